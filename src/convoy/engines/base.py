@@ -1,0 +1,134 @@
+"""The one contract for every implementation: Engine says whether and how, Executable does it.
+
+A cuDNN plan, a Triton kernel, a generated kernel and the plain ATen call are the same kind of thing. To add one, write
+one module with one `Engine` subclass, name the instance `ENGINE`, and add one line to `manifest.py`; the test matrix,
+the fuzzer, the tuner and the report find it from there.
+
+The life of an implementation:
+
+1. `engine.supports(problem, target)` → `Support`: a value with a reason, never an exception. It is cheap (no compiling, no
+   device work), because it is asked for every engine and every layer.
+2. `engine.space(problem, target)` → the knob settings worth trying, the default first; finite and in a fixed order.
+3. `engine.workspace_bytes(problem, knobs)` → scratch bytes a launch will want, known before anything is built.
+4. `engine.build(problem, knobs, target)` → `Executable`: slow, done once; raises `CompileError` with the tool's log inside.
+5. `executable.pack(constants)` → the weight in the engine's own arrangement: done once when a net is loaded.
+6. `executable.launch(buffers, workspace)`: hot; on a GPU it may be captured in a CUDA graph.
+
+The promise that the test matrix holds every engine to: where `supports` says yes, the default knobs build and give the
+right answer, for any contents of the input buffers, the output buffers and the workspace.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from convoy.problem import EngineConfig, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+__all__ = ["Buffers", "Engine", "EngineConfig", "Executable", "Knobs", "Packed"]
+
+Packed = tuple[Any, ...]
+"""A region's constants in the arrangement that one executable wants; opaque to everyone else."""
+
+
+@dataclass(slots=True)
+class Buffers:
+    """The tensors of one launch.
+
+    `args` are what the region reads, `results` what it writes, `constants` what `pack` returned. For a convolution or a
+    linear layer in direction `fprop`: args = (x,) or (x, residual), results = [y]. For `dgrad`: args = (dy, weight),
+    results = [dx]. For `wgrad`: args = (x, dy), results = [dweight] (and [dbias] where the epilogue has a bias). For a
+    subgraph: its inputs and its outputs, in order.
+
+    Logical shapes are those of the problem; the memory format of every 4-D tensor is the problem's layout. An engine never
+    writes to `args` or `constants`. `results` hold allocated tensors, unless the executable `allocates_results`: then each
+    entry may be None and is replaced by the executable's own new tensor.
+    """
+
+    args: tuple[torch.Tensor, ...]
+    results: list[torch.Tensor | None]
+    constants: Packed = ()
+
+
+class Executable(ABC):
+    """A config compiled for one problem on one target. Safe to launch from several threads on different buffers."""
+
+    workspace_bytes: int = 0
+    """Scratch bytes that every launch must be given; its contents are garbage before and after."""
+
+    allocates_results: bool = False
+    """True where the library below offers no form that writes to a given tensor: results are then new tensors of the
+    framework (inside a CUDA graph they come from the graph's own pool). All engines of ours leave this False."""
+
+    deterministic: bool = True
+    """Whether the same inputs give the same bits in every launch."""
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Arrange the region's constants (weight, then bias where there is one) once, when a net is loaded.
+
+        Constants come as torch made them: the weight [k, c / groups, r, s] contiguous, the bias [k]. The default keeps
+        them as they are. What it returns lives as long as the program: its bytes beyond the originals are `resident_bytes`.
+        """
+        return tuple(constants)
+
+    def resident_bytes(self, constants: Packed) -> int:
+        """Bytes of device memory that packed constants hold."""
+        return sum(t.numel() * t.element_size() for t in constants if isinstance(t, torch.Tensor))
+
+    @abstractmethod
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Compute the results, on torch's current stream of the device, without waiting for it.
+
+        Args:
+            buffers: inputs, results and packed constants, as described at `Buffers`.
+            workspace: a flat uint8 tensor of at least `workspace_bytes`, 256-byte aligned, or None where that is 0.
+        """
+
+
+class Engine(ABC):
+    """One implementation of one algorithm. Stateless: an instance holds nothing but its class attributes."""
+
+    id: ClassVar[str]
+    """The module's path below `convoy.engines` (`triton.implicit_gemm`); fixed for ever."""
+
+    version: ClassVar[int] = 1
+    """Counted up whenever measured times or results would no longer hold; part of every database key."""
+
+    family: ClassVar[str]
+    """The algorithm, in the field's words: gemm, implicit_gemm, direct, winograd, fft, library, compiler, reference."""
+
+    trusted: ClassVar[bool] = True
+    """False for kernels generated or compiled here: their first runs are made in a child process with a time limit."""
+
+    @abstractmethod
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Whether this engine can do the problem on this target; a no carries its reason."""
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Knob settings to try for a supported problem, the default first."""
+        del problem, target
+        return (Knobs(),)
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """Scratch bytes a launch will want."""
+        del problem, knobs
+        return 0
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """A cost model's guess in microseconds, for ordering the search; None where there is none."""
+        del problem, knobs, target
+        return None
+
+    @abstractmethod
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile for one problem; raises CompileError with the tool's log inside."""
+
+    def config(self, knobs: Knobs | None = None) -> EngineConfig:
+        """The config that names this engine with these knobs."""
+        return EngineConfig(self.id, self.version, knobs or Knobs())

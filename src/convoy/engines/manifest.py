@@ -1,0 +1,50 @@
+"""Every engine's id and the module that holds it. Imports no engine: an id is enough to list, store and compare.
+
+Ids are never reused: one that is withdrawn moves to `RETIRED`, with the reason, and rows and plans that name it fall back
+to the baseline with that reason in the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import cache
+from typing import Final
+
+from convoy.engines.base import Engine
+from convoy.errors import InputError
+
+MANIFEST: Final[dict[str, str]] = {
+    "aten": "convoy.engines.aten",
+}
+"""Engine id → module with an `ENGINE`; the order in which engines are listed."""
+
+RETIRED: Final[dict[str, str]] = {}
+"""Withdrawn id → why."""
+
+BASELINE: Final = "aten"
+"""What PyTorch does today: always competes."""
+
+
+def engine_ids(extra: Iterable[str] = ()) -> list[str]:
+    """All ids, those of `extra` entries (`id=module:Class`) last."""
+    return [*MANIFEST, *(entry.partition("=")[0] for entry in extra)]
+
+
+@cache
+def load_engine(engine: str, extra: tuple[str, ...] = ()) -> Engine:
+    """Import an engine by id; raises InputError for an unknown or withdrawn one."""
+    for entry in extra:
+        name, _, location = entry.partition("=")
+        if name == engine:
+            module, _, attribute = location.partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+            return found if isinstance(found, Engine) else found()
+    if engine in RETIRED:
+        raise InputError("engine", engine, "an engine that is still there", f"It was withdrawn: {RETIRED[engine]}")
+    if engine not in MANIFEST:
+        raise InputError("engine", engine, "one of " + ", ".join(engine_ids(extra)))
+    found = importlib.import_module(MANIFEST[engine]).ENGINE
+    if not isinstance(found, Engine) or found.id != engine:
+        raise InputError("engine", engine, f"an ENGINE with that id in {MANIFEST[engine]}")
+    return found

@@ -1,0 +1,74 @@
+"""The exception tree. Every error a user can meet says what was wrong, what was expected and what to do.
+
+`exit_code` is what the command line exits with: 2 for a user's input, 1 for everything else.
+"""
+
+from __future__ import annotations
+
+
+class ConvoyError(Exception):
+    """Base of all errors that Convoy raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(ConvoyError, ValueError):
+    """An argument, option or file that cannot be used.
+
+    Args:
+        argument: name of the argument, option or file as the user wrote it.
+        value: what was given; shown by `repr`, cut at 120 characters.
+        expected: what would have been right, as a phrase ("a positive integer").
+        todo: what to do about it, as a sentence; optional.
+    """
+
+    exit_code = 2
+
+    def __init__(self, argument: str, value: object, expected: str, todo: str = "") -> None:
+        self.argument, self.value, self.expected, self.todo = argument, value, expected, todo
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{argument}: got {shown}, expected {expected}." + (f" {todo}" if todo else ""))
+
+
+class PlanError(InputError):
+    """A plan that is malformed, or made for another model, target, shape or version."""
+
+
+class UnsupportedError(ConvoyError):
+    """An engine was asked by id for a problem that it cannot do."""
+
+    exit_code = 2
+
+    def __init__(self, engine: str, problem: object, reason: str) -> None:
+        self.engine, self.problem, self.reason = engine, problem, reason
+        super().__init__(f"engine {engine!r} cannot do {problem}: {reason}")
+
+
+class SelectionError(ConvoyError):
+    """No choice of candidates satisfies the constraints (a memory budget that is too small, say)."""
+
+    exit_code = 2
+
+
+class CaptureError(ConvoyError):
+    """A model could not be turned into a graph; the message holds the exporter's own words."""
+
+    exit_code = 2
+
+
+class CompileError(ConvoyError):
+    """An engine could not build its code; `log` holds the compiler's own words, which the message repeats."""
+
+    def __init__(self, engine: str, summary: str, log: str = "") -> None:
+        self.engine, self.summary, self.log = engine, summary, log
+        super().__init__(f"{engine}: {summary}" + (f"\n--- log ---\n{log}" if log else ""))
+
+
+class LaunchError(ConvoyError):
+    """A built kernel failed when it was launched."""
+
+
+class DatabaseError(ConvoyError):
+    """The performance database cannot be used and could not be mended."""

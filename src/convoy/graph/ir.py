@@ -1,0 +1,122 @@
+"""The IR: Graph, Node, Value, Ref. Plain data, no torch; a graph is a list of nodes in an order that can be executed.
+
+A net is a graph over values. A value is a graph input, a constant (a weight: its tensor is kept beside the graph, by
+name) or the output of one node. A node names its operator: `conv2d` and `linear`, whose arguments Convoy understands,
+or any ATen overload by its own name (`aten.max_pool2d.default`), which it runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from convoy.problem import TensorSpec
+
+Kind = Literal["input", "constant", "node"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A use of a value inside a node's arguments."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An enumeration member inside a node's arguments: `dtype.fp32`, `layout.strided`, `device.cpu`, `memory_format.nhwc`."""
+
+    text: str
+
+
+Arg = None | bool | int | float | str | Ref | Symbol | tuple["Arg", ...]
+"""What a node's argument may be; lists are tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that flows through the graph, or a constant."""
+
+    name: str
+    spec: TensorSpec
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation.
+
+    Attributes:
+        name: unique among nodes; by convention the first output's name.
+        op: `conv2d` (x, weight, bias or None, stride, padding, dilation, groups: pairs of integers, then an integer),
+            `linear` (x, weight, bias or None), or an ATen overload, `aten.NAME.OVERLOAD`.
+        args: positional arguments.
+        kwargs: keyword arguments, in order.
+        outputs: names of the values that it makes, in order. An empty name is an output that nobody reads.
+    """
+
+    name: str
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def refs(self) -> Iterator[str]:
+        """Names of the values that it reads, in argument order, repeats kept."""
+        for arg in self.args:
+            yield from _refs(arg)
+        for _, arg in self.kwargs:
+            yield from _refs(arg)
+
+
+def _refs(arg: Arg) -> Iterator[str]:
+    if isinstance(arg, Ref):
+        yield arg.name
+    elif isinstance(arg, tuple):
+        for item in arg:
+            yield from _refs(item)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A net, or a piece of one.
+
+    Attributes:
+        inputs: names of the input values, in call order.
+        outputs: names of the values returned, in order; a value may be returned twice.
+        values: every value by name: inputs, constants, node outputs.
+        nodes: in an order in which each reads only what came before.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: dict[str, Value]
+    nodes: tuple[Node, ...]
+    _producers: dict[str, Node] = field(default_factory=dict[str, Node], compare=False, repr=False)
+    _users: dict[str, list[Node]] = field(default_factory=dict[str, list[Node]], compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            self._producers.update((output, node) for output in node.outputs if output)
+            for name in dict.fromkeys(node.refs()):
+                self._users.setdefault(name, []).append(node)
+
+    def producer(self, value: str) -> Node | None:
+        """The node that makes a value; None for inputs and constants."""
+        return self._producers.get(value)
+
+    def users(self, value: str) -> list[Node]:
+        """The nodes that read a value, in order, each once (being a graph output is not a use)."""
+        return self._users.get(value, [])
+
+    def constants(self) -> list[Value]:
+        """The constant values, in order of first mention."""
+        return [v for v in self.values.values() if v.kind == "constant"]
+
+    def node(self, name: str) -> Node:
+        """A node by name; KeyError where there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)

@@ -1,0 +1,1 @@
+"""The clock: device and stack, protocol, accuracy, runners and the staged search."""

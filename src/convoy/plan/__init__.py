@@ -1,0 +1,1 @@
+"""Selection and schedule of one net as data: read, write, compare, explain. No torch here."""

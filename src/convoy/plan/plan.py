@@ -1,0 +1,78 @@
+"""Plan: selection and schedule of one net as plain data. What is saved, read, compared and explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from convoy.problem import EngineConfig
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch of the schedule.
+
+    Attributes:
+        kind: `region` (compute nodes) or `convert` (copy `args[0]` into another memory format).
+        pattern: the region's pattern; empty for `convert`.
+        nodes: names of the nodes covered; empty for `convert`.
+        args: names of the values read, as `NAME` or, for a converted copy, `NAME@LAYOUT`.
+        results: names of the values made, likewise.
+        problem: the problem's key.
+        config: what runs.
+        layout: memory format of its 4-D arguments and results; for `convert`, the format made.
+        median_us: predicted time.
+        workspace_bytes: scratch it wants.
+        stream: index of the stream it runs on; 0 is the critical path's.
+        waits: indices of earlier steps on other streams that must have finished.
+    """
+
+    kind: str
+    pattern: str
+    nodes: tuple[str, ...]
+    args: tuple[str, ...]
+    results: tuple[str, ...]
+    problem: str
+    config: EngineConfig
+    layout: str
+    median_us: float = 0.0
+    workspace_bytes: int = 0
+    stream: int = 0
+    waits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Data alone: ids, integers, words. Never code, pickles or library paths.
+
+    Attributes:
+        model: what the user called the model (for people).
+        graph_digest: digest of the captured graph (`convoy.graph.text.digest`): a plan is for this graph alone.
+        inputs: text form of the inputs' specs (`fp32[1,3,224,224]`), in call order.
+        target: `Target.to_dict()` of the machine that it was tuned on.
+        numerics: the rounding that was allowed.
+        steps: what runs, in order.
+        solver: how it was chosen.
+        total_us: predicted time.
+        bound_us: proven lower bound.
+        workspace_bytes: the shared scratch.
+        activation_bytes: the arena for values.
+        baseline: True where tuning found nothing faster: the stock module runs as it is.
+        notes: fallbacks and refusals, one line each, for the report.
+    """
+
+    model: str
+    graph_digest: str
+    inputs: tuple[str, ...]
+    target: dict[str, object]
+    numerics: str
+    steps: tuple[Step, ...]
+    solver: str
+    total_us: float = 0.0
+    bound_us: float = 0.0
+    workspace_bytes: int = 0
+    activation_bytes: int = 0
+    baseline: bool = False
+    notes: tuple[str, ...] = field(default=())
+    version: int = PLAN_VERSION

@@ -1,0 +1,47 @@
+"""What is to be computed: problems as plain data with one canonical key each. No torch here."""
+
+from __future__ import annotations
+
+from convoy.errors import InputError
+from convoy.problem.config import EngineConfig, Knob, Knobs
+from convoy.problem.conv import ACTIVATIONS, DIRECTIONS, ConvProblem, Epilogue
+from convoy.problem.other import LayoutProblem, LinearProblem, SubgraphProblem
+from convoy.problem.spec import ANY_LAYOUT, DTYPE_BYTES, LAYOUTS, TensorSpec
+
+Problem = ConvProblem | LinearProblem | SubgraphProblem | LayoutProblem
+"""Anything that an engine may be asked to compute."""
+
+__all__ = [
+    "ACTIVATIONS",
+    "ANY_LAYOUT",
+    "DIRECTIONS",
+    "DTYPE_BYTES",
+    "LAYOUTS",
+    "ConvProblem",
+    "EngineConfig",
+    "Epilogue",
+    "Knob",
+    "Knobs",
+    "LayoutProblem",
+    "LinearProblem",
+    "Problem",
+    "SubgraphProblem",
+    "TensorSpec",
+    "parse_problem",
+]
+
+
+def parse_problem(key: str, text: str = "") -> Problem:
+    """Read a problem back from its key (a subgraph needs its `text` too); raises InputError on anything else."""
+    kind = key.partition(":")[0]
+    if kind == "conv":
+        return ConvProblem.parse(key)
+    if kind == "linear":
+        return LinearProblem.parse(key)
+    if kind == "layout":
+        return LayoutProblem.parse(key)
+    if kind == "subgraph" and text:
+        problem = SubgraphProblem(text, key.split(":")[1])
+        if problem.key == key:
+            return problem
+    raise InputError("problem", key, "the key of a conv, linear, layout or (with its text) subgraph problem")

@@ -1,0 +1,1 @@
+"""What runs: a plan with its executables, eagerly or as one CUDA graph."""

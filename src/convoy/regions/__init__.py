@@ -1,0 +1,1 @@
+"""What one kernel could do: proposals of regions, one pattern a file. No torch here."""

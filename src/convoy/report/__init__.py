@@ -1,0 +1,1 @@
+"""The result for people: summary, tables, HTML page."""

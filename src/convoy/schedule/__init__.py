@@ -1,0 +1,1 @@
+"""Order, lifetimes and memory of what was chosen. No torch here."""

@@ -1,0 +1,124 @@
+"""Settings: what a user may choose. Frozen; the one place that reads environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from convoy.errors import InputError
+
+
+class Effort(StrEnum):
+    """How much time tuning may take: predict from the database only, measure the likely, measure everything."""
+
+    NONE = "none"
+    QUICK = "quick"
+    FULL = "full"
+
+
+class Numerics(StrEnum):
+    """Which rounding a candidate may do (design: numbers that a result must keep)."""
+
+    STRICT = "strict"
+    AS_TORCH = "as_torch"
+    HALF = "half"
+
+
+class Solver(StrEnum):
+    """How candidates are chosen: exact optimum, best per layer, one engine for all, or what PyTorch does."""
+
+    EXACT = "exact"
+    GREEDY = "greedy"
+    SINGLE = "single"
+    BASELINE = "baseline"
+
+
+class LayoutChoice(StrEnum):
+    """Memory formats that selection may use: any mixture, or one alone."""
+
+    AUTO = "auto"
+    NCHW = "nchw"
+    NHWC = "nhwc"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that changes what `convoy.optimize` does; environment variables give the defaults of `db` and `engines`.
+
+    Attributes:
+        numerics: which rounding is allowed.
+        effort: how much to measure.
+        solver: how to choose.
+        layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
+        memory_budget_bytes: most bytes for activations, packed weights' growth and workspace together; None: no limit.
+        deterministic: refuse candidates that may give other bits from run to run.
+        static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
+        isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
+        timeout_s: a candidate that takes longer to build or to run is recorded as `timeout`.
+        only_engines: restrict the choice to these ids (the baseline always competes); empty: all.
+        deny_engines: ids that must not be used.
+        db: path of the performance database; None: the user's cache folder (`CONVOY_DB` moves it).
+        engines: extra engines as `id=module:Class` (`CONVOY_ENGINES`, comma-separated).
+        progress: show a progress bar on standard error.
+    """
+
+    numerics: Numerics = Numerics.AS_TORCH
+    effort: Effort = Effort.QUICK
+    solver: Solver = Solver.EXACT
+    layout: LayoutChoice = LayoutChoice.AUTO
+    memory_budget_bytes: int | None = None
+    deterministic: bool = False
+    static_outputs: bool = False
+    isolate: bool = True
+    timeout_s: float = 30.0
+    only_engines: tuple[str, ...] = ()
+    deny_engines: tuple[str, ...] = ()
+    db: Path | None = field(default_factory=lambda: database_from_environment(os.environ))
+    engines: tuple[str, ...] = field(default_factory=lambda: engines_from_environment(os.environ))
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("numerics", Numerics), ("effort", Effort), ("solver", Solver), ("layout", LayoutChoice)):
+            value = getattr(self, name)
+            if value not in {str(member) for member in kind}:
+                raise InputError(name, value, "one of " + ", ".join(kind))
+            object.__setattr__(self, name, kind(value))
+        if self.memory_budget_bytes is not None and self.memory_budget_bytes <= 0:
+            raise InputError("memory_budget_bytes", self.memory_budget_bytes, "a positive number of bytes, or None")
+        if not self.timeout_s > 0:
+            raise InputError("timeout_s", self.timeout_s, "a positive number of seconds")
+
+
+def database_from_environment(environment: Mapping[str, str]) -> Path | None:
+    """The path that `CONVOY_DB` names, or None."""
+    value = environment.get("CONVOY_DB", "")
+    return Path(value) if value else None
+
+
+def engines_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The entries of `CONVOY_ENGINES`; each must read `id=module:Class`."""
+    entries = tuple(e.strip() for e in environment.get("CONVOY_ENGINES", "").split(",") if e.strip())
+    for entry in entries:
+        engine, _, location = entry.partition("=")
+        if not engine or location.count(":") != 1:
+            raise InputError("CONVOY_ENGINES", entry, "entries of the form id=module:Class, separated by commas")
+    return entries
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(text: str, argument: str = "memory_budget") -> int:
+    """Read a size such as `256MiB`, `1.5GB` or `4096`; raises InputError for anything else."""
+    number = text.strip().rstrip("BKMGi")
+    unit = text.strip()[len(number) :]
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if unit not in _UNITS or not 0 < value < float("inf"):
+        raise InputError(argument, text, "a size such as 256MiB, 1.5GB or 4096")
+    return int(value * _UNITS[unit])

@@ -60,6 +60,7 @@ class Plan:
         activation_bytes: the arena for values.
         baseline: True where tuning found nothing faster: the stock module runs as it is.
         notes: fallbacks and refusals, one line each, for the report.
+        border: memory format of the graph's 4-D inputs and outputs, by value name, as the caller gives and gets them.
     """
 
     model: str
@@ -75,4 +76,5 @@ class Plan:
     activation_bytes: int = 0
     baseline: bool = False
     notes: tuple[str, ...] = field(default=())
+    border: dict[str, str] = field(default_factory=dict[str, str])
     version: int = PLAN_VERSION

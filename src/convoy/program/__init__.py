@@ -1,1 +1,10 @@
-"""What runs: a plan with its executables, eagerly or as one CUDA graph."""
+"""What runs: a plan with its executables, eagerly on a CPU or as one captured CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+from convoy.program.bind import BoundStep, bind
+from convoy.program.eager import EagerProgram
+from convoy.program.graph import GraphProgram
+from convoy.program.module import OptimizedModule, Program, build_program
+
+__all__ = ["BoundStep", "EagerProgram", "GraphProgram", "OptimizedModule", "Program", "bind", "build_program"]

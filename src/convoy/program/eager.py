@@ -1,0 +1,81 @@
+"""EagerProgram: runs bound steps one after another on torch's current stream. What a CPU uses, and what a graph captures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.problem import ANY_LAYOUT, TensorSpec
+from convoy.program.bind import DTYPES, MEMORY_FORMATS, Bound, BoundStep
+
+
+class EagerProgram:
+    """A bound plan that runs step by step. Safe to call from several threads at once.
+
+    Results that no step allocates by itself are new tensors of the framework, so outputs never alias those of another
+    call; the workspace is one buffer a thread, kept from call to call.
+
+    Args:
+        bound: the plan with its executables.
+        device: where it runs.
+    """
+
+    def __init__(self, bound: Bound, device: torch.device) -> None:
+        self.bound = bound
+        self.device = device
+        self._local = threading.local()
+        self._input_slots = len(bound.inputs)
+        self._blank = [None] * (len(bound.slot_names) - self._input_slots)
+        self._steps = [(step, _allocator(step, device)) for step in bound.steps]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on inputs of the plan's specs; returns the graph's outputs in order."""
+        slots: list[torch.Tensor | None] = [
+            in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
+        ]
+        slots.extend(self._blank)
+        workspace = self._workspace()
+        for step, allocate in self._steps:
+            buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(), step.constants)  # type: ignore[misc]
+            step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
+            for slot, result in zip(step.results, buffers.results, strict=True):
+                slots[slot] = result
+            for slot in step.frees:
+                slots[slot] = None
+        return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
+
+    def _workspace(self) -> torch.Tensor | None:
+        if not self.bound.workspace_bytes:
+            return None
+        workspace = getattr(self._local, "workspace", None)
+        if workspace is None:
+            workspace = torch.empty(self.bound.workspace_bytes, dtype=torch.uint8, device=self.device)
+            self._local.workspace = workspace
+        return workspace
+
+
+def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The tensor itself where it has the memory format wanted, a copy where it has another."""
+    if layout == ANY_LAYOUT:
+        return tensor.contiguous()
+    return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])
+
+
+def empty(spec: TensorSpec, layout: str, device: torch.device) -> torch.Tensor:
+    """An uninitialised tensor of a spec in a memory format."""
+    memory_format = MEMORY_FORMATS.get(layout, torch.contiguous_format) if len(spec.shape) == 4 else None
+    if memory_format is None:
+        return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device)
+    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=memory_format)
+
+
+def _allocator(bound: BoundStep, device: torch.device):  # noqa: ANN202
+    """A function that makes one launch's result list: new tensors, or Nones where the executable brings its own."""
+    if bound.executable.allocates_results:
+        count = len(bound.results)
+        return lambda: [None] * count
+    layout, specs = bound.step.layout, bound.specs
+    return lambda: [empty(spec, layout, device) for spec in specs]

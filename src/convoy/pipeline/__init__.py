@@ -1,0 +1,8 @@
+"""The stages wired together; reads like the figure in docs/architecture.md."""
+
+from __future__ import annotations
+
+from convoy.pipeline.dynamo import dynamo_backend
+from convoy.pipeline.optimize import Result, load, optimize, optimize_model
+
+__all__ = ["Result", "dynamo_backend", "load", "optimize", "optimize_model"]

@@ -1,0 +1,118 @@
+"""From measurements to a selection problem: what is on offer for each region, and what a change of layout costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from convoy.engines.manifest import BASELINE
+from convoy.graph.ir import Graph
+from convoy.perfdb.row import Measurement
+from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem
+from convoy.regions import Region
+from convoy.selection.problem import Candidate, Cover, SelectionProblem
+
+MOST_CANDIDATES = 8
+"""Candidates kept for one problem: selection needs the fastest, and the frugal where memory is short."""
+
+Rows = Mapping[str, Sequence[Measurement]]
+"""Measurements by problem key."""
+
+
+def image_values(graph: Graph) -> list[str]:
+    """The values that have a memory format to choose: 4-D, not constant."""
+    return [v.name for v in graph.values.values() if v.kind != "constant" and len(v.spec.shape) == 4]
+
+
+def layout_problems(graph: Graph, layouts: Sequence[str]) -> dict[tuple[str, str, str], LayoutProblem]:
+    """The copies between memory formats that selection may want, by (value, from, to)."""
+    return {
+        (name, source, layout): LayoutProblem(graph.values[name].spec, source, layout)
+        for name in image_values(graph)
+        for source in layouts
+        for layout in layouts
+        if source != layout
+    }
+
+
+def distinct_problems(regions: Sequence[Region], copies: Mapping[tuple[str, str, str], LayoutProblem]) -> list[Problem]:
+    """Every problem to be measured, once, in graph order."""
+    found: dict[str, Problem] = {p.key: p for region in regions for p in region.problems}
+    found.update((p.key, p) for p in copies.values())
+    return list(found.values())
+
+
+def selection_problem(
+    graph: Graph,
+    regions: Sequence[Region],
+    copies: Mapping[tuple[str, str, str], LayoutProblem],
+    rows: Rows,
+    *,
+    layouts: Sequence[str],
+    border: Mapping[str, str],
+    memory_budget_bytes: int | None = None,
+) -> SelectionProblem:
+    """Put measurements beside the regions that they are for.
+
+    Args:
+        graph: the net.
+        regions: proposals that cover it.
+        copies: problems of layout changes, by (value, from, to).
+        rows: measurements by problem key.
+        layouts: memory formats allowed, first the one that PyTorch would use.
+        border: memory format of 4-D inputs and outputs.
+        memory_budget_bytes: limit for the whole net, or None.
+    """
+    candidates: list[Candidate] = []
+    for index, region in enumerate(regions):
+        constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
+        for problem in region.problems:
+            found = sorted((row for row in rows.get(problem.key, ()) if row.ok), key=lambda row: row.median_us)
+            baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
+            kept = frugal_and_fast(found) + [row for row in found if row.config.engine == BASELINE]
+            candidates += [
+                Candidate(
+                    region=index,
+                    problem=problem.key,
+                    config=row.config,
+                    layout=problem.layout,
+                    median_us=row.median_us,
+                    spread_us=row.spread_us,
+                    workspace_bytes=row.workspace_bytes,
+                    resident_bytes=max(0, row.resident_bytes - constant_bytes),
+                    baseline=baseline_here and row.config.engine == BASELINE,
+                )
+                for row in dict.fromkeys(kept)
+            ]
+    return SelectionProblem(
+        nodes=tuple(node.name for node in graph.nodes),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        regions=tuple(Cover(r.id, r.nodes, r.args, r.results) for r in regions),
+        candidates=tuple(candidates),
+        value_layouts={name: tuple(layouts) for name in image_values(graph)},
+        value_bytes={v.name: v.spec.size_bytes for v in graph.values.values() if v.kind != "constant"},
+        convert_us=_copy_times(copies, rows),
+        border=dict(border),
+        memory_budget_bytes=memory_budget_bytes,
+    )
+
+
+def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The fastest rows, and after them each that needs less memory than all before it. `rows` are sorted by time."""
+    kept = list(rows[:MOST_CANDIDATES])
+    least = min((row.workspace_bytes + row.resident_bytes for row in kept), default=0)
+    for row in rows[MOST_CANDIDATES:]:
+        wanted = row.workspace_bytes + row.resident_bytes
+        if wanted < least:
+            kept.append(row)
+            least = wanted
+    return kept
+
+
+def _copy_times(copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows) -> dict[tuple[str, str, str], float]:
+    times: dict[tuple[str, str, str], float] = {}
+    for name, problem in copies.items():
+        measured = [row.median_us for row in rows.get(problem.key, ()) if row.ok]
+        if measured:
+            times[name] = min(measured)
+    return times

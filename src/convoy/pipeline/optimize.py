@@ -1,0 +1,232 @@
+"""optimize and load: from a module to an equal, faster module, or to the stock one where nothing is faster."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from convoy import plan as plans
+from convoy.errors import CaptureError, PlanError
+from convoy.measurement import SearchResult
+from convoy.perfdb import Database
+from convoy.pipeline import verdict
+from convoy.pipeline.stages import (
+    Choice,
+    Net,
+    Observer,
+    Stopwatch,
+    capture_net,
+    device_of,
+    make_plan,
+    measure,
+    select,
+    target_for,
+)
+from convoy.pipeline.summarize import Outcome, summarize
+from convoy.plan.plan import Plan
+from convoy.program import OptimizedModule, Program, build_program
+from convoy.program.module import signature_of
+from convoy.report.summary import Summary
+from convoy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What `optimize_model` found.
+
+    Attributes:
+        program: the module to use instead of the stock one.
+        plan: what it runs.
+        summary: everything that was found out, for the report and for `--json`.
+    """
+
+    program: OptimizedModule
+    plan: Plan
+    summary: Summary
+
+
+def _silent(message: str, done: int, total: int) -> None:
+    del message, done, total
+
+
+def optimize(
+    model: nn.Module,
+    args: tuple[Any, ...] | torch.Tensor,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    settings: Settings | None = None,
+    name: str = "",
+) -> OptimizedModule:
+    """Make a module that computes what `model` computes, sooner, on the device that it lies on.
+
+    Args:
+        model: a module; put in eval mode it gives the results to be matched. It is not changed.
+        args: example inputs as a tuple; real ones where possible. Their shapes, dtypes and memory format are tuned for.
+        kwargs: example keyword inputs.
+        settings: what may be done; `Settings()` by default.
+        name: what to call the model in plans and reports; its class name by default.
+
+    Returns:
+        A module with the same outputs, and `plan`, `explain()`, `save(path)` and `tune(args)` (another shape) besides.
+
+    Raises:
+        InputError: inputs or settings that cannot be used.
+        SelectionError: the memory budget is too small for any choice.
+    """
+    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    label = name or type(model).__name__
+    return optimize_model(model, given, name=label, settings=settings or Settings(), kwargs=kwargs).program
+
+
+def optimize_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    *,
+    name: str,
+    settings: Settings,
+    observer: Observer | None = None,
+    kwargs: dict[str, Any] | None = None,
+) -> Result:
+    """`optimize`, with everything that was found out; `observer` is told of the progress."""
+    kwargs = kwargs or {}
+    watch = observer or _silent
+    target = target_for(device_of(model, args, kwargs))
+    training = model.training
+    model.eval()
+    try:
+        try:
+            net = capture_net(name, model, args, kwargs, settings, target)
+        except CaptureError as error:
+            from convoy.pipeline.modules import optimize_modules
+
+            return optimize_modules(model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error))
+        with Database.open(settings.db) as database:
+            clock = Stopwatch()
+            found = measure(net, settings, database, watch)
+            choice = select(net, found, settings)
+            plan = make_plan(net, choice, settings, database.warnings)
+            tuned_s = clock.seconds
+        watch("checking the whole net", 0, 0)
+        return _conclude(model, args, kwargs, net, found, choice, plan, settings, tuned_s)
+    finally:
+        model.train(training)
+
+
+def _conclude(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    net: Net,
+    found: SearchResult,
+    choice: Choice,
+    plan: Plan,
+    settings: Settings,
+    tuned_s: float,
+) -> Result:
+    """Build the program, check it against float64 and the clock, and keep the baseline where it does not win."""
+    program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
+    outcome = check(model, program, args, kwargs, cuda=net.target.device == "cuda")
+    if settings.solver != "baseline" and not verdict.is_faster(outcome.optimized, outcome.baseline):
+        note = (
+            f"the whole net took {outcome.optimized.median_ms:.3f} ms as planned and {outcome.baseline.median_ms:.3f} ms"
+            " as PyTorch runs it: not faster by more than the spread, so the plan is the baseline"
+        )
+        plan = dataclasses.replace(plan, baseline=True, steps=(), notes=(*plan.notes, note))
+        program = Program(plan, net.captured, None)
+        outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
+    module = OptimizedModule(model, program, signature_of(args, kwargs), _tuner(net.name, settings))
+    module.eval()
+    summary = summarize(net, found, choice, plan, program, outcome, settings, tuned_s)
+    return Result(module, plan, summary)
+
+
+def _tuner(name: str, settings: Settings) -> Callable[..., Program]:
+    """What an OptimizedModule calls for further shapes (no plan) or for new weights (its plan)."""
+
+    def tune(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:
+        if plan is not None:
+            return _program_for(plan, model, args, kwargs, settings)
+        return optimize_model(model, args, name=name, settings=settings, kwargs=kwargs).program.programs[0]
+
+    return tune
+
+
+def check(
+    model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool
+) -> Outcome:
+    """Compare stock module and program with float64, then time them in turn."""
+    with torch.no_grad():
+        exact = program.captured.exact_outputs(args, kwargs)
+        stock_errors = verdict.errors_against(model(*args, **kwargs), exact)
+        errors = verdict.errors_against(program(args, kwargs), exact)
+        runs: dict[str, Callable[[], object]] = {}
+        if cuda:
+            runs["torch.graph"] = verdict.stock_graph(model, args, kwargs)
+            runs["convoy"] = program.runnable.replay  # type: ignore[union-attr]
+        else:
+            runs["torch.eager"] = lambda: model(*args, **kwargs)
+            runs["convoy"] = lambda: program(args, kwargs)
+        timed = verdict.interleave(runs, cuda=cuda)
+    baseline = timed["torch.graph" if cuda else "torch.eager"]
+    return Outcome(baseline, timed["convoy"], errors, stock_errors)
+
+
+def load(
+    model: nn.Module,
+    path: str | Path | Sequence[str | Path],
+    args: tuple[Any, ...] | torch.Tensor,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    settings: Settings | None = None,
+) -> OptimizedModule:
+    """Replay a saved plan on a model, measuring nothing.
+
+    Args:
+        model: the model that the plan was made for.
+        path: the plan's file; several for several shapes, the first for `args`.
+        args: inputs of the plan's shapes.
+        kwargs: keyword inputs.
+        settings: `engines`, `static_outputs` and `db` are used.
+
+    Raises:
+        PlanError: the plan is malformed or was made for another model, shape, device or version.
+    """
+    settings = settings or Settings()
+    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    paths = [path] if isinstance(path, (str, Path)) else list(path)
+    first = plans.load(Path(paths[0]))
+    training = model.training
+    model.eval()
+    try:
+        program = _program_for(first, model, given, kwargs or {}, settings)
+    finally:
+        model.train(training)
+    module = OptimizedModule(model, program, signature_of(given, kwargs or {}), _tuner(first.model, settings))
+    module.eval()
+    for further in itertools.islice(paths, 1, None):
+        module.add(plans.load(Path(further)))
+    return module
+
+
+def _program_for(
+    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> Program:
+    """Bind a plan that exists already to a model, after checking that it is for this model, shape and target."""
+    device = device_of(model, args, kwargs)
+    target = target_for(device)
+    if plan.target.get("digest") != target.digest:
+        made = f"{plan.target.get('name')} ({plan.target.get('digest')})"
+        here = f"this machine and software, {target.name} ({target.digest})"
+        raise PlanError("plan.target", made, here, "Tune here: `convoy optimize`.")
+    net = capture_net(plan.model, model, args, kwargs, dataclasses.replace(settings, numerics=plan.numerics), target)
+    shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
+    if shapes != plan.inputs:
+        raise PlanError("plan.inputs", plan.inputs, f"the shapes given, {shapes}", "Tune for these shapes.")
+    return build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)

@@ -1,0 +1,226 @@
+"""The stages between a module and a choice, as plain functions that hand data on: capture, regions, measure, select."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy.capture import Captured, capture_inference
+from convoy.engines.manifest import BASELINE, MANIFEST, engine_ids
+from convoy.errors import InputError, SelectionError
+from convoy.graph.text import digest
+from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search
+from convoy.perfdb import Database
+from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem
+from convoy.plan.plan import Plan
+from convoy.problem import LayoutProblem
+from convoy.regions import Region, propose
+from convoy.schedule import plan_memory, serial
+from convoy.selection import Selection, SelectionProblem, solve
+from convoy.settings import LayoutChoice, Settings, Solver
+from convoy.target import Target
+
+Observer = Callable[[str, int, int], None]
+"""Told what happens: message, how much is done, how much there is (0: unknown)."""
+
+
+@dataclass(slots=True)
+class Net:
+    """A captured net with everything that is derived from its shapes alone.
+
+    Attributes:
+        name: what the user called it.
+        captured: graph and constants.
+        regions: proposals.
+        layouts: memory formats allowed, first the one that the caller's images have.
+        border: memory format of 4-D inputs and outputs.
+        copies: problems of layout changes, by (value, from, to).
+        target: the device.
+    """
+
+    name: str
+    captured: Captured
+    regions: list[Region]
+    layouts: tuple[str, ...]
+    border: dict[str, str]
+    copies: dict[tuple[str, str, str], LayoutProblem]
+    target: Target
+
+    @property
+    def regions_by_nodes(self) -> dict[tuple[str, tuple[str, ...]], Region]:
+        """Regions by pattern and nodes: how a plan's step names one."""
+        return {(region.pattern, region.nodes): region for region in self.regions}
+
+
+@dataclass(slots=True)
+class Choice:
+    """What selection found, and what the other strategies would have found.
+
+    Attributes:
+        problem: what was on offer.
+        selection: the choice.
+        strategies: predicted total of each strategy that was possible, microseconds, by name.
+        notes: strategies that were not possible, and why.
+    """
+
+    problem: SelectionProblem
+    selection: Selection
+    strategies: dict[str, float]
+    notes: list[str] = field(default_factory=list[str])
+
+
+def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """`cpu` or `cuda`: where the arguments and the parameters lie; InputError where they do not lie together."""
+    tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+    if not tensors:
+        raise InputError("args", args, "at least one tensor", "Pass example inputs as a tuple: (x,).")
+    found = sorted({t.device.type for t in (*tensors, *model.parameters(), *model.buffers())})
+    if len(found) != 1:
+        raise InputError("args", " and ".join(found), "model and inputs on one device", "Move both with .to(device).")
+    if found[0] not in ("cpu", "cuda"):
+        raise InputError("device", found[0], "cpu or cuda")
+    return found[0]
+
+
+def capture_net(
+    name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, target: Target
+) -> Net:
+    """Module to graph and regions; raises CaptureError where the module cannot be exported."""
+    captured = capture_inference(model, args, kwargs)
+    graph = captured.graph
+    given = captured.flatten_inputs(args, kwargs)
+    border = {
+        value: memory_format(tensor)
+        for value, tensor in zip(graph.inputs, given, strict=True)
+        if tensor.dim() == 4
+    }
+    first = next(iter(border.values()), "nchw")
+    border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
+    layouts = allowed_layouts(settings.layout, first)
+    regions = propose(graph, layouts=layouts, numerics=str(settings.numerics))
+    return Net(name, captured, regions, layouts, border, layout_problems(graph, layouts), target)
+
+
+def memory_format(tensor: torch.Tensor) -> str:
+    """`nhwc` where a 4-D tensor is channels_last and not contiguous as well, else `nchw`."""
+    channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
+    return "nhwc" if channels_last and not tensor.is_contiguous() else "nchw"
+
+
+def allowed_layouts(choice: LayoutChoice, first: str) -> tuple[str, ...]:
+    """Memory formats that selection may use: the caller's first, for that is what PyTorch would use."""
+    if choice is LayoutChoice.AUTO:
+        return (first, "nhwc" if first == "nchw" else "nchw")
+    return tuple(dict.fromkeys((first, str(choice))))
+
+
+def competing_engines(settings: Settings) -> list[str]:
+    """Engine ids that may compete under these settings; the baseline always does. Unknown ids are refused."""
+    known = engine_ids(settings.engines)
+    for argument, wanted in (("only_engines", settings.only_engines), ("deny_engines", settings.deny_engines)):
+        for engine in wanted:
+            if engine not in known:
+                raise InputError(argument, engine, "one of " + ", ".join(known))
+    allowed = [e for e in known if not settings.only_engines or e in (*settings.only_engines, BASELINE)]
+    return [e for e in allowed if e == BASELINE or e not in settings.deny_engines]
+
+
+def make_runner(target: Target, settings: Settings) -> Runner:
+    """The runner that the settings ask for; it starts nothing until something is to be measured."""
+    kind = ChildRunner if settings.isolate else InProcessRunner
+    return kind(target, extra_engines=settings.engines, timeout_s=settings.timeout_s)
+
+
+def measure(net: Net, settings: Settings, database: Database, observer: Observer) -> SearchResult:
+    """Everything that the net's regions and layout changes need, from the database or from the clock."""
+    runner = make_runner(net.target, settings)
+    try:
+        return search(
+            distinct_problems(net.regions, net.copies),
+            engine_ids=competing_engines(settings),
+            target=net.target,
+            settings=settings,
+            database=database,
+            runner=runner,
+            on_progress=lambda done, total, message: observer(message, done, total),
+        )
+    finally:
+        runner.close()
+
+
+def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
+    """One choice by the solver asked for, and the totals of the others, so that the gain is always known."""
+    problem = selection_problem(
+        net.captured.graph,
+        net.regions,
+        net.copies,
+        found.rows,
+        layouts=net.layouts,
+        border=net.border,
+        memory_budget_bytes=settings.memory_budget_bytes,
+    )
+    chosen = solve(problem, _solver_name(settings))
+    strategies: dict[str, float] = {}
+    notes: list[str] = []
+    engines = sorted({c.config.engine for c in problem.candidates if not c.baseline}, key=list(MANIFEST).index)
+    for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
+        try:
+            strategies[name] = solve(problem, name).total_us
+        except SelectionError as error:
+            notes.append(f"strategy {name} is not possible: {error}")
+    strategies[chosen.solver] = chosen.total_us
+    return Choice(problem, chosen, strategies, notes)
+
+
+def _solver_name(settings: Settings) -> str:
+    if settings.solver is not Solver.SINGLE:
+        return str(settings.solver)
+    if len(settings.only_engines) != 1:
+        expected = "exactly one engine id with solver single"
+        raise InputError("only_engines", settings.only_engines, expected, "Name it with --engine ID.")
+    return f"single:{settings.only_engines[0]}"
+
+
+def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
+    """The choice in an order that can be run, as data."""
+    steps = serial(choice.problem, choice.selection)
+    arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
+    graph = net.captured.graph
+    return Plan(
+        model=net.name,
+        graph_digest=digest(graph),
+        inputs=tuple(str(graph.values[name].spec) for name in graph.inputs),
+        target=net.target.to_dict(),
+        numerics=str(settings.numerics),
+        steps=steps,
+        solver=choice.selection.solver,
+        total_us=choice.selection.total_us,
+        bound_us=choice.selection.bound_us,
+        workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
+        activation_bytes=arena.size_bytes,
+        notes=(*net.captured.notes, *choice.notes, *notes),
+        border=net.border,
+    )
+
+
+def target_for(device: str) -> Target:
+    """The target of a device word."""
+    return detect_target(device)
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._start

@@ -1,0 +1,136 @@
+"""The end-to-end check: is the result right, and is it really faster? Baseline and result are run and timed in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+ROUNDS = 15
+"""Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
+
+LEAST_ROUND_S = 0.02
+"""A round repeats a program until it has run this long: short nets need many calls to rise above the timer and the scheduler."""
+
+ORACLE_FLOPS = 4e10
+"""Work above which a CPU's float64 oracle takes the first images of the batch alone (about 10 s at 4 GFLOP/s of float64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Latency of one call, milliseconds: median over rounds, and half the distance from the 20th to the 80th percentile."""
+
+    name: str
+    median_ms: float
+    spread_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Error against a float64 run, over all floating-point outputs together."""
+
+    rel_l2_error: float
+    max_abs_error: float
+
+
+def float_outputs(outputs: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in a model's result, in order."""
+    return [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:
+    """Compare a model's result with float64 tensors; where `exact` holds fewer images, its first ones are compared."""
+    squared = norm = worst = 0.0
+    for found, wanted in zip(float_outputs(outputs), exact, strict=True):
+        difference = found[: wanted.shape[0]].to(torch.float64) - wanted if wanted.dim() else found.double() - wanted
+        if not bool(torch.isfinite(difference).all()):
+            same = torch.equal(torch.isfinite(found[: wanted.shape[0]]), torch.isfinite(wanted))
+            difference = torch.nan_to_num(difference) if same else torch.full_like(difference, float("inf"))
+        squared += float(difference.square().sum())
+        norm += float(torch.nan_to_num(wanted, posinf=0, neginf=0).square().sum())
+        worst = max(worst, float(difference.abs().max()) if difference.numel() else 0.0)
+    relative = (squared / norm) ** 0.5 if norm else squared**0.5
+    return Errors(relative, worst)
+
+
+def interleave(runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int = ROUNDS) -> dict[str, Timed]:
+    """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
+
+    Args:
+        runs: name → a call that runs once.
+        cuda: wait for the device at the end of each round.
+        rounds: timed rounds, after one that is dropped.
+    """
+    repeats = {name: _repeats(run, cuda=cuda) for name, run in runs.items()}
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(rounds + 1):
+        for name, run in runs.items():
+            elapsed = _round(run, repeats[name], cuda=cuda)
+            if index:
+                samples[name].append(elapsed / repeats[name] * 1e3)
+    return {name: summarise(name, values) for name, values in samples.items()}
+
+
+def summarise(name: str, values: Sequence[float]) -> Timed:
+    """Median and spread of samples."""
+    if len(values) < 2:
+        return Timed(name, values[0], 0.0)
+    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    return Timed(name, statistics.median(values), (cuts[7] - cuts[1]) / 2)
+
+
+def is_faster(result: Timed, baseline: Timed) -> bool:
+    """Whether the result beats the baseline by more than the spread of both."""
+    return result.median_ms + max(result.spread_ms, baseline.spread_ms) < baseline.median_ms
+
+
+def _round(run: Callable[[], object], repeats: int, *, cuda: bool) -> float:
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _repeats(run: Callable[[], object], *, cuda: bool) -> int:
+    for _ in range(2):
+        run()
+    once = max(_round(run, 1, cuda=cuda), 1e-6)
+    return max(1, round(LEAST_ROUND_S / once))
+
+
+def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
+    """The stock module captured as one CUDA graph, as PyTorch users do it by hand: the baseline on a GPU.
+
+    cudnn.benchmark is on while it warms up, so that the captured kernels are those that cuDNN found fastest.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(3):
+                model(*args, **kwargs)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                kept = model(*args, **kwargs)
+        torch.cuda.current_stream().wait_stream(stream)
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay

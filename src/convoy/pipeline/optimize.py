@@ -106,7 +106,9 @@ def optimize_model(
         except CaptureError as error:
             from convoy.pipeline.modules import optimize_modules
 
-            return optimize_modules(model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error))
+            return optimize_modules(
+                model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error)
+            )
         with Database.open(settings.db) as database:
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
@@ -158,9 +160,7 @@ def _tuner(name: str, settings: Settings) -> Callable[..., Program]:
     return tune
 
 
-def check(
-    model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool
-) -> Outcome:
+def check(model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool) -> Outcome:
     """Compare stock module and program with float64, then time them in turn."""
     with torch.no_grad():
         exact = program.captured.exact_outputs(args, kwargs)

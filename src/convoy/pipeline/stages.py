@@ -96,9 +96,7 @@ def capture_net(
     graph = captured.graph
     given = captured.flatten_inputs(args, kwargs)
     border = {
-        value: memory_format(tensor)
-        for value, tensor in zip(graph.inputs, given, strict=True)
-        if tensor.dim() == 4
+        value: memory_format(tensor) for value, tensor in zip(graph.inputs, given, strict=True) if tensor.dim() == 4
     }
     first = next(iter(border.values()), "nchw")
     border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)

@@ -152,7 +152,7 @@ def _constants(index: int, step: Step, captured: Captured, regions: Regions) -> 
     return [captured.constants[name] for name in _region(index, step, regions).constants]
 
 
-def _problem(index: int, step: Step, captured: Captured, regions: Regions):  # noqa: ANN202
+def _problem(index: int, step: Step, captured: Captured, regions: Regions):
     if step.kind == "convert":
         problem = LayoutProblem.parse(step.problem)
         if problem.spec != captured.graph.values[step.args[0].partition("@")[0]].spec:

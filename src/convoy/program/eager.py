@@ -72,7 +72,7 @@ def empty(spec: TensorSpec, layout: str, device: torch.device) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=memory_format)
 
 
-def _allocator(bound: BoundStep, device: torch.device):  # noqa: ANN202
+def _allocator(bound: BoundStep, device: torch.device):
     """A function that makes one launch's result list: new tensors, or Nones where the executable brings its own."""
     if bound.executable.allocates_results:
         count = len(bound.results)

@@ -1,0 +1,82 @@
+"""Settings, sizes, support, target and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convoy.errors import CompileError, InputError, UnsupportedError
+from convoy.settings import Effort, Settings, database_from_environment, engines_from_environment, parse_bytes
+from convoy.support import Support
+from convoy.target import Target
+
+TARGET = Target("cuda", "GPU", "sm_90", 132, 80 << 30, 50 << 20, (("cudnn", "9.19"), ("torch", "2.11.0")))
+
+
+def test_settings_take_words_and_refuse_others() -> None:
+    assert Settings(effort="full").effort is Effort.FULL  # type: ignore[arg-type]
+    for name in ("numerics", "effort", "solver", "layout"):
+        with pytest.raises(InputError) as caught:
+            Settings(**{name: "wild"})
+        assert caught.value.argument == name
+
+
+@pytest.mark.parametrize("values", [{"memory_budget_bytes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}])
+def test_settings_refuse_values_out_of_range(values: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Settings(**values)
+
+
+def test_environment() -> None:
+    assert database_from_environment({"CONVOY_DB": "a/b.db"}) == Path("a/b.db")
+    assert database_from_environment({}) is None
+    assert engines_from_environment({"CONVOY_ENGINES": "x=m:C, y=n:D"}) == ("x=m:C", "y=n:D")
+    with pytest.raises(InputError, match="CONVOY_ENGINES"):
+        engines_from_environment({"CONVOY_ENGINES": "x=m"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("256MiB", 256 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096), ("1KiB", 1024), ("7B", 7)]
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "0", "1TiB", "nan", "inf", "1 0MiB", "1iMB"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(InputError, match="memory_budget"):
+        parse_bytes(text)
+
+
+def test_support() -> None:
+    assert Support.yes()
+    assert not Support.no("too big")
+    with pytest.raises(ValueError, match="reason"):
+        Support(False)
+
+
+def test_every_field_but_memory_enters_the_target_digest() -> None:
+    other = {"device": "cpu", "name": "x", "arch": "sm_80", "units": 1, "cache_bytes": 1, "versions": ()}
+    for name, value in other.items():
+        assert dataclasses.replace(TARGET, **{name: value}).digest != TARGET.digest
+    assert dataclasses.replace(TARGET, memory_bytes=1).digest == TARGET.digest
+    assert Target.from_dict(TARGET.to_dict()) == TARGET
+    assert (TARGET.capability, TARGET.version("cudnn"), TARGET.version("none")) == (90, "9.19", "")
+
+
+def test_errors_carry_what_was_wrong_and_the_log() -> None:
+    error = InputError("batch", "x" * 500, "a positive integer", "Use 1.")
+    assert str(error).startswith("batch: got 'xxx")
+    assert str(error).endswith("expected a positive integer. Use 1.")
+    assert len(str(error)) < 200
+    assert "ptxas said no" in str(CompileError("triton.x", "failed", "ptxas said no"))
+    assert (error.exit_code, UnsupportedError("e", "p", "r").exit_code, CompileError("e", "s").exit_code) == (2, 2, 1)
+
+
+def test_importing_convoy_imports_no_torch() -> None:
+    code = "import convoy, sys; assert 'torch' not in sys.modules; convoy.Settings(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

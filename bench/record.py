@@ -1,0 +1,121 @@
+"""Recorder: a benchmark's figures as one long-form CSV, bench/results/QUESTION-DEVICE.csv, a row a figure."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    "question",
+    "subject",
+    "batch",
+    "dtype",
+    "numerics",
+    "provider",
+    "metric",
+    "unit",
+    "p50",
+    "p20",
+    "p80",
+    "ok",
+    "note",
+    "device",
+    "versions",
+    "protocol",
+    "commit",
+    "date",
+)
+"""Column names, in order."""
+
+RESULTS = Path(__file__).parent / "results"
+"""Where committed results lie."""
+
+
+class Recorder:
+    """Collects rows of one question on one device and writes them.
+
+    Args:
+        question: what is asked (`cpu-inference`, `layers`, ...): the file's name.
+        device: the device's own name.
+        versions: `name=version` words of what was compared.
+        protocol: how it was measured, in a few words.
+        folder: where to write; `bench/results` by default.
+    """
+
+    def __init__(
+        self, question: str, *, device: str, versions: str = "", protocol: str = "", folder: Path | None = None
+    ) -> None:
+        self.question, self.device, self.versions, self.protocol = question, device, versions, protocol
+        self.folder = folder or RESULTS
+        self.rows: list[dict[str, Any]] = []
+
+    @property
+    def path(self) -> Path:
+        """The file that `write` makes."""
+        return self.folder / f"{self.question}-{_word(self.device)}.csv"
+
+    def add(
+        self,
+        *,
+        subject: str,
+        provider: str,
+        metric: str,
+        unit: str,
+        p50: float,
+        p20: float | None = None,
+        p80: float | None = None,
+        batch: int = 1,
+        dtype: str = "fp32",
+        numerics: str = "as_torch",
+        ok: bool = True,
+        note: str = "",
+    ) -> None:
+        """Add one figure; `ok` says that the output was checked and right."""
+        figures = {"p50": p50, "p20": p50 if p20 is None else p20, "p80": p50 if p80 is None else p80}
+        self.rows.append(
+            {
+                "question": self.question,
+                "subject": subject,
+                "batch": batch,
+                "dtype": dtype,
+                "numerics": numerics,
+                "provider": provider,
+                "metric": metric,
+                "unit": unit,
+                **{name: f"{value:.6g}" for name, value in figures.items()},
+                "ok": str(ok).lower(),
+                "note": note,
+                "device": self.device,
+                "versions": self.versions,
+                "protocol": self.protocol,
+                "commit": _commit(),
+                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            }
+        )
+
+    def write(self) -> Path:
+        """Write all rows and return the file; an older file of the same question and device is replaced."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        return self.path
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _commit() -> str:
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    here = Path(__file__).parent
+    done = subprocess.run([git, "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

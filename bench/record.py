@@ -117,5 +117,7 @@ def _commit() -> str:
     if git is None:
         return "unknown"
     here = Path(__file__).parent
-    done = subprocess.run([git, "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [git, "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"

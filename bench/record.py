@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import datetime
+import datetime as dt
 import re
 import shutil
 import subprocess
@@ -94,7 +94,7 @@ class Recorder:
                 "versions": self.versions,
                 "protocol": self.protocol,
                 "commit": _commit(),
-                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
         )
 

@@ -16,6 +16,9 @@ from convoy.errors import InputError
 
 MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
+    "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
+    "triton.swapped": "convoy.engines.triton.swapped",
+    "triton.pointwise": "convoy.engines.triton.pointwise",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 

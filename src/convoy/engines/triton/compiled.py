@@ -1,0 +1,167 @@
+"""Compile one Triton kernel ahead of its launches, refuse slow builds, launch it. The only module here that touches Triton's API.
+
+Kernels are compiled through `triton.compile` for a target given by hand, not at their first call: so a machine without a
+GPU compiles for one, many can be compiled in parallel processes, and a launch does no specialising of its own. Under
+Triton's interpreter (TRITON_INTERPRET=1, for tests) the same calls run the kernel on CPU tensors instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convoy.errors import CompileError, LaunchError
+from convoy.support import Support
+from convoy.target import Target
+
+TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter: decided by the environment, before triton is imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@cache
+def installed() -> bool:
+    """Whether triton can be imported; it is not imported to find out."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def device_support(target: Target, capability: int) -> Support:
+    """Whether Triton is there and the device is new enough."""
+    if target.capability < capability:
+        return Support.no(
+            f"needs a CUDA device of capability {capability // 10}.{capability % 10} or newer, got {target.name}"
+        )
+    if not installed():
+        return Support.no("triton is not installed: pip install convoy-cnn[gpu]")
+    return Support.yes()
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is needed to compile one kernel.
+
+    Attributes:
+        engine: the engine's id, for messages.
+        function: the `@triton.jit` function.
+        signature: Triton type of every run-time argument, in order (`*fp16`, `i32`, `tensordesc<fp16[64, 64]>`); an
+            argument that is None in this build has type `none`.
+        constants: values of the constexpr arguments.
+        divisible: run-time arguments that are multiples of 16 (pointers: 16-byte aligned).
+        warps: warps of a thread block.
+        stages: depth of the software pipeline.
+        dependent: launch with programmatic stream serialisation (the kernel must wait before its first read).
+        tensor_cores: refuse a build whose wgmma instructions ptxas had to serialise.
+    """
+
+    engine: str
+    function: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    divisible: Sequence[str] = ()
+    warps: int = 4
+    stages: int = 3
+    dependent: bool = False
+    tensor_cores: bool = True
+    names: list[str] = field(default_factory=list)
+
+
+class Kernel:
+    """A compiled kernel: call it with a grid and the run-time arguments in the order of the build's signature."""
+
+    def __init__(self, build: Build, target: Target) -> None:
+        self.build = build
+        self.compiled: Any = None if interpreting() else compile_kernel(build, target)
+        self._order = list(build.function.arg_names)
+
+    def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        """Launch on torch's current stream."""
+        given = iter(arguments)
+        constants = self.build.constants
+        values = [constants[name] if name in constants else next(given) for name in self._order]
+        if self.compiled is None:
+            self.build.function[grid](*values)
+            return
+        try:
+            self.compiled[grid](*values)
+        except RuntimeError as error:
+            raise LaunchError(f"{self.build.engine}: {error}") from error
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of one thread block."""
+        return int(self.compiled.metadata.shared) if self.compiled is not None else 0
+
+
+def compile_kernel(build: Build, target: Target) -> Any:
+    """Compile for a target, or take it from Triton's cache; raises CompileError, also for a build known to be slow."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    order = list(build.function.arg_names)
+    constants = {(order.index(n),): v for n, v in build.constants.items()}
+    constants |= {(order.index(n),): None for n, t in build.signature.items() if t == "none"}
+    signature = {n: "constexpr" if build.signature.get(n, "none") == "none" else build.signature[n] for n in order}
+    attributes = {(order.index(n),): [["tt.divisibility", 16]] for n in build.divisible if signature[n] != "constexpr"}
+    source = ASTSource(build.function, signature, constants, attributes)
+    options = {"num_warps": build.warps, "num_stages": build.stages, "launch_pdl": build.dependent}
+    gpu = GPUTarget("cuda", target.capability, 32)
+    try:
+        compiled = triton.compile(source, target=gpu, options=options)
+    except (RuntimeError, triton.CompilationError, AssertionError, ValueError, IndexError) as error:
+        raise CompileError(build.engine, "Triton could not compile the kernel", str(error)) from error
+    _refuse_slow(build, compiled)
+    if compiled.metadata.shared > _SHARED_LIMIT.get(target.capability, 101376):
+        raise CompileError(build.engine, f"needs {compiled.metadata.shared} bytes of shared memory a block")
+    return compiled
+
+
+_SHARED_LIMIT = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448}
+"""Bytes of shared memory that one block may have, by capability (CUDA C++ Programming Guide, technical specifications)."""
+
+
+def _refuse_slow(build: Build, compiled: Any) -> None:
+    """Refuse spills and serialised wgmma: both are right and slow, and ptxas says so only in its log."""
+    log = assembler_log(compiled)
+    if build.tensor_cores and "C7515" in log:
+        raise CompileError(build.engine, "ptxas serialised the wgmma instructions (C7515)", log)
+    spilled = re.search(r"(\d+) bytes spill stores", log)
+    if spilled and int(spilled[1]) > 0:
+        raise CompileError(build.engine, f"the kernel spills {spilled[1]} bytes of registers", log)
+
+
+def assembler_log(compiled: Any) -> str:
+    """What `ptxas -v` says of a compiled kernel; kept beside the binary in Triton's cache."""
+    from triton import knobs
+    from triton.runtime.cache import get_cache_manager
+
+    manager = get_cache_manager(compiled.hash)
+    kept = manager.get_file("ptxas.log")
+    if kept is not None:
+        return Path(kept).read_text()
+    ptx = compiled.asm["ptx"]
+    arch = re.search(r"\.target (\w+)", ptx)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [knobs.nvidia.ptxas.path, "-v", "-lineinfo", f"--gpu-name={arch[1] if arch else 'sm_90a'}"]
+        done = subprocess.run(  # noqa: S603 - the assembler that Triton itself runs
+            [*command, str(path), "-o", os.devnull], capture_output=True, text=True, check=False, timeout=120
+        )
+    log = done.stdout + done.stderr
+    if done.returncode == 0:
+        manager.put(log, "ptxas.log", binary=False)
+    return log

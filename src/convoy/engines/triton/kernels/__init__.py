@@ -1,0 +1,1 @@
+"""The Triton kernels; each module imports triton, so engines import these modules only when they build."""

@@ -1,0 +1,89 @@
+"""triton.swapped: convolution on Hopper's tensor cores with swapped operands, both brought by TMA (docs/kernels/swapped.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from convoy.engines.base import Engine, Executable
+from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.swapped_launch import SwappedExecutable, workspace_bytes
+from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+
+def block_channels(view: View) -> tuple[int, ...]:
+    """Channels an iteration: 32 to 256 bytes of them; with the strided view a divisor of c."""
+    found = tuple(size // view.bytes_each for size in (256, 128, 64, 32))
+    fitting = tuple(b for b in found if b < 2 * view.c or b == found[-1])
+    if view.strided:
+        fitting = tuple(b for b in fitting if view.c % b == 0)
+    return fitting[:3]
+
+
+def tensor_support(view: View) -> Support:
+    """What TMA asks of the sizes."""
+    vector = 16 // view.bytes_each
+    if view.c % vector or view.k % vector:
+        return Support.no(f"needs c and k as multiples of {vector}, got {view.c} and {view.k}")
+    if view.strided:
+        if view.h % view.stride_h or view.w % view.stride_w:
+            return Support.no(f"needs h and w as multiples of the stride, got {view.h} x {view.w}")
+        if view.c * view.bytes_each % 32:
+            return Support.no(f"needs c as a multiple of {32 // view.bytes_each} with a stride, got {view.c}")
+        if max(view.stride_h, view.stride_w) > 4:
+            return Support.no("needs a stride of at most 4")
+    return Support.yes()
+
+
+def tile_space(view: View, units: int, planes: int = 1, limit: int = 28) -> list[Tile]:
+    """Tiles worth trying, the likely best first; the first few also with dependent launch."""
+    smallest = 32 if view.k <= 32 else 64
+    tiles = candidate_tiles(
+        view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=units, planes=planes,
+        limit=limit,
+    )  # fmt: skip
+    return tiles + [replace(tile, pdl=True) for tile in tiles[:4]]
+
+
+class SwappedEngine(Engine):
+    """out^T[k, pixels] = W · X^T, tap by tap; see `kernels/swapped.py`."""
+
+    id = "triton.swapped"
+    family = "implicit_gemm"
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
+        if not (found := conv_support(problem, target, 90)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if is_strict(problem):
+            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
+        if problem.groups != 1:
+            return Support.no(f"needs groups = 1, got {problem.groups}")
+        return tensor_support(conv_view(problem))
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Tiles by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        return [tile.knobs for tile in tile_space(conv_view(problem), target.units)]
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """The partial sums of a split reduction."""
+        assert isinstance(problem, ConvProblem)
+        return workspace_bytes(conv_view(problem), Tile.of(knobs))
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The tiles' cost model."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(conv_view(problem), Tile.of(knobs), target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one tile."""
+        assert isinstance(problem, ConvProblem)
+        return SwappedExecutable(self.id, conv_view(problem), Tile.of(knobs), problem.x_dtype, problem.epilogue, target)
+
+
+ENGINE = SwappedEngine()

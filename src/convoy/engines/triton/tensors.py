@@ -1,0 +1,53 @@
+"""Buffers as the kernels want them: checked, aligned, and as TMA descriptors with explicit sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.errors import LaunchError
+
+
+def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, where its memory is dense NHWC (or a dense matrix) and starts at a multiple of 16 bytes."""
+    dense = tensor.is_contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor.is_contiguous()
+    if not dense:
+        raise LaunchError(f"{name}: strides {tuple(tensor.stride())} are not those of a dense channels_last tensor")
+    if tensor.data_ptr() % 16:
+        raise LaunchError(f"{name}: its memory starts at {tensor.data_ptr():#x}, which is no multiple of 16 bytes")
+    return tensor
+
+
+def checked(buffers: Buffers, residual: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """x, y and the residual of a launch, each dense and aligned."""
+    x = dense_nhwc("x", buffers.args[0])
+    result = buffers.results[0]
+    if result is None:
+        raise LaunchError("y: no tensor was given to write to")
+    return x, dense_nhwc("y", result), dense_nhwc("residual", buffers.args[1]) if residual else None
+
+
+def scratch(workspace: torch.Tensor | None, needed: int) -> torch.Tensor | None:
+    """The workspace, where one is needed and large enough."""
+    if needed and (workspace is None or workspace.numel() < needed):
+        given = 0 if workspace is None else workspace.numel()
+        raise LaunchError(f"workspace: got {given} bytes, expected at least {needed}")
+    return workspace if needed else None
+
+
+def as_floats(workspace: torch.Tensor, elements: int) -> torch.Tensor:
+    """The workspace's first bytes as fp32."""
+    return workspace[: 4 * elements].view(torch.float32)
+
+
+def descriptor(base: torch.Tensor, shape: Sequence[int], block: Sequence[int], strides: Sequence[int] = ()) -> Any:
+    """A TMA descriptor over the memory at `base`; strides (in elements) are dense where none are given."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if not strides:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return TensorDescriptor(base, list(shape), list(strides), list(block))

@@ -1,0 +1,245 @@
+"""Tiles: what one thread block computes, which of them are worth trying, and a guess at the time each will take.
+
+The guess counts, for one multiprocessor, tensor-core cycles, bytes through L2 and the latency of the loads in flight, and for
+the whole device the bytes from memory and the fixed costs of launches. Its constants are those of an H100 (3.1 TB/s of memory,
+7.4 TB/s of L2, 1.1 µs a launch in a graph, 0.8 with dependent launch: docs/kernels/swapped.md); it orders the search and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from convoy.problem import ConvProblem, Knobs, LinearProblem
+from convoy.problem.spec import DTYPE_BYTES
+
+_CLOCK_GHZ = 1.7
+_L2_BYTES_NS_PER_SM = 7400 / 132
+_MEMORY_BYTES_NS = 3100.0
+_LOAD_LATENCY_NS = 800.0
+_LAUNCH_US = 1.1
+_DEPENDENT_US = 0.8
+_FILL_DRAIN_US = 1.2
+_SHARED_BYTES = 232448
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Sizes of a convolution as the kernels see it: a linear layer or a 1x1 convolution is one row of pixels.
+
+    Letters are cuDNN's; `bytes_each` is the size of one element of x and weight.
+    """
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    p: int
+    q: int
+    r: int = 1
+    s: int = 1
+    stride_h: int = 1
+    stride_w: int = 1
+    pad_h: int = 0
+    pad_w: int = 0
+    dilation_h: int = 1
+    dilation_w: int = 1
+    bytes_each: int = 2
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels over all images."""
+        return self.n * self.p * self.q
+
+    @property
+    def strided(self) -> bool:
+        """Whether taps need the five-dimensional view of x."""
+        return (self.stride_h > 1 or self.stride_w > 1) and not self.is_1x1
+
+    @property
+    def is_1x1(self) -> bool:
+        """One tap, no padding: a stride is then only a matter of x's strides."""
+        return self.r == self.s == 1 and self.pad_h == self.pad_w == 0
+
+
+def conv_view(problem: ConvProblem) -> View:
+    """A convolution as it is."""
+    return View(
+        problem.n, problem.h, problem.w, problem.c, problem.k, problem.p, problem.q, problem.r, problem.s,
+        problem.stride_h, problem.stride_w, problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w,
+        DTYPE_BYTES[problem.x_dtype],
+    )  # fmt: skip
+
+
+def row_view(problem: ConvProblem | LinearProblem) -> View:
+    """A linear layer, or a 1x1 convolution of stride 1, as one image of one row: its pixels need no box."""
+    if isinstance(problem, LinearProblem):
+        return View(1, 1, problem.n, problem.c, problem.k, 1, problem.n, bytes_each=DTYPE_BYTES[problem.dtype])
+    pixels = problem.n * problem.p * problem.q
+    return View(1, 1, pixels, problem.c, problem.k, 1, pixels, bytes_each=DTYPE_BYTES[problem.x_dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A thread block's share: `block_k` output channels by a box of pixels, `block_c` input channels an iteration."""
+
+    block_k: int
+    block_n: int
+    block_h: int
+    block_w: int
+    block_c: int
+    stages: int = 4
+    warps: int = 4
+    split: int = 1
+    pdl: bool = False
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the box."""
+        return self.block_n * self.block_h * self.block_w
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
+
+    @staticmethod
+    def of(knobs: Knobs) -> Tile:
+        """Inverse of `knobs`; raises KeyError or InputError for knobs of another engine."""
+        integers = {name: knobs.integer(name) for name in Tile.__slots__ if name != "pdl"}
+        return Tile(**integers, pdl=bool(knobs["pdl"]))
+
+    def tiles(self, view: View) -> tuple[int, int, int, int]:
+        """Tiles along k, n, p and q."""
+        return (
+            -(-view.k // self.block_k),
+            -(-view.n // self.block_n),
+            -(-view.p // self.block_h),
+            -(-view.q // self.block_w),
+        )
+
+    def c_blocks(self, view: View) -> int:
+        """Iterations for one tap."""
+        return -(-view.c // self.block_c)
+
+    def iterations(self, view: View) -> int:
+        """Iterations of the whole reduction."""
+        return view.r * view.s * self.c_blocks(view)
+
+    def splits(self, view: View) -> tuple[int, int]:
+        """Shares of the reduction that are not empty, and iterations of each."""
+        iterations = self.iterations(view)
+        each = -(-iterations // self.split)
+        return -(-iterations // each), each
+
+
+def estimate_us(view: View, tile: Tile, units: int, planes: int = 1) -> float:
+    """A guess at the kernel's time in microseconds; `planes` is 3 for a product of split operands."""
+    splits, each = tile.splits(view)
+    blocks = math.prod(tile.tiles(view)) * splits
+    row_bytes = tile.block_c * view.bytes_each * (1 if planes == 1 else 2)
+    stage_bytes = (tile.block_k + tile.pixels) * row_bytes
+    registers = min(255, 40 + 1.5 * tile.block_k * tile.pixels / (32 * tile.warps) * (1 if planes == 1 else 2))
+    resident = min(
+        _SHARED_BYTES // (tile.stages * stage_bytes + 1024),
+        2048 // (32 * tile.warps),
+        int(65536 // (registers * 32 * tile.warps)),
+    )
+    if resident < 1:
+        return math.inf
+    a_rows = max(1.0, tile.block_k / 64)
+    k_steps = tile.block_c * view.bytes_each / 32 * planes
+    products_ns = a_rows * k_steps * max(tile.pixels / 2, 16 + tile.pixels / 4) / _CLOCK_GHZ
+    if tile.block_k < 64 or tile.pixels < 16:
+        products_ns *= 2  # mma instead of wgmma
+    loads_ns = stage_bytes / _L2_BYTES_NS_PER_SM
+    a_sm = -(-blocks // units)
+    rounds = -(-a_sm // resident)
+    latency_ns = rounds * each * _LOAD_LATENCY_NS / max(1, tile.stages - 1)
+    busy_us = max(a_sm * each * max(products_ns, loads_ns), latency_ns) / 1000
+    weight_bytes = view.k * view.c * view.r * view.s * view.bytes_each
+    x_bytes = view.n * view.h * view.w * view.c * view.bytes_each
+    y_bytes = view.pixels * view.k * view.bytes_each
+    memory_us = (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
+    time = _LAUNCH_US + max(busy_us, memory_us) + _FILL_DRAIN_US * rounds
+    if splits > 1:
+        time += _DEPENDENT_US + 8.0 * splits * view.pixels * view.k / _L2_BYTES_NS_PER_SM / units / 1000
+    return time
+
+
+def boxes(view: View, sizes: Iterable[int], whole_images: bool = False) -> Iterator[tuple[int, int, int]]:
+    """For each number of pixels the box (images, rows, columns) that covers the output with the fewest tiles.
+
+    Of equals, the squarest: it reads the smallest halo. With `whole_images` a box's images divide the batch.
+    """
+    for pixels in sizes:
+        found = []
+        for bits_w in range(pixels.bit_length()):
+            for bits_h in range(pixels.bit_length() - bits_w):
+                b_w, b_h = 1 << bits_w, 1 << bits_h
+                b_n = pixels // (b_w * b_h)
+                if b_n > 1 and (b_n > view.n or (whole_images and view.n % b_n)):
+                    continue
+                tiles = -(-view.n // b_n) * -(-view.p // b_h) * -(-view.q // b_w)
+                overhang = (b_h >= 2 * view.p) + (b_w >= 2 * view.q)
+                found.append((tiles, overhang, (b_h + 2) * (b_w + 2) * b_n, b_n, b_h, b_w))
+        if found:
+            yield min(found)[3:]
+
+
+_SPLITS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36)
+
+
+def candidate_tiles(view: View, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
+                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> list[Tile]:  # fmt: skip
+    """The tiles with the best guesses, best first; at most `limit`, varied rather than alike.
+
+    Of tiles that differ in stages or split alone the best three are kept, so that the list holds different shapes.
+    """
+    guesses: list[tuple[float, Tile]] = []
+    for block_k in ks:
+        if block_k > min(ks) and block_k >= 2 * view.k:
+            continue
+        for split in splits:
+            for box in boxes(view, pixels, whole_images=split > 1):
+                for block_c in block_cs:
+                    guesses += _staged(view, block_k, box, block_c, min(block_cs), split, units, planes)
+    guesses.sort(key=lambda pair: pair[0])
+    kept: dict[tuple[int, ...], int] = {}
+    chosen: list[Tile] = []
+    for guess, tile in guesses:
+        shape = (tile.block_k, tile.pixels, tile.block_c)
+        if math.isinf(guess) or kept.get(shape, 0) >= 3 or len(chosen) >= limit:
+            continue
+        kept[shape] = kept.get(shape, 0) + 1
+        chosen.append(tile)
+    return chosen
+
+
+def _staged(
+    view: View, block_k: int, box: tuple[int, int, int], block_c: int, least_c: int, split: int, units: int, planes: int
+) -> list[tuple[float, Tile]]:
+    found: list[tuple[float, Tile]] = []
+    pixels = math.prod(box)
+    if block_c > least_c and block_c >= 2 * view.c:
+        return found
+    probe = Tile(block_k, *box, block_c, split=split)
+    splits, each = probe.splits(view)
+    if splits != split:
+        return found
+    area = block_k * pixels
+    for warps in (4, 8):
+        if (warps == 8) != (area > 128 * 128 or (area == 64 * 256 and block_k == 64)) and not (
+            area == 128 * 128 and block_c * view.bytes_each == 256
+        ):
+            continue
+        if warps == 8 and block_k >= 128 and block_c * view.bytes_each < 256:
+            continue  # ptxas serialises wgmma there (C7515)
+        for stages in (3, 4, 6, 8):
+            if stages > max(3, each + 1):
+                continue
+            tile = Tile(block_k, *box, block_c, stages, warps, split)
+            found.append((estimate_us(view, tile, units, planes), tile))
+    return found

@@ -1,0 +1,134 @@
+"""Run the Triton engines in Triton's interpreter and print one JSON line a case. A script of its own: the interpreter is
+chosen by the environment before triton is imported, and other tests of the same process may have imported it already.
+
+Integer data, so that every product and sum is exact: a direct method has to agree with float64 to the last bit.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+import torch.nn.functional as F
+
+from convoy.engines.base import Buffers
+from convoy.engines.manifest import load_engine
+from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.target import Target
+
+TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+ACTIVATIONS = {
+    "none": lambda v: v,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+}
+
+
+def oracle(problem, x, weight, bias, residual):
+    bias = None if bias is None else bias.double()
+    if isinstance(problem, LinearProblem):
+        y = F.linear(x.double(), weight.double(), bias)
+    else:
+        stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
+        dilation = (problem.dilation_h, problem.dilation_w)
+        y = F.conv2d(x.double(), weight.double(), bias, stride, pad, dilation, problem.groups)
+    y = y if residual is None else y + residual.double()
+    return ACTIVATIONS[problem.epilogue.activation](y)
+
+
+def run(engine_id, problem, knobs=None, corrupt=False):
+    """Largest error of one launch against float64, with NaN in the output and garbage in the workspace before."""
+    engine = load_engine(engine_id)
+    support = engine.supports(problem, TARGET)
+    if not support:
+        return {"refused": support.reason}
+    space = list(engine.space(problem, TARGET))
+    executable = engine.build(problem, knobs or space[0], TARGET)
+    assert executable.workspace_bytes == engine.workspace_bytes(problem, knobs or space[0])
+    generator = torch.Generator().manual_seed(7)
+    dtype = DTYPES[problem.dtype if isinstance(problem, LinearProblem) else problem.x_dtype]
+
+    def integers(shape):
+        found = torch.randint(-2, 3, shape, generator=generator).to(dtype)
+        return found.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else found
+
+    x, weight = integers(problem.x_spec.shape), integers(problem.weight_spec.shape).contiguous()
+    bias = integers((problem.k,)) if problem.epilogue.bias else None
+    residual = integers(problem.y_spec.shape) if problem.epilogue.residual else None
+    y = torch.full_like(integers(problem.y_spec.shape), float("nan"))
+    constants = executable.pack([weight] if bias is None else [weight, bias])
+    if corrupt:
+        constants[0].view(-1)[0] += 1
+    workspace = (
+        torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8) if executable.workspace_bytes else None
+    )
+    executable.launch(Buffers((x,) if residual is None else (x, residual), [y], constants), workspace)
+    expected = oracle(problem, x, weight, bias, residual)
+    error = (y.double() - expected).abs().max().item() if y.numel() else 0.0
+    return {"error": error, "splits": getattr(executable, "splits", 1), "space": len(space)}
+
+
+def conv(*sizes, dtype="fp16", **rest):
+    rest = {"layout": "nhwc", "x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype} | rest
+    return ConvProblem(*sizes, **rest)
+
+
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+
+
+def swapped_knobs(**changes):
+    base = {"block_k": 16, "block_n": 1, "block_h": 4, "block_w": 4, "block_c": 16, "stages": 2, "warps": 4, "split": 1}
+    return Knobs.of(**(base | {"pdl": False} | changes))
+
+
+def gather_knobs(**changes):
+    base = {"block_k": 16, "block_p": 16, "block_c": 16, "stages": 2, "warps": 4, "split": 1, "pdl": False}
+    return Knobs.of(**(base | {"flat": False} | changes))
+
+
+SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
+
+CASES = {
+    "swapped 3x3": (SWAPPED, conv(1, 16, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
+    "swapped split": (SWAPPED, conv(1, 16, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL), swapped_knobs(split=3)),
+    "swapped stride 2": (SWAPPED, conv(2, 16, 6, 8, 24, 3, 3, 1, 1, 2, 2, epilogue=FULL), swapped_knobs()),
+    "swapped stride 1x2": (SWAPPED, conv(1, 16, 5, 8, 16, 5, 3, 2, 1, 1, 2), swapped_knobs()),
+    "swapped 1x1 stride 2": (SWAPPED, conv(2, 16, 7, 9, 24, 1, 1, 0, 0, 2, 2, epilogue=FULL), swapped_knobs()),
+    "swapped dilation": (SWAPPED, conv(1, 24, 7, 9, 24, 3, 3, 2, 2, 1, 1, 2, 2), swapped_knobs()),
+    "swapped images": (SWAPPED, conv(4, 16, 3, 3, 16, 3, 3, 1, 1), swapped_knobs(block_n=2, block_h=2, split=2)),
+    "swapped tf32": (SWAPPED, conv(1, 8, 5, 5, 8, 3, 3, 1, 1, dtype="fp32"), swapped_knobs()),
+    "swapped no images": (SWAPPED, conv(0, 16, 7, 7, 24, 3, 3)),
+    "pointwise": (POINTWISE, conv(2, 24, 3, 5, 24, 1, 1, epilogue=FULL)),
+    "pointwise linear": (POINTWISE, LinearProblem(3, 40, 16, "fp16", "half", replace(FULL, activation="none"))),
+    "gather stem": (GATHER, conv(1, 3, 9, 9, 5, 3, 3, 1, 1, 2, 2, epilogue=FULL)),
+    "gather dilation": (GATHER, conv(2, 24, 5, 6, 5, 3, 3, 1, 2, 2, 1, 2, 1, epilogue=FULL)),
+    "gather groups": (
+        GATHER,
+        conv(2, 6, 5, 6, 4, 3, 3, 1, 2, 2, 1, 2, 1, 2, dtype="fp32", numerics="strict", epilogue=FULL),
+    ),
+    "gather depthwise": (GATHER, conv(1, 8, 5, 5, 8, 3, 3, 1, 1, groups=8, dtype="fp32")),
+    "gather split": (GATHER, conv(1, 32, 4, 5, 18, 3, 3, 1, 1, epilogue=FULL), gather_knobs(split=3)),
+    "gather split groups": (GATHER, conv(1, 64, 2, 3, 12, 1, 1, groups=2, epilogue=FULL), gather_knobs(split=2)),
+    "gather one channel": (GATHER, conv(1, 1, 9, 9, 1, 3, 3, dtype="fp32")),
+    "gather padded 1x1": (GATHER, conv(1, 4, 3, 3, 4, 1, 1, 2, 2)),
+    "gather stride over filter": (GATHER, conv(1, 4, 9, 9, 4, 1, 2, 0, 0, 3, 4)),
+    "gather filter over image": (GATHER, conv(1, 4, 2, 2, 4, 5, 5, 2, 2)),
+    "gather no images": (GATHER, conv(0, 3, 7, 7, 4, 3, 3)),
+}
+for _name in ACTIVATIONS:
+    CASES[f"activation {_name}"] = (SWAPPED, conv(1, 8, 3, 3, 8, 1, 3, 0, 1, epilogue=Epilogue(True, True, _name)))
+
+if __name__ == "__main__":
+    for name, case in CASES.items():
+        print(json.dumps({"case": name, **run(*case)}))
+    print(json.dumps({"case": "a planted fault", **run(*CASES["gather stem"], corrupt=True)}))
+    sys.stdout.flush()

@@ -1,0 +1,54 @@
+"""The kernels' arithmetic on a CPU, in Triton's interpreter: exact on integers."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = Path(__file__).with_name("interpreted.py")
+
+
+def case_names():
+    """Names of the cases, read from the script's text: importing it would turn the interpreter on in this process."""
+    tree = ast.parse(SCRIPT.read_text())
+    tables = {
+        t.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for t in node.targets
+        if isinstance(t, ast.Name)
+    }
+    names = [ast.literal_eval(key) for key in tables["CASES"].keys]
+    return names + [f"activation {ast.literal_eval(key)}" for key in tables["ACTIVATIONS"].keys]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_agrees_with_float64(outcomes, name):
+    row = outcomes[name]
+    assert "refused" not in row, row
+    activation = name.removeprefix("activation ")
+    # fp16 rounds what these activations make of an integer: half a unit in the last place at 8, and exp's own error.
+    bound = 5e-3 if activation in ("silu", "hardswish", "hardsigmoid", "sigmoid", "gelu") else 0.0
+    assert row["error"] <= bound, row
+
+
+def test_split_cases_do_split(outcomes):
+    assert outcomes["swapped split"]["splits"] == 3
+    assert outcomes["gather split"]["splits"] == 3
+    assert outcomes["swapped images"]["splits"] == 2
+
+
+def test_a_planted_fault_is_seen(outcomes):
+    assert outcomes["a planted fault"]["error"] > 0.0

@@ -16,9 +16,12 @@ from convoy.errors import InputError
 
 MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
+    "onednn": "convoy.engines.onednn",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
+    "triton.depthwise": "convoy.engines.triton.depthwise",
+    "triton.gemv": "convoy.engines.triton.gemv",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 

@@ -95,7 +95,13 @@ def gather_knobs(**changes):
     return Knobs.of(**(base | {"flat": False} | changes))
 
 
+def gemv_knobs(**changes):
+    base = {"block_n": 2, "block_k": 4, "block_c": 256, "stages": 2, "warps": 4, "split": 1, "pdl": False}
+    return Knobs.of(**(base | changes))
+
+
 SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
+DEPTHWISE, GEMV = "triton.depthwise", "triton.gemv"
 
 CASES = {
     "swapped 3x3": (SWAPPED, conv(1, 16, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
@@ -109,6 +115,13 @@ CASES = {
     "swapped no images": (SWAPPED, conv(0, 16, 7, 7, 24, 3, 3)),
     "pointwise": (POINTWISE, conv(2, 24, 3, 5, 24, 1, 1, epilogue=FULL)),
     "pointwise linear": (POINTWISE, LinearProblem(3, 40, 16, "fp16", "half", replace(FULL, activation="none"))),
+    "depthwise": (DEPTHWISE, conv(2, 40, 6, 5, 40, 3, 3, 1, 1, groups=40, epilogue=FULL)),
+    "depthwise 5x5 stride 2": (DEPTHWISE, conv(1, 20, 9, 8, 20, 5, 5, 2, 2, 2, 2, groups=20, epilogue=FULL)),
+    "depthwise dilation": (DEPTHWISE, conv(1, 3, 7, 7, 3, 3, 2, 2, 1, 1, 2, 2, 1, groups=3, dtype="fp32")),
+    "gemv": (GEMV, LinearProblem(1, 530, 37, "fp16", "half", FULL)),
+    "gemv batch": (GEMV, LinearProblem(5, 530, 6, "fp32", "strict", FULL)),
+    "gemv split": (GEMV, LinearProblem(2, 1030, 6, "fp32", "strict", FULL), gemv_knobs(split=2)),
+    "gemv 1x1 map": (GEMV, conv(3, 10, 1, 1, 24, 1, 1, epilogue=FULL)),
     "gather stem": (GATHER, conv(1, 3, 9, 9, 5, 3, 3, 1, 1, 2, 2, epilogue=FULL)),
     "gather dilation": (GATHER, conv(2, 24, 5, 6, 5, 3, 3, 1, 2, 2, 1, 2, 1, epilogue=FULL)),
     "gather groups": (

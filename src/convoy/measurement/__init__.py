@@ -1,1 +1,25 @@
 """The clock: device and stack, protocol, accuracy, runners and the staged search."""
+
+from __future__ import annotations
+
+from convoy.measurement.child import ChildRunner
+from convoy.measurement.detect import check_dtype, detect_target, floor_us, peaks
+from convoy.measurement.protocol import Protocol, protocol_for
+from convoy.measurement.runner import InProcessRunner, ReplayRunner, Request, Runner
+from convoy.measurement.search import SearchResult, search
+
+__all__ = [
+    "ChildRunner",
+    "InProcessRunner",
+    "Protocol",
+    "ReplayRunner",
+    "Request",
+    "Runner",
+    "SearchResult",
+    "check_dtype",
+    "detect_target",
+    "floor_us",
+    "peaks",
+    "protocol_for",
+    "search",
+]

@@ -25,7 +25,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An enumeration member inside a node's arguments: `dtype.fp32`, `layout.strided`, `device.cpu`, `memory_format.nhwc`."""
+    """An enumeration member inside a node's arguments: `dtype.fp32`, `layout.strided`, `device.inputs`, `memory_format.nhwc`."""
 
     text: str
 

@@ -1,1 +1,9 @@
 """What one kernel could do: proposals of regions, one pattern a file. No torch here."""
+
+from __future__ import annotations
+
+from convoy.regions.cut import cut
+from convoy.regions.propose import propose
+from convoy.regions.region import Region
+
+__all__ = ["Region", "cut", "propose"]

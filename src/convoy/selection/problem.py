@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from convoy.problem import EngineConfig
+from convoy.problem import ANY_LAYOUT, EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class Candidate:
         region: index into `SelectionProblem.regions`.
         problem: the problem's key.
         config: what runs.
-        layout: memory format of the region's 4-D arguments and results (`any` where it has none).
+        layout: memory format of the region's 4-D arguments and results (`any` where it has none; a 4-D value that meets
+            `any` nevertheless has the first format of its `value_layouts`).
         median_us: measured (or predicted) time, microseconds.
         spread_us: its spread; a challenger must beat the baseline by more than this.
         workspace_bytes: scratch while it runs, shared with everything that does not run at the same time.
@@ -38,12 +39,32 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """What selection needs to know of a region: which nodes it covers, what it reads and makes."""
+    """What selection needs to know of a region: which nodes it covers, what it reads and makes.
+
+    Attributes:
+        id: the region's id, `PATTERN(NODE+NODE)`.
+        nodes: names of the nodes covered, in graph order.
+        args: names of the values read; constants are not among them.
+        results: names of the values made that are read outside the region or returned by the graph.
+    """
 
     id: str
     nodes: tuple[str, ...]
     args: tuple[str, ...]
     results: tuple[str, ...]
+
+    @property
+    def pattern(self) -> str:
+        """The rule that proposed the region: the part of `id` before the bracket."""
+        return self.id.partition("(")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """How a value is copied into another memory format: the problem's key and what runs."""
+
+    problem: str
+    config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +80,10 @@ class SelectionProblem:
         value_layouts: memory formats that a 4-D value may have, first the one that PyTorch would use; values that are not
             4-D are not listed (they have the layout `any`).
         value_bytes: size of each value.
-        convert_us: time to copy a value, by (value, from, to); a missing entry means that it cannot be done.
+        convert_us: time to copy a value, by (value, from, to), microseconds; a missing entry means that it cannot be done.
         border: memory format in which the caller gives inputs and wants outputs, by value name.
         memory_budget_bytes: most bytes at any moment for live values + workspace + packed constants; None: no limit.
+        copies: what makes each copy of `convert_us`; solvers do not look at it, a schedule needs it.
     """
 
     nodes: tuple[str, ...]
@@ -74,11 +96,30 @@ class SelectionProblem:
     convert_us: dict[tuple[str, str, str], float]
     border: dict[str, str] = field(default_factory=dict[str, str])
     memory_budget_bytes: int | None = None
+    copies: dict[tuple[str, str, str], Copy] = field(default_factory=dict[tuple[str, str, str], Copy])
+
+    def layout_of(self, value: str, layout: str) -> str:
+        """Memory format that a value has beside a candidate of `layout`: `any` for values that are not 4-D."""
+        allowed = self.value_layouts.get(value)
+        if allowed is None:
+            return ANY_LAYOUT
+        return allowed[0] if layout == ANY_LAYOUT else layout
+
+    def border_layout(self, value: str) -> str:
+        """Memory format in which the caller gives or wants a value; where `border` is silent, the one PyTorch would use."""
+        return self.border.get(value, self.layout_of(value, ANY_LAYOUT)) if value in self.value_layouts else ANY_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A copy of one value into another memory format."""
+    """A copy of one value into another memory format, made once however many read it.
+
+    Attributes:
+        value: name of the value.
+        source: memory format in which the value was made.
+        layout: memory format of the copy.
+        median_us: time of the copy, microseconds.
+    """
 
     value: str
     source: str
@@ -88,13 +129,13 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The choice: chosen candidates in graph order of their regions, and the conversions that they need.
+    """The choice: chosen candidates in the order in which they are launched, and the conversions that they need.
 
     Attributes:
         solver: who found it (`exact`, `greedy`, `single:ENGINE`, `baseline`).
         chosen: one candidate for each region of a cover.
-        conversions: copies between memory formats.
-        total_us: predicted time of the whole net.
+        conversions: copies between memory formats, in order of first use.
+        total_us: predicted time of the whole net, conversions included, microseconds.
         bound_us: proven lower bound on `total_us` of any choice; equal to it for an optimum.
         peak_bytes: predicted peak of live values + workspace + packed constants.
     """
@@ -105,3 +146,8 @@ class Selection:
     total_us: float
     bound_us: float
     peak_bytes: int = 0
+
+    @property
+    def gap(self) -> float:
+        """How far `total_us` may be from the optimum, as a share of it: 0 for a proven optimum."""
+        return (self.total_us - self.bound_us) / self.total_us if self.total_us > 0 else 0.0

@@ -1,0 +1,69 @@
+"""Which candidates a solver needs to look at: those that can be chosen, that beat the baseline, that none outdoes."""
+
+from __future__ import annotations
+
+from convoy.selection.problem import Candidate, SelectionProblem
+
+
+def possible(problem: SelectionProblem) -> list[Candidate]:
+    """Candidates whose memory format every 4-D value of their region may have, in the problem's order."""
+    return [c for c in problem.candidates if _fits(problem, c)]
+
+
+def worthwhile(problem: SelectionProblem) -> list[Candidate]:
+    """What `exact` and `greedy` choose from, in the problem's order.
+
+    Three rules, each safe for an optimum over what the rule before it left:
+
+    1. A candidate whose memory format one of its values may not have is out.
+    2. The baseline stays unless it is clearly beaten. Where a region has a baseline candidate in the same memory format, a
+       challenger is out unless `median_us + spread_us < baseline.median_us`: a difference within the spread is noise, and
+       leaving a layer as it was costs nothing. Other memory formats are no comparison, since a slower kernel may save
+       conversions elsewhere; and under a memory budget a slower challenger that wants less workspace or less packed memory
+       stays, since it may be what fits.
+    3. Of two candidates of one region in one memory format, the one that is no faster (and, under a memory budget, wants
+       no less workspace and no less packed memory) is out; of equals the first stays.
+    """
+    budgeted = problem.memory_budget_bytes is not None
+    groups: dict[tuple[int, str], list[Candidate]] = {}
+    for candidate in possible(problem):
+        groups.setdefault((candidate.region, candidate.layout), []).append(candidate)
+    kept: set[int] = set()
+    for group in groups.values():
+        kept.update(id(c) for c in _front(_challengers(group, budgeted), budgeted))
+    return [c for c in problem.candidates if id(c) in kept]
+
+
+def _fits(problem: SelectionProblem, candidate: Candidate) -> bool:
+    region = problem.regions[candidate.region]
+    return all(
+        problem.layout_of(value, candidate.layout) in problem.value_layouts[value]
+        for value in (*region.args, *region.results)
+        if value in problem.value_layouts
+    )
+
+
+def _challengers(group: list[Candidate], budgeted: bool) -> list[Candidate]:
+    baselines = [c for c in group if c.baseline]
+    if not baselines:
+        return group
+    best = min(baselines, key=lambda c: c.median_us)
+
+    def stays(c: Candidate) -> bool:
+        frugal = c.workspace_bytes < best.workspace_bytes or c.resident_bytes < best.resident_bytes
+        return c.baseline or c.median_us + c.spread_us < best.median_us or (budgeted and frugal)
+
+    return [c for c in group if stays(c)]
+
+
+def _front(group: list[Candidate], budgeted: bool) -> list[Candidate]:
+    """The candidates that no other outdoes, by time alone or by time and memory."""
+
+    def wants(c: Candidate) -> tuple[float, ...]:
+        return (c.median_us, c.workspace_bytes, c.resident_bytes) if budgeted else (c.median_us,)
+
+    front: list[Candidate] = []
+    for candidate in sorted(group, key=wants):  # sorted is stable, and whoever outdoes a candidate is sorted before it
+        if not any(all(a <= b for a, b in zip(wants(f), wants(candidate), strict=True)) for f in front):
+            front.append(candidate)
+    return front

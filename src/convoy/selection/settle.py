@@ -1,0 +1,145 @@
+"""From chosen candidates to a Selection: launch order, the conversions they need, total time and peak of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convoy.errors import SelectionError
+from convoy.problem import ANY_LAYOUT
+from convoy.selection.order import LaunchOrder
+from convoy.selection.problem import Candidate, Conversion, Selection, SelectionProblem
+
+
+@dataclass(slots=True)
+class Form:
+    """A value in one memory format: as it was made, or a converted copy.
+
+    Attributes:
+        value: name of the value.
+        layout: its memory format; `any` where it is not 4-D.
+        source: memory format that it is copied from; empty where it is as it was made.
+        first: index of the launch that makes it, or before which it is copied; -1 for an input of the graph.
+        last: index of the last launch for which it must be there; the number of launches where it is returned.
+    """
+
+    value: str
+    layout: str
+    source: str
+    first: int
+    last: int
+
+
+def settle(
+    problem: SelectionProblem, order: LaunchOrder, solver: str, chosen: Sequence[Candidate], bound_us: float = 0.0
+) -> Selection:
+    """Work out what a choice means.
+
+    Args:
+        problem: what was to be solved.
+        order: its launch order.
+        solver: who chose.
+        chosen: one candidate for each region of a cover, in any order.
+        bound_us: a proven lower bound on the time of any choice, microseconds.
+
+    Raises:
+        SelectionError: the choice covers a node twice or not at all, hides a value that is read, cannot be ordered, or
+            needs a conversion that cannot be done.
+    """
+    _cover_once(problem, chosen)
+    by_region = {c.region: c for c in chosen}
+    launched = [by_region[index] for index in order.sort(sorted(by_region))]
+    if len(launched) < len(chosen):
+        raise SelectionError("the chosen regions wait for one another in a circle")
+    forms = value_forms(problem, launched)
+    copied = sorted((f for f in forms if f.source), key=lambda f: f.first)
+    conversions = [
+        Conversion(f.value, f.source, f.layout, problem.convert_us[f.value, f.source, f.layout]) for f in copied
+    ]
+    total = math.fsum([*(c.median_us for c in launched), *(c.median_us for c in conversions)])
+    return Selection(
+        solver=solver,
+        chosen=tuple(launched),
+        conversions=tuple(conversions),
+        total_us=total,
+        bound_us=min(bound_us, total),
+        peak_bytes=max(memory_profile(problem, launched, forms)),
+    )
+
+
+def value_forms(problem: SelectionProblem, launched: Sequence[Candidate]) -> list[Form]:
+    """Every value that a choice makes, and every copy that it needs, with the launches between which it must be there.
+
+    A conversion belongs to the launch that it comes before, so what it copies from stays until that launch is over;
+    conversions of outputs come after the last launch. A conversion is made once, from the format in which the value was
+    made, however many read the copy.
+
+    Raises:
+        SelectionError: a value that is read is hidden inside a region, or a conversion cannot be done.
+    """
+    native: dict[str, Form] = {
+        v: Form(v, problem.border_layout(v), "", -1, len(launched)) for v in dict.fromkeys(problem.inputs)
+    }
+    copies: dict[tuple[str, str], Form] = {}
+    for index, candidate in enumerate(launched):
+        region = problem.regions[candidate.region]
+        for value in region.args:
+            _use(problem, native, copies, value, problem.layout_of(value, candidate.layout), index)
+        for value in region.results:
+            native[value] = Form(value, problem.layout_of(value, candidate.layout), "", index, index)
+    for value in problem.outputs:
+        _use(problem, native, copies, value, problem.border_layout(value), len(launched))
+    return [*native.values(), *copies.values()]
+
+
+def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], forms: Sequence[Form]) -> list[int]:
+    """Bytes in use during each launch and, last, when the net returns: live values, workspace, packed constants.
+
+    Inputs belong to the caller and are there from the beginning to the end.
+    """
+    steps = len(launched) + 1
+    change = [0] * (steps + 1)
+    for form in forms:
+        change[max(form.first, 0)] += problem.value_bytes[form.value]
+        change[form.last + 1] -= problem.value_bytes[form.value]
+    resident = sum(c.resident_bytes for c in launched)
+    profile: list[int] = []
+    live = 0
+    for index in range(steps):
+        live += change[index]
+        profile.append(live + resident + (launched[index].workspace_bytes if index < len(launched) else 0))
+    return profile
+
+
+def _use(
+    problem: SelectionProblem,
+    native: dict[str, Form],
+    copies: dict[tuple[str, str], Form],
+    value: str,
+    layout: str,
+    index: int,
+) -> None:
+    made = native.get(value)
+    if made is None:
+        raise SelectionError(f"value {value!r} is read, but the chosen regions keep it inside one of them")
+    if layout in (made.layout, ANY_LAYOUT):
+        made.last = max(made.last, index)
+        return
+    if (value, layout) not in copies:
+        if (value, made.layout, layout) not in problem.convert_us:
+            raise SelectionError(f"value {value!r} cannot be converted from {made.layout} to {layout}")
+        copies[value, layout] = Form(value, layout, made.layout, index, index)
+        made.last = max(made.last, index)
+    copies[value, layout].last = index
+
+
+def _cover_once(problem: SelectionProblem, chosen: Sequence[Candidate]) -> None:
+    left = set(problem.nodes)
+    for candidate in chosen:
+        for node in problem.regions[candidate.region].nodes:
+            if node not in left:
+                raise SelectionError(f"node {node!r} is covered twice")
+            left.remove(node)
+    if left:
+        raise SelectionError(f"node {min(left)!r} is not covered")

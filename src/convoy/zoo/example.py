@@ -1,0 +1,102 @@
+"""What a model is fed: the size and statistics of its images, and example inputs without images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from convoy.errors import InputError
+from convoy.zoo.initial import clip_shape
+from convoy.zoo.models import TIMM, is_exported, parse_dtype, split_factory, unknown_model
+from convoy.zoo.torchvision_import import import_torchvision
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Statistics of ImageNet's training images, RGB in [0, 1]: what torchvision's models were trained with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """How images become a model's input: square crops of `size` pixels, (x - mean) / std by channel, RGB in [0, 1]."""
+
+    size: int = 224
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+
+def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing:
+    """What a model was trained with, as its library states it; ImageNet's 224 pixels where nothing is stated.
+
+    Args:
+        name: as `load_model` takes it.
+        weights: `DEFAULT` asks for the size of exactly those weights; otherwise the smallest that the model is used with.
+    """
+    if is_exported(name) or split_factory(name)[0] is not None:
+        return Preprocessing()
+    import_torchvision()
+    if name.startswith(TIMM):
+        import timm
+
+        if not timm.is_model(name.removeprefix(TIMM)):
+            raise unknown_model(name)
+        config = timm.get_pretrained_cfg(name.removeprefix(TIMM))
+        if config is None:
+            return Preprocessing()
+        return Preprocessing(int(config.input_size[-1]), tuple(config.mean), tuple(config.std))
+    from torchvision.models import get_model_weights
+
+    try:
+        offers = get_model_weights(name)
+    except ValueError as error:
+        raise unknown_model(name) from error
+    chosen = [offers.DEFAULT] if weights == "DEFAULT" else list(offers)
+    found = [_of_transforms(getattr(entry.transforms, "keywords", {})) for entry in chosen]
+    return min(found, key=lambda p: p.size, default=Preprocessing())
+
+
+def _of_transforms(options: dict[str, Any]) -> Preprocessing:
+    size = options.get("crop_size", options.get("resize_size", 224))
+    size = size[0] if isinstance(size, (tuple, list)) else size
+    return Preprocessing(int(size), tuple(options.get("mean", IMAGENET_MEAN)), tuple(options.get("std", IMAGENET_STD)))
+
+
+def example_args(
+    model: nn.Module, *, batch: int | None = None, size: int | None = None, dtype: str = "fp32", default_size: int = 224
+) -> tuple[Any, ...]:
+    """Inputs without images: standard normal, seeded.
+
+    A model with an attribute `example_input_array` (a tensor or a tuple, the name that PyTorch Lightning gave it; an
+    exported program has one too) is fed with that when neither batch nor size is given. Else one tensor [batch, c, size,
+    size] is made, with c as the model's first convolution wants it.
+
+    Args:
+        model: what will be called.
+        batch: images; None: 1.
+        size: height and width, pixels; None: `default_size`.
+        dtype: of the tensor.
+        default_size: `input_size(name)` of the model.
+
+    Raises:
+        InputError: naming `batch` or `size`.
+    """
+    for name, value in (("batch", batch), ("size", size)):
+        if value is not None and value < 1:
+            raise InputError(name, value, "an integer of at least 1")
+    kind = parse_dtype(dtype)
+    own = getattr(model, "example_input_array", None)
+    if own is not None and batch is None and size is None:
+        args = own if isinstance(own, tuple) else (own,)
+        return tuple(a.to(kind) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
+    generator = torch.Generator().manual_seed(0)
+    shape = clip_shape(model, batch or 1, input_channels(model), size or default_size)
+    return (torch.randn(shape, generator=generator).to(kind),)
+
+
+def input_channels(model: nn.Module) -> int:
+    """Channels that the first convolution reads; 3 where there is none."""
+    first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
+    return first.in_channels if first is not None else 3

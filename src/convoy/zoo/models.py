@@ -1,0 +1,217 @@
+"""Model names to modules: torchvision, timm, a file's factory, a saved torch.export program."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from convoy.errors import InputError
+from convoy.zoo import weights as checkpoints
+from convoy.zoo.exported import load_program
+from convoy.zoo.initial import calibrate, initialise
+from convoy.zoo.torchvision_import import import_torchvision
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""torch's dtype by Convoy's name."""
+
+SEED = 0
+"""Seed of randomly initialised models: the same name gives the same weights."""
+
+TIMM = "timm:"
+"""Prefix of timm's names."""
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """torch's dtype for `fp32`, `fp16`, `bf16` or `fp64`; raises InputError for anything else."""
+    if name not in DTYPES:
+        raise InputError("dtype", name, "one of " + ", ".join(DTYPES))
+    return DTYPES[name]
+
+
+def load_model(
+    name: str, *, weights: str | Path | None = None, dtype: str = "fp32", num_classes: int | None = None
+) -> nn.Module:
+    """Make the module that a name stands for, in evaluation mode, on the CPU.
+
+    Args:
+        name: a torchvision name (`alexnet`), `timm:NAME`, `path/to/file.py:factory` (a function without arguments, or a
+            class, that gives an `nn.Module`; the file is the user's own code and is run), or a program saved by
+            `torch.export.save` (`net.pt2`).
+        weights: `DEFAULT` (torchvision's or timm's own, by their own download), a .safetensors file with exactly the
+            model's names and shapes, or None: a random initialisation with a fixed seed that keeps activations near unit
+            scale and batch-norm statistics non-trivial, so that a numerical error shows. A .pt2 has weights of its own.
+        dtype: `fp32`, `fp16`, `bf16` or `fp64`; a .pt2 must have been exported in it.
+        num_classes: outputs of the last layer, for torchvision and timm; None: as the weights file has it, else the
+            model's own default.
+
+    Raises:
+        InputError: naming what is not there or does not fit.
+    """
+    kind = parse_dtype(dtype)
+    if num_classes is not None and num_classes < 1:
+        raise InputError("num_classes", num_classes, "an integer of at least 1, or None")
+    if is_exported(name):
+        _refuse(weights, num_classes, "a .pt2 has its own weights and classes")
+        return load_program(Path(name), kind)
+    file, factory = split_factory(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        if file is not None:
+            if weights == "DEFAULT" or num_classes is not None:
+                _refuse(
+                    weights, num_classes, "a factory gives its own classes, and weights come from a .safetensors file"
+                )
+            model = _from_file(file, factory)
+            if weights is not None:
+                checkpoints.load_into(model, checkpoints.read(Path(weights)), Path(weights))
+        else:
+            model = _from_zoo(name, weights, num_classes)
+    return model.eval().to(kind)
+
+
+def is_exported(name: str) -> bool:
+    """Whether a name means a saved torch.export program."""
+    return name.endswith(".pt2")
+
+
+def split_factory(name: str) -> tuple[Path | None, str]:
+    """`path/to/file.py:factory` in its two parts; (None, name) for a name that is no file's."""
+    path, colon, factory = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return Path(path), factory
+    if name.endswith(".py"):
+        raise InputError("model", name, "the form path/to/file.py:factory", "Name the function that makes the model.")
+    return None, name
+
+
+def model_names() -> list[str]:
+    """All names that torchvision offers, without its quantised models (their integer convolutions are not Convoy's)."""
+    models = import_torchvision().models
+    return [name for name in models.list_models() if not name.startswith("quantized_")]
+
+
+def input_size(name: str, weights: str | Path | None = None) -> int:
+    """Height and width, pixels, of the images that a model is meant for: 224 where nothing else is known."""
+    from convoy.zoo.example import preprocessing
+
+    return preprocessing(name, weights).size
+
+
+def unknown_model(name: str) -> InputError:
+    """The error for a name that nobody has, with the nearest names that there are."""
+    if name.startswith(TIMM):
+        import_torchvision()
+        import timm
+
+        known = [TIMM + found for found in timm.list_models()]
+    else:
+        known = model_names()
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    todo = f"Did you mean {', '.join(near)}?" if near else ""
+    expected = "a torchvision name, timm:NAME, path/to/file.py:factory or a .pt2 file"
+    if "/" in name or name.endswith((".pt", ".pth", ".safetensors", ".onnx")):
+        todo = "Weights alone are no model: name the model, and give the file as weights (.safetensors)."
+    return InputError("model", name, expected, todo)
+
+
+def _refuse(weights: object, num_classes: object, why: str) -> None:
+    if weights is not None:
+        raise InputError("weights", str(weights), "no weights with this model", f"Because {why}.")
+    if num_classes is not None:
+        raise InputError("num_classes", num_classes, "None with this model", f"Because {why}.")
+
+
+def _from_zoo(name: str, weights: str | Path | None, num_classes: int | None) -> nn.Module:
+    build = _timm_builder(name) if name.startswith(TIMM) else _torchvision_builder(name)
+    if weights is None:
+        model = build(num_classes)
+        initialise(model)
+        calibrate(model, input_size(name))
+        return model
+    if weights == "DEFAULT":
+        if num_classes is not None:
+            raise InputError("num_classes", num_classes, "None with DEFAULT weights")
+        if name.startswith(TIMM):
+            return checkpoints.timm_default(name.removeprefix(TIMM))
+        return checkpoints.torchvision_default(name)
+    file = Path(weights)
+    state = checkpoints.read(file)
+    model = build(num_classes)
+    if num_classes is None:
+        classes = checkpoints.other_classes(model, state)
+        model = build(classes) if classes is not None else model
+    checkpoints.load_into(model, state, file)
+    return model
+
+
+def _torchvision_builder(name: str) -> Callable[[int | None], nn.Module]:
+    if name not in model_names():
+        raise unknown_model(name)
+    models = import_torchvision().models
+    options: dict[str, Any] = {"weights": None}
+    accepted = inspect.signature(models.get_model_builder(name)).parameters
+    if "weights_backbone" in accepted:
+        options["weights_backbone"] = None  # its default is a download
+    if name in ("googlenet", "inception_v3"):
+        options |= {"aux_logits": False, "init_weights": False}  # their own truncated normal takes half a minute
+
+    def build(num_classes: int | None) -> nn.Module:
+        return models.get_model(name, **options, **({} if num_classes is None else {"num_classes": num_classes}))
+
+    return build
+
+
+def _timm_builder(name: str) -> Callable[[int | None], nn.Module]:
+    import_torchvision()
+    import timm
+
+    plain = name.removeprefix(TIMM)
+    if not timm.is_model(plain):
+        raise unknown_model(name)
+
+    def build(num_classes: int | None) -> nn.Module:
+        return timm.create_model(
+            plain, pretrained=False, **({} if num_classes is None else {"num_classes": num_classes})
+        )
+
+    return build
+
+
+def _from_file(file: Path, factory: str) -> nn.Module:
+    """Run the user's file as a module of its own and call its factory; the file's folder is importable meanwhile."""
+    if not file.is_file():
+        raise InputError("model", str(file), "a Python file that is there")
+    spec = importlib.util.spec_from_file_location(f"convoy_user_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise InputError("model", str(file), "a Python file that can be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickling inside the file look themselves up there
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+        make = getattr(module, factory, None)
+        if make is None:
+            offers = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == spec.name]
+            raise InputError(
+                "model", f"{file}:{factory}", "a name that the file defines", f"It has: {', '.join(offers)}."
+            )
+        model = make() if not isinstance(make, nn.Module) else make
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code may fail in any way; the traceback stays attached as the cause
+        raise InputError(
+            "model", f"{file}:{factory}", "a factory that runs", f"It raised {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(str(file.resolve().parent))
+    if not isinstance(model, nn.Module):
+        raise InputError("model", f"{file}:{factory}", f"a factory of an nn.Module, not of a {type(model).__name__}")
+    return model

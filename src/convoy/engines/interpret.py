@@ -125,7 +125,7 @@ def compile_graph(graph: Graph, *, double: bool = False) -> GraphFunction:
     for index, node in enumerate(graph.nodes):
         touched = dict.fromkeys(slots[name] for name in node.refs())
         frees = tuple(slot for slot in touched if last_use[slot] == index and slot not in kept)
-        steps.append((_Compiler(node, slots, double).step(), frees))
+        steps.append((_Compiler(graph, node, slots, double).step(), frees))
     first = len(graph.inputs) + len(graph.constants())
     sizes = (len(graph.inputs), len(graph.constants()), [None] * (len(names) - first))
     return GraphFunction(steps, tuple(slots[name] for name in graph.outputs), sizes)
@@ -163,14 +163,16 @@ def _returns_many(op: str) -> bool:
 class _Compiler:
     """Turns one node into a closure over slot numbers."""
 
-    def __init__(self, node: Node, slots: Mapping[str, int], double: bool) -> None:
-        self.node, self.slots, self.double = node, slots, double
+    def __init__(self, graph: Graph, node: Node, slots: Mapping[str, int], double: bool) -> None:
+        self.graph, self.node, self.slots, self.double = graph, node, slots, double
 
     def step(self) -> _Step:
         """The closure: reads its arguments from the slots and writes its results there."""
         node = self.node
         if node.op == "conv2d":
             return self._convolution()
+        if _is_channel_affine(self.graph, node):
+            return self._multiply_add()
         function = linear if node.op == "linear" else resolve(node.op)
         if any(_mentions_device(arg) for arg in (*node.args, *(arg for _, arg in node.kwargs))):
             call = self._call_on_device(function)
@@ -197,6 +199,25 @@ class _Compiler:
 
         return run
 
+    def _multiply_add(self) -> _Step:
+        """A per-channel `shift + x * scale`, which is what a batch norm that cannot be folded becomes.
+
+        ATen's addcmul is the fastest form in channels_last, but not vectorised on a CPU where the channel is not the
+        innermost side: there a product and an addition in place take a third of its time ([1,256,56,56], one AVX2 core:
+        batch_norm 131 µs, addcmul 356, in two steps 114; in channels_last 211, 79, 140).
+        """
+        shift, x, scale = (self._slot(arg) for arg in self.node.args)
+        result = self.slots[self.node.outputs[0]]
+
+        def run(slots: Slots) -> None:
+            base, value, factor = slots[shift], slots[x], slots[scale]
+            if value.is_cuda or value.is_contiguous(memory_format=torch.channels_last):
+                slots[result] = torch.addcmul(base, value, factor)
+            else:
+                slots[result] = torch.mul(value, factor).add_(base)
+
+        return run
+
     def _call(self, function: Callable[..., Any]) -> Callable[[Slots], Any]:
         """The call of a function with everything but the slots bound."""
         kwargs = {name: self._constant(arg) for name, arg in self.node.kwargs if not _has_refs(arg)}
@@ -217,7 +238,7 @@ class _Compiler:
         return call
 
     def _call_on_device(self, function: Callable[..., Any]) -> Callable[[Slots], Any]:
-        """A call that makes a tensor: on the device of what is at hand, which the graph's inputs decide."""
+
         node = self.node
         plain = Node(
             node.name,
@@ -226,14 +247,14 @@ class _Compiler:
             tuple((name, arg) for name, arg in node.kwargs if not _mentions_device(arg)),
             node.outputs,
         )
-        call_without = _Compiler(plain, self.slots, self.double)
+        call_without = _Compiler(self.graph, plain, self.slots, self.double)
         loaders = [call_without._loader(arg) for arg in plain.args]
         named = [(name, call_without._loader(arg)) for name, arg in plain.kwargs]
         positions = [index for index, arg in enumerate(node.args) if _mentions_device(arg)]
         keywords = [name for name, arg in node.kwargs if _mentions_device(arg)]
 
         def call(slots: Slots) -> Any:
-            device = next((s.device for s in slots if isinstance(s, torch.Tensor)), torch.device("cpu"))
+            device = next((s.device for s in slots if isinstance(s, torch.Tensor)), None)
             args = [load(slots) for load in loaders]
             for position in positions:
                 args[position] = device
@@ -288,6 +309,15 @@ class _Compiler:
             wide = self.double and isinstance(value, torch.dtype) and value.is_floating_point
             return torch.float64 if wide else value
         return arg
+
+
+def _is_channel_affine(graph: Graph, node: Node) -> bool:
+    """Whether a node is `shift + x * scale` of a 4-D x, with shift and scale of [1, c, 1, 1]."""
+    if node.op != "aten.addcmul.default" or len(node.args) != 3 or node.kwargs:
+        return False
+    shift, x, scale = (graph.values[name].spec for name in node.refs())
+    sides = x.shape
+    return len(sides) == 4 and shift == scale and shift.dtype == x.dtype and shift.shape == (1, sides[1], 1, 1)
 
 
 def _unary(function: Callable[..., Any], slot: int, rest: list[Any], kwargs: dict[str, Any]) -> Callable[[Slots], Any]:

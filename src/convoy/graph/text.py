@@ -9,7 +9,7 @@
 
 Values are `%NAME`, an output that nobody reads is `_`. Arguments are None, True, False, integers, floats as Python's
 `repr` writes them (`inf` and `nan` too), strings in double quotes with JSON's escapes, symbols (`dtype.fp32`) and tuples.
-A node is named after its first named output; any other name follows as ` as NAME`.
+A node is named after its first named output; any other name follows as ` as %NAME`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEEPEST: Final = 16
 
 _TOKEN = re.compile(
     r"""\s*(?:
-      (?P<ref>%[A-Za-z_][\w.]*)
+      (?P<ref>%\w[\w.]*)
     | (?P<float>-?(?:\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf\b|nan\b))
     | (?P<int>-?\d{1,19}(?![\w.]))
     | (?P<string>"(?:[^"\\]|\\.)*")
@@ -81,7 +81,7 @@ def _declare(graph: Graph, name: str) -> str:
 def _node_text(graph: Graph, node: Node) -> str:
     outputs = ", ".join(_declare(graph, name) for name in node.outputs)
     args = [*map(print_arg, node.args), *(f"{name}={print_arg(arg)}" for name, arg in node.kwargs)]
-    suffix = "" if node.name == _default_name(node.outputs) else f" as {node.name}"
+    suffix = "" if node.name == _default_name(node.outputs) else f" as %{node.name}"
     return f"{outputs} = {node.op}({', '.join(args)}){suffix}"
 
 
@@ -231,7 +231,7 @@ class _GraphReader:
         op = line.word("an operator such as aten.relu.default")
         args, kwargs = self._read_call(line)
         outputs = tuple(name for name, _ in declared)
-        name = line.word("a node's name") if line.accept("as") else _default_name(outputs)
+        name = line.ref() if line.accept("as") else _default_name(outputs)
         self.values.update((n, Value(n, spec, "node")) for n, spec in declared if spec is not None)
         self.nodes.append(Node(name, op, tuple(args), tuple(kwargs), outputs))
 

@@ -14,7 +14,7 @@ from convoy.errors import InputError
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol
 from convoy.problem import DTYPE_BYTES, ConvProblem, LinearProblem, TensorSpec
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_NAME = re.compile(r"\w[\w.]*", re.ASCII)
 _ATEN = re.compile(r"aten\.(\w+)\.(\w+)", re.ASCII)
 
 SYMBOLS: Final = frozenset(
@@ -46,7 +46,7 @@ def names(graph: Graph) -> Iterator[Breach]:
             yield key, f"the key {value.name!r} for the value of that name"
     for name in [*graph.values, *(node.name for node in graph.nodes)]:
         if not _NAME.fullmatch(name) or name == "_":
-            yield name, "a name of letters, digits, '_' and '.', that starts with a letter or '_'"
+            yield name, "a name of letters, digits, '_' and '.', that does not start with '.'"
 
 
 def unique(graph: Graph) -> Iterator[Breach]:

@@ -141,7 +141,7 @@ CALLS = [
         lambda x: x[:, torch.arange(2)],
     ),
     (
-        "_, %b: fp32[2,1,4,4], _ = aten.split.Tensor(%x, 1, 1) as cut\n%y: fp32[2,1,4,4] = aten.relu.default(%b)",
+        "_, %b: fp32[2,1,4,4], _ = aten.split.Tensor(%x, 1, 1) as %cut\n%y: fp32[2,1,4,4] = aten.relu.default(%b)",
         lambda x: x[:, 1:2].relu(),
     ),
     ("%y: fp32[2,3,4,4] = aten.split.Tensor(%x, 3, 1)", lambda x: x),
@@ -159,6 +159,22 @@ def test_every_form_of_argument(line: str, want):
     (found,) = compile_graph(parse_graph(ONE.format(line)))([x])
     torch.testing.assert_close(found, want(x), rtol=0, atol=0)
     assert found.stride() == want(x).stride()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("side", ["1,3,1,1", "2,3,4,4"])
+def test_a_batch_norm_as_one_product_and_sum(memory_format: torch.memory_format, side: str):
+    graph = parse_graph(
+        f"graph 1\ninput %x: fp32[2,3,4,4]\nconstant %b: fp32[{side}]\nconstant %s: fp32[{side}]\n"
+        "%y: fp32[2,3,4,4] = aten.addcmul.default(%b, %x, %s)\nreturn %y\n"
+    )
+    x = torch.arange(96.0).reshape(2, 3, 4, 4).contiguous(memory_format=memory_format)
+    before = x.clone()
+    constants = [torch.arange(3.0).reshape(1, 3, 1, 1).expand(*map(int, side.split(","))) + i for i in (0, 1)]
+    (y,) = compile_graph(graph)([x], constants)
+    assert torch.equal(y, constants[0] + x * constants[1])
+    assert y.is_contiguous(memory_format=memory_format)
+    assert torch.equal(x, before)
 
 
 def test_double_reads_named_floating_dtypes_as_float64():

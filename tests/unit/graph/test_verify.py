@@ -59,7 +59,7 @@ BREACHES: list[tuple[str, str, Graph]] = [
     ("names", "a b", with_value(good(), "a b", Value("a b", SPEC, "constant"))),
     ("names", "_", with_value(good(), "_", Value("_", SPEC, "constant"))),
     ("names", "", with_nodes(good(), *(replace(n, name="") if n.name == "fc" else n for n in good().nodes))),
-    ("unique", "relu", changed("_ = aten.max.dim(%fc, 1)", "_ = aten.max.dim(%fc, 1) as relu")),
+    ("unique", "relu", changed("_ = aten.max.dim(%fc, 1)", "_ = aten.max.dim(%fc, 1) as %relu")),
     ("unique", "relu", with_nodes(good(), *good().nodes, replace(good().node("relu"), name="again"))),
     ("unique", "x", replace(good(), inputs=("x", "unused", "x"))),
     ("outputs", "gone", replace(good(), outputs=("fc", "gone"))),
@@ -85,7 +85,7 @@ BREACHES: list[tuple[str, str, Graph]] = [
     ("alive", "spare", changed("constant %bias", "constant %spare: fp32[4]\nconstant %bias")),
     ("alive", "half", changed("return %fc, %half", "return %fc")),
     ("alive", "index", changed("%most: fp32[2], _", "%most: fp32[2], %index: i64[2]")),
-    ("alive", "nothing", changed("return", "_ = aten.neg.default(%fc) as nothing\nreturn")),
+    ("alive", "nothing", changed("return", "_ = aten.neg.default(%fc) as %nothing\nreturn")),
     (
         "constant_order",
         "bias",

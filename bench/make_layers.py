@@ -17,7 +17,22 @@ from torch import nn
 from convoy.problem import ConvProblem
 
 NETS = ("alexnet", "vgg19", "googlenet", "resnet50", "inception_v3", "mobilenet_v2", "densenet121", "efficientnet_b0")
-COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups")
+COLUMNS = (
+    "n",
+    "c",
+    "h",
+    "w",
+    "k",
+    "r",
+    "s",
+    "pad_h",
+    "pad_w",
+    "stride_h",
+    "stride_w",
+    "dilation_h",
+    "dilation_w",
+    "groups",
+)
 FOLDER = Path(__file__).parent / "layers"
 
 
@@ -35,7 +50,16 @@ def layers(net: str) -> Counter[ConvProblem]:
         pad_h, pad_w = module.padding if isinstance(module.padding, tuple) else (0, 0)
         found[
             ConvProblem(
-                n, c, h, w, module.out_channels, *module.kernel_size, pad_h, pad_w, *module.stride, *module.dilation,
+                n,
+                c,
+                h,
+                w,
+                module.out_channels,
+                *module.kernel_size,
+                pad_h,
+                pad_w,
+                *module.stride,
+                *module.dilation,
                 module.groups,
             )  # fmt: skip
         ] += 1

@@ -22,6 +22,7 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.pointwise": "convoy.engines.triton.pointwise",
     "triton.depthwise": "convoy.engines.triton.depthwise",
     "triton.gemv": "convoy.engines.triton.gemv",
+    "triton.split_fp32": "convoy.engines.triton.split_fp32",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 

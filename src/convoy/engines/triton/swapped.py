@@ -38,14 +38,14 @@ def tensor_support(view: View) -> Support:
     return Support.yes()
 
 
-def tile_space(view: View, units: int, planes: int = 1, limit: int = 28) -> list[Tile]:
-    """Tiles worth trying, the likely best first; the first few also with dependent launch."""
+def tile_space(view: View, units: int, planes: int = 1, limit: int = 24) -> list[Tile]:
+    """Tiles worth trying, the likely best first; all with dependent launch, the first two without as well."""
     smallest = 32 if view.k <= 32 else 64
     tiles = candidate_tiles(
         view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=units, planes=planes,
         limit=limit,
     )  # fmt: skip
-    return tiles + [replace(tile, pdl=True) for tile in tiles[:4]]
+    return [*(replace(tile, pdl=True) for tile in tiles), *tiles[:2]]
 
 
 class SwappedEngine(Engine):

@@ -138,18 +138,22 @@ class SwappedExecutable(Executable):
         packed = pack_tiles(weight, self.tile)
         return (packed, pack_bias(constants[1], self.tile.block_k)) if self.epilogue.bias else (packed,)
 
+    def x_images(self) -> int:
+        """Images that x's descriptor spans."""
+        return self.view.n
+
     def x_descriptor(self, x: torch.Tensor) -> Any:
         """The kernel's descriptor of x, whatever its logical shape."""
-        view = self.view
+        view, images = self.view, self.x_images()
         row = view.w * view.c
         if view.strided:
-            shape = [view.n, view.h // view.stride_h, view.stride_h, view.w // view.stride_w, view.stride_w * view.c]
+            shape = [images, view.h // view.stride_h, view.stride_h, view.w // view.stride_w, view.stride_w * view.c]
             strides = [view.h * row, view.stride_h * row, row, view.stride_w * view.c, 1]
         elif view.is_1x1:
-            shape = [view.n, view.p, view.q, view.c]
+            shape = [images, view.p, view.q, view.c]
             strides = [view.h * row, view.stride_h * row, view.stride_w * view.c, 1]
         else:
-            shape, strides = [view.n, view.h, view.w, view.c], [view.h * row, row, view.c, 1]
+            shape, strides = [images, view.h, view.w, view.c], [view.h * row, row, view.c, 1]
         return descriptor(x, shape, self.x_box, strides)
 
     def sizes(self) -> list[int]:

@@ -101,7 +101,7 @@ def gemv_knobs(**changes):
 
 
 SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
-DEPTHWISE, GEMV = "triton.depthwise", "triton.gemv"
+DEPTHWISE, GEMV, SPLIT = "triton.depthwise", "triton.gemv", "triton.split_fp32"
 
 CASES = {
     "swapped 3x3": (SWAPPED, conv(1, 16, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
@@ -122,6 +122,10 @@ CASES = {
     "gemv batch": (GEMV, LinearProblem(5, 530, 6, "fp32", "strict", FULL)),
     "gemv split": (GEMV, LinearProblem(2, 1030, 6, "fp32", "strict", FULL), gemv_knobs(split=2)),
     "gemv 1x1 map": (GEMV, conv(3, 10, 1, 1, 24, 1, 1, epilogue=FULL)),
+    "split": (SPLIT, conv(2, 8, 5, 5, 16, 3, 3, 1, 1, dtype="fp32", numerics="strict", epilogue=FULL), swapped_knobs()),
+    "split parts": (SPLIT, conv(1, 40, 5, 5, 24, 3, 3, 1, 1, dtype="fp32", epilogue=FULL), swapped_knobs(split=3)),
+    "split 1x1": (SPLIT, conv(2, 24, 3, 5, 24, 1, 1, dtype="fp32", numerics="strict"), swapped_knobs(block_h=1)),
+    "split stride 2": (SPLIT, conv(1, 16, 6, 6, 16, 3, 3, 1, 1, 2, 2, dtype="fp32"), swapped_knobs()),
     "gather stem": (GATHER, conv(1, 3, 9, 9, 5, 3, 3, 1, 1, 2, 2, epilogue=FULL)),
     "gather dilation": (GATHER, conv(2, 24, 5, 6, 5, 3, 3, 1, 2, 2, 1, 2, 1, epilogue=FULL)),
     "gather groups": (

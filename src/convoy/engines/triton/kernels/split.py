@@ -1,0 +1,113 @@
+"""Exact fp32 products on tensor cores: every operand as two fp16 planes, three products a pair, sums of short runs in fp32.
+
+x · s = hi + lo / 2048 with s a power of two that brings the largest |x| into [2^14, 2^15): hi and lo are fp16 and keep 22 bits
+of the mantissa, and what is far below the largest loses no more than 2^-50 of it. The weight is split the same way with one s a
+channel, once, when it is packed. hi·hi is the result's body, hi·lo + lo·hi its correction; lo·lo is below fp32's last place.
+A tensor core cuts what it adds (docs/kernels/split_fp32.md), so its sums stay short: each run of BLOCK_C products is added to
+the total by an fp32 addition.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from convoy.engines.triton.kernels.epilogue import activate
+from convoy.engines.triton.kernels.swapped import load_pixels
+
+
+@triton.jit
+def absolute_maxima(x, maxima, elements, BLOCK: tl.constexpr, WAIT: tl.constexpr):
+    """maxima[block] = the largest finite |x| of the elements that fall to this block."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    largest = tl.zeros((BLOCK,), dtype=tl.float32)
+    step = tl.num_programs(0) * BLOCK
+    for start in range(tl.program_id(0) * BLOCK, elements, step):
+        index = start + tl.arange(0, BLOCK)
+        value = tl.abs(tl.load(x + index, mask=index < elements, other=0.0))
+        largest = tl.maximum(largest, tl.where(value < float("inf"), value, 0.0))
+    tl.store(maxima + tl.program_id(0), tl.max(largest, axis=0))
+
+
+@triton.jit
+def split_planes(x, maxima, inverse, planes, elements, COUNT: tl.constexpr, BLOCK: tl.constexpr, WAIT: tl.constexpr):
+    """planes[0] = hi, planes[1] = lo of x; inverse[0] = 1 / s."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    largest = tl.max(tl.load(maxima + tl.arange(0, COUNT)), axis=0)
+    exponent = largest.to(tl.int32, bitcast=True) >> 23
+    # The exponents of s and 1 / s, with fp32's bias: both stay normal numbers.
+    scale_exponent = tl.minimum(tl.maximum(268 - exponent, 1), 253)
+    scale = (scale_exponent << 23).to(tl.float32, bitcast=True)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < elements
+    value = tl.load(x + index, mask=inside, other=0.0) * scale
+    high = value.to(tl.float16)
+    low = (value - high.to(tl.float32)) * 2048.0
+    # An infinity or NaN stays in hi alone.
+    low = tl.where(tl.abs(value) < 65504.0, low, 0.0)
+    tl.store(planes + index, high, mask=inside)
+    tl.store(planes + elements.to(tl.int64) + index, low.to(tl.float16), mask=inside)
+    tl.store(inverse, ((254 - scale_exponent) << 23).to(tl.float32, bitcast=True), mask=tl.program_id(0) == 0)
+
+
+@triton.jit
+def split_conv(
+    x, w, y, residual, bias, x_inverse, w_inverse,
+    tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,
+    pad_h, pad_w, dilation_h, dilation_w,
+    S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
+    SPLIT: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
+    """As `swapped_conv`, on planes: x holds [2 x images, ...], w the packed rows of hi and then those of lo."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
+    tile = tl.program_id(0)
+    tile_k = tile % tiles_k
+    rest = tile // tiles_k
+    q0 = (rest % tiles_w) * BLOCK_W
+    rest = rest // tiles_w
+    p0 = (rest % tiles_h) * BLOCK_H
+    n0 = (rest // tiles_h) * BLOCK_N
+    first = tl.program_id(1) * iterations_split
+    last = tl.minimum(first + iterations_split, iterations)
+    factor = tl.load(x_inverse)
+    low_rows = tiles_k * iterations * BLOCK_K
+    total = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
+    correction = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
+    for i in range(first, last):
+        tap = i // c_blocks
+        c0 = (i - tap * c_blocks) * BLOCK_C
+        row = (tile_k * iterations + i) * BLOCK_K
+        x_high = load_pixels(
+            x, n0, p0, q0, tap, c0, channels, pad_h, pad_w, dilation_h, dilation_w,
+            S, STRIDE_H, STRIDE_W, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C,
+        )  # fmt: skip
+        x_low = load_pixels(
+            x, images + n0, p0, q0, tap, c0, channels, pad_h, pad_w, dilation_h, dilation_w,
+            S, STRIDE_H, STRIDE_W, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C,
+        )  # fmt: skip
+        w_high = w.load([row, 0])
+        w_low = w.load([low_rows + row, 0])
+        correction = tl.dot(w_high, x_low.T, correction)
+        correction = tl.dot(w_low, x_high.T, correction)
+        # The factor is a power of two: it costs nothing, and it keeps this sum out of the tensor core's accumulator.
+        total += tl.dot(w_high, x_high.T) * factor
+    k0 = tile_k * BLOCK_K
+    k_index = k0 + tl.arange(0, BLOCK_K)
+    out = (total + correction * (factor * 0.00048828125)) * tl.load(w_inverse + k_index)[:, None]
+    out = out.T
+    if SPLIT:
+        y.store([tl.program_id(1) * images + n0, p0, q0, k0], out.reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))
+    else:
+        if bias is not None:
+            out += tl.load(bias + k_index)[None, :]
+        if residual is not None:
+            out += residual.load([n0, p0, q0, k0]).reshape(PIXELS, BLOCK_K)
+        y.store([n0, p0, q0, k0], activate(out, ACTIVATION).reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))

@@ -1,0 +1,202 @@
+"""triton.split_fp32: strict fp32 convolution on tensor cores by products of split operands (docs/kernels/split_fp32.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.requirements import conv_support
+from convoy.engines.triton.swapped import tensor_support
+from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type, pack_bias, pack_tiles
+from convoy.engines.triton.tensors import as_floats, checked, descriptor, scratch
+from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+_MAXIMA = 256
+_BLOCK = 1024
+_HEADER_BYTES = 4096
+"""The maxima and 1 / s at the workspace's start."""
+
+
+def plane_view(problem: ConvProblem) -> View:
+    """The problem on fp16 planes; a 1x1 convolution of stride 1 as one row of pixels."""
+    view = (
+        row_view(problem) if problem.is_pointwise and problem.stride_h * problem.stride_w == 1 else conv_view(problem)
+    )
+    return replace(view, bytes_each=2)
+
+
+def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """hi, lo (fp16) and 1 / s (fp32, one a channel) of a weight [k, c, r, s]: weight · s = hi + lo / 2048."""
+    wide = weight.double()
+    finite = torch.where(wide.isfinite(), wide.abs(), 0.0)
+    largest = finite.flatten(1).amax(dim=1).clamp_min(2.0**-112)
+    exponent = 14 - torch.floor(torch.log2(largest))
+    scaled = wide * torch.exp2(exponent)[:, None, None, None]
+    high = scaled.half()
+    low = torch.where(high.isfinite(), (scaled - high.double()) * 2048, 0.0).half()
+    return high, low, torch.exp2(-exponent).float()
+
+
+class SplitExecutable(SwappedExecutable):
+    """Three launches (largest |x|, split, product), and a fourth where the reduction is split."""
+
+    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+        self.elements = problem.x_spec.elements
+        super().__init__(engine, plane_view(problem), tile, "fp32", problem.epilogue, target)
+        self.partial_bytes = self.workspace_bytes
+        self.workspace_bytes = plane_bytes(problem) + self.partial_bytes
+        if self.view.pixels == 0:
+            self.workspace_bytes = 0
+            return
+        from convoy.engines.triton.kernels import split
+
+        dependent = not interpreting()
+        # Elements are a multiple of 8 at least: c is.
+        even = ["elements"] if self.elements % 16 == 0 else []
+        self.maxima = Kernel(
+            Build(
+                engine, split.absolute_maxima, {"x": "*fp32", "maxima": "*fp32", "elements": "i32"},
+                {"BLOCK": _BLOCK, "WAIT": dependent}, ["x", "maxima", *even], dependent=dependent,
+            ),
+            target,
+        )  # fmt: skip
+        self.planes = Kernel(
+            Build(
+                engine, split.split_planes,
+                {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
+                {"COUNT": _MAXIMA, "BLOCK": _BLOCK, "WAIT": dependent},
+                ["x", "maxima", "inverse", "planes", *even], dependent=dependent,
+            ),
+            target,
+        )  # fmt: skip
+
+    def _build(self, engine: str, dtype: str) -> Build:
+        from convoy.engines.triton.kernels.split import split_conv
+
+        build = super()._build(engine, dtype)
+        tile, dependent = self.tile, not interpreting()
+        constants = {n: v for n, v in build.constants.items() if n not in ("PRECISION", "DTYPE", "TRIGGER")}
+        sizes = {n: t for n, t in build.signature.items() if t == "i32"}
+        signature = {
+            "x": box_type("fp16", self.x_box), "w": box_type("fp16", [tile.block_k, tile.block_c]),
+            **{name: build.signature[name] for name in ("y", "residual", "bias")},
+            "x_inverse": "*fp32", "w_inverse": "*fp32", **sizes,
+        }  # fmt: skip
+        return Build(
+            engine, split_conv, signature, constants | {"WAIT": dependent}, ["bias", "x_inverse", "w_inverse"],
+            tile.warps, tile.stages, dependent,
+        )  # fmt: skip
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Both planes of the weight in tile order, 1 / s and the bias padded to whole tiles."""
+        high, low, inverse = split_weight(constants[0])
+        planes = torch.cat((pack_tiles(high, self.tile), pack_tiles(low, self.tile)))
+        padded = pack_bias(inverse, self.tile.block_k)
+        return (planes, padded, *(pack_bias(bias, self.tile.block_k) for bias in constants[1:]))
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Split x, multiply, and add the parts."""
+        view = self.view
+        if view.pixels == 0:
+            return
+        x, y, residual = checked(buffers, self.epilogue.residual)
+        weight, w_inverse = buffers.constants[0], buffers.constants[1]
+        bias = buffers.constants[2] if self.epilogue.bias else None
+        room = scratch(workspace, self.workspace_bytes)
+        assert room is not None
+        maxima = as_floats(room, _MAXIMA)
+        x_inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
+        planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
+        self.maxima((_MAXIMA, 1, 1), [x, maxima, self.elements])
+        self.planes((-(-self.elements // _BLOCK), 1, 1), [x, maxima, x_inverse, planes, self.elements])
+        out_shape: list[int] = [view.n, view.p, view.q, view.k]
+        split = self.splits > 1
+        partial = as_floats(room[-self.partial_bytes :], self.partial_bytes // 4) if split else y
+        out_shape[0] *= self.splits
+        fused: list[Any] = [None, None]
+        if not split:
+            fused = [descriptor(residual, out_shape, self.y_box) if residual is not None else None, bias]
+        arguments = [
+            self.x_descriptor(planes),
+            descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
+            descriptor(partial, out_shape, self.y_box),
+            *fused,
+            x_inverse,
+            w_inverse,
+            *self.sizes(),
+        ]
+        self.kernel((math.prod(self.tile.tiles(view)), self.splits, 1), arguments)
+        if self.reduce is not None:
+            self.reduce.launch(partial, y, residual, bias)
+
+    def x_images(self) -> int:
+        """Two planes of every image."""
+        return 2 * self.view.n
+
+
+def plane_bytes(problem: ConvProblem) -> int:
+    """Bytes of the header and of both planes of x, up to a multiple of 256."""
+    return _HEADER_BYTES + -(-4 * problem.x_spec.elements // 256) * 256
+
+
+class SplitFp32Engine(Engine):
+    """fp16x3 with short sums; see `kernels/split.py`."""
+
+    id = "triton.split_fp32"
+    family = "implicit_gemm"
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """fp32 NHWC convolutions on Hopper, c and k multiples of 8."""
+        if not (found := conv_support(problem, target, 90)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if problem.x_dtype != "fp32":
+            return Support.no(f"splits fp32, got {problem.x_dtype}")
+        if problem.groups != 1:
+            return Support.no(f"needs groups = 1, got {problem.groups}")
+        return tensor_support(plane_view(problem))
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Tiles by guessed time; an iteration's sum is a run, so it is 128 channels at most."""
+        assert isinstance(problem, ConvProblem)
+        view = plane_view(problem)
+        sizes = tuple(b for b in (128, 64, 32) if b < 2 * view.c or b == 32)
+        if view.strided:
+            sizes = tuple(b for b in (128, 64, 32, 16) if view.c % b == 0)
+        tiles = candidate_tiles(
+            view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=40
+        )
+        whole = [t for t in tiles if view.n % t.block_n == 0]
+        return [tile.knobs for tile in (whole or [Tile(64, 1, 8, 8, sizes[-1], 3)])[:24]]
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """Planes of x, and the partial sums of a split reduction."""
+        assert isinstance(problem, ConvProblem)
+        view, tile = plane_view(problem), Tile.of(knobs)
+        if view.pixels == 0:
+            return 0
+        splits, _ = tile.splits(view)
+        return plane_bytes(problem) + (4 * splits * view.pixels * view.k if splits > 1 else 0)
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The tiles' cost model and the two launches that split x."""
+        assert isinstance(problem, ConvProblem)
+        guess = estimate_us(plane_view(problem), Tile.of(knobs), target.units, planes=3)
+        return guess + 2.0 + 12 * problem.x_spec.elements / 4e6
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one tile."""
+        assert isinstance(problem, ConvProblem)
+        return SplitExecutable(self.id, problem, Tile.of(knobs), target)
+
+
+ENGINE = SplitFp32Engine()

@@ -1,1 +1,8 @@
-"""The memory: measurements in SQLite, shipped results beside the user's. The only package that writes SQL."""
+"""The memory: measurements in SQLite. The only package that writes SQL."""
+
+from __future__ import annotations
+
+from convoy.perfdb.database import Database, default_path
+from convoy.perfdb.row import Measurement, Status
+
+__all__ = ["Database", "Measurement", "Status", "default_path"]

@@ -1,1 +1,10 @@
 """Selection and schedule of one net as data: read, write, compare, explain. No torch here."""
+
+from __future__ import annotations
+
+from convoy.plan.file import from_dict, load, save, to_dict
+from convoy.plan.plan import PLAN_VERSION, Plan, Step
+from convoy.plan.serial import serial
+from convoy.plan.words import compare, explain
+
+__all__ = ["PLAN_VERSION", "Plan", "Step", "compare", "explain", "from_dict", "load", "save", "serial", "to_dict"]

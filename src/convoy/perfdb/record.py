@@ -1,0 +1,221 @@
+"""A measurement as a flat record: one value a column, the same names in SQLite, CSV and JSON; checked, bounded, sealed.
+
+The columns are the fields of `Measurement`, with `config` spread into `engine`, `version` and `knobs`. Everything that
+comes from outside (a database file, an import, shipped results) passes `read_record`, `read_text` or `read_target`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from datetime import datetime
+from typing import Any, Final
+
+from convoy.errors import InputError
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, parse_problem
+from convoy.target import Target
+
+Value = str | int | float | bool
+
+_KINDS: Final = {"str": str, "int": int, "float": float, "bool": bool, "Status": str}
+_CONFIG: Final = {"engine": str, "version": int, "knobs": str}
+
+
+def _columns() -> dict[str, type]:
+    columns: dict[str, type] = {}
+    for field in fields(Measurement):
+        columns |= _CONFIG if field.name == "config" else {field.name: _KINDS[str(field.type)]}
+    return columns
+
+
+COLUMNS: Final[dict[str, type]] = _columns()
+"""Column name → Python type (`str`, `int`, `float` or `bool`), in the order of `Measurement`'s fields."""
+
+KEY_COLUMNS: Final = ("problem", "target", "protocol", "engine", "version", "knobs")
+"""What makes two rows the same fact; the order serves the commonest question (this problem, here, by this protocol)."""
+
+DEFAULTS: Final[dict[str, Value]] = {f.name: f.default for f in fields(Measurement) if f.default is not MISSING}
+"""Values of the columns that a record may leave out."""
+
+LONGEST: Final = {
+    "problem": 400,
+    "engine": 100,
+    "knobs": 500,
+    "target": 16,
+    "protocol": 200,
+    "reason": 4000,
+    "versions": 1000,
+    "date": 40,
+}
+"""Most characters of each text column: far above what is ever written, far below what could fill a disk."""
+
+LONGEST_TEXT: Final = 1 << 20
+"""Most characters of a subgraph's text."""
+
+LONGEST_TARGET: Final = 1 << 16
+"""Most characters of a target's JSON."""
+
+_LARGEST: Final = {"version": 10**6, "samples": 10**9, "workspace_bytes": 2**53, "resident_bytes": 2**53}
+_LONGEST_TIME_US: Final = 1e12
+"""About eleven days: a longer median is a broken clock."""
+
+_SUBGRAPH: Final = re.compile(f"subgraph:({'|'.join((*LAYOUTS, ANY_LAYOUT))}):[0-9a-f]{{24}}")
+_ENGINE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_PROTOCOL: Final = re.compile(r"[!-~]+")
+_DIGEST: Final = re.compile(r"[0-9a-f]{16}")
+
+
+def to_record(row: Measurement) -> dict[str, Value]:
+    """Spread a measurement into one value a column, in `COLUMNS` order."""
+    config = {"engine": row.config.engine, "version": row.config.version, "knobs": str(row.config.knobs)}
+    return {name: config[name] if name in config else _plain(getattr(row, name)) for name in COLUMNS}
+
+
+def _plain(value: Any) -> Value:
+    return str(value) if isinstance(value, Status) else value
+
+
+def read_record(record: Mapping[str, object]) -> Measurement:
+    """Check a record and make the measurement of it.
+
+    Args:
+        record: values by column name, of the columns' types; columns with a default may be missing.
+
+    Raises:
+        InputError: naming the column, for an unknown or missing column, a wrong type, a value out of range, a text that
+            is too long, and a problem, engine, knobs, target or protocol that is not well formed.
+    """
+    for name in record:
+        if name not in COLUMNS:
+            raise InputError("column", name, "one of " + ", ".join(COLUMNS))
+    values = {name: _typed(name, record.get(name, DEFAULTS.get(name))) for name in COLUMNS}
+    _check_key(values)
+    _check_figures(values)
+    if values["date"]:
+        _check_date(str(values["date"]))
+    config = EngineConfig(values.pop("engine"), values.pop("version"), Knobs.parse(values.pop("knobs")))
+    values["status"] = Status(values["status"])
+    return Measurement(config=config, **values)
+
+
+def _typed(name: str, value: object) -> Any:
+    kind = COLUMNS[name]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 2**63 else math.inf
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(name, value, f"a value of type {kind.__name__}")
+    if isinstance(value, str):
+        _check_text(name, value, LONGEST.get(name, 20))
+    elif isinstance(value, float) and not 0 <= value < math.inf:
+        raise InputError(name, value, "a finite number of at least 0")
+    elif isinstance(value, int) and not 0 <= value <= _LARGEST.get(name, 1):
+        raise InputError(name, value, f"an integer from 0 to {_LARGEST.get(name, 1)}")
+    return value
+
+
+def _check_text(name: str, value: str, longest: int) -> None:
+    if len(value) > longest:
+        raise InputError(name, value, f"at most {longest} characters")
+    if not value.isascii() and any("\ud800" <= ch <= "\udfff" for ch in value):
+        raise InputError(name, value, "text that UTF-8 can hold")
+
+
+def _check_key(values: Mapping[str, Any]) -> None:
+    problem, engine, knobs = values["problem"], values["engine"], values["knobs"]
+    if not _SUBGRAPH.fullmatch(problem) and parse_problem(problem).key != problem:
+        raise InputError("problem", problem, "the canonical key, as a problem's `key` gives it")
+    if not _ENGINE.fullmatch(engine):
+        raise InputError("engine", engine, "an engine id such as triton.implicit_gemm")
+    if str(Knobs.parse(knobs)) != knobs:
+        raise InputError("knobs", knobs, "name=value pairs, sorted by name, separated by commas")
+    if not _PROTOCOL.fullmatch(values["protocol"]):
+        raise InputError("protocol", values["protocol"], "a protocol's id: visible ASCII characters without blanks")
+    check_digest(values["target"])
+
+
+def check_digest(digest: str) -> str:
+    """Return a target's digest as it is; raises InputError unless it is sixteen hex digits."""
+    if not _DIGEST.fullmatch(digest):
+        raise InputError("target", digest, "a target's digest: sixteen hex digits")
+    return digest
+
+
+def _check_figures(values: Mapping[str, Any]) -> None:
+    status = values["status"]
+    if status not in {str(member) for member in Status}:
+        raise InputError("status", status, "one of " + ", ".join(Status))
+    if status == Status.OK:
+        if not 0 < values["median_us"] <= _LONGEST_TIME_US or values["spread_us"] > _LONGEST_TIME_US:
+            raise InputError(
+                "median_us", values["median_us"], f"a time above 0 and below {_LONGEST_TIME_US:g} for an ok row"
+            )
+        return
+    for name in ("samples", "median_us", "spread_us"):
+        if values[name]:
+            raise InputError(name, values[name], f"0, as the status is {status}")
+    if not values["reason"]:
+        raise InputError("reason", "", f"why not, as the status is {status}")
+
+
+def _check_date(date: str) -> None:
+    try:
+        datetime.fromisoformat(date)
+    except ValueError:
+        raise InputError("date", date, "an ISO 8601 date, or nothing") from None
+
+
+def clip_reason(reason: str) -> str:
+    """Make a reason storable: what UTF-8 cannot hold is replaced, what is too long (a compiler's log) is cut."""
+    clean = reason.encode("utf-8", "replace").decode()
+    longest = LONGEST["reason"]
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+
+
+def read_text(key: str, text: str) -> tuple[str, str]:
+    """Check a subgraph's text against its key, which holds the text's hash; raises InputError when they differ."""
+    _check_text("text", text, LONGEST_TEXT)
+    if not _SUBGRAPH.fullmatch(key) or not text:
+        raise InputError("key", key, "a subgraph problem's key, with its text")
+    try:
+        parse_problem(key, text)
+    except InputError:
+        raise InputError("text", text, f"the text that {key} was made from") from None
+    return key, text
+
+
+def target_json(target: Target) -> str:
+    """A target as one line of JSON, the same for equal targets."""
+    return json.dumps(target.to_dict(), sort_keys=True)
+
+
+def read_target(digest: str, text: str) -> Target:
+    """Check a target's JSON against its digest; raises InputError when it is not one or has another digest."""
+    _check_text("target", text, LONGEST_TARGET)
+    try:
+        data = json.loads(text)
+        target = Target.from_dict(data)
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise InputError("target", text, "a target's fields as JSON", f"It says {error!r}.") from None
+    if target.digest != digest:
+        raise InputError("target", digest, f"the digest of its fields, {target.digest}")
+    return target
+
+
+def seal_row(record: Mapping[str, Any]) -> int:
+    """CRC-32 of a record's values. Columns at their default do not enter, so a column added later breaks no seal."""
+    said = {name: COLUMNS[name](value) for name, value in record.items()}
+    return _crc(["measurements", {name: value for name, value in said.items() if value != DEFAULTS.get(name)}])
+
+
+def seal_pair(table: str, key: str, text: str) -> int:
+    """CRC-32 of a row of the tables `texts` and `targets`."""
+    return _crc([table, key, text])
+
+
+def _crc(content: object) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

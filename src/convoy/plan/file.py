@@ -1,0 +1,232 @@
+"""Plans as files: JSON, versioned, checked field by field on the way in, written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from convoy.errors import InputError, PlanError
+from convoy.plan.plan import PLAN_VERSION, Plan, Step
+from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
+
+LARGEST_BYTES: Final = 64 << 20
+LONGEST_TEXT: Final = 4000
+LONGEST_NAME: Final = 400
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*(@[a-z]+)?", re.ASCII)
+_ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
+_PROBLEM = re.compile(r"[a-z]+:[\w:.+,=\[\]-]+", re.ASCII)
+_AGAIN = "Tune the model anew: `convoy optimize`."
+
+
+def save(plan: Plan, path: str | Path) -> None:
+    """Write a plan; an existing file is replaced only when the new one is complete.
+
+    Raises:
+        InputError: the path is a folder, or its folder is not there or not writable.
+    """
+    path = Path(path)
+    write_text(path, json.dumps(to_dict(plan), indent=1) + "\n", "plan")
+
+
+def write_text(path: Path, text: str, argument: str) -> None:
+    """Write a file whole or not at all; raises InputError naming `argument`."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(argument, str(path), "a file in a folder that exists")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(argument, str(path), "a path that can be written", str(error)) from error
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan and check everything in it.
+
+    Raises:
+        PlanError: no such file, no JSON, another version, or a field that is not what it must be; the field is named.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise PlanError("plan", str(path), f"a file of at most {LARGEST_BYTES >> 20} MiB")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError("plan", str(path), "a file that can be read", str(error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError("plan", str(path), "a plan in JSON", str(error)[:200]) from None
+    return from_dict(data)
+
+
+def to_dict(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON's types."""
+    data = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    data["steps"] = [_step_to_dict(step) for step in plan.steps]
+    data["inputs"], data["notes"] = list(plan.inputs), list(plan.notes)
+    return {"version": data.pop("version"), **data}
+
+
+def _step_to_dict(step: Step) -> dict[str, Any]:
+    data = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    del data["config"]
+    data |= {"engine": step.config.engine, "engine_version": step.config.version, "knobs": str(step.config.knobs)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+
+
+def from_dict(data: object) -> Plan:
+    """Inverse of `to_dict`; raises PlanError naming the field."""
+    fields = _Fields("plan", data)
+    version = fields.integer("version")
+    if version != PLAN_VERSION:
+        raise PlanError(
+            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + _AGAIN
+        )
+    plan = Plan(
+        version=version,
+        model=fields.text("model", LONGEST_TEXT),
+        graph_digest=fields.text("graph_digest", 16, re.compile(r"[0-9a-f]{16}")),
+        inputs=tuple(fields.texts("inputs", _spec)),
+        target=fields.plain("target"),
+        numerics=fields.text("numerics", 20, re.compile("strict|as_torch|half")),
+        steps=tuple(_step(f"plan.steps[{i}]", item, i) for i, item in enumerate(fields.items("steps"))),
+        solver=fields.text("solver", LONGEST_NAME),
+        total_us=fields.number("total_us"),
+        bound_us=fields.number("bound_us"),
+        workspace_bytes=fields.integer("workspace_bytes"),
+        activation_bytes=fields.integer("activation_bytes"),
+        baseline=fields.boolean("baseline"),
+        notes=tuple(fields.texts("notes", lambda text: len(text) <= LONGEST_TEXT)),
+        border={str(k): str(v) for k, v in fields.plain("border").items()},
+    )
+    fields.finish()
+    for name, layout in plan.border.items():
+        if not _NAME.fullmatch(name) or layout not in LAYOUTS:
+            raise PlanError("plan.border", f"{name}: {layout}", "value names with " + ", ".join(LAYOUTS))
+    return plan
+
+
+def _step(where: str, data: object, index: int) -> Step:
+    fields = _Fields(where, data)
+    engine = fields.text("engine", 100, _ENGINE)
+    engine_version = fields.integer("engine_version")
+    try:
+        knobs = Knobs.parse(fields.text("knobs", 500))
+    except InputError as error:
+        raise PlanError(f"{where}.knobs", error.value, error.expected) from None
+    step = Step(
+        kind=fields.text("kind", 10, re.compile("region|convert")),
+        pattern=fields.text("pattern", 20, re.compile("[a-z_]*")),
+        nodes=tuple(fields.texts("nodes", _is_name)),
+        args=tuple(fields.texts("args", _is_name)),
+        results=tuple(fields.texts("results", _is_name)),
+        problem=fields.text("problem", LONGEST_NAME, _PROBLEM),
+        config=EngineConfig(engine, engine_version, knobs),
+        layout=fields.text("layout", 10, re.compile("|".join((*LAYOUTS, ANY_LAYOUT)))),
+        median_us=fields.number("median_us"),
+        workspace_bytes=fields.integer("workspace_bytes"),
+        stream=fields.integer("stream"),
+        waits=tuple(fields.integers("waits")),
+    )
+    fields.finish()
+    if any(wait >= index for wait in step.waits):
+        raise PlanError(f"{where}.waits", step.waits, "indices of earlier steps")
+    return step
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and _NAME.fullmatch(text) is not None
+
+
+def _spec(text: str) -> bool:
+    try:
+        return str(TensorSpec.parse(text)) == text
+    except InputError:
+        return False
+
+
+class _Fields:
+    """Takes fields out of a JSON object, each checked; what is left over is refused."""
+
+    def __init__(self, where: str, data: object) -> None:
+        if not isinstance(data, dict):
+            raise PlanError(where, data, "a JSON object", _AGAIN)
+        self._where = where
+        self._left: dict[str, Any] = {str(k): v for k, v in data.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    def _take(self, name: str, right: Callable[[Any], bool], expected: str) -> Any:
+        if name not in self._left:
+            raise PlanError(f"{self._where}.{name}", None, expected, _AGAIN)
+        value = self._left.pop(name)
+        if not right(value):
+            raise PlanError(f"{self._where}.{name}", value, expected, _AGAIN)
+        return value
+
+    def text(self, name: str, longest: int, pattern: re.Pattern[str] | None = None) -> str:
+        """A text of at most `longest` characters that matches."""
+
+        def right(value: Any) -> bool:
+            return isinstance(value, str) and len(value) <= longest and (not pattern or bool(pattern.fullmatch(value)))
+
+        return self._take(name, right, f"a text{f' that matches {pattern.pattern}' if pattern else ''}")
+
+    def integer(self, name: str) -> int:
+        """An integer from 0 to 2^53."""
+        return self._take(name, _is_count, "an integer of at least 0")
+
+    def number(self, name: str) -> float:
+        """A finite number of at least 0."""
+        value = self._take(
+            name,
+            lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < 1e15,
+            "a number of at least 0",
+        )
+        return float(value)
+
+    def boolean(self, name: str) -> bool:
+        """True or false."""
+        return self._take(name, lambda v: isinstance(v, bool), "true or false")
+
+    def items(self, name: str) -> list[Any]:
+        """A list."""
+        return self._take(name, lambda v: isinstance(v, list), "a list")
+
+    def texts(self, name: str, right: Callable[[str], bool]) -> list[str]:
+        """A list of texts, each of which is right."""
+        found = self.items(name)
+        for item in found:
+            if not isinstance(item, str) or not right(item):
+                raise PlanError(f"{self._where}.{name}", item, "well-formed names or texts", _AGAIN)
+        return found
+
+    def integers(self, name: str) -> list[int]:
+        """A list of integers of at least 0."""
+        found = self.items(name)
+        for item in found:
+            if not _is_count(item):
+                raise PlanError(f"{self._where}.{name}", item, "integers of at least 0", _AGAIN)
+        return found
+
+    def plain(self, name: str) -> dict[str, Any]:
+        """A JSON object of bounded size."""
+        return self._take(name, lambda v: isinstance(v, dict) and len(json.dumps(v)) < LARGEST_BYTES, "a JSON object")
+
+    def finish(self) -> None:
+        """Refuse fields that nobody asked for."""
+        for name in self._left:
+            raise PlanError(f"{self._where}.{name}", name, "no such field", _AGAIN)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53

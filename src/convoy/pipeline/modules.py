@@ -13,9 +13,9 @@ from convoy.capture import find_modules
 from convoy.errors import CaptureError
 from convoy.pipeline import verdict
 from convoy.pipeline.stages import Observer
+from convoy.pipeline.summarize import summarize_modules
 from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
-from convoy.program.module import signature_of
 from convoy.settings import Settings
 
 if TYPE_CHECKING:
@@ -64,11 +64,26 @@ def optimize_modules(
     faster = verdict.is_faster(timed["convoy"], timed["torch.eager"])
     kept = swapped if faster else model
     plan = _joint_plan(name, [result.plan for _, result in results], note, baseline=not faster)
-    module = OptimizedModule(kept, Program(plan, None, None), signature_of(args, kwargs), _no_tuner)
-    from convoy.pipeline.summarize import summarize_modules
+    with torch.no_grad():
+        errors = verdict.errors_against(
+            kept(*args, **kwargs), [t.double() for t in verdict.float_outputs(model(*args, **kwargs))]
+        )
+    summary = summarize_modules(
+        name, {path: result.summary for path, result in results}, timed, errors, plan, faster=faster
+    )
+    module = SwappedModule(kept, plan)
+    return Result(module, plan, summary)
 
-    summary = summarize_modules(name, results, timed, plan, settings, faster=faster)
-    return Result(module.eval(), plan, summary)
+
+class SwappedModule(OptimizedModule):
+    """A model whose layers were swapped one by one: it runs as it is, for any shape that its layers take."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        super().__init__(model, Program(plan, None, None), (), _no_tuner)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model with its swapped layers."""
+        return self.model(*args, **kwargs)
 
 
 def _joint_plan(name: str, parts: list[Plan], note: str, *, baseline: bool) -> Plan:

@@ -9,7 +9,7 @@ from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
 from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem
 from convoy.regions import Region
-from convoy.selection.problem import Candidate, Cover, SelectionProblem
+from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
 
 MOST_CANDIDATES = 8
 """Candidates kept for one problem: selection needs the fastest, and the frugal where memory is short."""
@@ -62,6 +62,7 @@ def selection_problem(
         border: memory format of 4-D inputs and outputs.
         memory_budget_bytes: limit for the whole net, or None.
     """
+    fastest = _fastest_copies(copies, rows)
     candidates: list[Candidate] = []
     for index, region in enumerate(regions):
         constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
@@ -91,7 +92,8 @@ def selection_problem(
         candidates=tuple(candidates),
         value_layouts={name: tuple(layouts) for name in image_values(graph)},
         value_bytes={v.name: v.spec.size_bytes for v in graph.values.values() if v.kind != "constant"},
-        convert_us=_copy_times(copies, rows),
+        convert_us={name: row.median_us for name, row in fastest.items()},
+        copies={name: Copy(row.problem, row.config) for name, row in fastest.items()},
         border=dict(border),
         memory_budget_bytes=memory_budget_bytes,
     )
@@ -109,10 +111,13 @@ def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:
     return kept
 
 
-def _copy_times(copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows) -> dict[tuple[str, str, str], float]:
-    times: dict[tuple[str, str, str], float] = {}
+def _fastest_copies(
+    copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows
+) -> dict[tuple[str, str, str], Measurement]:
+    """The fastest way to make each copy that can be made."""
+    found: dict[tuple[str, str, str], Measurement] = {}
     for name, problem in copies.items():
-        measured = [row.median_us for row in rows.get(problem.key, ()) if row.ok]
+        measured = [row for row in rows.get(problem.key, ()) if row.ok]
         if measured:
-            times[name] = min(measured)
-    return times
+            found[name] = min(measured, key=lambda row: row.median_us)
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,10 @@ from convoy.pipeline.stages import (
     target_for,
 )
 from convoy.pipeline.summarize import Outcome, summarize
-from convoy.plan.plan import Plan
+from convoy.plan import Plan
+from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
+from convoy.program.bind import DTYPES
 from convoy.program.module import signature_of
 from convoy.report.summary import Summary
 from convoy.settings import Settings
@@ -134,7 +135,8 @@ def _conclude(
 ) -> Result:
     """Build the program, check it against float64 and the clock, and keep the baseline where it does not win."""
     program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
-    outcome = check(model, program, args, kwargs, cuda=net.target.device == "cuda")
+    flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
+    outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
     if settings.solver != "baseline" and not verdict.is_faster(outcome.optimized, outcome.baseline):
         note = (
             f"the whole net took {outcome.optimized.median_ms:.3f} ms as planned and {outcome.baseline.median_ms:.3f} ms"
@@ -160,10 +162,12 @@ def _tuner(name: str, settings: Settings) -> Callable[..., Program]:
     return tune
 
 
-def check(model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, cuda: bool) -> Outcome:
+def check(
+    model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, flops: int, cuda: bool
+) -> Outcome:
     """Compare stock module and program with float64, then time them in turn."""
     with torch.no_grad():
-        exact = program.captured.exact_outputs(args, kwargs)
+        exact = verdict.exact_outputs(model, args, kwargs, flops)
         stock_errors = verdict.errors_against(model(*args, **kwargs), exact)
         errors = verdict.errors_against(program(args, kwargs), exact)
         runs: dict[str, Callable[[], object]] = {}
@@ -210,9 +214,17 @@ def load(
         model.train(training)
     module = OptimizedModule(model, program, signature_of(given, kwargs or {}), _tuner(first.model, settings))
     module.eval()
-    for further in itertools.islice(paths, 1, None):
-        module.add(plans.load(Path(further)))
+    for further in paths[1:]:
+        plan = plans.load(Path(further))
+        others = tuple(zeros_of(text, given[0].device) for text in plan.inputs)
+        module.add(signature_of(others, {}), _program_for(plan, model, others, {}, settings))
     return module
+
+
+def zeros_of(spec: str, device: torch.device) -> torch.Tensor:
+    """A tensor of a spec's shape and dtype: what capture needs to see."""
+    found = TensorSpec.parse(spec)
+    return torch.zeros(found.shape, dtype=DTYPES[found.dtype], device=device)
 
 
 def _program_for(

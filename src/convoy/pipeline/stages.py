@@ -18,10 +18,10 @@ from convoy.graph.text import digest
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search
 from convoy.perfdb import Database
 from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem
-from convoy.plan.plan import Plan
+from convoy.plan import Plan, serial
 from convoy.problem import LayoutProblem
 from convoy.regions import Region, propose
-from convoy.schedule import plan_memory, serial
+from convoy.schedule import plan_memory
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import LayoutChoice, Settings, Solver
 from convoy.target import Target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,24 @@ class Errors:
 def float_outputs(outputs: Any) -> list[torch.Tensor]:
     """The floating-point tensors in a model's result, in order."""
     return [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:
+    """The model's floating-point outputs by a float64 copy of it.
+
+    Above `ORACLE_FLOPS` on a CPU the first images of a batch stand for all: `errors_against` compares as many.
+    """
+    exact = copy.deepcopy(model).double()
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor) and t.dim()]
+    batches = {t.shape[0] for t in tensors}
+    keep = max(batches, default=1)
+    if flops > ORACLE_FLOPS and len(batches) == 1 and not tensors[0].is_cuda:
+        keep = max(1, int(keep * ORACLE_FLOPS / flops))
+    wide = [t[:keep] if isinstance(t, torch.Tensor) and t.dim() else t for t in leaves]
+    wide = [t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in wide]
+    given, named = pytree.tree_unflatten(wide, spec)
+    return float_outputs(exact(*given, **named))
 
 
 def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:

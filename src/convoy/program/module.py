@@ -42,7 +42,9 @@ class Program:
         resident_bytes: bytes of packed constants.
     """
 
-    def __init__(self, plan: Plan, captured: Captured, runnable: Runnable | None, resident_bytes: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, captured: Captured | None, runnable: Runnable | None, resident_bytes: int = 0
+    ) -> None:
         self.plan = plan
         self.captured = captured
         self.runnable = runnable
@@ -50,7 +52,7 @@ class Program:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run on arguments of the captured structure."""
-        if self.runnable is None:
+        if self.runnable is None or self.captured is None:
             raise InputError("plan", "baseline", "a plan with steps")
         return self.captured.unflatten_outputs(self.runnable(self.captured.flatten_inputs(args, kwargs)))
 
@@ -144,6 +146,10 @@ class OptimizedModule(nn.Module):
         program = self._tuner(self.model, args, kwargs or {}, None)
         self._programs[signature_of(args, kwargs or {})] = program
         return program.plan
+
+    def add(self, signature: Signature, program: Program) -> None:
+        """Serve calls of a further signature by a program."""
+        self._programs[signature] = program
 
     def refresh(self) -> None:
         """Pack the parameters' present values anew, under the plans that are there."""

@@ -1,0 +1,205 @@
+"""From what the stages found to the Summary that people and programs read."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convoy._version import __version__
+from convoy.engines.manifest import BASELINE
+from convoy.measurement import SearchResult, floor_us, peaks, protocol_for
+from convoy.perfdb import Measurement
+from convoy.pipeline.stages import Choice, Net
+from convoy.pipeline.verdict import Errors, Timed
+from convoy.plan import Plan, Step
+from convoy.problem import ConvProblem, LinearProblem, Problem, TensorSpec
+from convoy.program import Program
+from convoy.report.summary import CandidateRow, Layer, Memory, SelectionSummary, Strategy, Summary, Timing, Tuning
+from convoy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end-to-end check: times of stock model and program in turn, and their errors against float64."""
+
+    baseline: Timed
+    optimized: Timed
+    errors: Errors
+    baseline_errors: Errors
+
+
+def summarize(
+    net: Net,
+    found: SearchResult,
+    choice: Choice,
+    plan: Plan,
+    program: Program,
+    outcome: Outcome,
+    settings: Settings,
+    tuned_s: float,
+) -> Summary:
+    """Everything that was found out about one net."""
+    graph = net.captured.graph
+    first = graph.values[graph.inputs[0]].spec if graph.inputs else TensorSpec((), "fp32")
+    ceilings = peaks(net.target)
+    protocol = protocol_for(settings.effort, net.target.device)
+    return Summary(
+        model=net.name,
+        target=net.target.to_dict(),
+        batch=first.shape[0] if first.shape else 0,
+        dtype=first.dtype,
+        numerics=str(settings.numerics),
+        inputs=plan.inputs,
+        baseline=_timing(outcome.baseline),
+        optimized=_timing(outcome.optimized),
+        speedup=outcome.baseline.median_ms / outcome.optimized.median_ms,
+        rel_l2_error=outcome.errors.rel_l2_error,
+        max_abs_error=outcome.errors.max_abs_error,
+        baseline_rel_l2_error=outcome.baseline_errors.rel_l2_error,
+        tuning=Tuning(tuned_s, found.measured, found.from_database),
+        memory=Memory(
+            workspace_bytes=plan.workspace_bytes,
+            activation_bytes=plan.activation_bytes,
+            peak_bytes=plan.workspace_bytes + plan.activation_bytes + program.resident_bytes,
+        ),
+        selection=SelectionSummary(
+            solver=choice.selection.solver,
+            total_us=choice.selection.total_us,
+            bound_us=choice.selection.bound_us,
+            greedy_us=choice.strategies.get("greedy", 0.0),
+            strategies=tuple(Strategy(name, total) for name, total in sorted(choice.strategies.items(), key=_by_total)),
+        ),
+        layers=tuple(_layer(step, net, found, ceilings) for step in _steps(plan, choice)),
+        peaks={"bytes_per_s": ceilings.bytes_per_s, **{f"flops_{k}": v for k, v in ceilings.flops.items()}},
+        notes=plan.notes,
+        versions={"convoy": __version__, "protocol": protocol.id, **dict(net.target.versions)},
+        date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def _by_total(item: tuple[str, float]) -> float:
+    return item[1]
+
+
+def _timing(timed: Timed) -> Timing:
+    return Timing(timed.name, timed.median_ms, timed.spread_ms)
+
+
+def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
+    """The plan's steps; where it fell back to the baseline, those that had been chosen, so that the report can say so."""
+    from convoy.plan import serial
+
+    return plan.steps or serial(choice.problem, choice.selection)
+
+
+def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer:
+    name = "+".join(step.nodes) if step.nodes else f"{step.args[0]} to {step.layout}"
+    if step.kind == "convert":
+        problems: Mapping[str, Problem] = {p.key: p for p in net.copies.values() if p.key == step.problem}
+    else:
+        problems = {p.key: p for p in net.regions_by_nodes[step.pattern, step.nodes].problems}
+    problem = problems[step.problem]
+    rows = [(p.layout, row) for key, p in problems.items() for row in found.rows.get(key, ())]
+    refused = [
+        CandidateRow(engine, "", p.layout, "unsupported", 0.0, 0.0, 0, 0.0, reason)
+        for key, p in problems.items()
+        for engine, reason in found.refusals.get(key, {}).items()
+    ]
+    dtype = problem.y_spec.dtype if isinstance(problem, (ConvProblem, LinearProblem)) else "fp32"
+    return Layer(
+        name=name,
+        problem=step.problem,
+        engine=step.config.engine,
+        knobs=str(step.config.knobs),
+        layout=step.layout,
+        median_us=step.median_us,
+        baseline_us=_baseline_us(step, net, found),
+        workspace_bytes=step.workspace_bytes,
+        floor_us=floor_us(problem, ceilings, dtype),  # type: ignore[arg-type]
+        flops=problem.flops,
+        bytes_min=problem.bytes_min,
+        candidates=(*(_candidate(layout, row) for layout, row in sorted(rows, key=_by_time)), *refused),
+    )
+
+
+def _by_time(item: tuple[str, Measurement]) -> tuple[bool, float]:
+    return not item[1].ok, item[1].median_us
+
+
+def _candidate(layout: str, row: Measurement) -> CandidateRow:
+    return CandidateRow(
+        engine=row.config.engine,
+        knobs=str(row.config.knobs),
+        layout=layout,
+        status=str(row.status),
+        median_us=row.median_us,
+        spread_us=row.spread_us,
+        workspace_bytes=row.workspace_bytes,
+        error=row.error,
+        reason=row.reason,
+    )
+
+
+def _baseline_us(step: Step, net: Net, found: SearchResult) -> float:
+    """What PyTorch takes for the same nodes one by one, in the caller's memory format; 0 for a copy, which it does not make."""
+    total = 0.0
+    for node in step.nodes:
+        patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in ("conv", "linear", "op")]
+        region = next(region for region in patterns if region is not None)
+        rows = found.rows.get(region.problems[0].key, ())
+        total += min((row.median_us for row in rows if row.ok and row.config.engine == BASELINE), default=0.0)
+    return total
+
+
+def summarize_modules(
+    name: str, parts: Mapping[str, Summary], timed: Mapping[str, Timed], errors: Errors, plan: Plan, *, faster: bool
+) -> Summary:
+    """One summary of layers that were optimised one by one.
+
+    Args:
+        name: the model's name.
+        parts: each layer's summary, by qualified name; at least one.
+        timed: the whole model stock (`torch.eager`) and swapped (`convoy`).
+        errors: of the result against the stock model.
+        plan: the joint plan.
+        faster: whether the swapped model is used.
+    """
+    import dataclasses
+
+    first = next(iter(parts.values()))
+    baseline = _timing(timed["torch.eager"])
+    optimized = _timing(timed["convoy"]) if faster else baseline
+    layers = [
+        dataclasses.replace(layer, name=f"{path}.{layer.name}") for path, s in parts.items() for layer in s.layers
+    ]
+    return dataclasses.replace(
+        first,
+        model=name,
+        inputs=plan.inputs,
+        baseline=baseline,
+        optimized=optimized,
+        speedup=baseline.median_ms / optimized.median_ms,
+        rel_l2_error=errors.rel_l2_error,
+        max_abs_error=errors.max_abs_error,
+        tuning=Tuning(
+            seconds=sum(s.tuning.seconds for s in parts.values()),
+            measured=sum(s.tuning.measured for s in parts.values()),
+            from_database=sum(s.tuning.from_database for s in parts.values()),
+        ),
+        memory=Memory(
+            workspace_bytes=max(s.memory.workspace_bytes for s in parts.values()),
+            activation_bytes=max(s.memory.activation_bytes for s in parts.values()),
+            peak_bytes=max(s.memory.peak_bytes for s in parts.values()),
+        ),
+        selection=dataclasses.replace(
+            first.selection,
+            solver=plan.solver,
+            total_us=plan.total_us,
+            bound_us=plan.bound_us,
+            greedy_us=sum(s.selection.greedy_us for s in parts.values()),
+            strategies=(),
+        ),
+        layers=tuple(layers),
+        notes=plan.notes,
+    )

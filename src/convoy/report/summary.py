@@ -1,0 +1,151 @@
+"""Summary: everything that one optimisation found out. Its `to_dict` is the schema of `--json` (docs/json.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Latency of one way to run the whole net: median and half the distance from the 20th to the 80th percentile."""
+
+    name: str
+    median_ms: float
+    spread_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What tuning cost: seconds, candidates measured now, candidates known from the database."""
+
+    seconds: float
+    measured: int
+    from_database: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the shared workspace, of the values' arena, and of both with packed constants."""
+
+    workspace_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Predicted time of the whole net under one strategy."""
+
+    strategy: str
+    total_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionSummary:
+    """How the choice was made, and what others would have given."""
+
+    solver: str
+    total_us: float
+    bound_us: float
+    greedy_us: float
+    strategies: tuple[Strategy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRow:
+    """One candidate of one layer; times are 0 unless its status is `ok`."""
+
+    engine: str
+    knobs: str
+    layout: str
+    status: str
+    median_us: float
+    spread_us: float
+    workspace_bytes: int
+    error: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One step of the plan: what was chosen, beside what, and how far from the floor."""
+
+    name: str
+    problem: str
+    engine: str
+    knobs: str
+    layout: str
+    median_us: float
+    baseline_us: float
+    workspace_bytes: int
+    floor_us: float
+    flops: int
+    bytes_min: int
+    candidates: tuple[CandidateRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The whole result.
+
+    Attributes:
+        model: what the user called it.
+        target: `Target.to_dict()`.
+        batch: first side of the first input.
+        dtype: dtype of the first input.
+        numerics: the rounding that was allowed.
+        inputs: shapes, as text.
+        baseline: the stock model.
+        optimized: the result; equal to the baseline where nothing was faster.
+        speedup: baseline over optimized.
+        rel_l2_error: against a float64 run, all outputs together.
+        max_abs_error: likewise.
+        baseline_rel_l2_error: the stock model's own error.
+        tuning: what it cost.
+        memory: what it needs.
+        selection: how it was chosen.
+        layers: the steps.
+        peaks: measured ceilings of the device: `bytes_per_s`, and FLOP/s by dtype.
+        notes: every fallback and refusal that concerns the whole net, a line each.
+        versions: Convoy's version and the protocol's id.
+        date: ISO 8601, UTC.
+    """
+
+    model: str
+    target: dict[str, Any]
+    batch: int
+    dtype: str
+    numerics: str
+    inputs: tuple[str, ...]
+    baseline: Timing
+    optimized: Timing
+    speedup: float
+    rel_l2_error: float
+    max_abs_error: float
+    baseline_rel_l2_error: float
+    tuning: Tuning
+    memory: Memory
+    selection: SelectionSummary
+    layers: tuple[Layer, ...]
+    peaks: dict[str, float]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    date: str
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON's types, nested."""
+        return dataclasses.asdict(self)
+
+
+def write_json(summary: Summary, path: Path) -> None:
+    """Write the summary as JSON, whole or not at all."""
+    from convoy.plan.file import write_text
+
+    write_text(path, json.dumps(summary.to_dict(), indent=1) + "\n", "json")

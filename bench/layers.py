@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from record import Recorder
+from torch.nn import functional
 
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, load_engine

@@ -61,7 +61,7 @@ def layers(net: str) -> Counter[ConvProblem]:
                 *module.stride,
                 *module.dilation,
                 module.groups,
-            )  # fmt: skip
+            )
         ] += 1
 
     for module in model.modules():

@@ -1,0 +1,298 @@
+"""Every Triton engine on the GPU: exact on integers, within the bounds on real numbers, inside guards, the same in a graph."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from convoy.engines.base import Buffers
+from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.target import Target
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+ENGINES = [name for name in MANIFEST if name.startswith("triton.")]
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+GUARD = 4096
+
+
+def conv(*sizes, **rest):
+    return ConvProblem(*sizes, layout="nhwc", **rest)
+
+
+SHAPES = {
+    "3x3": conv(1, 64, 14, 14, 96, 3, 3, 1, 1, epilogue=FULL),
+    "3x3 long": conv(1, 512, 7, 7, 512, 3, 3, 1, 1),
+    "3x3 odd": conv(3, 40, 13, 11, 72, 3, 3, 1, 1, epilogue=FULL),
+    "3x3 stride 2": conv(2, 64, 28, 28, 64, 3, 3, 1, 1, 2, 2, epilogue=FULL),
+    "3x3 stride 2 odd": conv(1, 32, 35, 35, 48, 3, 3, 0, 0, 2, 2),
+    "dilated": conv(1, 32, 17, 17, 32, 3, 3, 4, 4, 1, 1, 4, 4),
+    "1x7": conv(1, 128, 17, 17, 128, 1, 7, 0, 3, epilogue=FULL),
+    "5x5": conv(2, 48, 14, 14, 64, 5, 5, 2, 2),
+    "1x1": conv(2, 256, 14, 14, 64, 1, 1, epilogue=FULL),
+    "1x1 stride 2": conv(1, 64, 15, 15, 128, 1, 1, 0, 0, 2, 2),
+    "1x1 padded": conv(1, 16, 6, 6, 16, 1, 1, 2, 2),
+    "one pixel": conv(4, 96, 1, 1, 24, 1, 1, epilogue=Epilogue(bias=True, activation="silu")),
+    "stem 7x7": conv(1, 3, 56, 56, 64, 7, 7, 3, 3, 2, 2, epilogue=FULL),
+    "stem 11x11": conv(1, 3, 63, 63, 64, 11, 11, 2, 2, 4, 4),
+    "grouped": conv(2, 64, 9, 9, 32, 3, 3, 1, 1, groups=4, epilogue=FULL),
+    "depthwise": conv(2, 96, 14, 14, 96, 3, 3, 1, 1, groups=96, epilogue=Epilogue(bias=True, activation="relu6")),
+    "depthwise 5x5 stride 2": conv(1, 40, 15, 15, 40, 5, 5, 2, 2, 2, 2, groups=40),
+    "one channel": conv(1, 1, 30, 31, 1, 3, 3, 1, 1),
+    "stride over filter": conv(1, 8, 20, 20, 8, 1, 2, 0, 0, 3, 4),
+    "filter over image": conv(1, 16, 3, 3, 16, 7, 7, 3, 3),
+    "linear": LinearProblem(1, 2048, 1000, epilogue=Epilogue(bias=True)),
+    "linear batch": LinearProblem(7, 520, 136, epilogue=FULL),
+    "linear large batch": LinearProblem(40, 512, 264, epilogue=Epilogue(bias=True, activation="gelu")),
+}
+KINDS = [("fp16", "half"), ("bf16", "half"), ("fp32", "as_torch"), ("fp32", "strict")]
+
+
+def typed(problem, dtype, numerics):
+    if isinstance(problem, LinearProblem):
+        return LinearProblem(problem.n, problem.c, problem.k, dtype, numerics, problem.epilogue)
+    fields = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+    return ConvProblem(
+        **(fields | dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype) | {"numerics": numerics})
+    )
+
+
+@pytest.fixture(scope="module")
+def target():
+    properties = torch.cuda.get_device_properties(0)
+    arch = f"sm_{properties.major}{properties.minor}"
+    return Target("cuda", properties.name, arch, properties.multi_processor_count, properties.total_memory, 50 << 20)
+
+
+def oracle(problem, x, weight, bias, residual):
+    bias = None if bias is None else bias.double()
+    if isinstance(problem, LinearProblem):
+        y = F.linear(x.double(), weight.double(), bias)
+    else:
+        stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
+        dilation = (problem.dilation_h, problem.dilation_w)
+        y = F.conv2d(x.double(), weight.double(), bias, stride, pad, dilation, problem.groups)
+    y = y if residual is None else y + residual.double()
+    return {"none": lambda v: v, "relu": F.relu, "relu6": F.relu6, "silu": F.silu, "gelu": F.gelu}[
+        problem.epilogue.activation
+    ](y)
+
+
+class Case:
+    """Buffers of one problem; y lies between guards."""
+
+    def __init__(self, problem, make, seed=0):
+        torch.manual_seed(seed)
+        self.problem, self.dtype = problem, DTYPES[problem.x_spec.dtype]
+        self.x, self.weight = (
+            self.tensor(make(problem.x_spec.shape)),
+            make(problem.weight_spec.shape).to("cuda", self.dtype),
+        )
+        self.bias = make((problem.k,)).to("cuda", self.dtype) if problem.epilogue.bias else None
+        self.residual = self.tensor(make(problem.y_spec.shape)) if problem.epilogue.residual else None
+        elements = problem.y_spec.elements
+        self.room = torch.full((elements + 2 * GUARD,), 12345.0, device="cuda").to(self.dtype)
+        inner = self.room[GUARD : GUARD + elements]
+        if isinstance(problem, LinearProblem):
+            self.y = inner.view(problem.n, problem.k)
+        else:
+            self.y = inner.view(problem.n, problem.p, problem.q, problem.k).permute(0, 3, 1, 2)
+        self.expected = oracle(problem, self.x, self.weight, self.bias, self.residual)
+
+    def tensor(self, values):
+        values = values.to("cuda", self.dtype)
+        return values.contiguous(memory_format=torch.channels_last) if values.dim() == 4 else values
+
+    def prepare(self, executable):
+        constants = [self.weight] if self.bias is None else [self.weight, self.bias]
+        args = (self.x,) if self.residual is None else (self.x, self.residual)
+        size = executable.workspace_bytes
+        workspace = torch.full((size,), 255, dtype=torch.uint8, device="cuda") if size else None
+        return Buffers(args, [self.y], executable.pack(constants)), workspace
+
+    def launch(self, executable):
+        buffers, workspace = self.prepare(executable)
+        self.y.fill_(float("nan"))
+        executable.launch(buffers, workspace)
+        assert (self.room[:GUARD] == self.room[0]).all(), "wrote before y"
+        assert (self.room[-GUARD:] == self.room[0]).all(), "wrote behind y"
+        return self.y.double()
+
+    def error(self, executable):
+        return ((self.launch(executable) - self.expected).norm() / self.expected.norm()).item()
+
+
+def integers(shape):
+    return torch.randint(-1, 2, shape).float()
+
+
+def some_knobs(engine, problem, target):
+    space = list(engine.space(problem, target))
+    return space[:1] + space[1 :: max(1, len(space) // 2)]
+
+
+def strict_bound(problem):
+    return max(0.6 * 2.0**-23 * problem.reduction_length**0.5, 1e-7)
+
+
+def supported():
+    """(engine, shape, kind) wherever an engine says yes on Hopper; what it refuses is tested without a device."""
+    hopper = Target("cuda", "any H100", "sm_90", 132, 80 << 30, 50 << 20)
+    for engine_id in ENGINES:
+        for name, problem in SHAPES.items():
+            for kind in KINDS:
+                if load_engine(engine_id).supports(typed(problem, *kind), hopper):
+                    yield pytest.param(engine_id, name, kind, id=f"{engine_id}-{name}-{'-'.join(kind)}")
+
+
+@pytest.mark.parametrize(("engine_id", "name", "kind"), supported())
+def test_right_wherever_it_says_yes(engine_id, name, kind, target):
+    engine, problem = load_engine(engine_id), typed(SHAPES[name], *kind)
+    support = engine.supports(problem, target)
+    if not support:
+        pytest.skip(support.reason)
+    exact, real = Case(problem, integers), Case(problem, torch.randn)
+    bound = {"fp16": 4e-4, "bf16": 3e-3}.get(kind[0], strict_bound(problem) if kind[1] == "strict" else 8e-4)
+    smooth = problem.epilogue.activation in ("silu", "gelu")
+    for knobs in some_knobs(engine, problem, target):
+        executable = engine.build(problem, knobs, target)
+        assert executable.workspace_bytes == engine.workspace_bytes(problem, knobs)
+        if not smooth:
+            torch.testing.assert_close(
+                exact.launch(executable), exact.expected.to(exact.dtype).double(), rtol=0, atol=0, msg=str(knobs)
+            )
+        assert real.error(executable) <= bound, knobs
+
+
+@pytest.mark.parametrize("engine_id", ["triton.split_fp32", "triton.implicit_gemm"])
+@pytest.mark.parametrize("data", ["relu", "positive", "alternating"])
+@pytest.mark.parametrize("c", [8, 64, 512])
+def test_strict_fp32_keeps_its_bound(engine_id, data, c, target):
+    """design.md, section 7: on cancelling data the error is taken against the sum of |x||weight|."""
+    problem = typed(conv(1, c, 8, 8, 64, 3, 3, 1, 1), "fp32", "strict")
+
+    def make(shape):
+        if data == "relu":
+            return torch.randn(shape).clamp_min(0) if shape == problem.x_spec.shape else torch.randn(shape)
+        values = torch.rand(shape) + 0.5
+        if data == "alternating" and shape == problem.weight_spec.shape:
+            values[:, ::2] *= -1
+        return values
+
+    case, engine = Case(problem, make), load_engine(engine_id)
+    scale = oracle(problem, case.x.abs(), case.weight.abs(), None, None).norm()
+    for knobs in some_knobs(engine, problem, target):
+        y = case.launch(engine.build(problem, knobs, target))
+        assert ((y - case.expected).norm() / scale).item() <= strict_bound(problem), knobs
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e6, 1e30])
+def test_split_fp32_at_any_scale(factor, target):
+    problem = typed(conv(1, 64, 8, 8, 64, 3, 3, 1, 1), "fp32", "strict")
+    case = Case(problem, torch.randn)
+    case.x *= factor
+    case.expected *= factor
+    engine = load_engine("triton.split_fp32")
+    case.expected = oracle(problem, case.x, case.weight, None, None)
+    assert case.error(engine.build(problem, engine.space(problem, target)[0], target)) <= strict_bound(problem)
+
+
+@pytest.mark.parametrize("engine_id", ["triton.swapped", "triton.implicit_gemm", "triton.split_fp32"])
+def test_nan_is_not_lost(engine_id, target):
+    dtype = "fp32" if engine_id == "triton.split_fp32" else "fp16"
+    problem = typed(conv(1, 64, 8, 8, 64, 3, 3, 1, 1, epilogue=Epilogue(activation="relu")), dtype, "as_torch")
+    case, engine = Case(problem, torch.randn), load_engine(engine_id)
+    case.x[0, 3, 4, 4] = float("nan")
+    y = case.launch(engine.build(problem, engine.space(problem, target)[0], target))
+    assert y[:, :, 3:6, 3:6].isnan().all()
+    assert y[:, :, :3].isfinite().all()
+    assert y[:, :, 6:].isfinite().all()
+
+
+def run(executable, chain, workspace):
+    for buffers in chain:
+        executable.launch(buffers, workspace)
+
+
+@pytest.mark.parametrize("engine_id", ENGINES)
+def test_graph_replays_equal_eager_launches(engine_id, target):
+    """Captured, with inputs that change, in a run of launches that hand their results on: what dependent launch could break."""
+    problem = typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, epilogue=FULL), "fp16", "half")
+    if engine_id == "triton.split_fp32":
+        problem = typed(problem, "fp32", "strict")
+    if engine_id == "triton.pointwise":
+        problem = typed(conv(1, 64, 14, 14, 64, 1, 1, epilogue=FULL), "fp16", "half")
+    if engine_id == "triton.depthwise":
+        problem = typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, groups=64, epilogue=FULL), "fp16", "half")
+    if engine_id == "triton.gemv":
+        problem = LinearProblem(2, 256, 256, "fp16", "half", FULL)
+    engine = load_engine(engine_id)
+    space = list(engine.space(problem, target))
+    splits = [k for k in space if k.get("split", 1) != 1][:1]
+    for knobs in [*space[:2], *splits]:
+        executable = engine.build(problem, knobs, target)
+        case = Case(problem, torch.randn)
+        first, workspace = case.prepare(executable)
+        between = torch.empty_like(case.x)
+        chain = [Buffers(first.args, [between], first.constants)]
+        chain += [Buffers((between, *first.args[1:]), [case.y], first.constants)]
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run(executable, chain, workspace)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(5):
+                    run(executable, chain, workspace)
+        for i in range(50):
+            torch.manual_seed(i)
+            case.x.copy_(torch.randn(case.x.shape, device="cuda") * 0.1)
+            graph.replay()
+            replayed = case.y.clone()
+            case.y.fill_(float("nan"))
+            run(executable, chain, workspace)
+            torch.cuda.synchronize()
+            assert torch.equal(replayed, case.y), (i, knobs)
+
+
+def test_misaligned_and_strided_buffers_are_refused(target):
+    from convoy.errors import LaunchError
+
+    engine = load_engine("triton.swapped")
+    problem = typed(conv(1, 64, 8, 8, 64, 3, 3, 1, 1), "fp16", "half")
+    executable = engine.build(problem, engine.space(problem, target)[0], target)
+    case = Case(problem, torch.randn)
+    buffers, workspace = case.prepare(executable)
+    with pytest.raises(LaunchError, match="channels_last"):
+        executable.launch(Buffers((case.x.contiguous(),), [case.y], buffers.constants), workspace)
+    shifted = torch.empty(case.x.numel() + 1, dtype=case.dtype, device="cuda")[1:]
+    shifted = shifted.view(1, 8, 8, 64).permute(0, 3, 1, 2)
+    with pytest.raises(LaunchError, match="16 bytes"):
+        executable.launch(Buffers((shifted,), [case.y], buffers.constants), workspace)
+
+
+def test_a_planted_fault_is_seen(target):
+    engine = load_engine("triton.swapped")
+    problem = typed(conv(1, 64, 8, 8, 64, 3, 3, 1, 1), "fp16", "half")
+    executable = engine.build(problem, engine.space(problem, target)[0], target)
+    case = Case(problem, integers)
+    buffers, workspace = case.prepare(executable)
+    buffers.constants[0].view(-1)[5] += 1
+    executable.launch(buffers, workspace)
+    assert not torch.equal(case.y.double(), case.expected)
+
+
+def test_a_slow_build_is_refused(target):
+    """Eight warps on a 128 x 128 tile with 128-byte rows: ptxas serialises wgmma."""
+    from convoy.errors import CompileError
+
+    engine = load_engine("triton.swapped")
+    problem = typed(conv(1, 64, 16, 16, 128, 3, 3, 1, 1), "fp16", "half")
+    knobs = Knobs.of(block_k=128, block_n=1, block_h=8, block_w=16, block_c=64, stages=3, warps=8, split=1, pdl=False)
+    with pytest.raises(CompileError, match="C7515"):
+        engine.build(problem, knobs, target)

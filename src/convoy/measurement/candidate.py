@@ -11,9 +11,11 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
-from convoy.measurement.accuracy import Data, Guarded, check, make_data, oracle, tensor_specs
+from convoy.measurement.accuracy import check
+from convoy.measurement.data import Data, make_data, oracle, result_specs, tensor_specs
+from convoy.measurement.guards import Guarded, run_guarded
 from convoy.perfdb.row import Status
-from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
+from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem
 from convoy.target import Target
 
 KINDS = ("integer", "normal")
@@ -59,23 +61,6 @@ class Ready:
     resident_bytes: int
 
 
-def result_specs(problem: Problem) -> list[TensorSpec]:
-    """Specs of what a problem writes."""
-    if isinstance(problem, LayoutProblem):
-        return [problem.spec]
-    if isinstance(problem, SubgraphProblem):
-        from convoy.graph.text import parse_graph
-
-        graph = parse_graph(problem.text)
-        return [graph.values[name].spec for name in graph.outputs]
-    if isinstance(problem, LinearProblem) or problem.direction == "fprop":
-        return [problem.y_spec]
-    if problem.direction == "dgrad":
-        return [problem.x_spec]
-    bias = [TensorSpec((problem.k,), problem.y_dtype)] if problem.epilogue.bias else []
-    return [problem.weight_spec, *bias]
-
-
 def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...], *, cold: bool) -> Ready:
     """Build a candidate and hold it to the oracle on every kind of data; raises Failure with the row's status."""
     problem, target = bench.problem, bench.target
@@ -100,25 +85,16 @@ def _verify(bench: Bench, engine: Engine, executable: Executable, kind: str) -> 
     """Run once on guarded buffers full of garbage; the error against the oracle."""
     problem, device = bench.problem, bench.target.device
     data, exact = bench.of(kind)
-    before = [_fingerprint(t) for t in data.args]
-    outputs = [Guarded(spec, problem.layout, device) for spec in result_specs(problem)]
-    scratch = Guarded(TensorSpec((executable.workspace_bytes,), "u8"), "any", device)
-    given: list[torch.Tensor | None] = [None if executable.allocates_results else o.tensor for o in outputs]
-    buffers = Buffers(data.args, given, executable.pack(data.constants))
     try:
-        executable.launch(buffers, scratch.tensor if executable.workspace_bytes else None)
-        if device == "cuda":
-            torch.cuda.synchronize()
+        trial = run_guarded(executable, problem, data)
     except torch.OutOfMemoryError as error:
         raise Failure(Status.OUT_OF_MEMORY, _first_lines(str(error))) from error
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise Failure(Status.LAUNCH_ERROR, _first_lines(f"{type(error).__name__}: {error}")) from error
-    if not all(buffer.intact() for buffer in (*outputs, scratch)):
-        raise Failure(Status.WRONG_RESULT, "wrote outside its buffers")
-    if [_fingerprint(t) for t in data.args] != before:
-        raise Failure(Status.WRONG_RESULT, "wrote to its inputs")
+    if trial.fault:
+        raise Failure(Status.WRONG_RESULT, trial.fault)
     tf32 = device == "cuda" and not _is_strict(problem)
-    verdict = check(problem, engine.family, buffers.results, exact, kind, tf32=tf32)
+    verdict = check(problem, engine.family, trial.results, exact, kind, tf32=tf32, data=data)
     if not verdict.ok:
         raise Failure(Status.WRONG_RESULT, f"on {kind} data: {verdict.reason}")
     return verdict.error
@@ -126,11 +102,6 @@ def _verify(bench: Bench, engine: Engine, executable: Executable, kind: str) -> 
 
 def _is_strict(problem: Problem) -> bool:
     return isinstance(problem, (ConvProblem, LinearProblem)) and problem.numerics == "strict"
-
-
-def _fingerprint(tensor: torch.Tensor) -> float:
-    dense = tensor.to_dense() if tensor.is_mkldnn else tensor
-    return float(dense.double().sum())
 
 
 def _copies(bench: Bench, executable: Executable, data: Data, packed: tuple, *, cold: bool) -> list[Buffers]:

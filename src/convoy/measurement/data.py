@@ -1,0 +1,232 @@
+"""The tensors that a candidate is tried on, and what they must give: specs, random data, the float64 oracle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch.nn.functional import conv2d, linear
+
+from convoy.engines.activations import activate
+from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.errors import InputError
+from convoy.graph.text import parse_graph
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
+
+KINDS: Final = ("integer", "normal", "cancelling")
+
+_MAGNITUDES: Final = {"fp64": (4, 4, 2**24), "fp32": (4, 4, 2**24), "fp16": (3, 2, 2**11), "bf16": (2, 1, 2**8)}
+"""By dtype: the largest integers of the first and of the second operand, and up to where the dtype holds every integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Tensors of one problem: args in the problem's memory format, constants contiguous (as `pack` takes them)."""
+
+    args: tuple[torch.Tensor, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Specs of a problem's args and of its constants."""
+    if isinstance(problem, LayoutProblem):
+        return [problem.spec], []
+    if isinstance(problem, SubgraphProblem):
+        graph = parse_graph(problem.text)
+        return [graph.values[name].spec for name in graph.inputs], [value.spec for value in graph.constants()]
+    y, bias = problem.y_spec, TensorSpec((problem.k,), problem.y_spec.dtype)
+    residual = [y] if problem.epilogue.residual else []
+    biases = [bias] if problem.epilogue.bias else []
+    if isinstance(problem, ConvProblem) and problem.direction == "dgrad":
+        return [y, problem.weight_spec], []
+    if isinstance(problem, ConvProblem) and problem.direction == "wgrad":
+        return [problem.x_spec, y], []
+    return [problem.x_spec, *residual], [problem.weight_spec, *biases]
+
+
+def result_specs(problem: Problem) -> list[TensorSpec]:
+    """Specs of what a problem writes."""
+    if isinstance(problem, LayoutProblem):
+        return [problem.spec]
+    if isinstance(problem, SubgraphProblem):
+        graph = parse_graph(problem.text)
+        return [graph.values[name].spec for name in graph.outputs]
+    if isinstance(problem, LinearProblem) or problem.direction == "fprop":
+        return [problem.y_spec]
+    if problem.direction == "dgrad":
+        return [problem.x_spec]
+    bias = [TensorSpec((problem.k,), problem.y_dtype)] if problem.epilogue.bias else []
+    return [problem.weight_spec, *bias]
+
+
+def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """A tensor in a problem's memory format; tensors that are not 4-D are contiguous."""
+    if layout == "blocked" and tensor.dim() == 4:
+        return tensor.contiguous().to_mkldnn()
+    if layout == "nhwc" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.contiguous()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A strided tensor of the same values, whatever the layout."""
+    return tensor.to_dense() if tensor.is_mkldnn else tensor
+
+
+def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "cpu") -> Data:
+    """Random tensors for a problem.
+
+    Args:
+        problem: what is to be computed.
+        seed: same seed, same data.
+        kind: `integer` (small integers; every partial sum, in any order and with bias and residual, is an integer that the
+            accumulator and the storage types hold, so a right result is exact), `normal` (rectified normal x, normal
+            weights, results of about unit variance) or `cancelling` (terms of alternating sign whose sum nearly vanishes).
+        device: where to put them.
+
+    Raises:
+        InputError: another kind.
+    """
+    if kind not in KINDS:
+        raise InputError("kind", kind, ", ".join(KINDS))
+    generator = torch.Generator().manual_seed(seed)
+    arg_specs, constant_specs = tensor_specs(problem)
+    if isinstance(problem, (ConvProblem, LinearProblem)):
+        args, constants = _operands(problem, kind, generator)
+    else:
+        args = [_plain(spec, kind, generator) for spec in arg_specs]
+        constants = [_plain(spec, kind, generator) for spec in constant_specs]
+    layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
+    placed = tuple(in_layout(t.to(DTYPES[s.dtype]).to(device), layout) for t, s in zip(args, arg_specs, strict=True))
+    held = tuple(t.to(DTYPES[s.dtype]).to(device) for t, s in zip(constants, constant_specs, strict=True))
+    return Data(placed, held)
+
+
+def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Tensor:
+    """A value of a piece of the graph."""
+    if not DTYPES[spec.dtype].is_floating_point:
+        return torch.randint(0, 2, spec.shape, generator=generator)
+    if kind == "integer":
+        return torch.randint(-4, 5, spec.shape, generator=generator)
+    return torch.randn(spec.shape, generator=generator)
+
+
+def _operands(
+    problem: ConvProblem | LinearProblem, kind: str, generator: torch.Generator
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The args and constants of a sum of products: two operands, then what the epilogue adds."""
+    arg_specs, constant_specs = tensor_specs(problem)
+    gradient = isinstance(problem, ConvProblem) and problem.direction != "fprop"
+    first, second = arg_specs[0].shape, (arg_specs[1] if gradient else constant_specs[0]).shape
+    added = [] if gradient else [*arg_specs[1:], *constant_specs[1:]]
+    if kind == "integer":
+        dtypes = {result_specs(problem)[0].dtype, getattr(problem, "acc_dtype", "fp32")}
+        most_first, most_second, limit = min((_MAGNITUDES[d] for d in dtypes), key=lambda m: m[2])
+        terms = (limit - most_first * len(added)) // (most_first * most_second)
+        a = torch.randint(-most_first, most_first + 1, first, generator=generator)
+        b = torch.randint(1, most_second + 1, second, generator=generator)
+        b = b * (2 * torch.randint(0, 2, second, generator=generator) - 1) * _at_most(problem, terms, generator)
+        rest = [torch.randint(-most_first, most_first + 1, s.shape, generator=generator) for s in added]
+    else:
+        length = max(problem.reduction_length, 1)
+        a, b = torch.randn(first, generator=generator), torch.randn(second, generator=generator) / math.sqrt(length)
+        rest = [torch.randn(s.shape, generator=generator) for s in added]
+        if kind == "cancelling":
+            a = 1 + a * 1e-2
+            b = b.abs() * _alternating(problem, second)
+        elif not (isinstance(problem, ConvProblem) and problem.direction == "dgrad"):
+            a = a.relu()
+    if gradient:
+        return [a, b], []
+    return [a, *rest[: len(arg_specs) - 1]], [b, *rest[len(arg_specs) - 1 :]]
+
+
+def _by_output(problem: ConvProblem | LinearProblem, rows: torch.Tensor) -> torch.Tensor:
+    """Rows, one for each output channel of the sum, as the second operand: inverse of laying the terms of a sum side by side."""
+    if isinstance(problem, LinearProblem):
+        return rows
+    p = problem
+    if p.direction == "wgrad":
+        return rows.reshape(p.k, p.n, p.p, p.q).transpose(0, 1)
+    if p.direction == "dgrad":
+        by_group = rows.reshape(p.groups, p.c // p.groups, p.k // p.groups, p.r, p.s)
+        return by_group.transpose(1, 2).reshape(p.weight_spec.shape)
+    return rows.reshape(p.weight_spec.shape)
+
+
+def _outputs(problem: ConvProblem | LinearProblem) -> int:
+    return problem.c if isinstance(problem, ConvProblem) and problem.direction == "dgrad" else problem.k
+
+
+def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.Generator) -> torch.Tensor:
+    """A mask of the second operand that leaves at most so many products in any sum."""
+    outputs, length = _outputs(problem), problem.reduction_length
+    if length <= terms:
+        return _by_output(problem, torch.ones(outputs, length, dtype=torch.int64))
+    mask = torch.zeros(outputs, length, dtype=torch.int64)
+    mask.scatter_(1, torch.randint(0, length, (outputs, terms), generator=generator), 1)
+    return _by_output(problem, mask)
+
+
+def _alternating(problem: ConvProblem | LinearProblem, shape: Sequence[int]) -> torch.Tensor:
+    signs = 1 - 2 * (torch.arange(problem.reduction_length) % 2)
+    return _by_output(problem, signs.expand(_outputs(problem), -1)).reshape(shape)
+
+
+def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
+    """The problem's results in float64, by PyTorch's own float64 arithmetic on the data's device."""
+    args = [_double(t) for t in data.args]
+    constants = [_double(t) for t in data.constants]
+    if isinstance(problem, LayoutProblem):
+        return [args[0]]
+    if isinstance(problem, SubgraphProblem):
+        return list(compile_graph(parse_graph(problem.text), double=True)(args, constants))
+    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
+        return _gradients(problem, args)
+    x, weight = args[0], constants[0]
+    y = linear(x, weight) if isinstance(problem, LinearProblem) else conv2d(x, weight, None, *conv_sizes(problem))
+    if problem.epilogue.bias:
+        y = y + constants[1].reshape(-1, *[1] * (y.dim() - 2))
+    if problem.epilogue.residual:
+        y = y + args[1]
+    return [activate(y, problem.epilogue.activation)]
+
+
+def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, power: int) -> float:
+    """Norm of what the results' terms amount to.
+
+    Args:
+        problem: a sum of products.
+        data: its operands.
+        index: which result.
+        power: 1 for the sums of |x||weight|, the measure on cancelling data; 2 for the roots of the sums of squares, which
+            is what sums of terms of random sign amount to.
+    """
+    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
+    args = tuple(_double(t).abs() ** power for t in data.args)
+    constants = tuple(_double(t).abs() ** power for t in data.constants)
+    return float((oracle(plain, Data(args, constants))[index] ** (1 / power)).norm())
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return dense(tensor).double() if tensor.is_floating_point() else tensor
+
+
+def conv_sizes(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+    """Stride, padding, dilation, groups, as torch's functions take them after the bias."""
+    stride = (problem.stride_h, problem.stride_w)
+    return stride, (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w), problem.groups
+
+
+def _gradients(problem: ConvProblem, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    stride, padding, dilation, groups = conv_sizes(problem)
+    if problem.direction == "dgrad":
+        dy, weight = args
+        shape = problem.x_spec.shape
+        return [torch.nn.grad.conv2d_input(shape, weight, dy, stride, padding, dilation, groups)]
+    x, dy = args
+    dweight = torch.nn.grad.conv2d_weight(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
+    return [dweight, dy.sum((0, 2, 3))] if problem.epilogue.bias else [dweight]

@@ -1,0 +1,110 @@
+"""Guards: buffers with a known pattern round them, garbage in them, and a checksum of what nobody may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable
+from convoy.engines.interpret import DTYPES
+from convoy.measurement.data import Data, dense, result_specs
+from convoy.problem import Problem, TensorSpec
+
+GUARD_BYTES: Final = 4096
+"""Watched bytes on each side: more than a vector store or a tile's row goes astray by."""
+
+ALIGNMENT: Final = 256
+_PATTERN: Final = 0xA5
+_GARBAGE: Final = 0xFF  # NaN in every floating dtype
+
+
+class Guarded:
+    """A buffer with guard bytes before and after it, filled with what no program may rely on (NaN).
+
+    Args:
+        spec: shape and dtype; for a workspace, a flat `u8` spec.
+        layout: memory format of a 4-D buffer.
+        device: where it lies.
+        name: what to call it when it was overrun.
+    """
+
+    def __init__(self, spec: TensorSpec, layout: str, device: str | torch.device, name: str = "result 0") -> None:
+        size = spec.size_bytes
+        raw = torch.full((size + 2 * GUARD_BYTES + ALIGNMENT,), _PATTERN, dtype=torch.uint8, device=device)
+        start = GUARD_BYTES + -(raw.data_ptr() + GUARD_BYTES) % ALIGNMENT
+        self.name = name
+        self._before, inner, self._after = raw[:start], raw[start : start + size], raw[start + size :]
+        inner.fill_(1 if spec.dtype == "bool" else _GARBAGE)
+        flat = inner.view(DTYPES[spec.dtype])
+        if len(spec.shape) == 4 and layout == "nhwc":
+            n, c, h, w = spec.shape
+            self.tensor = flat.view(n, h, w, c).permute(0, 3, 1, 2)
+        else:
+            self.tensor = flat.view(spec.shape)
+
+    def intact(self) -> bool:
+        """Whether nobody wrote outside."""
+        return bool((self._before == _PATTERN).all()) and bool((self._after == _PATTERN).all())
+
+
+def overrun(buffers: Iterable[Guarded]) -> str:
+    """Names of the buffers whose guards were overwritten; empty where all are intact."""
+    return ", ".join(buffer.name for buffer in buffers if not buffer.intact())
+
+
+def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
+    """Sums of the tensors' bits in blocks of 4 KiB: a single changed value always changes one. Opaque tensors are read dense."""
+    sums: list[torch.Tensor] = []
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in DTYPES.values():
+            continue
+        values = dense(tensor).detach()
+        values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
+        octets = values.contiguous().view(torch.uint8)
+        whole = len(octets) // 4096 * 4096
+        words = octets[:whole].view(torch.int32).reshape(-1, 1024).sum(1, dtype=torch.int64)
+        sums += [words, octets[whole:].clone()]
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one guarded launch left behind: its results, and what it did that it may not (empty: nothing)."""
+
+    results: list[torch.Tensor | None]
+    fault: str = ""
+
+
+def run_guarded(executable: Executable, problem: Problem, data: Data) -> Trial:
+    """Pack and launch once, on guarded results full of NaN and a guarded workspace full of garbage.
+
+    The fault names the buffer that was overrun, or says that args or packed constants were written to. Whatever the launch
+    raises passes through.
+    """
+    device = next((tensor.device for tensor in (*data.args, *data.constants)), torch.device("cpu"))
+    outputs = [
+        Guarded(spec, problem.layout, device, f"result {index}") for index, spec in enumerate(result_specs(problem))
+    ]
+    scratch = Guarded(TensorSpec((executable.workspace_bytes,), "u8"), "any", device, "the workspace")
+    given: list[torch.Tensor | None] = [None if executable.allocates_results else o.tensor for o in outputs]
+    packed = executable.pack(data.constants)
+    before_args, before_constants = checksum(data.args), checksum((*data.constants, *packed))
+    buffers = Buffers(data.args, given, packed)
+    executable.launch(buffers, scratch.tensor if executable.workspace_bytes else None)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    faults = [
+        f"wrote outside {names}" if (names := overrun((*outputs, scratch))) else "",
+        "" if _same(before_args, checksum(data.args)) else "wrote to its args",
+        "" if _same(before_constants, checksum((*data.constants, *packed))) else "wrote to its constants",
+    ]
+    if not executable.allocates_results and any(r is not o.tensor for r, o in zip(given, outputs, strict=True)):
+        faults.append("replaced a result's buffer that it was given")
+    return Trial(buffers.results, "; ".join(filter(None, faults)))
+
+
+def _same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,9 +1,9 @@
-"""From a PyTorch model to a graph and its constants."""
+"""From torch to a graph: export, lowering of ATen operators, and the rewrites that every engine profits from."""
 
 from __future__ import annotations
 
-from convoy.capture.captured import Captured
+from convoy.capture.captured import Captured, captured_function, to_double
 from convoy.capture.inference import capture_inference
 from convoy.capture.modules import find_modules
 
-__all__ = ["Captured", "capture_inference", "find_modules"]
+__all__ = ["Captured", "capture_inference", "captured_function", "find_modules", "to_double"]

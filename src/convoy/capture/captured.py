@@ -1,53 +1,81 @@
-"""Captured: a net as a graph, with its constants and the structure of its call."""
+"""Captured: a model as a graph, its constants, and how its arguments and results nest."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from convoy.capture.structure import Structure
+from convoy.engines.interpret import DTYPES, compile_graph
 from convoy.errors import InputError
 from convoy.graph.ir import Graph
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What capture found.
+    """What `capture_inference` makes of a model.
 
     Attributes:
-        graph: the net.
-        constants: tensors of the graph's constants, by value name; detached, as they were at capture or derived then.
-        notes: what the user should know, one line each.
-        in_spec: structure of (args, kwargs).
-        tensor_leaves: which leaves of the arguments are the graph's inputs, in order.
-        out_spec: structure of the result.
-        out_leaves: for each leaf of the result the index of a graph output, or (None, constant).
+        graph: the computation.
+        constants: tensors of its constants by name, in the order of `graph.constants()`; contiguous. A parameter that no pass
+            changed shares its memory with the model's.
+        arguments: how the model's arguments nest.
+        results: how its results nest.
+        notes: what differs from the model in ways that numbers do not show, one line each.
+        double: whether floating dtypes named in the graph are read as float64 (see `to_double`).
     """
 
     graph: Graph
     constants: dict[str, torch.Tensor]
-    notes: tuple[str, ...]
-    in_spec: Any
-    tensor_leaves: tuple[int, ...]
-    out_spec: Any
-    out_leaves: tuple[int | tuple[None, Any], ...]
+    arguments: Structure
+    results: Structure
+    notes: tuple[str, ...] = ()
+    double: bool = False
 
-    def flatten_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> list[torch.Tensor]:
-        """The graph's inputs, in order, from a call's arguments.
+    def flatten_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+        """The tensors of a call, in the order of `graph.inputs`.
 
         Raises:
-            InputError: arguments of another structure than at capture.
+            InputError: another structure, shape or dtype than at capture, or another value for what is no tensor.
         """
-        if not kwargs and len(args) == len(self.tensor_leaves) and all(isinstance(a, torch.Tensor) for a in args):
-            return list(args)
-        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
-        if spec != self.in_spec:
-            raise InputError("args", spec, f"arguments of the structure that was captured, {self.in_spec}")
-        return [leaves[index] for index in self.tensor_leaves]
+        tensors = self.arguments.flatten(args, dict(kwargs or {}))
+        for name, tensor in zip(self.graph.inputs, tensors, strict=True):
+            spec = self.graph.values[name].spec
+            if tensor.shape != spec.shape or tensor.dtype != DTYPES[spec.dtype]:
+                raise InputError(name, f"{tensor.dtype} {list(tensor.shape)}", f"{spec}, which was captured")
+        return tensors
 
-    def unflatten_outputs(self, outputs: list[torch.Tensor]) -> Any:
-        """The model's result from the graph's outputs."""
-        leaves = [outputs[leaf] if isinstance(leaf, int) else leaf[1] for leaf in self.out_leaves]
-        return pytree.tree_unflatten(leaves, self.out_spec)
+    def unflatten_outputs(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """Nest the graph's outputs as the model nests its results."""
+        return self.results.unflatten(outputs)
+
+
+def captured_function(captured: Captured) -> Callable[..., Any]:
+    """A function that does what the model does, by PyTorch's operators alone, without gradients.
+
+    With `to_double` before it, this is the oracle: floating inputs are cast to float64, and so are the results.
+    """
+    run = compile_graph(captured.graph, double=captured.double)
+    constants = [captured.constants[value.name] for value in captured.graph.constants()]
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        inputs = captured.flatten_inputs(args, kwargs)
+        if captured.double:
+            inputs = [_to_double(tensor) for tensor in inputs]
+        with torch.no_grad():
+            return captured.unflatten_outputs(run(inputs, constants))
+
+    return function
+
+
+def to_double(captured: Captured) -> Captured:
+    """The same computation in float64: floating constants cast (copies), floating dtypes read as float64."""
+    constants = {name: _to_double(tensor) for name, tensor in captured.constants.items()}
+    return replace(captured, constants=constants, double=True)
+
+
+def _to_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,101 +1,60 @@
-"""capture_inference: a module in eval mode, by torch.export, as a graph."""
+"""capture_inference: from a module to a graph, pass by pass."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from convoy.capture.captured import Captured
-from convoy.capture.fold import fold_batch_norms
-from convoy.capture.lower import Lowering
-from convoy.errors import CaptureError, InputError
+from convoy.capture.export import export_inference
+from convoy.capture.fold_batch_norm import fold_batch_norm, replace_batch_norm
+from convoy.capture.fold_constants import copy_returned_constants, fold_constants
+from convoy.capture.fold_pad import fold_pad
+from convoy.capture.lower import lower
+from convoy.capture.randomness import note_randomness
+from convoy.capture.recognise_layers import recognise_layers
+from convoy.capture.remove_identities import remove_identities
+from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 
+PASSES = (
+    remove_identities,
+    fold_constants,
+    recognise_layers,
+    fold_batch_norm,
+    replace_batch_norm,
+    fold_pad,
+    copy_returned_constants,
+    note_randomness,
+)
+"""In an order in which each finds what those before it uncover."""
 
-def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Captured:
-    """Export a module and lower it to a graph; inference batch norm after a convolution is folded into its weight.
+
+def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
+    """Capture what a model computes in evaluation mode, for arguments of these shapes.
+
+    The model is left as it was, training flags included. Arguments that are no tensors (numbers, flags, None) become part
+    of the graph, as do the shapes and dtypes of those that are.
 
     Args:
-        model: any module; captured as in eval mode, its training flags stay as they are.
-        args: example inputs; their shapes become the graph's.
-        kwargs: example keyword inputs.
+        model: any module that `torch.export` can export.
+        args: example positional arguments.
+        kwargs: example keyword arguments.
 
     Raises:
-        CaptureError: with the exporter's own words, for a model that cannot be exported, or that changes its buffers.
+        CaptureError: the model cannot be exported (data-dependent control flow, say), with the exporter's own words; or it
+            does what a graph cannot hold. `find_modules` then finds the layers that can be captured each by itself.
     """
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(model, args, kwargs or {})
-            # With no decompositions but those of in-place and view semantics, operators stay what users wrote.
-            exported = exported.run_decompositions({})
-            return _lower(exported)
-    except CaptureError:
-        raise
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        KeyError,
-        NotImplementedError,
-    ) as error:
-        words = f"{type(error).__name__}: {error}".strip()
-        raise CaptureError(f"the model cannot be exported: {words[:2000]}") from error
-    finally:
-        for module, training in flags.items():
-            module.training = training
-
-
-def _lower(exported: torch.export.ExportedProgram) -> Captured:
-    signature = exported.graph_signature
-    for spec in signature.output_specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            raise CaptureError(f"the model writes to {spec.target or 'an input'} when it is called ({spec.kind.name})")
-    tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers()), **exported.constants}
-    given: dict[str, torch.Tensor] = {}
-    inputs: list[str] = []
-    leaves: list[int] = []
-    position = 0
-    for spec in signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            if isinstance(spec.arg, TensorArgument):
-                inputs.append(spec.arg.name)
-                leaves.append(position)
-            position += 1
-        elif isinstance(spec.arg, TensorArgument) and spec.target in tensors:
-            given[spec.arg.name] = tensors[spec.target].detach()
-        else:
-            raise CaptureError(f"the model holds {spec.target}, a {spec.kind.name}, which is no tensor")
-    lowering = Lowering(
-        exported.graph, inputs, given, {s.arg.name: s.target for s in signature.input_specs if s.target}
-    )
-    outputs: list[str] = []
-    places: list[int | tuple[None, Any]] = []
-    for spec in signature.output_specs:
-        if isinstance(spec.arg, TensorArgument):
-            places.append(len(outputs))
-            outputs.append(lowering.name_of(spec.arg.name))
-        elif isinstance(spec.arg, ConstantArgument):
-            places.append((None, spec.arg.value))
-        else:
-            raise CaptureError(f"the model returns a {type(spec.arg).__name__}, which is no tensor")
-    graph, constants = fold_batch_norms(*lowering.finish(outputs))
-    try:
-        verify(graph)
-    except InputError as error:
-        raise CaptureError(f"the captured graph is malformed: {error}") from error
-    return Captured(
-        graph=graph,
-        constants=constants,
-        notes=(),
-        in_spec=exported.call_spec.in_spec,
-        tensor_leaves=tuple(leaves),
-        out_spec=exported.call_spec.out_spec,
-        out_leaves=tuple(places),
-    )
+    if not isinstance(args, tuple):
+        raise CaptureError(f"args: got a {type(args).__name__}, expected a tuple of the model's arguments")
+    named = dict(kwargs or {})
+    program = export_inference(model, args, named)
+    lowered = lower(program, args, named)
+    draft = lowered.draft
+    for rewrite in PASSES:
+        rewrite(draft)
+    graph, constants = draft.finish()
+    verify(graph)
+    return Captured(graph, constants, lowered.arguments, lowered.results, tuple(dict.fromkeys(draft.notes)))

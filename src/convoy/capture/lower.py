@@ -1,36 +1,21 @@
-"""Lowering: an exported FX graph to the IR. Identities go, constants are computed, convolutions get their own operator."""
+"""From an exported ATen program to a draft of ATen nodes: values, constants, arguments and structure as plain data."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
-from convoy.engines.interpret import DTYPES
+from convoy.capture.draft import Draft, dtype_name, spec_of
+from convoy.capture.names import Namer, is_bookkeeping
+from convoy.capture.structure import Baked, Leaf, Structure
 from convoy.errors import CaptureError
-from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
-from convoy.graph.rebuild import rebuild
-from convoy.problem import TensorSpec
-
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-_IDENTITIES = frozenset(
-    {
-        "aten.alias.default",
-        "aten.clone.default",
-        "aten.contiguous.default",
-        "aten.detach.default",
-        "aten.detach_.default",
-        "aten.dropout.default",
-        "aten.feature_dropout.default",
-        "aten.lift_fresh_copy.default",
-        "aten.native_dropout.default",
-    }
-)
-"""Operators that give their first argument's values in inference; memory format is selection's business."""
+from convoy.graph.ir import Arg, Node, Ref, Symbol
 
 _MEMORY_FORMATS = {
     torch.contiguous_format: "memory_format.nchw",
@@ -38,196 +23,191 @@ _MEMORY_FORMATS = {
     torch.preserve_format: "memory_format.preserve",
 }
 
+# What they say holds for every graph: strided tensors of the inputs' device in ordinary memory.
+_NEEDLESS_KEYWORDS = frozenset({"pin_memory", "layout", "non_blocking"})
 
-class Lowering:
-    """Walks an exported graph once.
 
-    Args:
-        source: the exported FX graph.
-        inputs: names of the placeholders that are the net's inputs.
-        given: tensors of the other placeholders, by placeholder name.
-        targets: qualified names of those tensors in the model, for people.
+@dataclass(slots=True)
+class Lowered:
+    """A draft, and how the model nests its arguments and results."""
+
+    draft: Draft
+    arguments: Structure
+    results: Structure
+
+
+def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+    """Turn an exported, decomposed program into a draft.
+
+    Raises:
+        CaptureError: naming what a graph cannot hold: a shape that depends on data, a buffer that changes from call to
+            call, an operator that is not ATen's, a dtype without a name.
     """
+    return _Lowering(program).run(plain=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args))
 
-    def __init__(
-        self, source: fx.Graph, inputs: Sequence[str], given: dict[str, torch.Tensor], targets: dict[str, str]
-    ) -> None:
-        self._source = source
-        self._inputs = list(inputs)
-        self._known: dict[fx.Node, Any] = {}
-        """FX node → its tensor (or tuple of tensors), where it depends on constants alone."""
-        self._alias: dict[str, str] = {}
-        """FX name → name of the value that it is."""
-        self._nodes: list[Node] = []
-        self._values: dict[str, Value] = {}
-        self._constants: dict[str, torch.Tensor] = {}
-        self._taken = {node.name for node in source.nodes}
-        for node in source.nodes:
-            self._visit(node, given, targets)
 
-    def name_of(self, fx_name: str) -> str:
-        """The value that an FX name stands for."""
-        name = self._alias.get(fx_name, fx_name)
-        if name not in self._values:
-            for node, tensor in self._known.items():
-                if node.name == name and isinstance(tensor, torch.Tensor):
-                    return self._constant(node, tensor)
-            raise CaptureError(f"the model returns {fx_name}, which no operator makes")
+class _Lowering:
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.draft = Draft(device=_device(program))
+        self.namer = Namer(program.graph.nodes)
+        # What each node of the exporter's graph became: a value, several, or something that is no tensor.
+        self.found: dict[fx.Node, str | tuple[str, ...] | Baked] = {}
+
+    def run(self, *, plain: bool) -> Lowered:
+        nodes = list(self.program.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        specs = self.program.graph_signature.input_specs
+        leaves = self._inputs([(n, s) for n, s in zip(placeholders, specs, strict=True)])
+        for node in nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op not in ("placeholder", "output"):
+                raise CaptureError(f"the exported program holds {node.format_node()}, which a graph cannot hold")
+        call = self.program.call_spec
+        results = self._outputs(next(node for node in nodes if node.op == "output"))
+        arguments = Structure(call.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
+        return Lowered(self.draft, arguments, Structure(call.out_spec, results))
+
+    def _inputs(self, placeholders: list[tuple[fx.Node, Any]]) -> list[Leaf]:
+        """Define inputs first, so that they keep their names, then constants."""
+        leaves: list[Leaf] = []
+        for node, spec in placeholders:
+            if spec.kind is not InputKind.USER_INPUT:
+                continue
+            if isinstance(spec.arg, TensorArgument):
+                self.found[node] = self._define(node.name, node.meta["val"])
+                self.draft.inputs.append(str(self.found[node]))
+                leaves.append(None)
+            elif isinstance(spec.arg, ConstantArgument):
+                self.found[node] = Baked(spec.arg.value)
+                leaves.append(Baked(spec.arg.value))
+            else:
+                raise CaptureError(f"the model's argument {node.name} is a {type(spec.arg).__name__}, and no tensor")
+        held: dict[tuple[Any, ...], str] = {}
+        for node, spec in placeholders:
+            if spec.kind is not InputKind.USER_INPUT:
+                self.found[node] = self._constant(node, spec, held)
+        return leaves
+
+    def _constant(self, node: fx.Node, spec: Any, held: dict[tuple[Any, ...], str]) -> str:
+        """Keep a parameter, buffer or lifted tensor; one that two names share is kept once."""
+        kept = {**self.program.state_dict, **self.program.constants}
+        tensor = kept.get(spec.target)
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR) or not isinstance(
+            tensor, torch.Tensor
+        ):
+            raise CaptureError(f"the model holds {spec.target} ({spec.kind.name.lower()}), which a graph cannot hold")
+        node.meta["convoy_target"] = spec.target
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and place in held:
+            return held[place]
+        spec_of(tensor, spec.target)
+        held[place] = self.draft.add_constant(spec.target, tensor.to(self.draft.device))
+        return held[place]
+
+    def _define(self, wanted: str, value: Any) -> str:
+        name = self.draft.unique(wanted)
+        self.draft.specs[name] = spec_of(value, name)
         return name
-
-    def finish(self, outputs: Sequence[str]) -> tuple[Graph, dict[str, torch.Tensor]]:
-        """The graph without dead code, and its constants."""
-        graph = rebuild(tuple(self._inputs), tuple(outputs), self._values, self._nodes)
-        return graph, {value.name: self._constants[value.name] for value in graph.constants()}
-
-    def _visit(self, node: fx.Node, given: dict[str, torch.Tensor], targets: dict[str, str]) -> None:
-        if node.op == "placeholder":
-            if node.name in self._inputs:
-                self._values[node.name] = Value(node.name, _spec(node.meta["val"], node.name), "input")
-            elif node.name in given:
-                self._known[node] = given[node.name]
-                self._alias[node.name] = self._free(targets.get(node.name, node.name))
-        elif node.op == "call_function":
-            self._call(node)
-        elif node.op != "output":
-            raise CaptureError(f"the exported graph holds {node.op} {node.target}, which cannot be lowered")
-
-    def _free(self, name: str) -> str:
-        """A value name made of a qualified name, that nobody has."""
-        word = "".join(ch if ch.isalnum() or ch in "._" else "_" for ch in name)
-        word = word if word[:1].isalpha() else f"c_{word}"
-        while word in self._taken or word in self._values:
-            word += "_"
-        self._taken.add(word)
-        return word
 
     def _call(self, node: fx.Node) -> None:
-        arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: n)
-        sources = [n for n in node.all_input_nodes if n not in self._known]
-        if not sources and node.target is not operator.getitem:
-            args, kwargs = fx.node.map_arg(arguments, lambda n: self._known[n])
-            self._known[node] = node.target(*args, **kwargs)
-            return
         if node.target is operator.getitem:
-            self._getitem(node)
+            source, index = node.args
+            made = self.found[source] if isinstance(source, fx.Node) else ()
+            assert isinstance(made, tuple)
+            assert isinstance(index, int)
+            self.found[node] = made[index]
             return
-        op = str(node.target)
-        if not op.startswith("aten."):
-            raise CaptureError(f"{node.name} calls {op}, which is no ATen operator")
-        if op in _IDENTITIES and isinstance(node.args[0], fx.Node):
-            self._alias[node.name] = self._ref(node.args[0]).name
+        if is_bookkeeping(node):
             return
-        made = node.meta["val"]
-        many = isinstance(made, (tuple, list))
-        outputs = tuple("" for _ in made) if many else (node.name,)
-        args = tuple(self._arg(a) for a in node.args)
-        kwargs = tuple((name, self._arg(a)) for name, a in node.kwargs.items() if name != "pin_memory")
-        if not many:
-            self._values[node.name] = Value(node.name, _spec(made, node.name), "node")
-        self._nodes.append(self._special(Node(node.name, op, args, kwargs, outputs)))
-
-    def _getitem(self, node: fx.Node) -> None:
-        source, index = node.args
-        assert isinstance(source, fx.Node)
-        if source in self._known:
-            self._known[node] = self._known[source][index]
-            return
-        for at, candidate in enumerate(self._nodes):
-            if candidate.name == source.name:
-                outputs = list(candidate.outputs)
-                if outputs[index]:
-                    self._alias[node.name] = outputs[index]
-                    return
-                outputs[index] = node.name
-                self._values[node.name] = Value(node.name, _spec(node.meta["val"], node.name), "node")
-                self._nodes[at] = Node(candidate.name, candidate.op, candidate.args, candidate.kwargs, tuple(outputs))
-                return
-        raise CaptureError(f"{node.name} takes a part of {source.name}, which no operator makes")
-
-    def _special(self, node: Node) -> Node:
-        """`conv2d` and `linear` where the IR's own operators fit; the ATen operator as it was everywhere else."""
-        if node.op == "aten.linear.default" and len(self._values[_name(node.args[0])].spec.shape) == 2:
-            bias = node.args[2] if len(node.args) > 2 else None
-            return Node(node.name, "linear", (node.args[0], node.args[1], bias), (), node.outputs)
-        if node.op in ("aten.conv2d.default", "aten.conv2d.padding"):
-            return self._convolution(node)
-        return node
-
-    def _convolution(self, node: Node) -> Node:
-        given = dict(zip(("x", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False))
-        given |= dict(node.kwargs)
-        x, weight = self._values[_name(given["x"])].spec, self._values[_name(given["weight"])].spec
-        stride, dilation = _pair(given.get("stride", 1)), _pair(given.get("dilation", 1))
-        padding = given.get("padding", 0)
-        if padding == "valid":
-            padding = 0
-        elif padding == "same":
-            wanted = [d * (side - 1) for d, side in zip(dilation, weight.shape[2:], strict=True)]
-            if any(total % 2 for total in wanted):
-                return node  # more padding on one side: stays as it is
-            padding = tuple(total // 2 for total in wanted)
-        if len(x.shape) != 4 or self._values[_name(given["weight"])].kind != "constant":
-            return node
-        args = (
-            given["x"],
-            given["weight"],
-            given.get("bias"),
-            stride,
-            _pair(padding),
-            dilation,
-            given.get("groups", 1),
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            raise CaptureError(f"the model calls {target}, which is no ATen operator")
+        if target._schema.is_mutable:
+            raise CaptureError(f"the model calls {target}, which overwrites a value and could not be made functional")
+        name = self.draft.unique(self.namer.name(node))
+        outputs = self._results(node, name)
+        kwargs = tuple(
+            (k, self._arg(v)) for k, v in node.kwargs.items() if v is not None and k not in _NEEDLESS_KEYWORDS
         )
-        return Node(node.name, "conv2d", args, (), node.outputs)
+        self.draft.nodes.append(Node(name, str(target), tuple(map(self._arg, node.args)), kwargs, outputs))
 
-    def _ref(self, node: fx.Node) -> Ref:
-        if node in self._known:
-            return Ref(self._constant(node, self._known[node]))
-        return Ref(self._alias.get(node.name, node.name))
-
-    def _constant(self, node: fx.Node, tensor: torch.Tensor) -> str:
-        name = self._alias.get(node.name)
-        if name is None:
-            name = self._alias[node.name] = self._free(node.name)
-        if name not in self._values:
-            self._values[name] = Value(name, _spec(tensor, name), "constant")
-            self._constants[name] = tensor.detach().contiguous()
-        return name
+    def _results(self, node: fx.Node, name: str) -> tuple[str, ...]:
+        """Define what a call makes. An output that is no tensor has the empty name: nothing may read it."""
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            self.draft.specs[name] = spec_of(value, name)
+            self.found[node] = name
+            return (name,)
+        if not isinstance(value, (list, tuple)):
+            raise CaptureError(f"{name} makes a {type(value).__name__}, which depends on data ({node.target})")
+        names: list[str] = []
+        for index, part in enumerate(value):
+            wanted = name if index == 0 else f"{name}.{index}"
+            names.append(self._define(wanted, part) if isinstance(part, torch.Tensor) else "")
+        self.found[node] = tuple(names)
+        return tuple(names)
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, fx.Node):
-            return self._ref(arg)
+            return self._used(arg)
         if isinstance(arg, (list, tuple)):
             return tuple(self._arg(item) for item in arg)
-        if arg is None or isinstance(arg, (bool, int, float, str)):
-            return arg
-        if isinstance(arg, torch.dtype) and arg in DTYPE_NAMES:
-            return Symbol(f"dtype.{DTYPE_NAMES[arg]}")
+        if isinstance(arg, torch.dtype):
+            return Symbol(f"dtype.{dtype_name(arg)}")
         if isinstance(arg, torch.memory_format) and arg in _MEMORY_FORMATS:
             return Symbol(_MEMORY_FORMATS[arg])
         if isinstance(arg, torch.device):
             return Symbol("device.inputs")
-        if arg is torch.strided:
-            return Symbol("layout.strided")
-        raise CaptureError(f"an operator takes {arg!r}, which the graph cannot hold (shapes must be fixed)")
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return arg
+        raise CaptureError(
+            f"the model passes {arg!r} to an operator: a {type(arg).__name__}, which a graph cannot hold"
+        )
+
+    def _used(self, node: fx.Node) -> Arg:
+        found = self.found[node]
+        if isinstance(found, Baked):
+            return self._arg(found.value)
+        if isinstance(found, tuple):
+            return tuple(Ref(name) for name in found)
+        if not found:
+            raise CaptureError(f"the model reads {node.name}, which is no tensor")
+        return Ref(found)
+
+    def _outputs(self, output: fx.Node) -> list[Leaf]:
+        leaves: list[Leaf] = []
+        returned = output.args[0]
+        assert isinstance(returned, (list, tuple))
+        for value, spec in zip(returned, self.program.graph_signature.output_specs, strict=True):
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                self.draft.notes.append(
+                    f"the model overwrites its argument {spec.target}; the optimised model does not"
+                )
+            elif spec.kind is not OutputKind.USER_OUTPUT:
+                raise CaptureError(f"the model changes {spec.target} when it is called ({spec.kind.name.lower()})")
+            else:
+                leaves.append(self._output(value))
+        return leaves
+
+    def _output(self, value: Any) -> Leaf:
+        found = self.found[value] if isinstance(value, fx.Node) else Baked(value)
+        if isinstance(found, Baked):
+            return found
+        if not isinstance(found, str) or not found:
+            raise CaptureError(f"the model returns {value}, which is no tensor")
+        self.draft.outputs.append(found)
+        return None
 
 
-def _name(arg: Arg) -> str:
-    if not isinstance(arg, Ref):
-        raise CaptureError(f"an operator takes {arg!r} where a tensor was expected")
-    return arg.name
-
-
-def _pair(arg: Arg) -> tuple[Arg, Arg]:
-    if isinstance(arg, tuple):
-        return (arg[0], arg[0]) if len(arg) == 1 else (arg[0], arg[1])
-    return (arg, arg)
-
-
-def _spec(tensor: Any, name: str) -> TensorSpec:
-    if not isinstance(tensor, torch.Tensor):
-        raise CaptureError(f"{name} is a {type(tensor).__name__}, not a tensor")
-    if tensor.dtype not in DTYPE_NAMES:
-        raise CaptureError(f"{name} has dtype {tensor.dtype}, which Convoy does not know")
-    if not all(isinstance(side, int) for side in tensor.shape):
-        raise CaptureError(f"{name} has a shape that depends on data: {tuple(tensor.shape)}")
-    return TensorSpec(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype])
+def _device(program: ExportedProgram) -> torch.device:
+    """The one device of a model: its inputs', or its parameters' where it has no tensor for input."""
+    signature = program.graph_signature
+    named = {spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT}
+    values = [(node, node.meta.get("val")) for node in program.graph.nodes if node.op == "placeholder"]
+    inputs = {value.device for node, value in values if node.name in named and isinstance(value, torch.Tensor)}
+    devices = inputs or {tensor.device for tensor in program.state_dict.values()}
+    if len(devices) > 1:
+        raise CaptureError(f"the model's tensors are on several devices: {', '.join(sorted(map(str, devices)))}")
+    return next(iter(devices), torch.device("cpu"))

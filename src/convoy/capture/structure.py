@@ -1,0 +1,79 @@
+"""Structure: how a call's arguments and results nest, so that a graph of flat tensors can stand in for the module.
+
+The one module that uses `torch.utils._pytree`: torch 2.11 to 2.13 have no public name for it, and the specs that
+`torch.export` gives are its classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from convoy.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Baked:
+    """An argument or result that is no tensor: its value at capture is part of the graph."""
+
+    value: Any
+
+
+Leaf = Baked | None
+"""None stands for a tensor."""
+
+
+class Structure:
+    """The nesting of arguments or results, and which leaves are tensors.
+
+    Args:
+        spec: the exporter's spec.
+        leaves: in the spec's order: None for a tensor, `Baked` for anything else.
+        plain: whether this is a call with tensors as positional arguments and nothing else, which needs no search.
+    """
+
+    def __init__(self, spec: pytree.TreeSpec, leaves: Sequence[Leaf], *, plain: bool = False) -> None:
+        self._spec = spec
+        self._leaves = tuple(leaves)
+        self._plain = plain
+        self._single = spec.is_leaf() and list(leaves) == [None]
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of a call, in the graph's order.
+
+        Raises:
+            InputError: another structure than at capture, or another value for something that is no tensor.
+        """
+        if self._plain and not kwargs and len(args) == len(self._leaves):
+            found: list[Any] = list(args)
+        else:
+            try:
+                found = self._spec.flatten_up_to((tuple(args), kwargs))
+            except (ValueError, TypeError, AssertionError) as error:
+                raise InputError(
+                    "args, kwargs", str(error), "the structure that the model was captured with"
+                ) from error
+        return [tensor for value, leaf in zip(found, self._leaves, strict=True) for tensor in _tensor(value, leaf)]
+
+    def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Nest tensors in the graph's order as the model nests its results."""
+        if self._single:
+            return tensors[0]
+        rest = iter(tensors)
+        leaves = [next(rest) if leaf is None else leaf.value for leaf in self._leaves]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+
+def _tensor(value: Any, leaf: Leaf) -> list[torch.Tensor]:
+    if leaf is None:
+        if not isinstance(value, torch.Tensor):
+            raise InputError("args, kwargs", value, "a tensor here, as when the model was captured")
+        return [value]
+    same = value is leaf.value or (type(value) is type(leaf.value) and value == leaf.value)
+    if not same:
+        raise InputError("args, kwargs", value, f"{leaf.value!r}, which the model was captured with")
+    return []

@@ -1,76 +1,201 @@
-"""What machine is this: the target, what its dtypes are, and its peaks for the roofline."""
+"""What device is this, with which software? Makes the `Target` that rows and plans hold for; no device work, no compiling."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
-import time
-from dataclasses import dataclass
-from functools import lru_cache
+import shutil
+import subprocess
+from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from convoy.errors import InputError
-from convoy.problem import Problem
+from convoy.problem.spec import FLOAT_DTYPES
 from convoy.target import Target
+
+DEVICES: Final = ("cpu", "cuda")
+"""Devices that Convoy knows."""
+
+_BF16_CAPABILITY: Final = 80
+"""First compute capability with bf16 tensor cores and bf16 arithmetic (CUDA C++ Programming Guide, table of arithmetic
+instructions); before it torch emulates bf16 at a fraction of fp32's speed."""
+
+_CPU_ARCHES: Final = (("AVX512", "avx512"), ("AVX2", "avx2"), ("SVE", "neon"), ("NEON", "neon"))
+"""torch's words for the instruction set that its CPU kernels use → ours, the first that the word begins with."""
 
 
 def detect_target(device: str) -> Target:
-    """The target that this process would measure on.
+    """Describe a device of this machine with the software that makes or holds its kernels.
+
+    torch's own precision flags, where they are not the default, are among the versions: they change what "as torch does it"
+    means, so that rows measured under one setting do not serve another.
+
+    Args:
+        device: `cpu` or `cuda` (torch's current CUDA device).
 
     Raises:
-        InputError: `cuda` where there is no usable GPU, or another word.
+        InputError: another word, or CUDA where torch finds none.
     """
-    if device == "cpu":
-        return _cpu(torch.get_num_threads())
-    if device != "cuda":
-        raise InputError("device", device, "cpu or cuda")
+    if device not in DEVICES:
+        raise InputError("device", device, "one of " + ", ".join(DEVICES))
+    return _cuda_target() if device == "cuda" else _cpu_target()
+
+
+def check_dtype(target: Target, dtype: str) -> None:
+    """Refuse a dtype that the device lacks.
+
+    Args:
+        target: the device.
+        dtype: Convoy's name of a floating-point dtype.
+
+    Raises:
+        InputError: not a floating-point dtype, or one that the device can only emulate.
+    """
+    if dtype not in FLOAT_DTYPES:
+        raise InputError("dtype", dtype, "one of " + ", ".join(sorted(FLOAT_DTYPES)))
+    if target.device == "cuda" and dtype == "bf16" and target.capability < _BF16_CAPABILITY:
+        raise InputError("dtype", dtype, f"a dtype that {target.name} ({target.arch}) has", "Use fp16 or fp32.")
+
+
+def cuda_absence() -> str:
+    """Why CUDA cannot be used here, as a phrase; empty where it can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
-        raise InputError(
-            "device", "cuda", "an NVIDIA GPU that torch can use", "Use --device cpu; `convoy doctor` says more."
-        )
-    return _cuda(torch.cuda.current_device())
+        return f"torch {torch.__version__} finds no usable NVIDIA GPU or driver"
+    return ""
 
 
-def installed(package: str) -> str:
-    """Version of a distribution; empty where it is not installed."""
+def installed(distribution: str) -> str:
+    """Version of an installed distribution; empty where it is absent. Imports nothing."""
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
         return ""
 
 
-@lru_cache(maxsize=8)
-def _cpu(threads: int) -> Target:
-    info = _cpuinfo()
-    flags = set(info.get("flags", info.get("Features", "")).split())
-    levels = (("avx512", "avx512f"), ("avx2", "avx2"), ("neon", "asimd"))
-    arch = next((name for name, flag in levels if flag in flags), "generic")
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    versions = {"torch": str(torch.__version__), "onednn": _onednn_version()}
+def precision_flags(device: str) -> dict[str, str]:
+    """torch's precision settings that are not its default, by name; empty for the defaults.
+
+    Where old and new settings are mixed, torch refuses to answer: that is `mixed`.
+    """
+    try:
+        found = {"fp32_matmul": torch.get_float32_matmul_precision()}
+        if device == "cuda":
+            found["cudnn_tf32"] = "on" if torch.backends.cudnn.allow_tf32 else "off"
+    except RuntimeError:
+        return {"fp32_precision": "mixed"}
+    defaults = {"fp32_matmul": "highest", "cudnn_tf32": "on"}
+    return {name: value for name, value in found.items() if value != defaults[name]}
+
+
+# --- CPU ----------------------------------------------------------------------------------------------------------------
+
+
+def _cpu_target() -> Target:
     return Target(
         device="cpu",
-        name=info.get("model name", platform.processor() or platform.machine()),
-        arch=arch,
-        units=threads,
-        memory_bytes=pages,
-        cache_bytes=_last_level_cache(),
-        versions=tuple(sorted((k, v) for k, v in versions.items() if v)),
+        name=_cpu_name(),
+        arch=_cpu_arch(torch.backends.cpu.get_cpu_capability()),
+        units=torch.get_num_threads(),
+        memory_bytes=_machine_memory_bytes(),
+        cache_bytes=_last_level_cache_bytes(Path("/sys/devices/system/cpu/cpu0/cache")),
+        versions=_known(
+            torch=str(torch.__version__),
+            **_linked_libraries(torch.__config__.show()),
+            cxx=compiler_version(),
+            **precision_flags("cpu"),
+        ),
     )
 
 
-def _cuda(index: int) -> Target:
-    properties = torch.cuda.get_device_properties(index)
-    versions = {
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda or "",
-        "cudnn": str(torch.backends.cudnn.version() or ""),
-        "triton": installed("triton"),
-        "cudnn-frontend": installed("nvidia-cudnn-frontend"),
-    }
+def _known(**versions: str | None) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, version) for name, version in versions.items() if version))
+
+
+@cache
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(errors="replace") if info.is_file() else ""
+    return cpu_name(text) or platform.processor() or platform.machine() or "unknown CPU"
+
+
+def cpu_name(cpuinfo: str) -> str:
+    """The processor's name from the text of /proc/cpuinfo; empty where it has none.
+
+    Hypervisors cut names short ("AMD EPYC"): family and model are added to a name without a number, for two generations
+    must not share rows.
+    """
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", cpuinfo.partition("\n\n")[0], re.MULTILINE))
+    name = " ".join(fields.get("model name", "").split())
+    if name and not re.search(r"\d", name) and "model" in fields:
+        return f"{name} (family {fields.get('cpu family', '?')} model {fields['model']})"
+    return name
+
+
+def _cpu_arch(capability: str) -> str:
+    return next((ours for theirs, ours in _CPU_ARCHES if capability.upper().startswith(theirs)), "generic")
+
+
+def _machine_memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _last_level_cache_bytes(directory: Path) -> int:
+    """Size of the highest cache level that Linux describes in `directory`; 0 where it says nothing."""
+    levels: dict[int, int] = {}
+    for index in directory.glob("index*"):
+        try:
+            level = int((index / "level").read_text())
+            size = re.fullmatch(r"(\d+)K\s*", (index / "size").read_text())
+        except (OSError, ValueError):
+            continue
+        if size:
+            levels[level] = max(levels.get(level, 0), int(size[1]) << 10)
+    return levels[max(levels)] if levels else 0
+
+
+def _linked_libraries(show: str) -> dict[str, str]:
+    """Versions of oneDNN and MKL from the text of `torch.__config__.show()`."""
+    found = {"onednn": r"MKL-DNN v?([\d.]+)", "mkl": r"Math Kernel Library Version ([\d.]+)"}
+    matches = {name: re.search(pattern, show) for name, pattern in found.items()}
+    return {name: match[1] for name, match in matches.items() if match}
+
+
+@cache
+def compiler_version() -> str:
+    """The host C++ compiler that Inductor would use, with its version (`g++ 13.3.0`); empty where there is none."""
+    for name in ("g++", "clang++", "c++"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            answer = subprocess.run(  # noqa: S603  (a compiler found on the PATH, fixed arguments)
+                [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return f"{name} {answer.stdout.split()[0]}" if answer.stdout.split() else name
+    return ""
+
+
+# --- CUDA ---------------------------------------------------------------------------------------------------------------
+
+
+def _cuda_target() -> Target:
+    absence = cuda_absence()
+    if absence:
+        todo = "Use the device cpu, or install a CUDA build of torch and NVIDIA's driver."
+        raise InputError("device", "cuda", f"a CUDA device, but {absence}", todo)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return Target(
         device="cuda",
         name=properties.name,
@@ -78,88 +203,43 @@ def _cuda(index: int) -> Target:
         units=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
         cache_bytes=int(getattr(properties, "L2_cache_size", 0)),
-        versions=tuple(sorted((k, v) for k, v in versions.items() if v)),
+        versions=_known(
+            torch=str(torch.__version__),
+            cuda=torch.version.cuda,
+            cudnn=_dotted(torch.backends.cudnn.version()),
+            driver=_driver_version(),
+            triton=installed("triton"),
+            cudnn_frontend=installed("nvidia-cudnn-frontend"),
+            cuda_core=installed("cuda-core"),
+            **precision_flags("cuda"),
+        ),
     )
 
 
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo; empty on systems without it."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _dotted(version: int | None) -> str:
+    """cuDNN's number as people write it: 91900 is 9.19.0 (8907, of the time before 9, is 8.9.7)."""
+    if version is None:
+        return ""
+    major = 10000 if version >= 90000 else 1000
+    return f"{version // major}.{version % major // 100}.{version % 100}"
 
 
-def _last_level_cache() -> int:
-    sizes = [
-        path.read_text(encoding="ascii").strip()
-        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    ]
-    scale = {"K": 1 << 10, "M": 1 << 20, "": 1}
-    return max((int(size.rstrip("KM")) * scale[size.lstrip("0123456789")] for size in sizes), default=0)
-
-
-def _onednn_version() -> str:
-    found = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch.__config__.show())
-    return found[1] if found else ""
-
-
-def check_dtype(target: Target, dtype: str) -> None:
-    """Refuse a dtype that the device lacks; raises InputError."""
-    if dtype not in ("fp32", "fp16", "bf16", "fp64"):
-        raise InputError("dtype", dtype, "fp32, fp16 or bf16")
-    if target.device == "cuda" and dtype == "bf16" and target.capability < 80:
-        raise InputError("dtype", dtype, f"a dtype that {target.name} computes in", "Use fp16.")
-
-
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """Measured ceilings of a device: bytes a second of a large copy (read + written), FLOP a second of a large product."""
-
-    bytes_per_s: float
-    flops: dict[str, float]
-
-
-@lru_cache(maxsize=4)
-def peaks(target: Target) -> Peaks:
-    """Measure the ceilings once in a process (under a second)."""
-    device = target.device
-    elements = 1 << (26 if device == "cuda" else 23)
-    source = torch.ones(elements, device=device)
-    into = torch.empty_like(source)
-    copied = 2 * 4 * elements / _best_s(lambda: into.copy_(source), device)
-    flops: dict[str, float] = {}
-    size = 4096 if device == "cuda" else 768
-    for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        if device == "cpu" and name != "fp32":
-            continue
-        a = torch.randn(size, size, device=device).to(dtype)
-        flops[name] = 2 * size**3 / _best_s(lambda a=a: a @ a, device)
-    if device == "cuda":
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        a = torch.randn(size, size, device=device)
-        flops["tf32"] = 2 * size**3 / _best_s(lambda: a @ a, device)
-        torch.backends.cuda.matmul.allow_tf32 = before
-    return Peaks(copied, flops)
-
-
-def _best_s(run, device: str, times: int = 7) -> float:
-    best = float("inf")
-    for _ in range(times):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "fp32") -> float:
-    """The time below which no kernel can compute a problem here: the larger of bytes and operations over their peaks."""
-    rate = ceilings.flops.get(dtype, ceilings.flops["fp32"])
-    return max(problem.bytes_min / ceilings.bytes_per_s, problem.flops / rate) * 1e6
+@cache
+def _driver_version() -> str:
+    """NVIDIA's driver: from the kernel module, or by nvidia-smi where that cannot be read."""
+    module = Path("/proc/driver/nvidia/version")
+    if module.is_file():
+        match = re.search(r"Kernel Module\D*?([\d.]+)\s", module.read_text(errors="replace"))
+        if match:
+            return match[1]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        answer = subprocess.run(  # noqa: S603  (NVIDIA's own tool, fixed arguments)
+            [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (answer.stdout.split() or [""])[0]

@@ -1,31 +1,75 @@
-"""Medians, spreads, and when one time counts as less than another."""
+"""Statistics of timings: median, spread, disturbed rounds, and what counts as faster. Plain Python, no torch."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-THROTTLED = 1.5
-"""A round whose mean over candidates is this many times the median round's is dropped: something else used the machine."""
+DISTURBED: Final = 1.25
+"""A round in which the candidates together ran this much slower than they usually do was throttled or disturbed: well over
+the 15 % that interleaved timings differ by on a busy machine, well under the 2x of a core that is shared."""
+
+LEAST_KEPT: Final = 0.5
+"""Share of the rounds that is kept at least: where most are disturbed, that is how this machine is."""
 
 
-def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
-    """Median, and half the distance between the 20th and the 80th percentile (0 for a single sample)."""
-    if len(samples) < 2:
-        return samples[0], 0.0
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Samples, summed up.
+
+    Attributes:
+        samples: how many count.
+        median_us: their median, microseconds.
+        spread_us: half the distance between their 20th and 80th percentiles, microseconds.
+    """
+
+    samples: int
+    median_us: float
+    spread_us: float
+
+
+def summarise(samples: Sequence[float]) -> Timing:
+    """Median and spread of at least one sample in microseconds; one sample has no spread."""
+    if len(samples) == 1:
+        return Timing(1, samples[0], 0.0)
     cuts = statistics.quantiles(samples, n=10, method="inclusive")
-    return statistics.median(samples), (cuts[7] - cuts[1]) / 2
+    return Timing(len(samples), statistics.median(samples), (cuts[7] - cuts[1]) / 2)
 
 
-def steady_rounds(rounds: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """The rounds that were not disturbed. A round holds one time for each candidate; at least half of them stay."""
-    if len(rounds) < 3:
-        return list(rounds)
-    totals = [sum(times) for times in rounds]
-    limit = THROTTLED * statistics.median(totals)
-    return [times for times, total in zip(rounds, totals, strict=True) if total <= limit]
+def is_faster(challenger: Timing, champion: Timing) -> bool:
+    """Whether the challenger beats the champion by more than the larger of the two spreads."""
+    return challenger.median_us + max(challenger.spread_us, champion.spread_us) < champion.median_us
 
 
-def clearly_faster(median: float, spread: float, than_median: float, than_spread: float) -> bool:
-    """Whether one time beats another by more than the spread of both."""
-    return median + max(spread, than_spread) < than_median
+def disturbed_rounds(samples: Mapping[object, Sequence[float]]) -> frozenset[int]:
+    """Indices of rounds to drop: those in which the interleaved candidates together were slow.
+
+    Each candidate's sample is taken relative to that candidate's own median; a round's factor is the median of these over
+    the candidates, so one noisy candidate does not condemn a round in which it is one of many. At most half of the rounds
+    are dropped, the slowest first.
+
+    Args:
+        samples: by candidate, one sample a round, all of one length.
+    """
+    series = [list(values) for values in samples.values()]
+    if not series or len(series[0]) < 3:
+        return frozenset()
+    medians = [statistics.median(values) for values in series]
+    rounds = len(series[0])
+    factors = [
+        statistics.median(values[index] / median if median else 1.0 for values, median in zip(series, medians, strict=True))
+        for index in range(rounds)
+    ]
+    slow = sorted((i for i in range(rounds) if factors[i] > DISTURBED), key=lambda i: -factors[i])
+    return frozenset(slow[: int(rounds * (1 - LEAST_KEPT))])
+
+
+def summarise_rounds(samples: Mapping[object, Sequence[float]]) -> dict[object, Timing]:
+    """Sum up interleaved samples by candidate, without the disturbed rounds."""
+    dropped = disturbed_rounds(samples)
+    return {
+        name: summarise([value for index, value in enumerate(values) if index not in dropped])
+        for name, values in samples.items()
+    }

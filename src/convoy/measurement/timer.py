@@ -1,52 +1,97 @@
-"""Times launches in interleaved rounds: A B C A B C ..., each sample long enough for the clock."""
+"""Times launches in interleaved rounds, A B C A B C ..., each sample long enough for the clock."""
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 import torch
 
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.statistics import steady_rounds
 
 Launch = Callable[[], object]
+Sample = Callable[[], float]
+"""Takes one sample: microseconds of one launch."""
 
-GRAPH_LAUNCHES = 20
-"""Launches in one captured graph on a GPU: enough to hide the graph's own start (about 5 us) from kernels of a few us."""
+MOST_REPEATS: Final = 1000
+"""Launches in one sample, at most."""
+
+GRAPH_LAUNCHES: Final = 64
+"""Launches in one captured graph, at most: capturing costs about 10 µs each, and a graph's own start (about 5 µs) is hidden
+from kernels of a few microseconds by then."""
 
 
 def first_run_us(launch: Launch, device: str) -> float:
-    """Time of one launch after one warm-up, by the host's clock with the device drained: what pruning looks at."""
+    """Time of one launch after one that is not timed, by the host's clock with the device drained: what pruning looks at."""
     launch()
-    return _host_us(launch, 1, device)
+    return _wall_us(launch, 1, device)
 
 
-def time_rounds(launches: Sequence[Launch], protocol: Protocol, rounds: int, device: str) -> list[list[float]]:
-    """Microseconds of one launch for each candidate, a list of samples each, disturbed rounds dropped.
+def time_rounds(
+    launches: Sequence[Launch],
+    protocol: Protocol,
+    rounds: int,
+    device: str,
+    announce: Callable[[int], None] = lambda _: None,
+) -> list[list[float]]:
+    """Time candidates in turn.
 
-    On a CPU each sample repeats the launch until `protocol.least_us` have passed. On a GPU each candidate is captured in a
-    graph of several launches, and replays are timed by events, so that the host's launch cost stays out.
+    Args:
+        launches: one for each candidate; it launches once, on the current stream.
+        protocol: the clock and the least length of a sample.
+        rounds: samples to take of each.
+        device: `cpu` or `cuda`.
+        announce: told the candidate's index before its launches, so that a crash or a hang has a name.
+
+    Returns:
+        For each candidate its samples, microseconds of one launch, one a round.
     """
-    runs = [_prepare(launch, protocol, device) for launch in launches]
-    found: list[list[float]] = []
-    for index in range(rounds + 1):
-        times = [run() for run in runs]
-        if index:  # the first round warms caches and clocks
-            found.append(times)
-    kept = steady_rounds(found)
-    return [list(samples) for samples in zip(*kept, strict=True)]
+    with _steady_interpreter():
+        samplers: list[Sample] = []
+        for index, launch in enumerate(launches):
+            announce(index)
+            samplers.append(_sampler(launch, protocol, device))
+        found: list[list[float]] = [[] for _ in launches]
+        for _ in range(rounds):
+            for index, sample in enumerate(samplers):
+                announce(index)
+                found[index].append(sample())
+        return found
 
 
-def _prepare(launch: Launch, protocol: Protocol, device: str) -> Callable[[], float]:
-    if device == "cuda":
-        return _captured(launch)
-    once = max(_host_us(launch, 1, device), 0.1)
-    repeats = max(1, round(protocol.least_us / once))
-    return lambda: _host_us(launch, repeats, device)
+@contextmanager
+def _steady_interpreter() -> Iterator[None]:
+    """No garbage collection while the clock runs: it would fall on whoever is being timed."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
-def _host_us(launch: Launch, repeats: int, device: str) -> float:
+def _sampler(launch: Launch, protocol: Protocol, device: str) -> Sample:
+    once = max(first_run_us(launch, device), 0.1)
+    wanted = max(1, round(protocol.min_sample_us / once))
+    if protocol.clock == "graph":
+        return _graph_sampler(launch, min(wanted, GRAPH_LAUNCHES), protocol)
+    repeats = min(wanted, MOST_REPEATS)
+    if protocol.clock == "events":
+        return lambda: _event_us(launch, repeats)
+    # A launch before the timed ones: the candidates before have left their own data in the caches. One launch that fills a
+    # sample alone does not notice.
+    lead = launch if repeats > 1 else None
+    return lambda: _wall_us(launch, repeats, device, lead)
+
+
+def _wall_us(launch: Launch, repeats: int, device: str, lead: Launch | None = None) -> float:
+    if lead is not None:
+        lead()
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter_ns()
@@ -57,8 +102,48 @@ def _host_us(launch: Launch, repeats: int, device: str) -> float:
     return (time.perf_counter_ns() - start) / 1e3 / repeats
 
 
-def _captured(launch: Launch) -> Callable[[], float]:
-    """A graph of several launches; a call replays it once and gives microseconds a launch."""
+def _event_us(launch: Launch, repeats: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    launch()
+    start.record()
+    for _ in range(repeats):
+        launch()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / repeats
+
+
+def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
+    """Capture several launches; a sample replays them, several times where one replay is too short, and asks the events.
+
+    The number of launches was guessed from the host's clock, which counts the cost of launching them one by one; how often
+    the graph is replayed comes from a replay.
+    """
+    graph = _capture(launch, launches)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def replay(times: int) -> float:
+        start.record()
+        for _ in range(times):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    replay(1)
+    once = max(replay(1), 1.0)
+    times = min(MOST_REPEATS, max(1, round(protocol.min_sample_us / once)))
+
+    def sample() -> float:
+        if once < protocol.min_sample_us:  # as on a CPU: other candidates have used the caches meanwhile
+            graph.replay()
+        return replay(times) / times / launches
+
+    return sample
+
+
+def _capture(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
+    """A graph of several launches, made on a stream of its own as torch demands."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -66,16 +151,7 @@ def _captured(launch: Launch) -> Callable[[], float]:
         launch()
         stream.synchronize()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for _ in range(GRAPH_LAUNCHES):
+            for _ in range(launches):
                 launch()
     torch.cuda.current_stream().wait_stream(stream)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def replay() -> float:
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / GRAPH_LAUNCHES
-
-    return replay
+    return graph

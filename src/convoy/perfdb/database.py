@@ -97,11 +97,25 @@ class Database:
         return cls(_prepare(_connect(":memory:")), None, warnings)
 
     @classmethod
+    def open_read_only(cls, path: Path) -> Database:
+        """Another database, for reading alone; raises InputError where it is none."""
+        memory = _prepare(_connect(":memory:"))
+        try:
+            with contextlib.closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as source:
+                _copy_rows(source, memory)
+        except sqlite3.Error as error:
+            raise InputError("path", str(path), "a database of measurements", str(error)) from error
+        return cls(memory, None, [])
+
+    @classmethod
     def _read_only(cls, path: Path, warnings: list[str], error: sqlite3.Error) -> Database:
         """What cannot be written is read into memory."""
         warnings.append(f"database: {path} cannot be written ({error}); new results are kept for this run only")
         memory = _prepare(_connect(":memory:"))
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(_connect(f"{path.as_uri()}?immutable=1")) as source:
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(_connect(f"{path.absolute().as_uri()}?immutable=1")) as source,
+        ):
             _copy_rows(source, memory)
         return cls(memory, None, warnings)
 
@@ -120,7 +134,7 @@ class Database:
         saved = 0
         with (
             contextlib.suppress(sqlite3.Error),
-            contextlib.closing(_connect(f"{aside.as_uri()}?immutable=1")) as source,
+            contextlib.closing(_connect(f"{aside.absolute().as_uri()}?immutable=1")) as source,
         ):
             saved = _copy_rows(source, connection)
         warnings.append(f"database: {path} was damaged; it was moved to {aside.name}, {saved} rows were saved")

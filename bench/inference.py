@@ -1,0 +1,132 @@
+"""How much faster is a net on this GPU? Question `inference`, metric `latency_ms`.
+
+Convoy beside a captured CUDA graph of eager PyTorch (NCHW and channels_last, cudnn.benchmark) and torch.compile with
+freezing; same weights, same input, outputs checked against float64, all timed in turn in one process.
+
+    python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32] [--peers graph,inductor]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import convoy
+from convoy.measurement import detect_target
+from convoy.pipeline import optimize_model
+from convoy.pipeline.verdict import errors_against, exact_outputs, interleave, stock_graph
+from convoy.zoo import input_size, load_model
+from record import Recorder
+
+NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], object]:
+    """torch.compile with frozen weights, warmed up."""
+    import torch._inductor.config as config
+
+    config.freezing = True
+    torch._dynamo.reset()
+    fast = torch.compile(model, mode=mode)
+    for _ in range(4):
+        fast(x)
+    torch.cuda.synchronize()
+    return lambda: fast(x)
+
+
+def peers(model: nn.Module, x: torch.Tensor, wanted: list[str]) -> dict[str, Callable[[], object]]:
+    """The other ways to run the model, by provider name."""
+    runs: dict[str, Callable[[], object]] = {}
+    if "graph" in wanted:
+        runs["torch.graph"] = stock_graph(model, (x,), {})
+        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
+        runs["torch.graph.nhwc"] = stock_graph(nhwc, (x.contiguous(memory_format=torch.channels_last),), {})
+    if "inductor" in wanted:
+        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
+        runs["inductor.reduce-overhead"] = compiled(
+            nhwc, x.contiguous(memory_format=torch.channels_last), "reduce-overhead"
+        )
+    return runs
+
+
+def compare(net: str, batch: int, dtype: str, wanted: list[str], recorder: Recorder, effort: str) -> str:
+    """Check and time one net; records every figure and returns a line for people."""
+    model = load_model(net).eval().cuda()
+    size = input_size(net)
+    side = size if isinstance(size, int) else size[-1]
+    x = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(batch)).cuda()
+    exact = exact_outputs(model, (x,), {}, 0)
+    model, x = model.to(DTYPES[dtype]), x.to(DTYPES[dtype])
+    start = time.perf_counter()
+    result = optimize_model(model, (x,), name=net, settings=convoy.Settings(effort=convoy.Effort(effort)))
+    tuned_s = time.perf_counter() - start
+    runs = peers(model, x, wanted)
+    program = result.program.programs[0]
+    if program.runnable is not None:
+        program((x,), {})
+        runs["convoy"] = program.runnable.replay  # type: ignore[attr-defined]
+    timed = interleave(runs, cuda=True)
+    line = f"{net:16} b{batch:<3} {dtype}  tuned {tuned_s:5.0f} s "
+    for name, figures in timed.items():
+        output = result.program(x) if name == "convoy" else runs[name]()
+        error = errors_against(output, exact).rel_l2_error
+        recorder.add(
+            subject=net,
+            batch=batch,
+            dtype=dtype,
+            provider=name,
+            metric="latency_ms",
+            unit="ms",
+            p50=figures.median_ms,
+            p20=figures.median_ms - figures.spread_ms,
+            p80=figures.median_ms + figures.spread_ms,
+            ok=error < (5e-3 if dtype == "fp32" else 5e-2),
+            note=f"rel_l2_to_float64={error:.1e}" + (f" tuning_s={tuned_s:.0f}" if name == "convoy" else ""),
+        )
+        line += f"  {name} {figures.median_ms:.3f} ({error:.0e})"
+    others = [figures.median_ms for name, figures in timed.items() if name != "convoy"]
+    gain = min(others) / timed["convoy"].median_ms if "convoy" in timed and others else math.nan
+    return line + f"  gain {gain:.2f}"
+
+
+def main() -> None:
+    """Run the comparison, print a short table, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nets", default=NETS)
+    parser.add_argument("--batch", default="1,32")
+    parser.add_argument("--dtype", default="fp16")
+    parser.add_argument("--peers", default="graph,inductor")
+    parser.add_argument("--effort", default="quick")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    target = detect_target("cuda")
+    recorder = Recorder(
+        "inference",
+        device=target.name,
+        versions=" ".join(f"{name}={version}" for name, version in target.versions),
+        protocol="interleaved rounds=15, graph replays, median, p20 and p80 as median -+ spread",
+    )
+    lines: list[str] = []
+    with torch.no_grad():
+        for net in options.nets.split(","):
+            for batch in options.batch.split(","):
+                for dtype in options.dtype.split(","):
+                    wanted = options.peers.split(",")
+                    lines.append(compare(net, int(batch), dtype, wanted, recorder, options.effort))
+                    print(lines[-1], flush=True)
+                    recorder.write()
+    print("\nmilliseconds, medians (relative L2 error to float64)")
+    print("\n".join(lines))
+    print(recorder.path)
+
+
+if __name__ == "__main__":
+    main()

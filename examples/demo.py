@@ -1,0 +1,32 @@
+"""What `make demo` runs: AlexNet on real photographs, tuned for this machine, with plan and report in convoy-demo/."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path("convoy-demo")
+PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
+"""Photographs that lie inside scikit-image's wheel: nothing is downloaded."""
+
+
+def main() -> int:
+    """Write the photographs, then run the command as a user would."""
+    import skimage.data
+    from PIL import Image
+
+    images = FOLDER / "photographs"
+    images.mkdir(parents=True, exist_ok=True)
+    for name in PHOTOGRAPHS:
+        Image.fromarray(getattr(skimage.data, name)()).save(images / f"{name}.png")
+    outputs = {"--plan": "alexnet.plan.json", "--report": "report.html", "--json": "alexnet.json"}
+    command = [sys.executable, "-m", "convoy", "optimize", "alexnet", "--input", str(images)]
+    for option, file in outputs.items():
+        command += [option, str(FOLDER / file)]
+    print("$ convoy", *command[3:], flush=True)
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

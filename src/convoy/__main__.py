@@ -1,0 +1,8 @@
+"""`python -m convoy` is the command line."""
+
+from __future__ import annotations
+
+from convoy.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""convoy explain: a plan in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(help="A plan file, as `convoy optimize --plan` wrote it.")],
+    layer: Annotated[str | None, typer.Argument(help="A layer of the plan: everything known of it.")] = None,
+    compare: Annotated[Path | None, typer.Option("--compare", help="Another plan: print the differences.")] = None,
+) -> None:
+    """Print PLAN in words: each step's engine, layout and predicted time."""
+    from convoy import plan as plans
+
+    found = plans.load(plan)
+    if compare is not None:
+        lines = plans.compare(found, plans.load(compare))
+        typer.echo("\n".join(lines) or "the plans run the same")
+        return
+    typer.echo(plans.explain(found, layer))

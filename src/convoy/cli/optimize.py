@@ -1,0 +1,74 @@
+"""convoy optimize: tune a model on this machine, and say what was chosen and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from convoy.cli import options
+
+
+def optimize(
+    model: options.Model,
+    images: options.Input = None,
+    batch: options.Batch = None,
+    size: options.Size = None,
+    dtype: options.Dtype = "fp32",
+    numerics: Annotated[
+        str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.")
+    ] = "as_torch",
+    device: options.Device = None,
+    layout: Annotated[
+        str, typer.Option("--layout", help="auto, nchw or nhwc: memory formats inside the net.")
+    ] = "auto",
+    memory_budget: Annotated[
+        str | None, typer.Option("--memory-budget", help="Most bytes for values, workspace and packed weights: 256MiB.")
+    ] = None,
+    effort: Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")] = "quick",
+    solver: Annotated[str, typer.Option("--solver", help="exact, greedy, single or baseline.")] = "exact",
+    engine: Annotated[
+        list[str] | None, typer.Option("--engine", help="Only this engine beside the baseline; repeatable.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only candidates that give the same bits in every run.")
+    ] = False,
+    weights: options.Weights = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML report to this file.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything found out to this file.")] = None,
+    db: options.Db = None,
+) -> None:
+    """Tune MODEL on this machine: measure every engine for every layer, choose the best set, check it, report it."""
+    settings = options.settings_from(
+        numerics=numerics,
+        layout=layout,
+        memory_budget=memory_budget,
+        effort=effort,
+        solver=solver,
+        only_engines=tuple(engine) if engine else None,
+        deterministic=deterministic,
+        db=db,
+    )
+    for path, argument in ((plan, "--plan"), (report, "--report"), (json_path, "--json")):
+        options.check_output(path, argument)
+    where = options.pick_device(device)
+    module = options.load(model, weights, dtype, where)
+    args = options.example(module, model, images, batch, size, dtype, where)
+
+    from convoy.cli.progress import Bar
+    from convoy.perfdb import default_path
+    from convoy.pipeline import optimize_model
+    from convoy.report import print_summary, write_html, write_json
+
+    with Bar() as bar:
+        result = optimize_model(module, args, name=model, settings=settings, observer=bar)
+    if plan is not None:
+        result.program.save(plan)
+    if report is not None:
+        write_html(result.summary, report)
+    if json_path is not None:
+        write_json(result.summary, json_path)
+    files = {"database": settings.db or default_path(), "plan": plan, "report": report, "json": json_path}
+    print_summary(result.summary, {name: path for name, path in files.items() if path is not None})

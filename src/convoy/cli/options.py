@@ -1,0 +1,85 @@
+"""Options that several commands share, and how words become Settings, models and inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convoy.errors import InputError
+from convoy.settings import Settings, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="alexnet or any torchvision name, timm:NAME, path/to/file.py:factory, or a saved .pt2 program."
+    ),
+]
+Input = Annotated[
+    list[Path] | None, typer.Option("--input", help="Images, or folders of images, to run on; repeatable.")
+]
+Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; by default 1, or the number of images.")]
+Size = Annotated[int | None, typer.Option("--size", help="Height and width of the images; by default the model's own.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="fp32, fp16 or bf16.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is one.")]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="A .safetensors file, or DEFAULT for the library's own; else random.")
+]
+Db = Annotated[Path | None, typer.Option("--db", help="The performance database; CONVOY_DB moves it too.")]
+
+
+def pick_device(device: str | None) -> str:
+    """The device asked for, or the best there is; raises InputError where it is not there."""
+    import torch
+
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    from convoy.measurement import detect_target
+
+    return detect_target(device).device
+
+
+def settings_from(**words: Any) -> Settings:
+    """Settings from option words; None means the default."""
+    budget = words.pop("memory_budget", None)
+    if budget is not None:
+        words["memory_budget_bytes"] = parse_bytes(budget)
+    db = words.pop("db", None)
+    if db is not None:
+        words["db"] = db
+    return Settings(**{name: value for name, value in words.items() if value is not None})
+
+
+def load(model: str, weights: str | None, dtype: str, device: str) -> nn.Module:
+    """The model in evaluation mode, on its device."""
+    from convoy.measurement import check_dtype, detect_target
+    from convoy.zoo import load_model
+
+    check_dtype(detect_target(device), dtype)
+    return load_model(model, weights=weights, dtype=dtype).to(device)
+
+
+def example(
+    model: nn.Module, name: str, images: list[Path] | None, batch: int | None, size: int | None, dtype: str, device: str
+) -> tuple[torch.Tensor, ...]:
+    """The inputs: images where they are given, else random ones of the model's size."""
+    from convoy.zoo import example_args, load_images, preprocessing
+
+    wanted = preprocessing(name)
+    if images:
+        pixels = size or wanted.size
+        tensor = load_images(images, size=pixels, batch=batch, dtype=dtype, mean=wanted.mean, std=wanted.std)
+        return (tensor.to(device),)
+    args = example_args(model, batch=batch, size=size, dtype=dtype, default_size=wanted.size)
+    return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
+
+
+def check_output(path: Path | None, argument: str) -> None:
+    """Refuse an output path before any work is done for it."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise InputError(argument, str(path), "a file in a folder that exists")

@@ -1,0 +1,130 @@
+"""Ceilings of a device for the roofline, measured in under a second, and the time below which no kernel can get."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+
+from convoy.measurement.protocol import MOST_COPIES
+from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.target import Target
+
+_REPEATS: Final = 7
+_MOST_BYTES: Final = 256 << 20
+"""Largest buffer of the bandwidth test: past every cache but the largest servers', copied in well under 0.1 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Measured ceilings of a device.
+
+    Attributes:
+        bytes_per_s: the most that a large copy (bytes read and written) or a large sum (bytes read) moved from memory.
+        flops: FLOP a second of a large matrix product, by dtype; `tf32` on a GPU.
+        cache_bytes_per_s: the same bandwidth where everything fits into the last-level cache.
+        cache_bytes: size of that cache; 0: unknown, and then everything is taken to come from memory.
+    """
+
+    bytes_per_s: float
+    flops: dict[str, float]
+    cache_bytes_per_s: float = 0.0
+    cache_bytes: int = 0
+
+
+@lru_cache(maxsize=4)
+def peaks(target: Target) -> Peaks:
+    """Measure the ceilings of this process's device; kept for the process."""
+    with torch.no_grad():
+        large = min(max(64 << 20, 2 * target.cache_bytes), _MOST_BYTES)
+        small = target.cache_bytes // 8
+        memory = _bandwidth(large, target.device)
+        cached = max(memory, _bandwidth(small, target.device)) if small else memory
+        return Peaks(memory, _matmul_rates(target), cached, target.cache_bytes)
+
+
+def _bandwidth(size_bytes: int, device: str) -> float:
+    source = torch.ones(size_bytes // 4, device=device)
+    into = torch.empty_like(source)
+    copied = 2 * size_bytes / _best_s(lambda: into.copy_(source), device)
+    return max(copied, size_bytes / _best_s(source.sum, device))
+
+
+def _matmul_rates(target: Target) -> dict[str, float]:
+    cuda = target.device == "cuda"
+    size = 4096 if cuda else 768
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    wanted = dtypes if cuda else {name: dtypes[name] for name in ("fp32", "bf16")}
+    rates = {name: _matmul_rate(size, dtype, target.device) for name, dtype in wanted.items()}
+    if cuda:
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("high")
+            rates["tf32"] = _matmul_rate(size, torch.float32, target.device)
+        finally:
+            torch.set_float32_matmul_precision(before)
+    return rates
+
+
+def _matmul_rate(size: int, dtype: torch.dtype, device: str) -> float:
+    a = torch.randn(size, size, device=device).to(dtype)
+    out = torch.empty_like(a)
+    # A CPU without bf16 arithmetic takes 50 times as long: one look is enough to say so.
+    first = _best_s(lambda: torch.mm(a, a, out=out), device, repeats=1)
+    again = _best_s(lambda: torch.mm(a, a, out=out), device) if first < 0.1 else first
+    return 2 * size**3 / min(first, again)
+
+
+def _best_s(run: Callable[[], object], device: str, repeats: int = _REPEATS) -> float:
+    """Shortest of several runs by the host's clock, the device drained before and after."""
+    best = float("inf")
+    for _ in range(repeats):
+        _drain(device)
+        start = time.perf_counter()
+        run()
+        _drain(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _drain(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
+    """The time below which no kernel can compute a problem here, microseconds (the roofline of Williams et al., 2009).
+
+    The largest of: operations over the fastest arithmetic that the problem's numerics allow; all bytes over the bandwidth of
+    where they may lie (the cache, if they fit); and constants over the memory's bandwidth, where the protocol keeps them
+    out of the cache.
+
+    Args:
+        problem: what is to be computed.
+        ceilings: the device's.
+        dtype: storage type, where the problem itself does not say (a subgraph).
+    """
+    fits = problem.bytes_min <= ceilings.cache_bytes
+    bandwidth = ceilings.cache_bytes_per_s if fits and ceilings.cache_bytes_per_s else ceilings.bytes_per_s
+    constants = problem.weight_spec.size_bytes if isinstance(problem, (ConvProblem, LinearProblem)) else 0
+    cold = constants if constants * MOST_COPIES > ceilings.cache_bytes else 0
+    seconds = max(
+        problem.flops / _rate(problem, ceilings, dtype), problem.bytes_min / bandwidth, cold / ceilings.bytes_per_s
+    )
+    return seconds * 1e6
+
+
+def _rate(problem: Problem, ceilings: Peaks, dtype: str) -> float:
+    """The fastest arithmetic allowed: wider types never bind narrower ones, for every value of theirs can be widened."""
+    known = isinstance(problem, (ConvProblem, LinearProblem))
+    storage = problem.x_spec.dtype if known else dtype or "fp32"
+    allowed = {"fp32", storage}
+    if known and storage == "fp32" and problem.numerics != "strict":
+        allowed.add("tf32")
+        if problem.numerics == "half":
+            allowed |= {"fp16", "bf16"}
+    return max(rate for name, rate in ceilings.flops.items() if name in allowed)

@@ -1,0 +1,54 @@
+"""One self-contained HTML page: no network, strings escaped, a strict content-security policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any, Final
+
+from convoy.report.charts import roofline_chart, times_chart
+from convoy.report.summary import Summary
+from convoy.report.tables import headlines, runner_up, speedup
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+def write_html(summary: Summary, path: Path) -> None:
+    """Write the report, whole or not at all; raises InputError where the path cannot be written."""
+    from convoy.plan.file import write_text
+
+    write_text(path, render(summary), "report")
+
+
+def render(summary: Summary) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    values: dict[str, Any] = {
+        "summary": summary,
+        "headlines": headlines(summary),
+        "speedup": speedup,
+        "runner_up": runner_up,
+        "times": times_chart(summary),
+        "roofline": roofline_chart(summary),
+        "script": script,
+        "style": style,
+        "policy": f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+    }
+    return environment.get_template("report.html").render(values)
+
+
+def digest(text: str) -> str:
+    """A script's or a style's hash, as a content-security policy wants it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

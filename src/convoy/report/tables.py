@@ -1,0 +1,87 @@
+"""What is printed: the layers, the whole net, and where the files lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from convoy.report.summary import CandidateRow, Layer, Summary
+
+WIDTH = 140
+"""Columns of a table where the output is no terminal."""
+
+
+def console() -> Console:
+    """Standard output; as wide as the terminal, or as a table needs."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> None:
+    """A plain table; columns whose index is in `numbers` are set to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="right" if index in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[cell.replace("[", r"\[") for cell in row])
+    console().print(table)
+
+
+def print_summary(summary: Summary, files: Mapping[str, Path]) -> None:
+    """The layers, the whole net and where the files lie."""
+    heads = ("layer", "engine", "layout", "us", "PyTorch us", "speed-up", "runner-up", "floor us")
+    print_table(heads, [_layer_row(layer) for layer in summary.layers], numbers=(3, 4, 5, 7))
+    for line in headlines(summary):
+        console().print(line, markup=False)
+    for name, path in files.items():
+        console().print(f"{name + ':':11}{path}", markup=False, soft_wrap=True)
+
+
+def headlines(summary: Summary) -> list[str]:
+    """The result in a few lines."""
+    before, after = summary.baseline, summary.optimized
+    choice = summary.selection
+    lines = [
+        f"{summary.model}, {', '.join(summary.inputs)}, on {summary.target['name']}",
+        f"{before.name} {before.median_ms:.3f} ms +- {before.spread_ms:.3f}   "
+        f"{after.name} {after.median_ms:.3f} ms +- {after.spread_ms:.3f}   speed-up {summary.speedup:.2f}x",
+        f"error against float64: {summary.rel_l2_error:.2e} (stock model {summary.baseline_rel_l2_error:.2e}), "
+        f"largest {summary.max_abs_error:.2e}",
+        f"chosen by {choice.solver}: predicted {choice.total_us / 1e3:.3f} ms, no choice can be under "
+        f"{choice.bound_us / 1e3:.3f} ms",
+    ]
+    lines += [f"  {s.strategy:28} {s.total_us / 1e3:9.3f} ms" for s in choice.strategies]
+    tuning = summary.tuning
+    lines.append(
+        f"tuned in {tuning.seconds:.1f} s: {tuning.measured} candidates measured, {tuning.from_database} from the database"
+    )
+    return lines + [f"note: {note}" for note in summary.notes]
+
+
+def speedup(layer: Layer) -> str:
+    """How many times faster a layer is than PyTorch's own way; empty for steps that PyTorch does not take."""
+    return f"{layer.baseline_us / layer.median_us:.2f}x" if layer.baseline_us and layer.median_us else ""
+
+
+def runner_up(layer: Layer) -> CandidateRow | None:
+    """The fastest candidate of another engine."""
+    others = [c for c in layer.candidates if c.status == "ok" and c.engine != layer.engine]
+    return min(others, key=lambda c: c.median_us, default=None)
+
+
+def _layer_row(layer: Layer) -> tuple[str, ...]:
+    second = runner_up(layer)
+    return (
+        layer.name if len(layer.name) <= 44 else layer.name[:41] + "...",
+        layer.engine + (f" [{layer.knobs}]" if layer.knobs else ""),
+        layer.layout,
+        f"{layer.median_us:.1f}",
+        f"{layer.baseline_us:.1f}" if layer.baseline_us else "",
+        speedup(layer),
+        f"{second.engine} {second.median_us:.1f}" if second else "",
+        f"{layer.floor_us:.1f}",
+    )

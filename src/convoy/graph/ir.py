@@ -93,11 +93,13 @@ class Graph:
     outputs: tuple[str, ...]
     values: dict[str, Value]
     nodes: tuple[Node, ...]
-    _producers: dict[str, Node] = field(default_factory=dict[str, Node], compare=False, repr=False)
-    _users: dict[str, list[Node]] = field(default_factory=dict[str, list[Node]], compare=False, repr=False)
+    _named: dict[str, Node] = field(default_factory=dict[str, Node], init=False, compare=False, repr=False)
+    _producers: dict[str, Node] = field(default_factory=dict[str, Node], init=False, compare=False, repr=False)
+    _users: dict[str, list[Node]] = field(default_factory=dict[str, list[Node]], init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for node in self.nodes:
+            self._named[node.name] = node
             self._producers.update((output, node) for output in node.outputs if output)
             for name in dict.fromkeys(node.refs()):
                 self._users.setdefault(name, []).append(node)
@@ -116,7 +118,4 @@ class Graph:
 
     def node(self, name: str) -> Node:
         """A node by name; KeyError where there is none."""
-        for node in self.nodes:
-            if node.name == name:
-                return node
-        raise KeyError(name)
+        return self._named[name]

@@ -40,11 +40,11 @@ def good() -> Graph:
 
 
 def with_value(graph: Graph, key: str, value: Value) -> Graph:
-    return replace(graph, values={**graph.values, key: value}, _producers={}, _users={})
+    return replace(graph, values={**graph.values, key: value})
 
 
 def with_nodes(graph: Graph, *nodes: Node) -> Graph:
-    return replace(graph, nodes=nodes, _producers={}, _users={})
+    return replace(graph, nodes=nodes)
 
 
 def with_args(name: str, *args: object) -> Graph:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from record import Recorder
 from torch import nn
 
 import convoy
@@ -23,7 +24,6 @@ from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.verdict import errors_against, exact_outputs, interleave, stock_graph
 from convoy.zoo import input_size, load_model
-from record import Recorder
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -31,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], object]:
     """torch.compile with frozen weights, warmed up."""
-    import torch._inductor.config as config
+    from torch._inductor import config
 
     config.freezing = True
     torch._dynamo.reset()

@@ -22,7 +22,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupted measurement ends
-    _die_with_parent()
+    die_with_parent()
     hello = json.loads(sys.stdin.readline())
     import torch
 
@@ -59,7 +59,8 @@ def _say(answers: TextIO, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent dies, however that happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

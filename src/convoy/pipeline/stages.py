@@ -146,10 +146,30 @@ def measure(net: Net, settings: Settings, database: Database, observer: Observer
             settings=settings,
             database=database,
             runner=runner,
+            baseline_only=outdone(net.regions),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
     finally:
         runner.close()
+
+
+def outdone(regions: Sequence[Region]) -> set[str]:
+    """Problems of regions that another region does with the activation that follows: our engines need not do both.
+
+    A fused activation costs a kernel nothing, so without it a candidate could win only by chance. The region without a
+    residual stays beside the one with it: where two convolutions meet in a sum, one of them must leave it to the other.
+    """
+    chains: dict[tuple[str, str, int], int] = {}
+    for region in regions:
+        key = (region.pattern, region.nodes[0], len(region.args))
+        chains[key] = max(chains.get(key, 0), len(region.nodes))
+    shorter: set[str] = set()
+    longest: set[str] = set()
+    for region in regions:
+        if region.pattern in ("conv", "linear"):
+            full = len(region.nodes) == chains[region.pattern, region.nodes[0], len(region.args)]
+            (longest if full else shorter).update(problem.key for problem in region.problems)
+    return shorter - longest
 
 
 def select(net: Net, found: SearchResult, settings: Settings) -> Choice:

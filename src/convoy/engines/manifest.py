@@ -20,6 +20,7 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
+    "triton.stem": "convoy.engines.triton.stem",
     "triton.depthwise": "convoy.engines.triton.depthwise",
     "triton.gemv": "convoy.engines.triton.gemv",
     "triton.split_fp32": "convoy.engines.triton.split_fp32",

@@ -10,7 +10,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import conv_support
-from convoy.engines.triton.tensors import checked
+from convoy.engines.triton.tensors import checked, vector
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -42,11 +42,10 @@ class DepthwiseExecutable(Executable):
         constants: dict[str, Any] = {
             "R": problem.r, "S": problem.s, "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w,
             "DILATION_H": problem.dilation_h, "DILATION_W": problem.dilation_w, "BLOCK_H": self.block[0],
-            "BLOCK_W": self.block[1], "BLOCK_C": self.block[2], "ACTIVATION": problem.epilogue.activation,
-            "WAIT": dependent,
+            "BLOCK_W": self.block[1], "BLOCK_C": self.block[2], "VECTOR": vector(problem.c),
+            "ACTIVATION": problem.epilogue.activation, "WAIT": dependent,
         }  # fmt: skip
-        # Vectors of eight channels need no more than that c is a multiple of 8; Triton's hint knows 16 alone.
-        divisible = ["x", "w", "y", "residual", "bias", *(["c"] if problem.c % 16 == 0 else [])]
+        divisible = ["x", "w", "y", "residual", "bias"]
         return Build(engine, depthwise_conv, signature, constants, divisible, warps, 1, dependent, tensor_cores=False)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
@@ -66,7 +65,8 @@ class DepthwiseExecutable(Executable):
             -(-size // block) for size, block in zip((problem.p, problem.q, problem.c), self.block, strict=True)
         )
         sizes = [
-            problem.p, problem.q, problem.h, problem.w, problem.c, tiles_c, tiles_w, tiles_h, problem.pad_h, problem.pad_w
+            problem.p, problem.q, problem.h, problem.w, problem.c // vector(problem.c), tiles_c, tiles_w, tiles_h,
+            problem.pad_h, problem.pad_w,
         ]  # fmt: skip
         self.kernel((problem.n * tiles_h * tiles_w * tiles_c, 1, 1), [x, weight, y, residual, bias, *sizes])
 
@@ -76,6 +76,7 @@ class DepthwiseEngine(Engine):
 
     id = "triton.depthwise"
     family = "direct"
+    trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as input and output channels; at most 49 taps. fp32 is exact."""

@@ -11,7 +11,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import conv_support, linear_support
 from convoy.engines.triton.swapped_launch import ReduceSplits
-from convoy.engines.triton.tensors import as_floats, checked, scratch
+from convoy.engines.triton.tensors import as_floats, checked, scratch, vector
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -71,10 +71,10 @@ class GemvExecutable(Executable):
         }  # fmt: skip
         constants = {
             "BLOCK_N": self.knobs.integer("block_n"), "BLOCK_K": self.knobs.integer("block_k"),
-            "BLOCK_C": self.knobs.integer("block_c"), "ACTIVATION": fused.activation, "SPLIT": split,
-            "WAIT": dependent, "TRIGGER": (dependent or split) and hopper,
+            "BLOCK_C": self.knobs.integer("block_c"), "VECTOR": vector(self.sizes.c),
+            "ACTIVATION": fused.activation, "SPLIT": split, "WAIT": dependent, "TRIGGER": (dependent or split) and hopper,
         }  # fmt: skip
-        divisible = ["x", "w", "y", "residual", "bias", *(["c"] if self.sizes.c % 16 == 0 else [])]
+        divisible = ["x", "w", "y", "residual", "bias"]
         warps, stages = self.knobs.integer("warps"), self.knobs.integer("stages")
         return Build(engine, gemv, signature, constants, divisible, warps, stages, dependent, tensor_cores=False)
 
@@ -87,7 +87,7 @@ class GemvExecutable(Executable):
         weight, bias = buffers.constants[0], buffers.constants[1] if self.epilogue.bias else None
         block_n, block_k = self.knobs.integer("block_n"), self.knobs.integer("block_k")
         grid = (-(-sizes.k // block_k), self.splits, -(-sizes.n // block_n))
-        numbers = [sizes.n, sizes.c, sizes.k, self.each]
+        numbers = [sizes.n, sizes.c // vector(sizes.c), sizes.k, self.each]
         partial = scratch(workspace, self.workspace_bytes)
         if partial is None or self.reduce is None:
             self.kernel(grid, [x, weight, y, residual, bias, *numbers])
@@ -109,6 +109,7 @@ class GemvEngine(Engine):
 
     id = "triton.gemv"
     family = "gemm"
+    trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Linear layers and 1x1 convolutions on 1x1 maps with a batch of at most 8."""

@@ -16,7 +16,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import conv_support, is_strict
 from convoy.engines.triton.swapped_launch import ReduceSplits
-from convoy.engines.triton.tensors import as_floats, checked, scratch
+from convoy.engines.triton.tensors import as_floats, checked, round_tf32, scratch, vector
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
@@ -47,6 +47,7 @@ class GatherExecutable(Executable):
         self.problem, self.flat, self.tile = problem, is_flat(problem, knobs), tile_of(knobs)
         self.view = group_view(problem, self.flat)
         self.splits, self.each = self.tile.splits(self.view)
+        self.vector_c, self.vector_k = vector(problem.c // problem.groups), vector(problem.k // problem.groups)
         self.workspace_bytes = split_bytes(problem, knobs)
         if self.view.pixels == 0:
             return
@@ -72,12 +73,11 @@ class GatherExecutable(Executable):
         constants: dict[str, Any] = {
             "R": problem.r, "S": problem.s, "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w,
             "BLOCK_K": tile.block_k, "BLOCK_P": tile.pixels, "BLOCK_C": tile.block_c, "FLAT": self.flat,
+            "VECTOR_C": self.vector_c, "VECTOR_K": self.vector_k,
             "ACTIVATION": fused.activation, "PRECISION": "ieee" if is_strict(problem) else "tf32", "SPLIT": split,
             "WAIT": dependent, "TRIGGER": (dependent or split) and target.capability >= 90 and not interpreting(),
         }  # fmt: skip
-        sizes = dict(zip(_SIZES, self._sizes(), strict=True))
         divisible = ["x", "w", "y", "residual", "bias"]
-        divisible += [name for name in ("c", "k", "c_group", "k_group") if sizes[name] % 16 == 0]
         return Build(
             engine, gather_conv, signature, constants, divisible, tile.warps, tile.stages, dependent, tensor_cores=False
         )
@@ -85,14 +85,16 @@ class GatherExecutable(Executable):
     def _sizes(self) -> list[int]:
         problem, view, tile = self.problem, self.view, self.tile
         return [
-            view.pixels, problem.p, problem.q, problem.h, problem.w, problem.c, problem.k, problem.c // problem.groups,
-            view.k, tile.c_blocks(view), tile.iterations(view), self.each, -(-view.k // tile.block_k),
+            view.pixels, problem.p, problem.q, problem.h, problem.w, problem.c // self.vector_c,
+            problem.k // self.vector_k, problem.c // problem.groups // self.vector_c, view.k // self.vector_k,
+            tile.c_blocks(view), tile.iterations(view), self.each, -(-view.k // tile.block_k),
             problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w,
         ]  # fmt: skip
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight as [k, r, s, c / groups]; the bias as it is."""
-        return (constants[0].permute(0, 2, 3, 1).contiguous(), *(b.contiguous() for b in constants[1:]))
+        """The weight as [k, r, s, c / groups], rounded where TF32 would cut it; the bias as it is."""
+        weight = constants[0] if is_strict(self.problem) else round_tf32(constants[0])
+        return (weight.permute(0, 2, 3, 1).contiguous(), *(b.contiguous() for b in constants[1:]))
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch, or two where the reduction is split."""
@@ -138,6 +140,7 @@ class ImplicitGemmEngine(Engine):
 
     id = "triton.implicit_gemm"
     family = "implicit_gemm"
+    trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Every dense NHWC convolution, on capability 8.0 and newer."""

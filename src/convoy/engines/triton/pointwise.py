@@ -19,6 +19,7 @@ class PointwiseEngine(Engine):
 
     id = "triton.pointwise"
     family = "gemm"
+    trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """1x1 filters of stride 1 without padding, and linear layers, on Hopper; no exact fp32."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -14,7 +12,7 @@ from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type, pack_bias, pack_tiles
-from convoy.engines.triton.tensors import as_floats, checked, descriptor, scratch
+from convoy.engines.triton.tensors import as_floats, checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
@@ -91,26 +89,25 @@ class SplitExecutable(SwappedExecutable):
             **{name: build.signature[name] for name in ("y", "residual", "bias")},
             "x_inverse": "*fp32", "w_inverse": "*fp32", **sizes,
         }  # fmt: skip
+        constants |= {"WAIT": dependent, "BODY_FIRST": tile.warps == 4}
         return Build(
-            engine, split_conv, signature, constants | {"WAIT": dependent}, ["bias", "x_inverse", "w_inverse"],
+            engine, split_conv, signature, constants, ["bias", "x_inverse", "w_inverse"],
             tile.warps, tile.stages, dependent,
         )  # fmt: skip
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Both planes of the weight in tile order, 1 / s and the bias padded to whole tiles."""
+        """Both planes of the weight in tile order; the bias and 1 / s padded to whole tiles."""
         high, low, inverse = split_weight(constants[0])
         planes = torch.cat((pack_tiles(high, self.tile), pack_tiles(low, self.tile)))
-        padded = pack_bias(inverse, self.tile.block_k)
-        return (planes, padded, *(pack_bias(bias, self.tile.block_k) for bias in constants[1:]))
+        rows = [pack_bias(values, self.tile.block_k) for values in (*constants[1:], inverse)]
+        return (planes, *rows)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Split x, multiply, and add the parts."""
         view = self.view
         if view.pixels == 0:
             return
-        x, y, residual = checked(buffers, self.epilogue.residual)
-        weight, w_inverse = buffers.constants[0], buffers.constants[1]
-        bias = buffers.constants[2] if self.epilogue.bias else None
+        x, _, _ = checked(buffers, self.epilogue.residual)
         room = scratch(workspace, self.workspace_bytes)
         assert room is not None
         maxima = as_floats(room, _MAXIMA)
@@ -118,25 +115,8 @@ class SplitExecutable(SwappedExecutable):
         planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
         self.maxima((_MAXIMA, 1, 1), [x, maxima, self.elements])
         self.planes((-(-self.elements // _BLOCK), 1, 1), [x, maxima, x_inverse, planes, self.elements])
-        out_shape: list[int] = [view.n, view.p, view.q, view.k]
-        split = self.splits > 1
-        partial = as_floats(room[-self.partial_bytes :], self.partial_bytes // 4) if split else y
-        out_shape[0] *= self.splits
-        fused: list[Any] = [None, None]
-        if not split:
-            fused = [descriptor(residual, out_shape, self.y_box) if residual is not None else None, bias]
-        arguments = [
-            self.x_descriptor(planes),
-            descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
-            descriptor(partial, out_shape, self.y_box),
-            *fused,
-            x_inverse,
-            w_inverse,
-            *self.sizes(),
-        ]
-        self.kernel((math.prod(self.tile.tiles(view)), self.splits, 1), arguments)
-        if self.reduce is not None:
-            self.reduce.launch(partial, y, residual, bias)
+        partial = room[self.workspace_bytes - self.partial_bytes :] if self.partial_bytes else None
+        self.multiply(planes, buffers, partial, (x_inverse, buffers.constants[-1]))
 
     def x_images(self) -> int:
         """Two planes of every image."""
@@ -153,6 +133,7 @@ class SplitFp32Engine(Engine):
 
     id = "triton.split_fp32"
     family = "implicit_gemm"
+    trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """fp32 NHWC convolutions on Hopper, c and k multiples of 8."""

@@ -17,9 +17,10 @@ from convoy.target import Target
 def block_channels(view: View) -> tuple[int, ...]:
     """Channels an iteration: 32 to 256 bytes of them; with the strided view a divisor of c."""
     found = tuple(size // view.bytes_each for size in (256, 128, 64, 32))
-    fitting = tuple(b for b in found if b < 2 * view.c or b == found[-1])
+    least = found[-1] if view.c * view.bytes_each <= 32 else found[-2]
+    fitting = tuple(b for b in found if b >= least and (b < 2 * view.c or b == least))
     if view.strided:
-        fitting = tuple(b for b in fitting if view.c % b == 0)
+        fitting = tuple(b for b in found if view.c % b == 0)
     return fitting[:3]
 
 
@@ -53,6 +54,7 @@ class SwappedEngine(Engine):
 
     id = "triton.swapped"
     family = "implicit_gemm"
+    trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""

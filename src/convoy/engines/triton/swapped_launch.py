@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
-from convoy.engines.triton.tensors import as_floats, checked, descriptor, scratch
+from convoy.engines.triton.tensors import as_floats, checked, descriptor, round_tf32, scratch
 from convoy.engines.triton.tiles import Tile, View
 from convoy.problem import Epilogue
 from convoy.target import Target
@@ -135,7 +135,7 @@ class SwappedExecutable(Executable):
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight in tile order, the bias padded to whole tiles."""
         weight = constants[0] if constants[0].dim() == 4 else constants[0][:, :, None, None]
-        packed = pack_tiles(weight, self.tile)
+        packed = pack_tiles(round_tf32(weight), self.tile)
         return (packed, pack_bias(constants[1], self.tile.block_k)) if self.epilogue.bias else (packed,)
 
     def x_images(self) -> int:
@@ -167,31 +167,41 @@ class SwappedExecutable(Executable):
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch, or two where the reduction is split."""
+        if self.view.pixels:
+            self.multiply(buffers.args[0], buffers, scratch(workspace, self.workspace_bytes))
+
+    def multiply(
+        self, x: torch.Tensor, buffers: Buffers, partial: torch.Tensor | None, extra: Sequence[Any] = ()
+    ) -> None:
+        """The product of packed weight and x (or what was made of it), and the sum of its parts.
+
+        Args:
+            x: what `x_descriptor` describes.
+            buffers: the launch's; their first two constants are the weight and the bias.
+            partial: room for the partial sums, where the reduction is split.
+            extra: arguments of the kernel between the bias and the sizes.
+        """
         view = self.view
-        if view.pixels == 0:
-            return
-        x, y, residual = checked(buffers, self.epilogue.residual)
+        _, y, residual = checked(buffers, self.epilogue.residual)
         weight, bias = buffers.constants[0], buffers.constants[1] if self.epilogue.bias else None
         out_shape = [view.n, view.p, view.q, view.k]
-        partial = scratch(workspace, self.workspace_bytes)
-        fused_residual, fused_bias, target = None, None, y
-        if partial is not None:
-            partial = target = as_floats(partial, self.splits * view.pixels * view.k)
+        sums = None
+        if partial is not None and self.splits > 1:
+            sums = as_floats(partial, self.splits * view.pixels * view.k)
             out_shape[0] *= self.splits
-        else:
-            fused_bias = bias
-            fused_residual = descriptor(residual, out_shape, self.y_box) if residual is not None else None
+        fused_residual = None if sums is not None or residual is None else descriptor(residual, out_shape, self.y_box)
         arguments = [
             self.x_descriptor(x),
             descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
-            descriptor(target, out_shape, self.y_box),
+            descriptor(y if sums is None else sums, out_shape, self.y_box),
             fused_residual,
-            fused_bias,
+            bias if sums is None else None,
+            *extra,
             *self.sizes(),
         ]
         self.kernel((math.prod(self.tile.tiles(view)), self.splits, 1), arguments)
-        if self.reduce is not None and partial is not None:
-            self.reduce.launch(partial, y, residual, bias)
+        if self.reduce is not None and sums is not None:
+            self.reduce.launch(sums, y, residual, bias)
 
 
 __all__ = ["TORCH_DTYPE", "ReduceSplits", "SwappedExecutable", "box_type", "pack_bias", "pack_tiles", "workspace_bytes"]

@@ -232,10 +232,12 @@ def _staged(
         return found
     for warps in _warps(block_k * pixels, block_c * view.bytes_each, planes):
         stage_bytes = (block_k + pixels) * block_c * view.bytes_each * (1 if planes == 1 else 2)
-        fitting = [n for n in (3, 4, 6, 8) if n * stage_bytes < _SHARED_BYTES - 1024 and n <= max(3, each + 1)]
+        fitting = [n for n in (2, 3, 4, 6, 8) if n * stage_bytes < _SHARED_BYTES - 1024 and n <= max(3, each + 1)]
         if not fitting:
             continue
-        for stages in sorted({min(4, fitting[-1]), fitting[-1]}):
+        # As deep as a block can be, and as two blocks of one multiprocessor can: one computes while the other starts or ends.
+        shared = [n for n in fitting if 2 * (n * stage_bytes + 1024) <= _SHARED_BYTES]
+        for stages in sorted({min(4, fitting[-1]), fitting[-1], (shared or fitting)[-1]}):
             tile = Tile(block_k, *box, block_c, stages, warps, split)
             found.append((estimate_us(view, tile, units, planes), tile))
     return found

@@ -102,6 +102,7 @@ def gemv_knobs(**changes):
 
 SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
 DEPTHWISE, GEMV, SPLIT = "triton.depthwise", "triton.gemv", "triton.split_fp32"
+STEM = "triton.stem"
 
 CASES = {
     "swapped 3x3": (SWAPPED, conv(1, 16, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
@@ -126,6 +127,10 @@ CASES = {
     "split parts": (SPLIT, conv(1, 40, 5, 5, 24, 3, 3, 1, 1, dtype="fp32", epilogue=FULL), swapped_knobs(split=3)),
     "split 1x1": (SPLIT, conv(2, 24, 3, 5, 24, 1, 1, dtype="fp32", numerics="strict"), swapped_knobs(block_h=1)),
     "split stride 2": (SPLIT, conv(1, 16, 6, 6, 16, 3, 3, 1, 1, 2, 2, dtype="fp32"), swapped_knobs()),
+    "stem 7x7": (STEM, conv(2, 3, 12, 11, 16, 7, 7, 3, 3, 2, 2, epilogue=FULL)),
+    "stem 11x11": (STEM, conv(1, 3, 23, 23, 8, 11, 11, 2, 2, 4, 4, epilogue=FULL)),
+    "stem 3x3": (STEM, conv(1, 3, 6, 7, 8, 3, 3, 1, 1, epilogue=FULL)),
+    "stem tf32": (STEM, conv(1, 1, 9, 9, 8, 5, 3, 1, 2, 1, 2, dtype="fp32"), swapped_knobs(split=2)),
     "gather stem": (GATHER, conv(1, 3, 9, 9, 5, 3, 3, 1, 1, 2, 2, epilogue=FULL)),
     "gather dilation": (GATHER, conv(2, 24, 5, 6, 5, 3, 3, 1, 2, 2, 1, 2, 1, epilogue=FULL)),
     "gather groups": (

@@ -14,15 +14,18 @@ def depthwise_conv(
     p, q, h, width, c, tiles_c, tiles_w, tiles_h, pad_h, pad_w,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, DILATION_H: tl.constexpr,
     DILATION_W: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
-    ACTIVATION: tl.constexpr, WAIT: tl.constexpr,
+    VECTOR: tl.constexpr, ACTIVATION: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """One [BLOCK_H x BLOCK_W pixels, BLOCK_C channels] tile of y; w is fp32 [r·s, c].
+
+    c comes as a multiple of VECTOR, so that the compiler knows how wide it may load.
 
     Neighbouring taps read the same pixels again: those reads hit the first-level cache.
     """
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    c *= VECTOR
     tile = tl.program_id(0)
     channel = (tile % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
     rest = tile // tiles_c

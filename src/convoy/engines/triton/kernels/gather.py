@@ -14,15 +14,21 @@ def gather_conv(
     pixels, p, q, h, width, c, k, c_group, k_group, c_blocks, iterations, iterations_split, tiles_k,
     pad_h, pad_w, dilation_h, dilation_w,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr, VECTOR_C: tl.constexpr, VECTOR_K: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     SPLIT: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
 ):  # fmt: skip
     """One [BLOCK_K channels, BLOCK_P pixels] tile of one group of y, over one share of the reduction.
 
     w is the weight as [k, r, s, c_group]. The reduction runs over taps and blocks of channels; with FLAT over the r·s·c
     products as one axis, which wastes less where c_group is smaller than a block (the first layer). With SPLIT, y is
-    fp32 [splits, pixels, k] and takes the bare sums.
+    fp32 [splits, pixels, k] and takes the bare sums. Channels come as multiples of VECTOR_C and VECTOR_K: so the compiler
+    knows how wide a vector it may load, where Triton's own hint knows multiples of 16 alone.
     """
+    c *= VECTOR_C
+    c_group *= VECTOR_C
+    k *= VECTOR_K
+    k_group *= VECTOR_K
     if WAIT:
         tl.extra.cuda.gdc_wait()
     if TRIGGER:

@@ -12,13 +12,14 @@ from convoy.engines.triton.kernels.epilogue import activate
 def gemv(
     x, w, y, residual, bias,
     n, c, k, blocks_split,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, ACTIVATION: tl.constexpr,
     SPLIT: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
 ):  # fmt: skip
     """y[:, BLOCK_K channels] over one share of c. Each thread keeps its own sums, added once at the end.
 
-    With SPLIT, y is fp32 [splits, n, k] and takes the bare sums.
+    With SPLIT, y is fp32 [splits, n, k] and takes the bare sums. c comes as a multiple of VECTOR.
     """
+    c *= VECTOR
     if WAIT:
         tl.extra.cuda.gdc_wait()
     if TRIGGER:

@@ -61,7 +61,7 @@ def split_conv(
     pad_h, pad_w, dilation_h, dilation_w,
     S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
-    SPLIT: tl.constexpr, WAIT: tl.constexpr,
+    SPLIT: tl.constexpr, BODY_FIRST: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """As `swapped_conv`, on planes: x holds [2 x images, ...], w the packed rows of hi and then those of lo."""
     if WAIT:
@@ -95,10 +95,14 @@ def split_conv(
         )  # fmt: skip
         w_high = w.load([row, 0])
         w_low = w.load([low_rows + row, 0])
+        # The factor is a power of two: it costs nothing, and it keeps this sum out of the tensor core's accumulator.
+        # With four warps the correction runs on while the body is added; with eight ptxas would serialise that (C7515).
+        if BODY_FIRST:
+            total += tl.dot(w_high, x_high.T) * factor
         correction = tl.dot(w_high, x_low.T, correction)
         correction = tl.dot(w_low, x_high.T, correction)
-        # The factor is a power of two: it costs nothing, and it keeps this sum out of the tensor core's accumulator.
-        total += tl.dot(w_high, x_high.T) * factor
+        if not BODY_FIRST:
+            total += tl.dot(w_high, x_high.T) * factor
     k0 = tile_k * BLOCK_K
     k_index = k0 + tl.arange(0, BLOCK_K)
     out = (total + correction * (factor * 0.00048828125)) * tl.load(w_inverse + k_index)[:, None]

@@ -2,89 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from convoy.graph.ir import Arg, Graph, Node, Ref, Value
 from convoy.graph.text import print_graph
-from convoy.problem import SubgraphProblem
+from convoy.problem import ANY_LAYOUT, SubgraphProblem
+from convoy.regions.region import Region
+
+Cut = tuple[SubgraphProblem, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""A piece's problem; the values and the constants that it reads; and its results that somebody else reads or gets."""
+
+_LONGEST_LABEL = 60
+"""Characters of a label, which stands in a table's column."""
 
 
-def cut(
-    graph: Graph, nodes: Sequence[str], layout: str
-) -> tuple[SubgraphProblem, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def cut(graph: Graph, nodes: Sequence[str], layout: str) -> Cut:
     """The problem of computing some nodes together.
+
+    before: %relu = aten.relu.default(%conv1); %pool = aten.max_pool2d.default(%relu, (2, 2))
+    -->
+    after:  graph 1
+            input %v0: ...
+            %v1: ... = aten.relu.default(%v0)
+            %v2: ... = aten.max_pool2d.default(%v1, (2, 2))
+            return %v2
+
+    Values are v0, v1, ... (inputs in order of first mention, then what nodes make), constants c0, c1, ...
 
     Args:
         graph: the net.
-        nodes: names of nodes, in graph order.
-        layout: memory format of 4-D values at the border.
+        nodes: names of the nodes, a convex set.
+        layout: memory format of the 4-D values at the border.
 
     Returns:
-        The problem; the values read, the constants read, and the values that are read outside or returned, each in the
-        order in which the problem's text has them.
+        The problem; the values read, the constants read and the results, each in the order in which the problem's text has
+        its own.
     """
-    chosen = [graph.node(name) for name in nodes] if len(nodes) == 1 else _in_order(graph, set(nodes))
-    made = {output for node in chosen for output in node.outputs if output}
-    read = dict.fromkeys(name for node in chosen for name in node.refs() if name not in made)
+    chosen = [graph.node(name) for name in nodes]
+    if len(chosen) > 1:
+        wanted = set(nodes)
+        chosen = [node for node in graph.nodes if node.name in wanted]
+    made = [output for node in chosen for output in node.outputs if output]
+    inside = {node.name for node in chosen}
+    read = dict.fromkeys(name for node in chosen for name in node.refs() if name not in set(made))
     args = tuple(name for name in read if graph.values[name].kind != "constant")
     constants = tuple(name for name in read if graph.values[name].kind == "constant")
-    inside = {node.name for node in chosen}
-    results = tuple(
-        output
-        for node in chosen
-        for output in node.outputs
-        if output and (output in graph.outputs or any(user.name not in inside for user in graph.users(output)))
-    )
-    names = {name: f"v{i}" for i, name in enumerate(args)} | {name: f"c{i}" for i, name in enumerate(constants)}
-    names |= {output: f"n{i}" for i, output in enumerate(o for node in chosen for o in node.outputs if o)}
-    piece = _rename(graph, chosen, args, constants, results, names)
+    exported = [o for o in made if o in graph.outputs or any(u.name not in inside for u in graph.users(o))]
+    results = tuple(exported)
+    text = print_graph(_piece(graph, chosen, args, constants, results))
     size = sum(graph.values[name].spec.size_bytes for name in (*args, *constants, *results))
-    label = "+".join(dict.fromkeys(node.op.split(".")[1] if "." in node.op else node.op for node in chosen))
-    return SubgraphProblem(print_graph(piece), layout, size, label), args, constants, results
+    return SubgraphProblem(text, layout, size, _label(chosen)), args, constants, results
 
 
-def _in_order(graph: Graph, names: set[str]) -> list[Node]:
-    return [node for node in graph.nodes if node.name in names]
+def subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts: Sequence[str]) -> Region:
+    """A region that stays the operators that it was: in every memory format, or in none where no 4-D value crosses its border."""
+    problem, args, constants, results = cut(graph, nodes, ANY_LAYOUT)
+    images = any(len(graph.values[name].spec.shape) == 4 for name in (*args, *results))
+    offered = layouts if images else (ANY_LAYOUT,)
+    return Region(pattern, nodes, args, constants, results, tuple(problem.with_layout(layout) for layout in offered))
 
 
-def _rename(
-    graph: Graph,
-    nodes: Sequence[Node],
-    args: tuple[str, ...],
-    constants: tuple[str, ...],
-    results: tuple[str, ...],
-    names: dict[str, str],
+def _piece(
+    graph: Graph, nodes: Sequence[Node], args: Sequence[str], constants: Sequence[str], results: Sequence[str]
 ) -> Graph:
+    """The nodes as a graph of their own, with canonical names."""
+    needed = {name for node in nodes for name in node.refs()} | set(results)
+    made = [output for node in nodes for output in node.outputs if output in needed]
+    names = {name: f"c{i}" for i, name in enumerate(constants)}
+    names |= {name: f"v{i}" for i, name in enumerate([*args, *made])}
+    values: dict[str, Value] = {}
+    for name in (*args, *constants, *made):
+        kind = "input" if name in args else graph.values[name].kind
+        values[names[name]] = replace(graph.values[name], name=names[name], kind=kind)
     renamed: list[Node] = []
     for node in nodes:
-        read_outside = set(results) | {name for other in nodes for name in other.refs()}
-        outputs = tuple(names[o] if o in read_outside else "" for o in node.outputs)
-        first = next(o for o in outputs if o)
-        renamed.append(
-            Node(
-                first,
-                node.op,
-                tuple(_replace(arg, names) for arg in node.args),
-                tuple((key, _replace(arg, names)) for key, arg in node.kwargs),
-                outputs,
-            )
-        )
-    values: dict[str, Value] = {}
-    for name in args:
-        values[names[name]] = replace(graph.values[name], name=names[name], kind="input")
-    for name in constants:
-        values[names[name]] = replace(graph.values[name], name=names[name])
-    for node in nodes:
-        for output in node.outputs:
-            if output and any(names[output] in n.outputs for n in renamed):
-                values[names[output]] = replace(graph.values[output], name=names[output])
+        outputs = tuple(names.get(output, "") for output in node.outputs)
+        kwargs = tuple((key, _renamed(arg, names)) for key, arg in node.kwargs)
+        first = next(filter(None, outputs))
+        renamed.append(Node(first, node.op, tuple(_renamed(arg, names) for arg in node.args), kwargs, outputs))
     return Graph(tuple(names[a] for a in args), tuple(names[r] for r in results), values, tuple(renamed))
 
 
-def _replace(arg: Arg, names: dict[str, str]) -> Arg:
+def _renamed(arg: Arg, names: Mapping[str, str]) -> Arg:
     if isinstance(arg, Ref):
         return Ref(names[arg.name])
     if isinstance(arg, tuple):
-        return tuple(_replace(item, names) for item in arg)
+        return tuple(_renamed(item, names) for item in arg)
     return arg
+
+
+def _label(nodes: Sequence[Node]) -> str:
+    """The operators, for people: `relu x2 + cat`."""
+    counts = Counter(node.op.split(".")[1] if "." in node.op else node.op for node in nodes)
+    label = " + ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."

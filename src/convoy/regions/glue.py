@@ -1,101 +1,95 @@
-"""Everything between convolutions: each node by itself, and neighbours together.
+"""What lies between the layers, several nodes together: one kernel instead of one for each, where a compiler can.
 
-    %p = aten.max_pool2d.default(%y, ...)      -->  op(p), op(c), op(r), glue(p+c+r)
-    %c = aten.cat.default((%p, %z), 1)
-    %r = aten.relu.default(%c)
+before: %r = aten.relu.default(%y)                      y made by a convolution
+        %p = aten.max_pool2d.default(%r, (3, 3))
+        %c = aten.cat.default((%p, %z), 1)
+-->
+after:  glue(r+p+c)
+        glue(p+c)         for the cover in which the convolution's epilogue takes r
 
-Neighbours are grouped by depth, the number of convolutions and linear layers on the longest way from the inputs: a way that
-leaves a group through a convolution comes out deeper, so a connected group of one depth is convex.
+Nodes are grouped by depth, the number of layers (conv2d, linear) on the longest way to them, and connected ones of one depth
+make a group. (Layers that no glue comes before are not counted: they are in nobody's way.) A group is convex: depth never
+falls along a way, so a way from one of its nodes to another runs at one depth; a layer on it would have raised the depth,
+so it runs through glue of that depth, which is connected to both ends and therefore in the group. The same holds of what
+is left when epilogues take some nodes: those count as layers do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from convoy.graph.ir import Graph, Node
-from convoy.problem import ANY_LAYOUT, SubgraphProblem
-from convoy.regions.cut import cut
+from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
 
-MAIN_OPERATORS = frozenset({"conv2d", "linear"})
+LAYERS: Final = frozenset({"conv2d", "linear"})
+"""Operators that end a group."""
 
 
-def op_region(graph: Graph, node: Node, layouts: Sequence[str]) -> Region:
-    """One node as it was."""
-    return _subgraph_region(graph, "op", (node.name,), layouts)
+def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> list[Region]:
+    """Groups of several nodes, and what is left of each where every layer's epilogue takes what it can.
+
+    Two variants of a group and no more, for each is a kernel to compile: a cover in which some epilogues take their nodes
+    and others do not finds the rest as single nodes.
+
+    Args:
+        graph: the net.
+        epilogues: names of all nodes that some layer's epilogue could take.
+        layouts: memory formats to offer.
+    """
+    layers = [node.name for node in graph.nodes if node.op in LAYERS]
+    found: dict[tuple[str, ...], None] = {}
+    for names in groups(graph, graph.nodes, layers):
+        group = [graph.node(name) for name in names]
+        for taken in ((), set(names) & epilogues):
+            found.update(dict.fromkeys(groups(graph, group, taken)))
+    return [subgraph_region(graph, "glue", nodes, layouts) for nodes in found if len(nodes) > 1]
 
 
-def glue_regions(graph: Graph, absorbable: Collection[str], layouts: Sequence[str]) -> list[Region]:
-    """Groups of several nodes; and what is left of each group when epilogues take the nodes that they can."""
-    proposals: dict[tuple[str, ...], None] = {}
-    for group in groups(graph):
-        proposals[tuple(group)] = None
-        for rest in connected(graph, [name for name in group if name not in absorbable]):
-            proposals[tuple(rest)] = None
-    return [
-        _subgraph_region(graph, "glue", nodes, layouts)
-        for nodes in proposals
-        if len(nodes) > 1 and is_convex(graph, set(nodes))
-    ]
+def groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> list[tuple[str, ...]]:
+    """Connected nodes of one depth, each group in graph order.
+
+    Args:
+        graph: the net.
+        nodes: a convex set of nodes in graph order: all of the graph's, or a group's.
+        barriers: names of the nodes that are in no group, and that depth counts.
+    """
+    depth = depths(graph, nodes, barriers)
+    root = {node.name: node.name for node in nodes if node.name not in barriers}
+
+    def find(name: str) -> str:
+        while root[name] != name:
+            root[name] = root[root[name]]
+            name = root[name]
+        return name
+
+    for node in nodes:
+        for maker in _makers(graph, node):
+            if node.name in root and maker in root and depth[maker] == depth[node.name]:
+                root[find(node.name)] = find(maker)
+    found: dict[str, list[str]] = {}
+    for name in root:
+        found.setdefault(find(name), []).append(name)
+    return [tuple(names) for names in found.values()]
 
 
-def groups(graph: Graph) -> list[list[str]]:
-    """Connected nodes of equal depth that are neither convolution nor linear layer, each group in graph order."""
-    depth = depths(graph)
-    by_depth: dict[int, list[str]] = {}
-    for node in graph.nodes:
-        if node.op not in MAIN_OPERATORS:
-            by_depth.setdefault(depth[node.name], []).append(node.name)
-    return [group for _, names in sorted(by_depth.items()) for group in connected(graph, names)]
-
-
-def depths(graph: Graph) -> dict[str, int]:
-    """For each node the convolutions and linear layers on the longest way to it, itself included."""
+def depths(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> dict[str, int]:
+    """For each node the barriers on the longest way to it, itself included, from a node that is no barrier."""
     found: dict[str, int] = {}
-    for node in graph.nodes:
-        before = [found[maker.name] for name in node.refs() if (maker := graph.producer(name)) is not None]
-        found[node.name] = max(before, default=0) + (node.op in MAIN_OPERATORS)
+    behind: set[str] = set()
+    for node in nodes:
+        makers = [maker for maker in _makers(graph, node) if maker in found]
+        is_barrier = node.name in barriers
+        if not is_barrier or any(maker in behind for maker in makers):
+            behind.add(node.name)
+        before = max((found[maker] for maker in makers), default=0)
+        found[node.name] = before + (is_barrier and node.name in behind)
     return found
 
 
-def connected(graph: Graph, names: Sequence[str]) -> list[list[str]]:
-    """Split nodes into connected groups; order within a group is kept."""
-    chosen = set(names)
-    label = {name: name for name in names}
-
-    def root(name: str) -> str:
-        while label[name] != name:
-            name = label[name]
-        return name
-
-    for name in names:
-        for value in graph.node(name).refs():
-            maker = graph.producer(value)
-            if maker is not None and maker.name in chosen:
-                label[root(name)] = root(maker.name)
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(root(name), []).append(name)
-    return list(found.values())
-
-
-def is_convex(graph: Graph, nodes: Collection[str]) -> bool:
-    """Whether no way between two of the nodes leads through a node outside."""
-    tainted: set[str] = set()
-    for node in graph.nodes:
-        makers = [maker.name for name in node.refs() if (maker := graph.producer(name)) is not None]
-        if node.name in nodes:
-            if any(maker in tainted for maker in makers):
-                return False
-        elif any(maker in tainted or maker in nodes for maker in makers):
-            tainted.add(node.name)
-    return True
-
-
-def _subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts: Sequence[str]) -> Region:
-    problem, args, constants, results = cut(graph, nodes, layouts[0])
-    images = any(len(graph.values[name].spec.shape) == 4 for name in (*args, *results))
-    problems: tuple[SubgraphProblem, ...] = (
-        tuple(problem.with_layout(layout) for layout in layouts) if images else (problem.with_layout(ANY_LAYOUT),)
-    )
-    return Region(pattern, nodes, args, constants, results, problems)
+def _makers(graph: Graph, node: Node) -> Iterator[str]:
+    for name in node.refs():
+        maker = graph.producer(name)
+        if maker is not None:
+            yield maker.name

@@ -1,30 +1,37 @@
-"""All proposals for a graph."""
+"""All proposals for a graph, pattern by pattern."""
 
 from __future__ import annotations
 
 from convoy.graph.ir import Graph
-from convoy.regions.epilogue import epilogue_regions
-from convoy.regions.glue import MAIN_OPERATORS, glue_regions, op_region
+from convoy.regions.conv import conv_region
+from convoy.regions.epilogue import chains
+from convoy.regions.glue import LAYERS, glue_regions
+from convoy.regions.linear import linear_region
+from convoy.regions.op import op_region
 from convoy.regions.region import Region
 
 
 def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Region]:
-    """Regions that selection may cover the graph with.
+    """Regions that selection may cover a graph with: in graph order of their first node, glue last.
 
-    Every node is covered by a region of its own (`conv`, `linear` or `op`), so a cover always exists.
+    Every node has a region of its own (`conv`, `linear` or `op`), so that a cover always exists. Every region is convex.
 
     Args:
         graph: a graph that `verify` accepts.
         layouts: memory formats to offer for 4-D values, the caller's first.
-        numerics: the rounding that the user allows; part of every convolution's problem.
+        numerics: the rounding that the user allows; part of every layer's problem.
     """
     found: list[Region] = []
-    taken: set[str] = set()
+    epilogues: set[str] = set()
     for node in graph.nodes:
-        if node.op in MAIN_OPERATORS:
-            own = epilogue_regions(graph, node, layouts, numerics)
-            taken.update(name for region in own for name in region.nodes[1:])
-            found += own
+        own = chains(graph, node) if node.op in LAYERS else []
+        if own:
+            epilogues.update(own[-1].names[1:])
         else:
             found.append(op_region(graph, node, layouts))
-    return found + glue_regions(graph, taken, layouts)
+        for chain in own:
+            conv = node.op == "conv2d"
+            found.append(
+                conv_region(graph, chain, layouts, numerics) if conv else linear_region(graph, chain, numerics)
+            )
+    return found + glue_regions(graph, epilogues, layouts)

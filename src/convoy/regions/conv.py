@@ -1,0 +1,37 @@
+"""A convolution, alone and with its epilogue.
+
+before: %y = conv2d(%x, %w, %b, ...)
+        %z = aten.add.Tensor(%y, %other)
+        %a = aten.relu.default(%z)
+-->
+after:  conv(y)         y = conv(x, w) + b                     args x
+        conv(y+z)       z = conv(x, w) + b + other             args x, other
+        conv(y+z+a)     a = relu(conv(x, w) + b + other)       args x, other
+
+and conv(y+a), where the activation follows at once. Every one is a proposal of its own, in every memory format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from convoy.graph.ir import Graph
+from convoy.graph.verify import conv_problem
+from convoy.regions.epilogue import Chain
+from convoy.regions.region import Region
+
+
+def conv_region(graph: Graph, chain: Chain, layouts: Sequence[str], numerics: str) -> Region:
+    """The region of a `conv2d` node's chain."""
+    layer = chain.nodes[0]
+    x, weight, *bias = layer.refs()
+    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue())
+    return Region(
+        pattern="conv",
+        nodes=chain.names,
+        args=(x, chain.residual) if chain.residual else (x,),
+        constants=(weight, *bias),
+        results=(chain.result,),
+        problems=tuple(problem.with_layout(layout) for layout in layouts),
+    )

@@ -1,0 +1,48 @@
+"""What the end-to-end tests share: a small net, settings with a database of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+class SmallNet(nn.Module):
+    """Every kind of region in little: conv + batch norm + ReLU, residual, depthwise, concatenation, pooling, linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.left = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1))
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16 * 16, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = torch.relu(x + self.left(x))
+        return self.head(self.pool(torch.cat([y, self.depthwise(y)], 1)))
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return SmallNet().eval()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> convoy.Settings:
+    return convoy.Settings(db=tmp_path / "perf.db", isolate=False)

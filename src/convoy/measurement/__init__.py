@@ -1,16 +1,20 @@
-"""The clock: device and stack, protocol, accuracy, runners and the staged search."""
+"""The clock: device and stack, protocol, accuracy, runners and the staged search (docs/measurement.md)."""
 
 from __future__ import annotations
 
 from convoy.measurement.child import ChildRunner
-from convoy.measurement.detect import check_dtype, detect_target, floor_us, peaks
+from convoy.measurement.detect import check_dtype, detect_target
+from convoy.measurement.doctor import Finding, findings
+from convoy.measurement.peaks import Peaks, floor_us, peaks
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import InProcessRunner, ReplayRunner, Request, Runner
 from convoy.measurement.search import SearchResult, search
 
 __all__ = [
     "ChildRunner",
+    "Finding",
     "InProcessRunner",
+    "Peaks",
     "Protocol",
     "ReplayRunner",
     "Request",
@@ -18,6 +22,7 @@ __all__ = [
     "SearchResult",
     "check_dtype",
     "detect_target",
+    "findings",
     "floor_us",
     "peaks",
     "protocol_for",

@@ -2,183 +2,180 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
+from convoy.errors import LaunchError
+from convoy.measurement.builders import BuilderPool
+from convoy.measurement.process import START_S, EndedError, WorkerProcess, greeting
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.runner import Request, row
+from convoy.measurement.runner import Request, stamp
+from convoy.measurement.worker import config_fields, problem_fields
+from convoy.perfdb.record import read_record
 from convoy.perfdb.row import Measurement, Status
-from convoy.problem import EngineConfig, Knobs, SubgraphProblem
+from convoy.problem import EngineConfig
 from convoy.target import Target
 
-START_S = 120.0
-"""Time for a child to import torch and open the device, on a loaded machine."""
+DATA_S: Final = 300.0
+"""Time for a problem's data and its float64 oracle, which no candidate is to blame for."""
 
-TIMING_FACTOR = 4.0
-"""Timing all candidates of a problem may take this many times as long as one candidate's limit."""
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a worker ended in the middle of a request.
+
+    Attributes:
+        config: the candidate that was being built or run; None: none was.
+        status: status of its row; None: nobody is to blame who has not got a row.
+        reason: reason of its row.
+        sure: whether it is to blame beyond doubt: it ran out of time, or it was alone in a fresh process.
+    """
+
+    config: EngineConfig | None
+    status: Status | None
+    reason: str
+    sure: bool
 
 
 class ChildRunner:
-    """Drives a worker over pipes, in JSON lines. The worker starts with the first request and restarts after a fault.
+    """Drives one worker; it starts with the first request and again after a fault.
+
+    A candidate that runs out of time is recorded as `timeout`. When the worker dies, the candidate that was at work is
+    measured again alone in a fresh worker before it gets the blame, because another one may have spoilt the memory before.
 
     Args:
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
-        timeout_s: a candidate that takes longer to build and check is ended and recorded as `timeout`.
+        timeout_s: most seconds for a candidate to be built and checked, and for each of its timed samples.
     """
 
     def __init__(self, target: Target, *, extra_engines: tuple[str, ...] = (), timeout_s: float = 30.0) -> None:
         self.target = target
         self.extra_engines = extra_engines
         self.timeout_s = timeout_s
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._stderr: IO[bytes] | None = None
+        self.starts = 0
+        """Workers started so far."""
+        self._worker: WorkerProcess | None = None
+        self._fresh = False
+        self._builders: BuilderPool | None = None
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """On a GPU, begin to compile the requests' kernels in other processes; elsewhere nothing is to be gained."""
+        if self.target.device != "cuda":
+            return
+        if self._builders is None:
+            self._builders = BuilderPool(self.target, self.extra_engines, self.timeout_s)
+        self._builders.submit(requests)
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
-        """The rows of a request; configs that end the worker get a failure row, the others are measured by the next one."""
+        """The rows of a request; a candidate that ends the worker gets a failure row, and a new worker goes on.
+
+        Raises:
+            LaunchError: no worker can be started.
+        """
+        if self._builders is not None:
+            self._builders.wait(request)
         pending = list(request.configs)
+        suspect: EngineConfig | None = None
+        data_failures = 0
         while pending:
-            found = yield from self._attempt(replace(request, configs=tuple(pending)), protocol, pending)
-            if found is None:
-                return
-            index, status, reason = found
-            if index < 0 and len(pending) > 1:  # it died while timing: measure one by one to find out who did it
-                for config in list(pending):
-                    yield from self.measure(replace(request, configs=(config,)), protocol)
-                return
-            culprit = pending.pop(max(index, 0))
-            yield row(self.target, request.problem, culprit, protocol, status, reason=reason)
+            end = yield from self._serve(request, [suspect] if suspect else pending, protocol, pending)
+            if end is None:
+                suspect = None
+            elif end.status is None:
+                continue
+            elif end.config is None:
+                data_failures += 1
+                if data_failures > 1:
+                    for config in pending:
+                        yield stamp(self.target, request.problem, config, protocol, end.status, reason=end.reason)
+                    return
+            elif end.sure:
+                pending.remove(end.config)
+                suspect = None
+                yield stamp(self.target, request.problem, end.config, protocol, end.status, reason=end.reason)
+            else:
+                suspect = end.config
 
     def close(self) -> None:
-        """End the worker."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        if self._stderr is not None:
-            self._stderr.close()
-            self._stderr = None
+        """End the worker and the builders."""
+        self._end_worker()
+        if self._builders is not None:
+            self._builders.close()
+            self._builders = None
 
-    def _attempt(
-        self, request: Request, protocol: Protocol, pending: list[EngineConfig]
-    ) -> Iterator[Measurement]:  # returns (index of the culprit, status, reason), or None where all went well
-        self._start()
-        self._send(_job(request, protocol))
-        current, sent = 0, list(request.configs)
-        while True:
-            limit = self.timeout_s * (TIMING_FACTOR if current < 0 else 1.0)
-            try:
-                line = self._lines.get(timeout=limit)
-            except queue.Empty:
-                self.close()
-                return _index(pending, sent, current), Status.TIMEOUT, f"took longer than {limit:g} s"
-            if line is None:
-                reason = self._obituary()
-                self.close()
-                return _index(pending, sent, current), Status.LAUNCH_ERROR, reason
-            message = json.loads(line)
-            if "at" in message:
-                current = message["at"]
-            elif "row" in message:
-                measured = _row(message["row"])
-                pending.remove(measured.config)
-                yield measured
-            else:
-                return None
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
 
-    def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.close()
-        self._lines = queue.Queue()
-        self._stderr = tempfile.TemporaryFile()
-        environment = dict(os.environ)
-        if self.target.device == "cpu":
-            environment["OMP_NUM_THREADS"] = str(self.target.units)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "convoy.measurement.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            env=environment,
-        )
-        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
-        self._send({"target": self.target.to_dict(), "engines": list(self.extra_engines)})
+    def _serve(
+        self, request: Request, configs: list[EngineConfig], protocol: Protocol, pending: list[EngineConfig]
+    ) -> Iterator[Measurement]:
+        """Send configs to the worker and hand on its rows; rows leave `pending`. Returns an `_End`, or None if all went well.
+
+        The worker is ended if this generator is left early: it would go on with a request that nobody waits for.
+        """
+        worker = self._started()
+        sent = list(configs)
+        alone = self._fresh and len(sent) == 1
+        self._fresh = False
+        worker.send(_job(request, sent, protocol))
+        at, limit_s, lost, whole = -1, DATA_S, False, False
         try:
-            ready = self._lines.get(timeout=START_S)
-        except queue.Empty:
-            ready = None
-        if ready is None:
-            reason = self._obituary()
-            self.close()
-            raise RuntimeError(f"the measuring process did not start: {reason}")
+            while True:
+                message = worker.receive(limit_s)
+                if "at" in message:
+                    at = message["at"]
+                    limit_s = self.timeout_s if at >= 0 else max(DATA_S, self.timeout_s)
+                elif "row" in message:
+                    row = read_record(message["row"])
+                    pending.remove(row.config)
+                    yield row
+                elif "lost" in message:
+                    lost = True
+                elif "done" in message:
+                    whole = not any(config in pending for config in sent)
+                    if not whole:
+                        raise LaunchError("the measuring process gave no row for a candidate")
+                    return None
+        except TimeoutError as error:
+            what = "the test data" if at < 0 else "it"
+            return _End(sent[at] if at >= 0 else None, Status.TIMEOUT, f"{what} {error}", sure=True)
+        except EndedError as error:
+            if lost or (at >= 0 and sent[at] not in pending):  # whoever did it has its row
+                return _End(None, None, "", sure=True)
+            status = Status.OUT_OF_MEMORY if error.killed else Status.LAUNCH_ERROR
+            hint = " (the system ends processes when memory is short)" if error.killed else ""
+            return _End(sent[at] if at >= 0 else None, status, f"{error}{hint}", sure=alone)
+        finally:
+            if not whole:
+                self._end_worker()
 
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
+    def _started(self) -> WorkerProcess:
+        if self._worker is not None:
+            return self._worker
+        environment = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
+        hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure")
+        self._worker = WorkerProcess(hello, environment)
+        self.starts += 1
+        self._fresh = True
         try:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return  # its end is noticed where its answers are read
-
-    def _obituary(self) -> str:
-        """How the worker ended, with the last lines that it said."""
-        assert self._process is not None
-        code = self._process.poll()
-        if code is None:
-            self._process.kill()
-            code = self._process.wait()
-        said = b""
-        if self._stderr is not None:
-            self._stderr.seek(0, os.SEEK_END)
-            self._stderr.seek(max(0, self._stderr.tell() - 1000))
-            said = self._stderr.read()
-        words = f"signal {-code}" if code < 0 else f"exit code {code}"
-        last = said.decode(errors="replace").strip().splitlines()[-3:]
-        return f"the measuring process ended with {words}" + (": " + " | ".join(last) if last else "")
+            self._worker.receive(START_S)
+        except BaseException as error:
+            self._end_worker()
+            if isinstance(error, (TimeoutError, EndedError)):
+                raise LaunchError(f"the measuring process did not start: {error}") from error
+            raise
+        return self._worker
 
 
-def _read(pipe: IO[str] | None, lines: queue.Queue[str | None]) -> None:
-    assert pipe is not None
-    try:
-        for line in pipe:
-            lines.put(line)
-    except ValueError:  # closed while reading, because the worker was ended
-        pass
-    lines.put(None)
-
-
-def _index(pending: list[EngineConfig], sent: list[EngineConfig], current: int) -> int:
-    return pending.index(sent[current]) if current >= 0 and sent[current] in pending else -1
-
-
-def _job(request: Request, protocol: Protocol) -> dict[str, Any]:
-    problem = request.problem
+def _job(request: Request, configs: Sequence[EngineConfig], protocol: Protocol) -> dict[str, Any]:
     return {
-        "problem": problem.key,
-        "text": problem.text if isinstance(problem, SubgraphProblem) else "",
-        "configs": [[c.engine, c.version, str(c.knobs)] for c in request.configs],
+        **problem_fields(request.problem),
+        "configs": [config_fields(config) for config in configs],
         "rounds": request.rounds,
-        "protocol": {name: getattr(protocol, name) for name in Protocol.__slots__},
+        "best_us": request.best_us,
+        "protocol": asdict(protocol),
     }
-
-
-def _row(values: dict[str, Any]) -> Measurement:
-    engine, version, knobs = values.pop("config")
-    status = Status(values.pop("status"))
-    return Measurement(config=EngineConfig(engine, version, Knobs.parse(knobs)), status=status, **values)

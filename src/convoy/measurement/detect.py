@@ -80,7 +80,7 @@ def installed(distribution: str) -> str:
 
 
 def precision_flags(device: str) -> dict[str, str]:
-    """torch's precision settings that are not its default, by name; empty for the defaults.
+    """Torch's precision settings that are not its default, by name; empty for the defaults.
 
     Where old and new settings are mixed, torch refuses to answer: that is `mixed`.
     """
@@ -217,7 +217,7 @@ def _cuda_target() -> Target:
 
 
 def _dotted(version: int | None) -> str:
-    """cuDNN's number as people write it: 91900 is 9.19.0 (8907, of the time before 9, is 8.9.7)."""
+    """CuDNN's number as people write it: 91900 is 9.19.0 (8907, of the time before 9, is 8.9.7)."""
     if version is None:
         return ""
     major = 10000 if version >= 90000 else 1000

@@ -16,7 +16,6 @@ PACKAGES = (
     ("highspy", "the exact solver"),
     ("triton", "the triton engines and Inductor on GPUs"),
     ("nvidia-cudnn-frontend", "every cuDNN plan as an engine of its own"),
-    ("plotly", "charts in the HTML report"),
     ("platformdirs", "the usual place for the database"),
 )
 """Distribution, and what it is needed for."""

@@ -1,41 +1,68 @@
 """Who measures: this process, a child process that may crash or hang, or stored rows without any device.
 
-All three answer the same call, so that the search does not know which one it drives.
+All answer the same calls, so that the search does not know which one it drives.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 from typing import Protocol as Interface
 
 import torch
 
-from convoy.engines.manifest import load_engine
-from convoy.measurement.candidate import Bench, Failure, Ready, prepare
+from convoy.engines.manifest import BASELINE
+from convoy.errors import LaunchError
+from convoy.measurement.candidate import Bench, ContextLostError, Failure, Ready, failure_of, prepare, survive
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.statistics import median_and_spread
+from convoy.measurement.statistics import Timing, summarise_rounds
 from convoy.measurement.timer import first_run_us, time_rounds
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
+PRUNE_SLACK_US: Final = 100.0
+"""Differences below this are not worth pruning for, and a first run on a GPU holds the cost of its launch (tens of
+microseconds), which a captured graph has not."""
+
+HELD_SHARE: Final = 0.25
+"""Share of the device's memory that candidates may hold while they wait to be timed together."""
+
+Announce = Callable[[int, str], None]
+"""Told what begins: the config's index in the request (-1: none) and `data`, `build` or `time`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Measure some configs on one problem, against each other."""
+    """Measure some configs on one problem, against each other.
+
+    Attributes:
+        problem: what is computed.
+        configs: the candidates; the likely fast ones first, for the slow ones are pruned against what came before.
+        rounds: samples to take of each.
+        best_us: median of the best candidate known so far; 0: none.
+    """
 
     problem: Problem
     configs: tuple[EngineConfig, ...]
     rounds: int
+    best_us: float = 0.0
 
 
 class Runner(Interface):
-    """Measures requests; rows come as they are found, in any order, one for each config."""
+    """Measures requests."""
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Told what will be asked next, so that slow builds can be begun in parallel; may do nothing."""
+        ...
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
-        """The rows of a request."""
+        """One row for each config, as they are found, in any order. Failures are rows too.
+
+        A generator that is closed early, or interrupted, leaves the runner usable.
+        """
         ...
 
     def close(self) -> None:
@@ -43,87 +70,8 @@ class Runner(Interface):
         ...
 
 
-class InProcessRunner:
-    """Measures in this process: a candidate that crashes or hangs takes the process with it.
-
-    Args:
-        target: the device.
-        extra_engines: extra engines as `id=module:Class`.
-        timeout_s: unused here; only a child can be ended from outside.
-        announce: told the index of the config that is being prepared, before it is; -1 when timing starts.
-    """
-
-    def __init__(
-        self, target: Target, *, extra_engines: tuple[str, ...] = (), timeout_s: float = 0.0, announce=None
-    ) -> None:
-        del timeout_s
-        self.target = target
-        self.extra_engines = extra_engines
-        self._announce = announce or (lambda _: None)
-
-    def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
-        """Check every config, prune the slow ones after one run, time the rest in interleaved rounds."""
-        with torch.no_grad():
-            yield from self._measure(request, protocol)
-
-    def close(self) -> None:
-        """Nothing was started."""
-
-    def _measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
-        bench = Bench(request.problem, self.target)
-        ready: list[tuple[Ready, float]] = []
-        best = float("inf")
-        for index, config in enumerate(request.configs):
-            self._announce(index)
-            try:
-                candidate = prepare(bench, config, self.extra_engines, cold=protocol.cold)
-                once = first_run_us(candidate.launch, self.target.device)
-            except Failure as failure:
-                yield self.row(request.problem, config, protocol, failure.status, reason=failure.reason)
-                continue
-            except (torch.OutOfMemoryError, MemoryError) as error:
-                yield self.row(request.problem, config, protocol, Status.OUT_OF_MEMORY, reason=str(error)[:500])
-                continue
-            except RuntimeError as error:
-                yield self.row(request.problem, config, protocol, Status.LAUNCH_ERROR, reason=str(error)[:500])
-                continue
-            best = min(best, once)
-            ready.append((candidate, once))
-        self._announce(-1)
-        slow = [(c, once) for c, once in ready if once > protocol.prune * best and len(ready) > 1]
-        for candidate, once in slow:
-            yield self._ok(request.problem, candidate, protocol, [once])
-        kept = [c for c, once in ready if not (once > protocol.prune * best and len(ready) > 1)]
-        if kept:
-            launches = [candidate.launch for candidate in kept]
-            for candidate, samples in zip(
-                kept, time_rounds(launches, protocol, request.rounds, self.target.device), strict=True
-            ):
-                yield self._ok(request.problem, candidate, protocol, samples)
-
-    def _ok(self, problem: Problem, candidate: Ready, protocol: Protocol, samples: Sequence[float]) -> Measurement:
-        median, spread = median_and_spread(samples)
-        return self.row(
-            problem,
-            candidate.config,
-            protocol,
-            Status.OK,
-            samples=len(samples),
-            median_us=median,
-            spread_us=spread,
-            error=candidate.error,
-            workspace_bytes=candidate.executable.workspace_bytes,
-            resident_bytes=candidate.resident_bytes,
-            deterministic=candidate.executable.deterministic,
-        )
-
-    def row(self, problem: Problem, config: EngineConfig, protocol: Protocol, status: Status, **values) -> Measurement:
-        """A row of this target, now."""
-        return row(self.target, problem, config, protocol, status, **values)
-
-
-def row(
-    target: Target, problem: Problem, config: EngineConfig, protocol: Protocol, status: Status, **values
+def stamp(
+    target: Target, problem: Problem, config: EngineConfig, protocol: Protocol, status: Status, **values: Any
 ) -> Measurement:
     """A row with the target's digest and versions and the present time."""
     return Measurement(
@@ -132,23 +80,197 @@ def row(
         target=target.digest,
         protocol=protocol.id,
         status=status,
-        versions=" ".join(f"{name}={version}" for name, version in target.versions),
+        versions=" ".join(f"{name}={version.replace(' ', '_')}" for name, version in target.versions),
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **values,
     )
 
 
+class InProcessRunner:
+    """Measures in this process: a candidate that crashes or hangs takes the process with it.
+
+    The data of the problem asked for last, and its candidates that were right, are kept for the next request.
+
+    Args:
+        target: the device.
+        extra_engines: extra engines as `id=module:Class`.
+        timeout_s: unused; only a child can be ended from outside.
+        announce: told what begins.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        extra_engines: tuple[str, ...] = (),
+        timeout_s: float = 0.0,
+        announce: Announce = lambda index, phase: None,  # noqa: ARG005
+    ) -> None:
+        del timeout_s
+        self.target = target
+        self.extra_engines = extra_engines
+        self._announce = announce
+        self._bench: Bench | None = None
+        self._ready: dict[EngineConfig, Ready] = {}
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Nothing is begun early: there is one process."""
+
+    def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
+        """Check every config, prune the slow ones after one run, time the rest in interleaved rounds.
+
+        Raises:
+            LaunchError: a candidate broke the device's context, after its row was given; nothing more can be measured here.
+        """
+        try:
+            yield from self._measure(request, protocol)
+        except ContextLostError as lost:
+            self.close()
+            raise LaunchError(f"the device cannot be used any more in this process: {lost}") from lost
+
+    def close(self) -> None:
+        """Let go of data and candidates."""
+        self._bench = None
+        self._ready.clear()
+
+    def _measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
+        self._announce(-1, "data")
+        try:
+            bench = self._bench_for(request.problem)
+        except Exception as error:  # e.g. no memory for the float64 oracle: every candidate's row says so
+            failure = failure_of(error, Status.LAUNCH_ERROR)
+            for config in request.configs:
+                reason = f"test data could not be made: {failure.reason}"
+                yield stamp(self.target, request.problem, config, protocol, failure.status, reason=reason)
+            return
+        best = request.best_us or float("inf")
+        waiting: list[tuple[int, Ready]] = []
+        for index, config in enumerate(request.configs):
+            self._announce(index, "build")
+            try:
+                ready, once = self._first_run(bench, config, protocol, best)
+            except Failure as failure:
+                yield self._failed(request, config, protocol, failure)
+                continue
+            except ContextLostError as lost:
+                yield self._failed(request, config, protocol, lost.failure)
+                raise
+            if config.engine != BASELINE and once > _too_slow(best, protocol):
+                self._ready.pop(config, None)
+                yield self._timed(request, ready, protocol, Timing(1, once, 0.0))
+                continue
+            best = min(best, once)
+            waiting.append((index, ready))
+            if sum(held.held_bytes for held in self._ready.values()) > HELD_SHARE * self.target.memory_bytes:
+                yield from self._time(request, waiting, protocol)
+                waiting = []
+                self._ready.clear()
+        yield from self._time(request, waiting, protocol)
+
+    @torch.no_grad()
+    def _bench_for(self, problem: Problem) -> Bench:
+        if self._bench is None or self._bench.problem != problem:
+            self._ready.clear()
+            self._bench = Bench(problem, self.target, sibling=self._bench)
+            self._bench.fill()
+        return self._bench
+
+    @torch.no_grad()
+    def _first_run(self, bench: Bench, config: EngineConfig, protocol: Protocol, best_us: float) -> tuple[Ready, float]:
+        """A candidate that is right, with the time of one run; of a second one where the first says that it is slow.
+
+        A row of a pruned candidate stays: it should not rest on one moment in which something else used the machine.
+        """
+        ready = self._ready.get(config)
+        if ready is None:
+            ready = prepare(bench, config, self.extra_engines, cold=protocol.cold)
+            self._ready[config] = ready
+
+        def run() -> float:
+            return survive(lambda: first_run_us(ready.launch, self.target.device), self.target.device)
+
+        once = run()
+        return ready, once if once <= _too_slow(best_us, protocol) else min(once, run())
+
+    def _time(self, request: Request, group: list[tuple[int, Ready]], protocol: Protocol) -> Iterator[Measurement]:
+        """Interleaved rounds; whoever fails meanwhile gets its row, and the others are timed again without it."""
+        while group:
+            current = 0
+
+            def announce(position: int, group: list[tuple[int, Ready]] = group) -> None:
+                nonlocal current
+                current = position
+                self._announce(group[position][0], "time")
+
+            try:
+                timings = self._rounds([ready for _, ready in group], request.rounds, protocol, announce)
+            except Failure as failure:
+                _, ready = group.pop(current)
+                yield self._failed(request, ready.config, protocol, failure)
+                continue
+            except ContextLostError as lost:
+                yield self._failed(request, group[current][1].config, protocol, lost.failure)
+                raise
+            for _, ready in group:
+                yield self._timed(request, ready, protocol, timings[ready.config])
+            return
+
+    @torch.no_grad()
+    def _rounds(
+        self, group: list[Ready], rounds: int, protocol: Protocol, announce: Callable[[int], None]
+    ) -> Mapping[EngineConfig, Timing]:
+        launches = [ready.launch for ready in group]
+        device = self.target.device
+        samples = survive(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
+        return summarise_rounds({ready.config: values for ready, values in zip(group, samples, strict=True)})
+
+    def _failed(self, request: Request, config: EngineConfig, protocol: Protocol, failure: Failure) -> Measurement:
+        self._ready.pop(config, None)
+        return stamp(self.target, request.problem, config, protocol, failure.status, reason=failure.reason)
+
+    def _timed(self, request: Request, ready: Ready, protocol: Protocol, timing: Timing) -> Measurement:
+        return stamp(
+            self.target,
+            request.problem,
+            ready.config,
+            protocol,
+            Status.OK,
+            samples=timing.samples,
+            median_us=timing.median_us,
+            spread_us=timing.spread_us,
+            error=ready.error,
+            workspace_bytes=ready.executable.workspace_bytes,
+            resident_bytes=ready.resident_bytes,
+            deterministic=ready.executable.deterministic,
+        )
+
+
+def _too_slow(best_us: float, protocol: Protocol) -> float:
+    """Time of a run from which a candidate is pruned."""
+    return protocol.prune_ratio * best_us + PRUNE_SLACK_US
+
+
 class ReplayRunner:
-    """Answers from stored rows, so that the search can be tested without a device; unknown configs are `unsupported`."""
+    """Answers from stored rows, so that the search can be tested without a device; unknown configs are `unsupported`.
+
+    Attributes:
+        asked: (problem key, config, rounds) of everything that was asked, in order.
+        prepared: number of configs announced by `prepare`.
+    """
 
     def __init__(self, rows: Sequence[Measurement]) -> None:
         self._rows = {(row.problem, row.config): row for row in rows}
-        self.asked: list[tuple[str, EngineConfig]] = []
+        self.asked: list[tuple[str, EngineConfig, int]] = []
+        self.prepared = 0
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Count what was announced."""
+        self.prepared += sum(len(request.configs) for request in requests)
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
         """The stored rows of the request's configs."""
         for config in request.configs:
-            self.asked.append((request.problem.key, config))
+            self.asked.append((request.problem.key, config, request.rounds))
             known = self._rows.get((request.problem.key, config))
             yield known or Measurement(
                 request.problem.key, config, "", protocol.id, Status.UNSUPPORTED, reason="no stored row"
@@ -156,8 +278,3 @@ class ReplayRunner:
 
     def close(self) -> None:
         """Nothing was started."""
-
-
-def is_candidate(engine: str, extra: tuple[str, ...]) -> bool:
-    """Whether an engine may be chosen: the oracle may not."""
-    return load_engine(engine, extra).family != "reference"

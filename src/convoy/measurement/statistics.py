@@ -59,7 +59,9 @@ def disturbed_rounds(samples: Mapping[object, Sequence[float]]) -> frozenset[int
     medians = [statistics.median(values) for values in series]
     rounds = len(series[0])
     factors = [
-        statistics.median(values[index] / median if median else 1.0 for values, median in zip(series, medians, strict=True))
+        statistics.median(
+            values[index] / median if median else 1.0 for values, median in zip(series, medians, strict=True)
+        )
         for index in range(rounds)
     ]
     slow = sorted((i for i in range(rounds) if factors[i] > DISTURBED), key=lambda i: -factors[i])

@@ -1,0 +1,127 @@
+"""BuilderPool: compiles kernels in other processes before the measuring process builds them.
+
+What is built is thrown away: what counts is left in the compilers' caches on disk (Triton's and Inductor's).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from convoy.engines.manifest import load_engine
+from convoy.measurement.process import START_S, EndedError, WorkerProcess, greeting
+from convoy.measurement.runner import Request
+from convoy.measurement.worker import config_fields, problem_fields
+from convoy.problem import EngineConfig
+from convoy.target import Target
+
+MOST_BUILDERS: Final = 16
+"""Each imports torch (about 0.5 GB of memory); a tuner's requests are compiled in waves of hundreds, one second each."""
+
+JOBS_A_BUILDER: Final = 4
+"""A builder starts for so many jobs: its start takes as long as three builds."""
+
+_Key = tuple[str, EngineConfig]
+
+
+class BuilderPool:
+    """Processes that build and throw away. A build that fails, hangs or crashes here is met, and recorded, when measuring.
+
+    Builders do not see the GPU: compiling for a target needs none, and a context in each would take its memory.
+
+    Args:
+        target: what to compile for.
+        extra_engines: extra engines as `id=module:Class`.
+        timeout_s: a build that takes longer is given up.
+        most: processes at most; 0: one less than there are cores.
+    """
+
+    def __init__(self, target: Target, extra_engines: tuple[str, ...], timeout_s: float, most: int = 0) -> None:
+        self._target = target
+        self._extra_engines = extra_engines
+        self._timeout_s = timeout_s
+        self._most = most or max(1, min(MOST_BUILDERS, len(os.sched_getaffinity(0)) - 1))
+        self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending: set[_Key] = set()
+        self._seen: set[_Key] = set()
+        self._threads: list[threading.Thread] = []
+        self._workers: dict[int, WorkerProcess] = {}
+        self._closed = False
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin to build, once each, the candidates of engines that compile (`Engine.trusted` is False)."""
+        with self._changed:
+            for key, job in self._new_jobs(requests):
+                self._seen.add(key)
+                self._pending.add(key)
+                self._jobs.put((key, job))
+            wanted = min(self._most, -(-len(self._pending) // JOBS_A_BUILDER))
+        while len(self._threads) < wanted:
+            thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def wait(self, request: Request) -> None:
+        """Wait until everything that was begun for a request has been built or given up."""
+        keys = {(request.problem.key, config) for config in request.configs}
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not keys & self._pending)
+
+    def close(self) -> None:
+        """End all builders."""
+        with self._changed:
+            self._closed = True
+            workers = list(self._workers.values())
+            self._changed.notify_all()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for worker in workers:
+            worker.end()
+        for thread in self._threads:
+            thread.join()
+
+    def _new_jobs(self, requests: Sequence[Request]) -> Iterator[tuple[_Key, dict[str, Any]]]:
+        for request in requests:
+            for config in request.configs:
+                key = (request.problem.key, config)
+                if key not in self._seen and not load_engine(config.engine, self._extra_engines).trusted:
+                    yield key, {**problem_fields(request.problem), "config": config_fields(config)}
+
+    def _work(self, index: int) -> None:
+        """One builder's thread: starts its process, hands it jobs, replaces it after a fault."""
+        worker: WorkerProcess | None = None
+        while (item := self._jobs.get()) is not None:
+            key, job = item
+            try:
+                worker = worker or self._start(index)
+                if worker is not None:
+                    worker.send(job)
+                    worker.receive(self._timeout_s)
+            except (TimeoutError, EndedError):
+                self._end(index)
+                worker = None
+            finally:
+                with self._changed:
+                    self._pending.discard(key)
+                    self._changed.notify_all()
+        self._end(index)
+
+    def _start(self, index: int) -> WorkerProcess | None:
+        with self._changed:
+            if self._closed:
+                return None
+            hello = greeting(self._target, self._extra_engines, self._timeout_s, role="build")
+            worker = WorkerProcess(hello, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+            self._workers[index] = worker
+        worker.receive(START_S)
+        return worker
+
+    def _end(self, index: int) -> None:
+        with self._changed:
+            worker = self._workers.pop(index, None)
+        if worker is not None:
+            worker.end()

@@ -1,0 +1,161 @@
+"""WorkerProcess: a Python process of ours that answers in JSON lines and can be ended at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import IO, Any, Final
+
+import torch
+
+from convoy.target import Target
+
+START_S: Final = 120.0
+"""Time for a process to import torch and open the device, on a loaded machine."""
+
+_BOOTSTRAP: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
+    "from convoy.measurement.worker import main; main()"
+)
+"""The worker imports from where its parent does, extra engines included, whatever its own start-up made of sys.path."""
+
+_SAID_BYTES: Final = 4000
+_SAID_LINES: Final = 8
+
+
+class EndedError(Exception):
+    """The process has ended; the message says how, with its last words."""
+
+    def __init__(self, reason: str, *, killed: bool) -> None:
+        super().__init__(reason)
+        self.killed = killed
+        """By SIGKILL, which nobody but the system sends when memory is short."""
+
+
+class WorkerProcess:
+    """One worker. It is a process group of its own, so that a Ctrl-C is not for it and its compilers end with it.
+
+    Args:
+        hello: the first message; the answer says that the worker is ready.
+        environment: variables to set for it.
+    """
+
+    def __init__(self, hello: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
+            [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
+        self.send([entry for entry in sys.path if isinstance(entry, str)])
+        self.send(hello)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        """Write one line; a process that has ended is noticed by `receive`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came in time.
+            EndedError: the process has ended.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=timeout_s)
+            except queue.Empty:
+                raise TimeoutError(f"took longer than {timeout_s:g} s") from None
+            if line is None:
+                raise self._ended()
+            with contextlib.suppress(ValueError):  # what a library prints while it is imported
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    return message
+
+    def end(self) -> None:
+        """Kill the process with everything that it started, and wait for it."""
+        if self._process.poll() is None:
+            if hasattr(os, "killpg"):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._said):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _ended(self) -> EndedError:
+        """How it ended. Its output is closed, so it has ended or is about to."""
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - _SAID_BYTES))
+        words = _last_words(self._said.read().decode(errors="replace"))
+        killed = code == -signal.SIGKILL if hasattr(signal, "SIGKILL") else False
+        how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit code {code}"
+        return EndedError(f"the measuring process ended with {how}" + (f"\n{words}" if words else ""), killed=killed)
+
+
+def _pump(pipe: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
+    assert pipe is not None
+    with contextlib.suppress(ValueError, OSError):  # closed while reading, because the process was ended
+        for line in pipe:
+            lines.put(line)
+    lines.put(None)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _last_words(text: str) -> str:
+    """What faulthandler said of a crash, or else the last lines."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    crash = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    return "\n".join(lines[crash[-1] :][:_SAID_LINES] if crash else lines[-_SAID_LINES:])
+
+
+def greeting(target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str) -> dict[str, Any]:
+    """The first message: what makes the worker's torch behave as this process's does."""
+    hello: dict[str, Any] = {
+        "role": role,
+        "target": target.to_dict(),
+        "engines": list(extra_engines),
+        "timeout_s": timeout_s,
+        "device_index": torch.cuda.current_device() if target.device == "cuda" and role == "measure" else 0,
+    }
+    with contextlib.suppress(RuntimeError):  # torch refuses to tell where old and new precision settings are mixed
+        hello["fp32_matmul"] = torch.get_float32_matmul_precision()
+        hello["cudnn_tf32"] = torch.backends.cudnn.allow_tf32
+    return hello

@@ -1,0 +1,213 @@
+"""Task: one problem on its way through the search. Decides what to measure next from the rows so far; measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from convoy.engines.base import Engine
+from convoy.engines.manifest import BASELINE
+from convoy.measurement.protocol import Protocol
+from convoy.measurement.runner import Request
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import EngineConfig, Knob, Knobs, Problem
+from convoy.settings import Effort
+from convoy.support import Support
+from convoy.target import Target
+
+PROMISING: Final = 1.5
+"""An engine is searched further while its best comes within this factor of the best of all, or its cost model says that
+another setting would: on real layers, knobs move one engine's time by less than that once its default is sane."""
+
+QUICK_KNOBS: Final = 8
+"""Settings of one engine tried besides its default at effort `quick`."""
+
+QUICK_COMPILED: Final = 4
+"""The same for an engine that compiles (`Engine.trusted` is False): a build takes one to two seconds of a core."""
+
+FINALISTS: Final = 3
+"""Candidates timed with all samples, besides the baseline."""
+
+BATCH: Final = 24
+"""Candidates in one request, at most: they wait for each other in memory."""
+
+
+class Task:
+    """What is known of one problem.
+
+    Args:
+        problem: what is computed.
+        engines: all that compete.
+        target: the device.
+        deterministic: whether candidates that may give other bits from run to run are out.
+        baseline_only: whether to measure the baseline alone, because a larger region does the same and more.
+
+    Attributes:
+        rows: by config: every row that counts, of an engine that supports the problem, in its present version, with knobs
+            of its present space.
+        measured: configs measured in this search.
+        refusals: by engine id, why not.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        engines: Sequence[Engine],
+        target: Target,
+        *,
+        deterministic: bool = False,
+        baseline_only: bool = False,
+    ) -> None:
+        self.problem = problem
+        self.target = target
+        self.rows: dict[EngineConfig, Measurement] = {}
+        self.measured: set[EngineConfig] = set()
+        self.refusals: dict[str, str] = {}
+        self._deterministic = deterministic
+        self._spaces: dict[str, list[EngineConfig]] = {}
+        self._engines: dict[str, Engine] = {}
+        self._finalised: set[EngineConfig] = set()
+        for engine in engines:
+            if baseline_only and engine.id != BASELINE:
+                self.refusals[engine.id] = "not measured: the same region with its activation is on offer"
+                continue
+            support, space = ask(engine, problem, target)
+            if support:
+                self._engines[engine.id] = engine
+                self._spaces[engine.id] = [engine.config(knobs) for knobs in space]
+            else:
+                self.refusals[engine.id] = support.reason
+
+    def take_known(self, rows: Iterable[Measurement]) -> None:
+        """Take over stored rows that still mean something."""
+        valid = {config for space in self._spaces.values() for config in space}
+        self.rows.update((row.config, row) for row in rows if row.config in valid)
+
+    def take(self, row: Measurement) -> None:
+        """Take a new row."""
+        self.rows[row.config] = row
+        self.measured.add(row.config)
+
+    def result_rows(self) -> list[Measurement]:
+        """All rows; one that the settings exclude is `unsupported`, with the reason."""
+        return [row if self._usable(row) or not row.ok else _excluded(row) for row in self.rows.values()]
+
+    def is_done(self, protocol: Protocol) -> bool:
+        """Whether the winner is known: every engine was tried, and the best and the baseline have all samples."""
+        if any(space[0] not in self.rows for space in self._spaces.values()):
+            return False
+        best = self._best()
+        return best is None or all(protocol.is_thorough(row.samples) for row in (best, *self._baseline()))
+
+    # --- the stages -----------------------------------------------------------------------------------------------------
+
+    def first_look(self, protocol: Protocol, effort: Effort) -> Request | None:
+        """Every engine's default knobs, the baseline first; all samples at once where there is nothing to choose."""
+        del effort
+        wanted = [space[0] for space in self._spaces.values() if space[0] not in self.rows]
+        wanted.sort(key=lambda config: config.engine != BASELINE)
+        alone = sum(map(len, self._spaces.values())) == 1
+        return self._request(wanted, protocol.rounds if alone else protocol.few)
+
+    def widen(self, protocol: Protocol, effort: Effort) -> Request | None:
+        """Other knobs of the engines that may win: the cost model's favourites, then neighbours of the best so far."""
+        best = self._best()
+        if best is None:
+            return None
+        wanted = [
+            config
+            for engine in self._engines.values()
+            for config in self._wider(engine, best.median_us, full=effort is Effort.FULL)
+        ]
+        return self._request(wanted[:BATCH], protocol.few)
+
+    def finals(self, protocol: Protocol, effort: Effort) -> Request | None:
+        """The best few and the baseline, all samples, against each other, until one that has them all is the best."""
+        del effort
+        best = self._best()
+        if best is None or best.config in self._finalised or self.is_done(protocol):
+            return None
+        ranked = sorted(filter(self._usable, self.rows.values()), key=lambda row: row.median_us)
+        wanted = list(dict.fromkeys(row.config for row in (*self._baseline(), *ranked[:FINALISTS])))
+        self._finalised.update(wanted)
+        return self._request(wanted, protocol.rounds)
+
+    # --- what they ask themselves ---------------------------------------------------------------------------------------
+
+    def _request(self, configs: Sequence[EngineConfig], rounds: int) -> Request | None:
+        best = self._best()
+        return Request(self.problem, tuple(configs), rounds, best.median_us if best else 0.0) if configs else None
+
+    def _usable(self, row: Measurement) -> bool:
+        return row.ok and (row.deterministic or not self._deterministic)
+
+    def _best(self) -> Measurement | None:
+        return min(filter(self._usable, self.rows.values()), key=lambda row: row.median_us, default=None)
+
+    def _baseline(self) -> list[Measurement]:
+        return [row for row in self.rows.values() if row.config.engine == BASELINE and self._usable(row)][:1]
+
+    def _wider(self, engine: Engine, best_us: float, *, full: bool) -> list[EngineConfig]:
+        """Settings of one engine to try next; empty when it is out of the race or its share is used up."""
+        space = self._spaces[engine.id]
+        tried = [self.rows[config] for config in space if config in self.rows]
+        untried = [config for config in space if config not in self.rows]
+        quick = QUICK_KNOBS if engine.trusted else QUICK_COMPILED
+        budget = len(untried) if full else quick + 1 - len(tried)
+        if not untried or budget <= 0:
+            return []
+        own = min(filter(self._usable, tried), key=lambda row: row.median_us, default=None)
+        estimates = {config: engine.estimate_us(self.problem, config.knobs, self.target) for config in untried}
+        hopeful = [value for value in estimates.values() if value is not None and value <= best_us]
+        if (own is None or own.median_us > PROMISING * best_us) and not hopeful:
+            return []
+        ordered = _by_estimate(untried, estimates)
+        if full:
+            return ordered
+        favourites = quick // 2
+        if len(tried) <= favourites or own is None:
+            return ordered[: min(budget, max(1, favourites + 1 - len(tried)))]
+        near = neighbours(own.config.knobs, [config.knobs for config in untried])
+        return [replace(own.config, knobs=knobs) for knobs in near][:budget]
+
+
+def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
+    """Whether an engine can do a problem, and its space; an engine that raises says no, with what it raised as the reason."""
+    try:
+        support = engine.supports(problem, target)
+        space = engine.space(problem, target) if support else ()
+    except Exception as error:  # one broken engine must not end the search for all others
+        return Support.no(f"raised {type(error).__name__} when asked: {error}"), ()
+    if support and not space:
+        return Support.no("offers no knobs for this problem"), ()
+    return support, space
+
+
+def _excluded(row: Measurement) -> Measurement:
+    reason = "may give other bits from run to run, and `deterministic` was asked for"
+    return replace(row, status=Status.UNSUPPORTED, reason=reason)
+
+
+def _by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:
+    """In the cost model's order; in the space's own where there is none."""
+    known = {config: value for config, value in estimates.items() if value is not None}
+    return sorted(configs, key=known.__getitem__) if len(known) == len(configs) else list(configs)
+
+
+def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
+    """The settings that differ from one in a single knob, nearest first: by one step of its values, then by two, ..."""
+    found: list[tuple[int, Knobs]] = []
+    values: dict[str, list[Knob]] = {name: _sorted({k[name] for k in (knobs, *others) if name in k}) for name in knobs}
+    for other in others:
+        if set(other) != set(knobs):
+            continue
+        changed = [name for name in knobs if other[name] != knobs[name]]
+        if len(changed) == 1:
+            steps = values[changed[0]]
+            found.append((abs(steps.index(other[changed[0]]) - steps.index(knobs[changed[0]])), other))
+    return [other for _, other in sorted(found, key=lambda item: item[0])]
+
+
+def _sorted(values: Iterable[Knob]) -> list[Knob]:
+    return sorted(values, key=lambda value: (isinstance(value, str), value))

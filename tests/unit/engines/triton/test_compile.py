@@ -1,0 +1,63 @@
+"""Builds for a Hopper GPU that need not be there: what the compiler made, and that slow builds are refused."""
+
+import pytest
+
+from convoy.engines.manifest import load_engine
+from convoy.engines.triton.compiled import assembler_log
+from convoy.errors import CompileError
+from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.target import Target
+
+pytest.importorskip("triton")
+
+TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+
+
+def conv(*sizes, dtype="fp16", **rest):
+    return ConvProblem(*sizes, layout="nhwc", x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype, **rest)
+
+
+# Engine, problem, instruction that must be there, instruction that must not.
+CASES = [
+    ("triton.swapped", conv(1, 256, 14, 14, 256, 3, 3, 1, 1, epilogue=FULL), "HGMMA", "HMMA"),
+    ("triton.swapped", conv(1, 128, 28, 28, 128, 3, 3, 1, 1, 2, 2, dtype="bf16"), "HGMMA", "HMMA"),
+    ("triton.swapped", conv(1, 128, 28, 28, 128, 3, 3, 1, 1, dtype="fp32"), "HGMMA", "FFMA.FTZ"),
+    ("triton.pointwise", conv(1, 512, 7, 7, 2048, 1, 1, epilogue=FULL), "UTMALDG", "HMMA"),
+    ("triton.stem", conv(1, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2), "HGMMA", "HMMA"),
+    ("triton.split_fp32", conv(1, 256, 14, 14, 256, 3, 3, 1, 1, dtype="fp32", numerics="strict"), "HGMMA", "LDSM"),
+    (
+        "triton.implicit_gemm",
+        conv(1, 64, 14, 14, 64, 3, 3, 2, 2, 1, 1, 2, 2),
+        "LDGSTS.E.BYPASS.LTC128B.128",
+        "HFMA2.F32",
+    ),
+    ("triton.depthwise", conv(1, 96, 14, 14, 96, 3, 3, 1, 1, groups=96), "LDG.E.128", "LDL"),
+    ("triton.gemv", LinearProblem(1, 4096, 1000, "fp16", "half"), ".128", "STL"),
+]
+
+
+@pytest.mark.parametrize(("engine_id", "problem", "wanted", "unwanted"), CASES)
+def test_the_first_guess_compiles_to_the_instructions_meant(engine_id, problem, wanted, unwanted):
+    engine = load_engine(engine_id)
+    assert engine.supports(problem, TARGET)
+    executable = engine.build(problem, engine.space(problem, TARGET)[0], TARGET)
+    code = executable.kernel.compiled.asm["sass"]
+    assert wanted in code
+    assert unwanted not in code
+    log = assembler_log(executable.kernel.compiled)
+    assert "0 bytes spill stores" in log
+    assert "C7515" not in log
+
+
+def test_a_serialised_build_is_refused_with_its_log():
+    knobs = Knobs.of(block_k=128, block_n=1, block_h=8, block_w=16, block_c=64, stages=3, warps=8, split=1, pdl=False)
+    with pytest.raises(CompileError, match="C7515") as caught:
+        load_engine("triton.swapped").build(conv(1, 64, 16, 16, 128, 3, 3, 1, 1), knobs, TARGET)
+    assert "wgmma" in caught.value.log
+
+
+def test_a_tile_that_does_not_fit_is_refused():
+    knobs = Knobs.of(block_k=128, block_n=1, block_h=8, block_w=16, block_c=128, stages=4, warps=4, split=1, pdl=False)
+    with pytest.raises(CompileError, match="shared memory"):
+        load_engine("triton.swapped").build(conv(1, 512, 16, 16, 128, 3, 3, 1, 1), knobs, TARGET)

@@ -1,0 +1,122 @@
+"""What the Triton engines take, refuse and propose: no triton needed."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.triton import compiled
+from convoy.engines.triton.tiles import Tile, conv_view
+from convoy.problem import ConvProblem, LinearProblem
+from convoy.target import Target
+
+GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
+AMPERE = replace(GPU, arch="sm_80", name="an A100 that is not there")
+ENGINES = [name for name in MANIFEST if name.startswith("triton.")]
+HALF = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
+STRICT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numerics="strict")
+
+
+def test_importing_the_engines_does_not_import_triton():
+    code = "import sys\nfrom convoy.engines.manifest import MANIFEST, load_engine\n"
+    code += "[load_engine(e) for e in MANIFEST if e.startswith('triton.')]\nassert 'triton' not in sys.modules"
+    # torch itself may import triton where it is installed: only what these modules add is looked at.
+    code = "import sys, torch\nfor m in [m for m in sys.modules if m.startswith('triton')]: del sys.modules[m]\n" + code
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("engine_id", ENGINES)
+@pytest.mark.parametrize(
+    ("problem", "target", "reason"),
+    [
+        (HALF, CPU, "needs a CUDA device of capability"),
+        (replace(HALF, layout="nchw"), GPU, "needs layout nhwc, got nchw"),
+        (replace(HALF, direction="dgrad"), GPU, "direction fprop only"),
+        (replace(HALF, y_dtype="fp32"), GPU, "of one dtype"),
+        (replace(HALF, acc_dtype="fp16"), GPU, "accumulates in fp32"),
+        (replace(HALF, weight_mask="0" * 16), GPU, "dense weights only"),
+        (replace(HALF, n=1 << 18), GPU, "fewer than 2^31 elements"),
+    ],
+)
+def test_refusals_say_why(engine_id, problem, target, reason):
+    support = load_engine(engine_id).supports(problem, target)
+    assert not support
+    assert reason in support.reason
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "problem", "reason"),
+    [
+        ("triton.swapped", STRICT, "strict"),
+        ("triton.swapped", replace(HALF, groups=2), "groups = 1"),
+        ("triton.swapped", replace(HALF, c=60), "multiples of 8"),
+        ("triton.swapped", replace(HALF, stride_h=2, stride_w=2, h=15), "multiples of the stride"),
+        ("triton.pointwise", HALF, "1x1 filter"),
+        ("triton.stem", HALF, "at most 4 channels"),
+        ("triton.stem", replace(HALF, c=3, dilation_h=2), "dilation 1"),
+        ("triton.depthwise", HALF, "groups = c = k"),
+        ("triton.gemv", HALF, "1x1 map"),
+        ("triton.gemv", LinearProblem(9, 64, 64), "batch of at most 8"),
+        ("triton.split_fp32", HALF, "splits fp32"),
+    ],
+)
+def test_each_engine_names_its_own_limits(engine_id, problem, reason):
+    support = load_engine(engine_id).supports(problem, GPU)
+    assert not support
+    assert reason in support.reason
+
+
+def test_a_missing_triton_is_a_reason(monkeypatch):
+    monkeypatch.setattr(compiled, "installed", lambda: False)
+    support = load_engine("triton.implicit_gemm").supports(HALF, GPU)
+    assert support.reason == "triton is not installed: pip install convoy-cnn[gpu]"
+
+
+def test_gathered_kernels_run_on_ampere_and_tma_kernels_do_not():
+    assert load_engine("triton.implicit_gemm").supports(HALF, AMPERE)
+    assert "capability 9.0" in load_engine("triton.swapped").supports(HALF, AMPERE).reason
+
+
+def typical():
+    point = replace(HALF, r=1, s=1, pad_h=0, pad_w=0)
+    yield "triton.implicit_gemm", HALF
+    yield "triton.implicit_gemm", STRICT
+    yield "triton.implicit_gemm", replace(HALF, c=3)
+    yield "triton.swapped", replace(HALF, c=512, k=512)
+    yield "triton.swapped", replace(HALF, n=32)
+    yield "triton.swapped", replace(HALF, c=8, k=8)
+    yield "triton.pointwise", point
+    yield "triton.pointwise", LinearProblem(1, 40, 16, "fp16", "half")
+    yield "triton.stem", replace(HALF, c=3, h=224, w=224, r=7, s=7, stride_h=2, stride_w=2, pad_h=3, pad_w=3)
+    yield "triton.depthwise", replace(HALF, groups=64)
+    yield "triton.gemv", LinearProblem(8, 4096, 1000, "fp32", "strict")
+    yield "triton.split_fp32", STRICT
+
+
+@pytest.mark.parametrize(("engine_id", "problem"), list(typical()))
+def test_spaces_are_finite_distinct_and_ordered_by_their_guess(engine_id, problem):
+    engine = load_engine(engine_id)
+    space = list(engine.space(problem, GPU))
+    assert 0 < len(space) <= 40
+    assert len(set(space)) == len(space)
+    assert space == list(engine.space(problem, GPU))
+    guesses = [engine.estimate_us(problem, knobs, GPU) for knobs in space]
+    assert all(guess is not None and 0 < guess < math.inf for guess in guesses)
+    assert guesses[0] <= 1.05 * min(guesses)
+    assert all(engine.workspace_bytes(problem, knobs) >= 0 for knobs in space)
+
+
+def test_a_tile_survives_its_knobs():
+    tile = Tile(64, 1, 8, 16, 128, stages=6, warps=8, split=4, pdl=True)
+    assert Tile.of(tile.knobs) == tile
+
+
+def test_splits_leave_no_share_empty():
+    view = conv_view(replace(HALF, c=512))
+    for split in range(1, 80):
+        splits, each = Tile(64, 1, 8, 8, 64, split=split).splits(view)
+        assert (splits - 1) * each < 72 <= splits * each

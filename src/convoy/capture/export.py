@@ -28,12 +28,21 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         CaptureError: the model cannot be exported, with the exporter's own words.
     """
     try:
-        with evaluation_mode(model), torch.no_grad(), _quiet():
-            program = torch.export.export(model, args, kwargs, strict=False)
-            return program.run_decompositions({})
+        with evaluation_mode(model), _quiet():
+            try:
+                with torch.no_grad():
+                    return _export(model, args, kwargs)
+            except IndexError:
+                # torch 2.13 miscounts the arguments where a model ends in another grad mode than it is exported in.
+                with torch.enable_grad():
+                    return _export(model, args, kwargs)
     except Exception as error:  # the exporter runs the user's forward: anything may come out of it
         words = str(error).strip()[:_LONGEST_MESSAGE]
         raise CaptureError(f"the model cannot be exported: {type(error).__name__}: {words}") from error
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    return torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from convoy.capture.draft import Draft, dtype_name, spec_of
 from convoy.capture.names import Namer, is_bookkeeping
 from convoy.capture.structure import Baked, Leaf, Structure
-from convoy.errors import CaptureError
+from convoy.engines.interpret import resolve
+from convoy.errors import CaptureError, InputError
 from convoy.graph.ir import Arg, Node, Ref, Symbol
 
 _MEMORY_FORMATS = {
@@ -124,8 +125,10 @@ class _Lowering:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             raise CaptureError(f"the model calls {target}, which is no ATen operator")
-        if target._schema.is_mutable:
-            raise CaptureError(f"the model calls {target}, which overwrites a value and could not be made functional")
+        try:
+            resolve(str(target))
+        except InputError as error:
+            raise CaptureError(f"the model calls {target}: expected {error.expected}") from error
         name = self.draft.unique(self.namer.name(node))
         outputs = self._results(node, name)
         kwargs = tuple(

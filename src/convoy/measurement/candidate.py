@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import torch
@@ -13,15 +12,15 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import check
-from convoy.measurement.data import Data, make_data, oracle, result_specs
+from convoy.measurement.data import Data, dense, in_layout, make_data, oracle, result_specs
 from convoy.measurement.guards import ALIGNMENT, Guarded, run_guarded
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
-from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Problem
+from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
 KINDS: Final = ("integer", "normal")
-"""Data that every candidate is checked on."""
+"""Data that every candidate is checked on; the last is what it is timed on."""
 
 SEED: Final = 20231
 
@@ -81,8 +80,8 @@ class Bench:
     Args:
         problem: what is computed.
         target: where.
-        sibling: the bench of another problem: if it is the same one in another memory format, its answers serve again (one
-            seed gives the same values in every format).
+        sibling: the bench of another problem: if that differs in memory format and activation alone, its data serves again,
+            and its answers do if the activation is the same (`make_data` gives the same values for both).
     """
 
     def __init__(self, problem: Problem, target: Target, sibling: Bench | None = None) -> None:
@@ -90,8 +89,13 @@ class Bench:
         self.target = target
         self.checked = checked_images(problem, target.device)
         self._data: dict[str, Data] = {}
-        same = sibling is not None and without_layout(sibling.problem) == without_layout(problem)
-        self._exact: dict[str, list[torch.Tensor]] = sibling._exact if sibling and same else {}
+        self._exact: dict[str, list[torch.Tensor]] = {}
+        if sibling is not None and shared_data(sibling.problem) == shared_data(problem):
+            layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
+            for kind, data in sibling._data.items():
+                self._data[kind] = Data(tuple(in_layout(dense(t), layout) for t in data.args), data.constants)
+            if _activation(sibling.problem) == _activation(problem):
+                self._exact = sibling._exact
         self._small = problem
         if self.checked and isinstance(problem, (ConvProblem, LinearProblem)):
             self._small = replace(problem, n=len(self.checked))
@@ -115,11 +119,11 @@ class Bench:
     def _pick(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[list(self.checked)]
 
-    def verify(self, engine: Engine, executable: Executable, kind: str) -> float:
+    def verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
         """Launch once on guarded buffers full of garbage.
 
         Returns:
-            The relative L2 error against the oracle.
+            The relative L2 error against the oracle, and the packed constants.
 
         Raises:
             Failure: it raised, wrote where it may not, or is wrong.
@@ -136,7 +140,7 @@ class Bench:
         verdict = check(self._small, engine.family, results, exact, kind, tf32=tf32, data=self._picked(data))
         if not verdict.ok:
             raise Failure(Status.WRONG_RESULT, f"on {kind} data: {first_lines(verdict.reason)}")
-        return verdict.error
+        return verdict.error, trial.packed
 
 
 Found = TypeVar("Found")
@@ -166,42 +170,70 @@ def checked_images(problem: Problem, device: str) -> tuple[int, ...]:
     return (*range(count - 1), problem.n - 1)
 
 
-def without_layout(problem: Problem) -> object:
-    """What two problems share that differ in memory format alone."""
-    if isinstance(problem, (LinearProblem, LayoutProblem)):
+def shared_data(problem: Problem) -> str:
+    """Text that is the same for two problems with the same data: they differ in memory format and activation alone."""
+    if isinstance(problem, LayoutProblem):
         return problem.key
-    return problem.with_layout("nchw").key
+    if isinstance(problem, SubgraphProblem):
+        return problem.text
+    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
+    return (plain.with_layout("nchw") if isinstance(plain, ConvProblem) else plain).key
 
 
-@dataclass(slots=True)
+def _activation(problem: Problem) -> str:
+    return problem.epilogue.activation if isinstance(problem, (ConvProblem, LinearProblem)) else ""
+
+
 class Ready:
     """A candidate that is right and can be timed.
 
-    Attributes:
-        config: which one.
+    Args:
+        bench: the problem with its data.
+        config: which candidate.
         executable: built.
-        launch: launches once on the current stream.
-        error: its relative L2 error, the larger of both kinds of data.
+        packed: its constants, packed.
+        error: its relative L2 error.
+
+    Attributes:
         resident_bytes: bytes of its packed constants.
-        held_bytes: memory that it holds while it waits to be timed.
     """
 
-    config: EngineConfig
-    executable: Executable
-    launch: Callable[[], object]
-    error: float
-    resident_bytes: int
-    held_bytes: int
+    def __init__(
+        self, bench: Bench, config: EngineConfig, executable: Executable, packed: Packed, error: float
+    ) -> None:
+        self.config, self.executable, self.error = config, executable, error
+        self.resident_bytes = executable.resident_bytes(packed)
+        self._data, _ = bench.of("normal")
+        self._cache_bytes = bench.target.cache_bytes
+        self._copies = [packed]
+        self._turn = 0
+        self._workspace = aligned_bytes(executable.workspace_bytes, bench.target.device)
+        self._results = _result_maker(bench.problem, executable, bench.target.device)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it holds while it waits to be timed."""
+        return self.resident_bytes * len(self._copies) + self.executable.workspace_bytes
+
+    def launch(self) -> None:
+        """Launch once on the current stream, with the next copy of the constants."""
+        self._turn = (self._turn + 1) % len(self._copies)
+        self.executable.launch(Buffers(self._data.args, self._results(), self._copies[self._turn]), self._workspace)
+
+    def cool(self) -> None:
+        """Copy the constants until a round through all copies exceeds the cache (`Protocol.cold`)."""
+        if len(self._copies) == 1 and 0 < self.resident_bytes <= self._cache_bytes:
+            wanted = min(MOST_COPIES - 1, 1 + self._cache_bytes // self.resident_bytes)
+            self._copies += [self.executable.pack(self._data.constants) for _ in range(wanted)]
 
 
-def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...], *, cold: bool) -> Ready:
+def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...] = ()) -> Ready:
     """Build a candidate and hold it to the oracle on every kind of data.
 
     Args:
         bench: the problem with its data.
         config: which candidate.
         extra: extra engines as `id=module:Class`.
-        cold: whether launches go round copies of the constants (`Protocol.cold`).
 
     Raises:
         Failure: with the row's status.
@@ -213,9 +245,9 @@ def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...], *, cold:
         executable = engine.build(problem, config.knobs, target)
     except Exception as error:  # whatever a build raises is this candidate's failure, kept with its reason
         raise failure_of(error, Status.COMPILE_ERROR) from error
-    error = max(bench.verify(engine, executable, kind) for kind in KINDS)
-    data, _ = bench.of("normal")
-    return survive(lambda: _ready(bench, config, executable, data, error, cold=cold), target.device)
+    trials = [bench.verify(engine, executable, kind) for kind in KINDS]
+    error = max(error for error, _ in trials)
+    return survive(lambda: Ready(bench, config, executable, trials[-1][1], error), target.device)
 
 
 def _supporting(config: EngineConfig, problem: Problem, target: Target, extra: tuple[str, ...]) -> Engine:
@@ -237,21 +269,6 @@ def _is_strict(problem: Problem) -> bool:
     return isinstance(problem, (ConvProblem, LinearProblem)) and problem.numerics == "strict"
 
 
-def _ready(
-    bench: Bench, config: EngineConfig, executable: Executable, data: Data, error: float, *, cold: bool
-) -> Ready:
-    packed = executable.pack(data.constants)
-    resident = executable.resident_bytes(packed)
-    copies = [packed]
-    cache = bench.target.cache_bytes
-    if cold and 0 < resident <= cache:
-        copies += [executable.pack(data.constants) for _ in range(min(MOST_COPIES - 1, 1 + cache // resident))]
-    workspace = aligned_bytes(executable.workspace_bytes, bench.target.device)
-    launch = _launcher(bench.problem, executable, data.args, copies, workspace, bench.target.device)
-    held = resident * len(copies) + executable.workspace_bytes
-    return Ready(config, executable, launch, error, resident, held)
-
-
 def aligned_bytes(size: int, device: str) -> torch.Tensor | None:
     """A workspace as `Executable.launch` is promised it; None for none."""
     if not size:
@@ -261,26 +278,16 @@ def aligned_bytes(size: int, device: str) -> torch.Tensor | None:
     return raw[start : start + size]
 
 
-def _launcher(
-    problem: Problem,
-    executable: Executable,
-    args: tuple[torch.Tensor, ...],
-    copies: list[Packed],
-    workspace: torch.Tensor | None,
-    device: str,
-) -> Callable[[], object]:
-    """A launch that takes the next copy of the constants each time.
+def _result_maker(problem: Problem, executable: Executable, device: str) -> Callable[[], list[torch.Tensor | None]]:
+    """Makes the results of a launch as the finished program will.
 
-    Results come as they will in the finished program: on a CPU new tensors for each launch, made by the executable or
-    before it, and on a GPU, where one graph is captured, buffers that stay.
+    On a CPU they are new tensors for each launch, from the executable or from here; on a GPU, where one graph is captured,
+    they are buffers that stay.
     """
-    turn = itertools.cycle(copies)
+    specs = result_specs(problem)
     if executable.allocates_results:
-        count = len(result_specs(problem))
-        return lambda: executable.launch(Buffers(args, [None] * count, next(turn)), workspace)
-    results = [Guarded(spec, problem.layout, device).tensor for spec in result_specs(problem)]
+        return lambda: [None] * len(specs)
+    templates = [Guarded(spec, problem.layout, device).tensor for spec in specs]
     if device == "cuda":
-        return lambda: executable.launch(Buffers(args, list(results), next(turn)), workspace)
-    return lambda: executable.launch(
-        Buffers(args, [torch.empty_like(result) for result in results], next(turn)), workspace
-    )
+        return lambda: list(templates)
+    return lambda: [torch.empty_like(template) for template in templates]

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Executable
+from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.interpret import DTYPES
 from convoy.measurement.data import Data, dense, result_specs
 from convoy.problem import Problem, TensorSpec
@@ -74,10 +74,11 @@ def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one guarded launch left behind: its results, and what it did that it may not (empty: nothing)."""
+    """What one guarded launch left behind: its results, what it did that it may not (empty: nothing), its packed constants."""
 
     results: list[torch.Tensor | None]
     fault: str = ""
+    packed: Packed = ()
 
 
 def run_guarded(executable: Executable, problem: Problem, data: Data) -> Trial:
@@ -105,7 +106,7 @@ def run_guarded(executable: Executable, problem: Problem, data: Data) -> Trial:
     ]
     if not executable.allocates_results and any(r is not o.tensor for r, o in zip(given, outputs, strict=True)):
         faults.append("replaced a result's buffer that it was given")
-    return Trial(buffers.results, "; ".join(filter(None, faults)))
+    return Trial(buffers.results, "; ".join(filter(None, faults)), packed)
 
 
 def _same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:

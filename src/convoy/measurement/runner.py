@@ -183,7 +183,7 @@ class InProcessRunner:
         """
         ready = self._ready.get(config)
         if ready is None:
-            ready = prepare(bench, config, self.extra_engines, cold=protocol.cold)
+            ready = prepare(bench, config, self.extra_engines)
             self._ready[config] = ready
 
         def run() -> float:
@@ -221,6 +221,10 @@ class InProcessRunner:
     ) -> Mapping[EngineConfig, Timing]:
         launches = [ready.launch for ready in group]
         device = self.target.device
+        if protocol.cold:
+            for position, ready in enumerate(group):
+                announce(position)
+                survive(ready.cool, device)
         samples = survive(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
         return summarise_rounds({ready.config: values for ready, values in zip(group, samples, strict=True)})
 

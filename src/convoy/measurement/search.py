@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from typing import Protocol as Interface
@@ -10,6 +10,7 @@ from typing import Protocol as Interface
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError
+from convoy.measurement.candidate import shared_data
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
 from convoy.measurement.task import Task
@@ -90,7 +91,7 @@ def search(
         LaunchError: nothing can be measured here (see `Runner`).
     """
     protocol = protocol_for(settings.effort, target.device)
-    distinct = list({problem.key: problem for problem in problems}.values())
+    distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
     tasks = [
         Task(p, engines, target, deterministic=settings.deterministic, baseline_only=p.key in baseline_only)
@@ -108,6 +109,14 @@ def search(
         measured=sum(len(task.measured) for task in tasks),
         from_database=sum(len(task.rows.keys() - task.measured) for task in tasks),
     )
+
+
+def _by_shared_data(problems: Iterable[Problem]) -> list[Problem]:
+    """In order of first mention, but those that can use the same data side by side."""
+    groups: dict[str, list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(shared_data(problem), []).append(problem)
+    return [problem for group in groups.values() for problem in group]
 
 
 def _competitors(engine_ids: Sequence[str], settings: Settings) -> list[Engine]:

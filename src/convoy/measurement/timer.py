@@ -66,7 +66,6 @@ def time_rounds(
 def _steady_interpreter() -> Iterator[None]:
     """No garbage collection while the clock runs: it would fall on whoever is being timed."""
     was_on = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

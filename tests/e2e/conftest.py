@@ -43,6 +43,12 @@ def x() -> torch.Tensor:
     return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One database for all tests: what one has measured, the next need not."""
+    return tmp_path_factory.mktemp("db") / "perf.db"
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> convoy.Settings:
-    return convoy.Settings(db=tmp_path / "perf.db", isolate=False)
+def settings(database: Path) -> convoy.Settings:
+    return convoy.Settings(db=database, isolate=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FACTORY = '''
+FACTORY = """
 import torch
 from torch import nn
 
@@ -18,7 +18,7 @@ def small():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
     return net.eval()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def convoy(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CONVOY_DB": str(folder / "perf.db"), "COLUMNS": "140"}
     command = [sys.executable, "-m", "convoy", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=250)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=250
+    )
 
 
 def test_help_is_quick_to_import_and_names_every_command() -> None:

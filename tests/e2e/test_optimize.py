@@ -53,7 +53,9 @@ def test_a_saved_plan_gives_the_same_bits_and_measures_nothing(net, x, settings,
     assert not (tmp_path / "none.db").exists()
 
 
-def test_the_second_run_takes_everything_from_the_database(net, x, settings) -> None:
+def test_the_second_run_takes_everything_from_the_database(x, settings, tmp_path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    settings = dataclasses.replace(settings, db=tmp_path / "own.db")
     first = optimize_model(net, (x,), name="net", settings=settings).summary
     second = optimize_model(net, (x,), name="net", settings=settings).summary
     assert first.tuning.measured > 0

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_inference
-from convoy.engines.manifest import BASELINE, MANIFEST, engine_ids
+from convoy.engines.manifest import BASELINE, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.text import digest
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search
@@ -186,7 +186,9 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     chosen = solve(problem, _solver_name(settings))
     strategies: dict[str, float] = {}
     notes: list[str] = []
-    engines = sorted({c.config.engine for c in problem.candidates if not c.baseline}, key=list(MANIFEST).index)
+    engines = sorted(
+        {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
+    )
     for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
         try:
             strategies[name] = solve(problem, name).total_us

@@ -152,6 +152,6 @@ def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         graph.replay()
         return kept
 
-    replay.model = model  # type: ignore[attr-defined] - the graph reads its weights, which must live as long
+    replay.reads = (model, args, kwargs)  # type: ignore[attr-defined] - weights and inputs must live as long as the graph
 
     return replay

@@ -38,6 +38,8 @@ class Namer:
         if operator_name(node) not in ("conv2d", "linear") or len(node.args) < 2:
             return ""
         weight = node.args[1]
+        while isinstance(weight, fx.Node) and weight.op == "call_function" and len(weight.all_input_nodes) == 1:
+            weight = weight.all_input_nodes[0]  # a cast, say
         target = weight.meta.get("convoy_target", "") if isinstance(weight, fx.Node) else ""
         return target.removesuffix(".weight") if target.endswith(".weight") else ""
 

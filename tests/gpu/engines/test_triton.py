@@ -295,6 +295,8 @@ def test_a_slow_build_is_refused(target):
 
     engine = load_engine("triton.swapped")
     problem = typed(conv(1, 64, 16, 16, 128, 3, 3, 1, 1), "fp16", "half")
-    knobs = Knobs.of(block_k=128, block_n=1, block_h=8, block_w=16, block_c=64, stages=3, warps=8, split=1, pdl=False)
+    knobs = Knobs.of(
+        block_k=128, block_n=1, block_h=8, block_w=16, block_c=64, stages=3, warps=8, split=1, pdl=False, prefetch=False
+    )
     with pytest.raises(CompileError, match="C7515"):
         engine.build(problem, knobs, target)

@@ -20,6 +20,9 @@ from convoy.target import Target
 
 _MAXIMA = 256
 _BLOCK = 1024
+_NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
+"""Constants of the swapped kernel that the split one does not have."""
+
 _HEADER_BYTES = 4096
 """The maxima and 1 / s at the workspace's start."""
 
@@ -82,7 +85,7 @@ class SplitExecutable(SwappedExecutable):
 
         build = super()._build(engine, dtype)
         tile, dependent = self.tile, not interpreting()
-        constants = {n: v for n, v in build.constants.items() if n not in ("PRECISION", "DTYPE", "TRIGGER")}
+        constants = {n: v for n, v in build.constants.items() if n not in _NOT_HERE}
         sizes = {n: t for n, t in build.signature.items() if t == "i32"}
         signature = {
             "x": box_type("fp16", self.x_box), "w": box_type("fp16", [tile.block_k, tile.block_c]),

@@ -40,13 +40,17 @@ def tensor_support(view: View) -> Support:
 
 
 def tile_space(view: View, units: int, planes: int = 1, limit: int = 24) -> list[Tile]:
-    """Tiles worth trying, the likely best first; all with dependent launch, the first two without as well."""
+    """Tiles worth trying, the likely best first, all with dependent launch.
+
+    The best few follow with weights fetched ahead of its wait as well, and the best two without it.
+    """
     smallest = 32 if view.k <= 32 else 64
     tiles = candidate_tiles(
         view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=units, planes=planes,
         limit=limit,
     )  # fmt: skip
-    return [*(replace(tile, pdl=True) for tile in tiles), *tiles[:2]]
+    ahead = [replace(tile, pdl=True, prefetch=True) for tile in tiles[:4]]
+    return [*(replace(tile, pdl=True) for tile in tiles), *ahead, *tiles[:2]]
 
 
 class SwappedEngine(Engine):

@@ -121,6 +121,7 @@ class SwappedExecutable(Executable):
             "y": box_type("fp32" if split else dtype, self.y_box),
             "residual": box_type(dtype, self.y_box) if fused.residual else "none",
             "bias": f"*{dtype}" if fused.bias else "none",
+            "w_bytes": "*i8" if tile.prefetch else "none",
         } | dict.fromkeys(_SIZES, "i32")
         constants: dict[str, Any] = {
             "S": view.s, "STRIDE_H": view.stride_h if view.strided else 1,
@@ -129,8 +130,9 @@ class SwappedExecutable(Executable):
             "BLOCK_C": tile.block_c, "ACTIVATION": fused.activation, "PRECISION": "tf32",
             "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype], "SPLIT": split,
             "WAIT": tile.pdl and not interpreting(), "TRIGGER": (split or tile.pdl) and not interpreting(),
+            "PREFETCH_BYTES": tile.block_k * tile.block_c * view.bytes_each if tile.prefetch else 0, "WARPS": tile.warps,
         }  # fmt: skip
-        return Build(engine, swapped_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl)
+        return Build(engine, swapped_conv, signature, constants, ["bias", "w_bytes"], tile.warps, tile.stages, tile.pdl)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight in tile order, the bias padded to whole tiles."""
@@ -171,7 +173,7 @@ class SwappedExecutable(Executable):
             self.multiply(buffers.args[0], buffers, scratch(workspace, self.workspace_bytes))
 
     def multiply(
-        self, x: torch.Tensor, buffers: Buffers, partial: torch.Tensor | None, extra: Sequence[Any] = ()
+        self, x: torch.Tensor, buffers: Buffers, partial: torch.Tensor | None, extra: Sequence[Any] | None = None
     ) -> None:
         """The product of packed weight and x (or what was made of it), and the sum of its parts.
 
@@ -179,7 +181,7 @@ class SwappedExecutable(Executable):
             x: what `x_descriptor` describes.
             buffers: the launch's; their first two constants are the weight and the bias.
             partial: room for the partial sums, where the reduction is split.
-            extra: arguments of the kernel between the bias and the sizes.
+            extra: arguments of the kernel between the bias and the sizes; the weight's address, where none are given.
         """
         view = self.view
         _, y, residual = checked(buffers, self.epilogue.residual)
@@ -196,7 +198,7 @@ class SwappedExecutable(Executable):
             descriptor(y if sums is None else sums, out_shape, self.y_box),
             fused_residual,
             bias if sums is None else None,
-            *extra,
+            *((weight if self.tile.prefetch else None,) if extra is None else extra),
             *self.sizes(),
         ]
         self.kernel((math.prod(self.tile.tiles(view)), self.splits, 1), arguments)

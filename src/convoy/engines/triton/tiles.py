@@ -1,8 +1,9 @@
 """Tiles: what one thread block computes, which of them are worth trying, and a guess at the time each will take.
 
 The guess counts, for one multiprocessor, tensor-core cycles, bytes from L2 and how many are in flight, and for the whole device
-the bytes from memory and the fixed costs of launches. Its constants were fitted to 754 timings of this kernel on an H100 at batch
-1 in fp16 (bench/results, docs/kernels/swapped.md): 9 % root mean square error, and the first guess is 1 % behind the best.
+the bytes from memory and the fixed costs of launches. Its constants were fitted to 3,130
+timings of this kernel on an H100, fp16 and TF32, batch 1 and 32 (docs/kernels/swapped.md): 12 % root mean square error; the first
+guess is 3 % behind the best of its problem, the best of the first four 1 %.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from convoy.problem import ConvProblem, Knobs, LinearProblem
 from convoy.problem.spec import DTYPE_BYTES
 
 _CLOCK_GHZ = 1.7
-_L2_BYTES_NS_PER_SM = 169.0
-_LATENCY_NS = 327.0
-_STEP_NS = 122.0
-_MEMORY_BYTES_NS = 3100.0
-_PARTIAL_BYTES_NS = 6442.0
-_LAUNCH_US = 0.79
-_DEPENDENT_US = 0.71
-_FILL_DRAIN_US = 1.66
+_LOAD_BYTES_NS_PER_SM = 497.0
+_LATENCY_NS = 647.0
+_STEP_NS = 34.0
+_MEMORY_BYTES_NS = 4200.0
+_PARTIAL_BYTES_NS = 3470.0
+_LAUNCH_US = 0.56
+_AHEAD_US = 0.54
+_REDUCE_US = 0.60
+_FILL_US = 1.94
+_STORE_US = 0.18 / 8192
 _SHARED_BYTES = 232448
 
 
@@ -85,7 +88,10 @@ def row_view(problem: ConvProblem | LinearProblem) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A thread block's share: `block_k` output channels by a box of pixels, `block_c` input channels an iteration."""
+    """A thread block's share: `block_k` output channels by a box of pixels, `block_c` input channels an iteration.
+
+    `pdl`: launched before the kernel in front has ended, waiting inside. `prefetch`: weights asked for before that wait.
+    """
 
     block_k: int
     block_n: int
@@ -96,6 +102,7 @@ class Tile:
     warps: int = 4
     split: int = 1
     pdl: bool = False
+    prefetch: bool = False
 
     @property
     def pixels(self) -> int:
@@ -110,8 +117,8 @@ class Tile:
     @staticmethod
     def of(knobs: Knobs) -> Tile:
         """Inverse of `knobs`; raises KeyError or InputError for knobs of another engine."""
-        integers = {name: knobs.integer(name) for name in Tile.__slots__ if name != "pdl"}
-        return Tile(**integers, pdl=bool(knobs["pdl"]))
+        switches = {name: bool(knobs[name]) for name in ("pdl", "prefetch")}
+        return Tile(**{name: knobs.integer(name) for name in Tile.__slots__ if name not in switches}, **switches)
 
     def tiles(self, view: View) -> tuple[int, int, int, int]:
         """Tiles along k, n, p and q."""
@@ -157,16 +164,16 @@ def estimate_us(view: View, tile: Tile, units: int, planes: int = 1) -> float:
     if tile.block_k < 64 or tile.pixels < 16:
         products_ns *= 2  # mma instead of wgmma
     a_sm = -(-blocks // units)
-    in_flight = min(a_sm, resident) * tile.stages * stage_bytes
-    loads_ns = stage_bytes / min(_L2_BYTES_NS_PER_SM, max(1, in_flight) / _LATENCY_NS)
-    busy_us = a_sm * each * (max(products_ns, loads_ns) + _STEP_NS) / 1000
+    waiting_ns = _LATENCY_NS / (tile.stages * max(1, min(a_sm, resident)))
+    step_ns = max(products_ns, stage_bytes / _LOAD_BYTES_NS_PER_SM) + waiting_ns + _STEP_NS
     weight_bytes = view.k * view.c * view.r * view.s * view.bytes_each
     x_bytes = view.n * view.h * view.w * view.c * view.bytes_each
     y_bytes = view.pixels * view.k * view.bytes_each
-    memory_us = (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
-    time = _LAUNCH_US + busy_us + memory_us + _FILL_DRAIN_US * math.sqrt(-(-a_sm // resident))
+    time = _LAUNCH_US + a_sm * each * step_ns / 1000 + _FILL_US * math.sqrt(-(-a_sm // resident))
+    time += (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
+    time += _STORE_US * max(0, a_sm - 1) * tile.block_k * tile.pixels - _AHEAD_US * tile.pdl
     if splits > 1:
-        time += _DEPENDENT_US + 8.0 * splits * view.pixels * view.k / _PARTIAL_BYTES_NS / 1000
+        time += _REDUCE_US + 8.0 * splits * view.pixels * view.k / _PARTIAL_BYTES_NS / 1000
     return time
 
 

@@ -87,7 +87,7 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 def swapped_knobs(**changes):
     base = {"block_k": 16, "block_n": 1, "block_h": 4, "block_w": 4, "block_c": 16, "stages": 2, "warps": 4, "split": 1}
-    return Knobs.of(**(base | {"pdl": False} | changes))
+    return Knobs.of(**(base | {"pdl": False, "prefetch": False} | changes))
 
 
 def gather_knobs(**changes):

@@ -29,8 +29,8 @@ CASES = [
     (
         "triton.implicit_gemm",
         conv(1, 64, 14, 14, 64, 3, 3, 2, 2, 1, 1, 2, 2),
-        "LDGSTS.E.BYPASS.LTC128B.128",
-        "HFMA2.F32",
+        "LDGSTS.E.BYPASS.128",
+        "LDSM",
     ),
     ("triton.depthwise", conv(1, 96, 14, 14, 96, 3, 3, 1, 1, groups=96), "LDG.E.128", "LDL"),
     ("triton.gemv", LinearProblem(1, 4096, 1000, "fp16", "half"), ".128", "STL"),
@@ -51,13 +51,26 @@ def test_the_first_guess_compiles_to_the_instructions_meant(engine_id, problem, 
 
 
 def test_a_serialised_build_is_refused_with_its_log():
-    knobs = Knobs.of(block_k=128, block_n=1, block_h=8, block_w=16, block_c=64, stages=3, warps=8, split=1, pdl=False)
+    knobs = Knobs.of(
+        block_k=128, block_n=1, block_h=8, block_w=16, block_c=64, stages=3, warps=8, split=1, pdl=False, prefetch=False
+    )
     with pytest.raises(CompileError, match="C7515") as caught:
         load_engine("triton.swapped").build(conv(1, 64, 16, 16, 128, 3, 3, 1, 1), knobs, TARGET)
     assert "wgmma" in caught.value.log
 
 
 def test_a_tile_that_does_not_fit_is_refused():
-    knobs = Knobs.of(block_k=128, block_n=1, block_h=8, block_w=16, block_c=128, stages=4, warps=4, split=1, pdl=False)
+    knobs = Knobs.of(
+        block_k=128,
+        block_n=1,
+        block_h=8,
+        block_w=16,
+        block_c=128,
+        stages=4,
+        warps=4,
+        split=1,
+        pdl=False,
+        prefetch=False,
+    )
     with pytest.raises(CompileError, match="shared memory"):
         load_engine("triton.swapped").build(conv(1, 512, 16, 16, 128, 3, 3, 1, 1), knobs, TARGET)

@@ -38,33 +38,54 @@ def load_pixels(
 
 
 @triton.jit
+def prefetch_weights(w_bytes, start, size, share, shares, WARPS: tl.constexpr):
+    """Ask for this block's weights, bytes [start, start + size), to be brought to L2; blocks that share them share the asking.
+
+    Weights do not depend on the kernel before, so this may run ahead of the wait of a dependent launch.
+    """
+    THREADS: tl.constexpr = 32 * WARPS
+    line = tl.arange(0, THREADS) * 128
+    for offset in range(share * THREADS * 128, size, shares * THREADS * 128):
+        # The last lines ask for one inside again rather than for one beyond the weights.
+        address = w_bytes + start + tl.minimum(offset + line, size - 128)
+        tl.inline_asm_elementwise(
+            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def swapped_conv(
-    x, w, y, residual, bias,
+    x, w, y, residual, bias, w_bytes,
     tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,
     pad_h, pad_w, dilation_h, dilation_w,
     S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr, DTYPE: tl.constexpr, SPLIT: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
+    PREFETCH_BYTES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """One [BLOCK_K channels, BLOCK_N x BLOCK_H x BLOCK_W pixels] tile of y, over one share of the taps and channels.
 
     w is the packed weight [tile, iteration, BLOCK_K, BLOCK_C] as rows: each iteration reads one contiguous block. y is
     the output's descriptor or, with SPLIT, that of the fp32 partial sums [splits x images, p, q, k].
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-    if TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
     tile = tl.program_id(0)
     tile_k = tile % tiles_k
     rest = tile // tiles_k
+    first = tl.program_id(1) * iterations_split
+    last = tl.minimum(first + iterations_split, iterations)
+    if PREFETCH_BYTES > 0:
+        start = (tile_k * iterations + first) * PREFETCH_BYTES
+        size = (last - first) * PREFETCH_BYTES
+        prefetch_weights(w_bytes, start, size, rest, tl.num_programs(0) // tiles_k, WARPS)
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    if TRIGGER:
+        tl.extra.cuda.gdc_launch_dependents()
     q0 = (rest % tiles_w) * BLOCK_W
     rest = rest // tiles_w
     p0 = (rest % tiles_h) * BLOCK_H
     n0 = (rest // tiles_h) * BLOCK_N
-    first = tl.program_id(1) * iterations_split
-    last = tl.minimum(first + iterations_split, iterations)
     acc = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
     for i in range(first, last):
         tap = i // c_blocks

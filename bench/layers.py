@@ -1,7 +1,10 @@
 """Single convolutions on one GPU: every candidate of our engines beside the best that cuDNN offers through torch.
 
-Usage: python bench/layers.py [--layers NET ...] [--targets] [--dtype fp16] [--numerics as_torch] [--batch 1] [--engines ID ...]
-                              [--keep 12] [--jobs 16] [--seconds 400] [--candidates FILE.csv] [--folder DIR]
+Usage: python bench/layers.py RUN [RUN ...] [--engines ID ...] [--keep 12] [--jobs 16] [--seconds 400] [--candidates FILE.csv]
+                              [--folder DIR]
+
+A RUN is DTYPE:NUMERICS:BATCH:NET,NET,... with nets of bench/layers (`targets` is one) or linear layers as CxK:
+fp16:half:1:resnet50,vgg19 or fp32:strict:1:4096x1000.
 
 Builds every candidate in parallel processes, checks each against float64 (integers exactly, normal data by norm), times the
 right ones as launches inside one captured CUDA graph over rotating buffers (as many sets as exceed twice the L2 cache, so
@@ -19,7 +22,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -69,25 +73,21 @@ class Candidate:
     knobs: Knobs
 
 
-def problems(options: argparse.Namespace) -> list[Layer]:
-    """The layers asked for, each once, at the batch, dtype and numerics asked for."""
-    rows: dict[tuple[int, ...], None] = {}
-    for name in (["targets"] if options.targets else []) + options.layers:
+def problems(run: str) -> list[Layer]:
+    """A run's layers, each once."""
+    dtype, numerics, batch, names = run.split(":")
+    found: dict[Layer, None] = {}
+    for name in names.split(","):
+        if name.replace("x", "").isdigit():
+            c, k = map(int, name.split("x"))
+            found[LinearProblem(int(batch), c, k, dtype, numerics)] = None
+            continue
         with (FOLDER / f"{name}.csv").open() as file:
             for row in csv.DictReader(file):
-                rows.setdefault(tuple(int(row[size]) for size in SIZES))
-    dtype = options.dtype
-    found: list[Layer] = [
-        ConvProblem(
-            **dict(zip(SIZES, row, strict=True)), layout="nhwc", x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype,
-            numerics=options.numerics,
-        )
-        for row in rows
-    ]  # fmt: skip
-    for name in options.linear:
-        c, k = map(int, name.split("x"))
-        found.append(LinearProblem(options.batch, c, k, dtype, options.numerics))
-    return [replace(problem, n=options.batch) for problem in found]
+                sizes: dict[str, Any] = {size: int(row[size]) for size in SIZES} | {"n": int(batch)}
+                types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
+                found[ConvProblem(**sizes, **types, layout="nhwc", numerics=numerics)] = None
+    return list(found)
 
 
 def candidates(problem: Layer, engines: list[str], target: Target, keep: int) -> list[Candidate]:
@@ -308,14 +308,33 @@ def record(recorder: Recorder, problem: Layer, samples: dict[str, list[float]]) 
     return name, median
 
 
+def report(problem: Layer, samples: dict[str, list[float]], name: str, ours: float, outcomes: list[Outcome]) -> float:
+    """Print one layer's line; returns how many times faster than torch the best of ours is."""
+    torch_us = statistics.median(samples["torch.graph"])
+    floor = max(problem.bytes_min / 3.1e6, problem.flops / 8e8)
+    wrong = [o for o in outcomes if "wrong" in o.status or "relative" in o.status]
+    print(
+        f"{short(problem):26s} floor {floor:6.2f} torch {torch_us:7.2f} ours {ours:7.2f} x{torch_us / ours:4.2f} {name}"
+        + "".join(f"\n  WRONG {o.candidate.engine}[{o.candidate.knobs}]: {o.status}" for o in wrong[:2]),
+        flush=True,
+    )
+    return torch_us / ours
+
+
+def keep_candidates(path: Path, outcomes: list[Outcome]) -> None:
+    """Write every candidate's time beside the cost model's guess."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("problem", "engine", "knobs", "status", "us", "guess_us", "error"))
+        for o in outcomes:
+            c = o.candidate
+            figures = (f"{o.us:.4g}", f"{o.guess:.4g}", f"{o.error:.3g}")
+            writer.writerow((c.problem.key, c.engine, c.knobs, o.status, *figures))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", nargs="*", default=[])
-    parser.add_argument("--linear", nargs="*", default=[], metavar="CxK", help="linear layers, such as 9216x4096")
-    parser.add_argument("--targets", action="store_true")
-    parser.add_argument("--dtype", default="fp16", choices=sorted(DTYPES))
-    parser.add_argument("--numerics", default="as_torch")
-    parser.add_argument("--batch", type=int, default=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--engines", nargs="*", default=[e for e in MANIFEST if e.startswith("triton.")])
     parser.add_argument("--keep", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -325,51 +344,41 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     target = Target("cuda", "GPU", "sm_90", 132, 80 << 30, L2_BYTES)
-    every = problems(options)
-    found = {problem: candidates(problem, options.engines, target, options.keep) for problem in every}
+    every = {run: problems(run) for run in options.runs}
+    found = {p: candidates(p, options.engines, target, options.keep) for group in every.values() for p in group}
     refused = compile_all([c for group in found.values() for c in group], target, options.jobs)
     print(
         f"{len(refused)} builds, {sum(map(bool, refused.values()))} refused, {time.monotonic() - started:.0f} s",
         flush=True,
     )
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = options.numerics != "strict"
-    versions = f"torch={torch.__version__} cudnn={torch.backends.cudnn.version()}"
+    versions = f"torch={torch.__version__} cudnn={torch.backends.cudnn.version()} triton={version('triton')}"
     protocol = f"graph of {LAUNCHES}, rotating buffers, median of {ROUNDS} replays"
     device = torch.cuda.get_device_name()
     recorder = Recorder("layers", device=device, versions=versions, protocol=protocol, folder=options.folder)
     outcomes: list[Outcome] = []
-    ratios: list[float] = []
-    for problem in every:
-        if time.monotonic() - started > options.seconds:
-            print("out of time before", problem.key)
-            break
-        data = Data.of(problem)
-        own = list(try_all(found[problem], refused, data, target))
-        outcomes += own
-        wrong = [o for o in own if "wrong" in o.status or "relative" in o.status]
-        samples = finals([o for o in own if o.status == "ok"], data, target)
-        name, ours = record(recorder, problem, samples)
-        cudnn = statistics.median(samples["torch.graph"])
-        ratios.append(cudnn / ours)
-        floor = max(problem.bytes_min / 3.1e6, problem.flops / 8e8)
-        print(
-            f"{short(problem):26s} floor {floor:6.2f} cudnn {cudnn:7.2f} ours {ours:7.2f} x{cudnn / ours:4.2f} {name}"
-            + "".join(f"\n  WRONG {o.candidate.engine}[{o.candidate.knobs}]: {o.status}" for o in wrong[:2]),
-            flush=True,
-        )  # fmt: skip
+    means: list[str] = []
+    for run, group in every.items():
+        torch.backends.cudnn.allow_tf32 = ":strict:" not in run
+        ratios: list[float] = []
+        for problem in group:
+            if time.monotonic() - started > options.seconds:
+                print("out of time before", problem.key)
+                break
+            data = Data.of(problem)
+            own = list(try_all(found[problem], refused, data, target))
+            outcomes += own
+            samples = finals([o for o in own if o.status == "ok"], data, target)
+            name, ours = record(recorder, problem, samples)
+            ratios.append(report(problem, samples, name, ours, own))
+        good = [ratio for ratio in ratios if ratio > 0]
+        if good:
+            behind = sum(ratio < 1 for ratio in good)
+            means.append(f"{run}: {statistics.geometric_mean(good):.2f} over {len(good)} layers, {behind} behind")
     if options.candidates:
-        with options.candidates.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("problem", "engine", "knobs", "status", "us", "guess_us", "error"))
-            for o in outcomes:
-                c = o.candidate
-                writer.writerow(
-                    (c.problem.key, c.engine, c.knobs, o.status, f"{o.us:.4g}", f"{o.guess:.4g}", f"{o.error:.3g}")
-                )
+        keep_candidates(options.candidates, outcomes)
     recorder.write()
-    if ratios:
-        print(f"geometric mean over cuDNN: {statistics.geometric_mean(ratios):.2f}; {time.monotonic() - started:.0f} s")
+    print("geometric means over torch inside a graph:", *means, f"{time.monotonic() - started:.0f} s", sep="\n  ")
 
 
 if __name__ == "__main__":

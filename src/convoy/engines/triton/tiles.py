@@ -2,8 +2,8 @@
 
 The guess counts, for one multiprocessor, tensor-core cycles, bytes from L2 and how many are in flight, and for the whole device
 the bytes from memory and the fixed costs of launches. Its constants were fitted to 3,130
-timings of this kernel on an H100, fp16 and TF32, batch 1 and 32 (docs/kernels/swapped.md): 12 % root mean square error; the first
-guess is 3 % behind the best of its problem, the best of the first four 1 %.
+timings of this kernel on an H100, fp16 and TF32, batch 1 and 32 (docs/kernels/swapped.md): 12 % root mean square error; on
+average the first guess is 3 % behind the best candidate of its problem, and the best of the first four 1 %.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""conv2d by any engine, and the list of engines: what a user calls on single tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from convoy.engines.base import Engine
+from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.functional.arguments import Size, autocast, check_dtypes, check_tensors, layout_of, padded, problem_of
+from convoy.functional.autograd import FORMATS, Convolution, on
+from convoy.functional.choice import pick
+from convoy.measurement.detect import detect_target
+from convoy.settings import Settings
+
+__all__ = ["conv2d", "engines"]
+
+
+def engines() -> list[Engine]:
+    """Every engine there is, the baseline first. One whose package or device is missing says so when it is asked."""
+    return [load_engine(engine) for engine in MANIFEST]
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    engine: str = "auto",
+    *,
+    settings: Settings | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.conv2d`, by an engine of one's choice.
+
+    Nothing is measured here. The weight is packed in every call: to pack it once, optimise a module.
+
+    Args:
+        x: [n, c, h, w] or, unbatched, [c, h, w]; fp64, fp32, fp16 or bf16; any strides. The result has its memory format.
+        weight: [k, c / groups, r, s], of x's dtype and device.
+        bias: [k], likewise, or None.
+        stride: one integer, or one each for height and width.
+        padding: likewise, or `valid`, or `same` (stride 1 only).
+        dilation: likewise.
+        groups: a divisor of c and k.
+        engine: an engine's id, used with its default knobs; or `auto`: the fastest config that the database has measured for
+            this very problem on this target, if it beats the baseline by more than the spread, else the baseline.
+        settings: `numerics`, `deterministic`, `db`, `engines`, and for `auto` which engines are allowed.
+
+    Returns:
+        [n, k, p, q], or [k, p, q] for an unbatched x. Gradients flow to x, weight and bias: by the same engine where it does
+        that direction, else by ATen's convolution_backward. They are not differentiable in turn.
+
+    Raises:
+        InputError: an argument that torch would refuse too, an unknown engine, tensors on different devices.
+        UnsupportedError: the engine cannot do it; with the engine's reason.
+    """
+    settings = settings or Settings()
+    check_tensors(x, weight, bias)
+    x, weight, bias = autocast(x, weight, bias)
+    check_dtypes(x, weight, bias)
+    batch = x.unsqueeze(0) if x.dim() == 3 else x
+    problem = problem_of(x, weight, bias, stride, padding, dilation, groups, settings)
+    with on(x.device):
+        target = detect_target(x.device.type)
+        config, problem = pick(engine, problem, target, settings)
+        y = Convolution.apply(padded(batch, problem), weight, bias, problem, config, target, settings)
+    y = y.contiguous(memory_format=FORMATS[layout_of(batch)])
+    return y.squeeze(0) if x.dim() == 3 else y

@@ -1,0 +1,76 @@
+"""Which config computes a call: the engine asked for, or the fastest that the database knows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from convoy.engines.manifest import BASELINE, load_engine
+from convoy.errors import InputError, UnsupportedError
+from convoy.measurement.protocol import protocol_for
+from convoy.measurement.statistics import Timing, is_faster
+from convoy.perfdb import Database, Measurement, default_path
+from convoy.problem import ConvProblem, EngineConfig
+from convoy.settings import Settings
+from convoy.target import Target
+
+
+def pick(engine: str, problem: ConvProblem, target: Target, settings: Settings) -> tuple[EngineConfig, ConvProblem]:
+    """A config, and the problem in a layout that its engine takes."""
+    if engine == "auto":
+        return _fastest(problem, target, settings, _stamp(settings.db)), problem
+    if not isinstance(engine, str):
+        raise InputError("engine", engine, "an engine's id, or auto")
+    found = load_engine(engine, settings.engines)
+    refusals: list[str] = []
+    for layout in sorted(("nchw", "nhwc"), key=lambda layout: layout != problem.layout):
+        laid = problem.with_layout(layout)
+        support = found.supports(laid, target)
+        if support:
+            return found.config(found.space(laid, target)[0]), laid
+        refusals.append(support.reason)
+    raise UnsupportedError(engine, problem, "; ".join(dict.fromkeys(refusals)))
+
+
+def _stamp(db: Path | None) -> tuple[Path, tuple[int, ...]]:
+    """The database's path and when it was last written, its write-ahead log included."""
+    path = db or default_path()
+    files = (path, path.with_name(path.name + "-wal"))
+    return path, tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+
+
+@lru_cache(maxsize=1024)
+def _fastest(
+    problem: ConvProblem, target: Target, settings: Settings, stamp: tuple[Path, tuple[int, ...]]
+) -> EngineConfig:
+    """The fastest measured config that may be used, or the baseline's."""
+    path, _ = stamp
+    with Database.open(path) as database:
+        rows = database.lookup(problem.key, target.digest, protocol_for(settings.effort, target.device).id)
+    baseline = load_engine(BASELINE)
+    config = baseline.config(baseline.space(problem, target)[0])
+    known = [row for row in rows if row.ok and row.config.engine == BASELINE]
+    best = min(
+        (row for row in rows if _allowed(row, problem, target, settings)), key=lambda r: r.median_us, default=None
+    )
+    if best is None or any(not is_faster(_timing(best), _timing(row)) for row in known):
+        return config
+    return best.config
+
+
+def _allowed(row: Measurement, problem: ConvProblem, target: Target, settings: Settings) -> bool:
+    """Whether a row's config may be used: measured right, still there, not excluded."""
+    name = row.config.engine
+    if not row.ok or name in settings.deny_engines or (settings.only_engines and name not in settings.only_engines):
+        return False
+    if settings.deterministic and not row.deterministic:
+        return False
+    try:
+        engine = load_engine(name, settings.engines)
+    except InputError:  # withdrawn, or the user's own of another session
+        return False
+    return engine.version == row.config.version and bool(engine.supports(problem, target))
+
+
+def _timing(row: Measurement) -> Timing:
+    return Timing(row.samples, row.median_us, row.spread_us)

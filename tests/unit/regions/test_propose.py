@@ -1,0 +1,277 @@
+"""Regions: what is proposed on small graphs, pattern by pattern."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from convoy.engines.interpret import compile_graph
+from convoy.graph.text import parse_graph
+from convoy.graph.verify import verify
+from convoy.problem import ACTIVATIONS, ConvProblem, Epilogue, LinearProblem
+from convoy.regions import Region, cut, propose
+from convoy.regions.activation import activation_of
+
+LAYOUTS = ("nchw", "nhwc")
+
+
+def proposed(text: str, layouts: tuple[str, ...] = LAYOUTS) -> dict[str, Region]:
+    graph = parse_graph("graph 1\n" + text)
+    verify(graph)
+    found = propose(graph, layouts=layouts, numerics="strict")
+    assert len({region.id for region in found}) == len(found)
+    return {region.id: region for region in found}
+
+
+HEAD = """\
+input %x: fp32[2,3,8,8]
+input %r: fp32[2,4,8,8]
+constant %w: fp32[4,3,3,3]
+constant %b: fp32[4]
+%c: fp32[2,4,8,8] = conv2d(%x, %w, %b, (1, 1), (1, 1), (1, 1), 1)
+"""
+ADD = "%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %r)\n"
+RELU = "%a: fp32[2,4,8,8] = aten.relu.default(%s)\n"
+
+
+# ---- convolutions
+
+
+def test_every_prefix_of_an_epilogue_is_proposed():
+    found = proposed(f"{HEAD}{ADD}{RELU}return %a\n")
+    assert list(found) == ["conv(c)", "conv(c+s)", "conv(c+s+a)", "op(s)", "op(a)", "glue(s+a)"]
+    whole = found["conv(c+s+a)"]
+    assert (whole.args, whole.constants, whole.results) == (("x", "r"), ("w", "b"), ("a",))
+    assert [problem.layout for problem in whole.problems] == ["nchw", "nhwc"]
+    problem = ConvProblem(
+        2, 3, 8, 8, 4, 3, 3, 1, 1, layout="nhwc", numerics="strict", epilogue=Epilogue(True, True, "relu")
+    )
+    assert whole.problems[1] == problem
+    assert (found["conv(c)"].args, found["conv(c)"].results) == (("x",), ("c",))
+    assert found["conv(c)"].problems[0].epilogue == Epilogue(bias=True)
+
+
+def test_an_activation_at_once():
+    relu = RELU.replace("%s", "%c")
+    found = proposed(f"{HEAD.replace('%b, ', 'None, ').replace('constant %b: fp32[4]', '')}{relu}return %a, %r\n")
+    assert list(found) == ["conv(c)", "conv(c+a)", "op(a)"]
+    assert found["conv(c+a)"].problems[0].epilogue == Epilogue(activation="relu")
+    assert found["conv(c+a)"].constants == ("w",)
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        "aten.add.Tensor(%r, %c)",
+        "aten.add.Tensor(%c, %r, alpha=1)",
+    ],
+)
+def test_either_order_of_an_addition(add: str):
+    found = proposed(f"{HEAD}%s: fp32[2,4,8,8] = {add}\nreturn %s\n")
+    assert found["conv(c+s)"].args == ("x", "r")
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %r, alpha=2)\nreturn %s\n",
+        "%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %c)\nreturn %s, %r\n",
+        "%s: fp32[2,4,8,8] = aten.add.Tensor(%c, 1.0)\nreturn %s, %r\n",
+        "%s: fp32[2,4,8,8] = aten.sub.Tensor(%c, %r)\nreturn %s\n",
+        f"{ADD}return %s, %c\n",
+        f"{ADD}%z: fp32[2,4,8,8] = aten.mul.Tensor(%s, %c)\nreturn %z\n",
+        "%m: fp32[2,4,1,1] = aten.mean.dim(%r, (2, 3), True)\n%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %m)\nreturn %s\n",
+        """%h: fp64[2,4,8,8] = aten._to_copy.default(%r, dtype=dtype.fp64)
+%s: fp64[2,4,8,8] = aten.add.Tensor(%c, %h)
+return %s
+""",
+    ],
+)
+def test_additions_that_are_no_epilogue(tail: str):
+    found = proposed(HEAD + tail)
+    assert [region for region in found if region.startswith("conv")] == ["conv(c)"]
+
+
+def test_a_constant_is_no_residual():
+    text = HEAD.replace("constant %b: fp32[4]", "constant %b: fp32[4]\nconstant %k: fp32[2,4,8,8]")
+    found = proposed(f"{text}{ADD.replace('%r', '%k')}return %s, %r\n")
+    assert [region for region in found if region.startswith("conv")] == ["conv(c)"]
+
+
+def test_a_value_with_two_readers_is_not_swallowed():
+    found = proposed(f"{HEAD}{ADD}{RELU}return %a, %s\n")
+    assert [region for region in found if region.startswith("conv")] == ["conv(c)", "conv(c+s)"]
+
+
+def test_two_convolutions_that_meet_may_each_take_the_addition():
+    second = "%d: fp32[2,4,8,8] = conv2d(%x, %w, %b, (1, 1), (1, 1), (1, 1), 1)\n"
+    found = proposed(f"{HEAD}{second}{ADD.replace('%r', '%d')}return %s, %r\n")
+    assert found["conv(c+s)"].args == ("x", "d")
+    assert found["conv(d+s)"].args == ("x", "c")
+
+
+def test_a_convolution_with_a_computed_weight_stays_an_operator():
+    text = (
+        "input %x: fp32[2,3,8,8]\ninput %w: fp32[4,3,3,3]\n"
+        "%c: fp32[2,4,8,8] = conv2d(%x, %w, None, (1, 1), (1, 1), (1, 1), 1)\n"
+        "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n"
+    )
+    assert list(proposed(text)) == ["op(c)", "op(a)"]
+
+
+@pytest.mark.parametrize(("dtype", "accumulator"), [("fp16", "fp32"), ("bf16", "fp32"), ("fp64", "fp64")])
+def test_dtypes_reach_the_problem(dtype: str, accumulator: str):
+    problem = proposed(f"{HEAD}return %c, %r\n".replace("fp32", dtype))["conv(c)"].problems[0]
+    assert isinstance(problem, ConvProblem)
+    assert (problem.x_dtype, problem.weight_dtype, problem.y_dtype, problem.acc_dtype) == (
+        dtype,
+        dtype,
+        dtype,
+        accumulator,
+    )
+
+
+# ---- linear layers
+
+
+def test_a_linear_layer_with_its_epilogue():
+    text = (
+        "input %x: fp32[2,6]\ninput %r: fp32[2,5]\nconstant %w: fp32[5,6]\nconstant %b: fp32[5]\n"
+        "%y: fp32[2,5] = linear(%x, %w, %b)\n%s: fp32[2,5] = aten.add.Tensor(%r, %y)\n"
+        "%a: fp32[2,5] = aten.silu.default(%s)\nreturn %a\n"
+    )
+    found = proposed(text)
+    assert list(found) == ["linear(y)", "linear(y+s)", "linear(y+s+a)", "op(s)", "op(a)", "glue(s+a)"]
+    assert found["linear(y+s+a)"].problems == (
+        LinearProblem(2, 6, 5, numerics="strict", epilogue=Epilogue(True, True, "silu")),
+    )
+    assert [problem.layout for problem in found["op(s)"].problems] == ["any"]
+
+
+# ---- activations
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        ("relu.default(%x)", "relu"),
+        ("clamp_min.default(%x, 0)", "relu"),
+        ("clamp.default(%x, 0.0)", "relu"),
+        ("clamp.default(%x, min=0)", "relu"),
+        ("clamp.default(%x, 0, 6)", "relu6"),
+        ("clamp.default(%x, 0, 5)", ""),
+        ("clamp.default(%x, None, 6)", ""),
+        ("relu6.default(%x)", "relu6"),
+        ("hardtanh.default(%x, 0.0, 6.0)", "relu6"),
+        ("hardtanh.default(%x, min_val=0, max_val=6)", "relu6"),
+        ("hardtanh.default(%x)", ""),
+        ("hardtanh.default(%x, 0.0)", ""),
+        ("silu.default(%x)", "silu"),
+        ("hardswish.default(%x)", "hardswish"),
+        ("hardsigmoid.default(%x)", "hardsigmoid"),
+        ("sigmoid.default(%x)", "sigmoid"),
+        ("gelu.default(%x)", "gelu"),
+        ('gelu.default(%x, approximate="none")', "gelu"),
+        ('gelu.default(%x, approximate="tanh")', ""),
+        ("tanh.default(%x)", ""),
+        ("clamp.Tensor(%x, %x)", ""),
+        ("add.Tensor(%x, %x)", ""),
+    ],
+)
+def test_activations_by_every_name(call: str, word: str):
+    graph = parse_graph(f"graph 1\ninput %x: fp32[9]\n%y: fp32[9] = aten.{call}\nreturn %y\n")
+    assert activation_of(graph.nodes[0]) == word
+    assert not word or word in ACTIVATIONS
+    if word:
+        x = torch.linspace(-8, 8, 9)
+        torch.testing.assert_close(compile_graph(graph)([x])[0], getattr(F, word)(x))
+
+
+# ---- glue
+
+
+def test_glue_and_what_epilogues_leave_of_it():
+    text = (
+        f"{HEAD}%a: fp32[2,4,8,8] = aten.relu.default(%c)\n"
+        "%p: fp32[2,4,4,4] = aten.max_pool2d.default(%a, (2, 2))\n"
+        "%f: fp32[2,64] = aten.view.default(%p, (2, 64))\nreturn %f, %r\n"
+    )
+    assert [region for region in proposed(text) if region.startswith("glue")] == ["glue(a+p+f)", "glue(p+f)"]
+
+
+def test_glue_does_not_reach_across_a_layer():
+    text = (
+        "input %x: fp32[2,4,8,8]\nconstant %w: fp32[4,4,1,1]\n"
+        "%a: fp32[2,4,8,8] = aten.relu.default(%x)\n%n: fp32[2,4,8,8] = aten.neg.default(%a)\n"
+        "%c: fp32[2,4,8,8] = conv2d(%n, %w, None, (1, 1), (0, 0), (1, 1), 1)\n"
+        "%m: fp32[2,4,8,8] = aten.mul.Tensor(%c, %a)\n%o: fp32[2,4,8,8] = aten.neg.default(%m)\nreturn %o\n"
+    )
+    assert [region for region in proposed(text) if region.startswith("glue")] == ["glue(a+n)", "glue(m+o)"]
+
+
+def test_an_epilogue_in_the_middle_of_glue_splits_it():
+    text = (
+        f"{HEAD}%n: fp32[2,4,8,8] = aten.neg.default(%c2)\n".replace("%c2", "%r")
+        + "%t: fp32[2,4,8,8] = aten.tanh.default(%n)\n%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %t)\n"
+        "%z: fp32[2,4,8,8] = aten.mul.Tensor(%s, %n)\n%e: fp32[2,4,8,8] = aten.exp.default(%z)\nreturn %e\n"
+    )
+    found = [region for region in proposed(text) if region.startswith("glue")]
+    assert found == ["glue(n+t+s+z+e)", "glue(n+t)", "glue(z+e)"]  # n, t, z together would go round s
+
+
+def test_layouts_are_those_asked_for():
+    found = proposed(f"{HEAD}{ADD}{RELU}return %a\n", layouts=("nhwc", "nchw", "blocked"))
+    for region in found.values():
+        assert [problem.layout for problem in region.problems] == ["nhwc", "nchw", "blocked"]
+
+
+def test_a_piece_without_images_at_its_border_has_no_layout():
+    text = "input %x: fp32[2,8]\n%v: fp32[2,2,2,2] = aten.view.default(%x, (2, 2, 2, 2))\n"
+    text += "%n: fp32[2,2,2,2] = aten.neg.default(%v)\n%f: fp32[2,8] = aten.view.default(%n, (2, 8))\nreturn %f\n"
+    found = proposed(text)
+    assert [problem.layout for problem in found["glue(v+n+f)"].problems] == ["any"]
+    assert [problem.layout for problem in found["op(v)"].problems] == ["nchw", "nhwc"]
+
+
+# ---- cut
+
+
+def test_equal_pieces_are_one_problem():
+    text = (
+        "graph 1\ninput %x: fp32[2,4,8,8]\nconstant %k: fp32[4,1,1]\nconstant %q: fp32[4,1,1]\n"
+        "%a: fp32[2,4,8,8] = aten.mul.Tensor(%x, %k)\n%b: fp32[2,4,8,8] = aten.relu.default(%a)\n"
+        "%c: fp32[2,4,8,8] = aten.mul.Tensor(%b, %q)\n%d: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %d\n"
+    )
+    graph = parse_graph(text)
+    first, second = cut(graph, ("a", "b"), "nchw"), cut(graph, ("d", "c"), "nchw")
+    assert first[0] == second[0]
+    assert first[0].key == second[0].key
+    assert first[0].text == (
+        "graph 1\ninput %v0: fp32[2,4,8,8]\nconstant %c0: fp32[4,1,1]\n"
+        "%v1: fp32[2,4,8,8] = aten.mul.Tensor(%v0, %c0)\n%v2: fp32[2,4,8,8] = aten.relu.default(%v1)\nreturn %v2\n"
+    )
+    assert (first[1:], second[1:]) == ((("x",), ("k",), ("b",)), (("b",), ("q",), ("d",)))
+    assert first[0].bytes_min == 2 * 4 * 8 * 8 * 4 * 2 + 16
+    assert first[0].label == "mul + relu"
+    assert cut(graph, ("a",), "nchw")[0] != cut(graph, ("b",), "nchw")[0]
+
+
+def test_an_output_that_only_the_piece_reads_is_not_exported():
+    text = (
+        "graph 1\ninput %x: fp32[4]\n%a: fp32[2], %b: fp32[2] = aten.split.Tensor(%x, 2)\n"
+        "%c: fp32[2] = aten.neg.default(%b)\nreturn %a, %c\n"
+    )
+    graph = parse_graph(text)
+    assert cut(graph, ("a", "c"), "any")[3] == ("a", "c")
+    assert cut(graph, ("a",), "any")[3] == ("a", "b")
+    assert "aten.split" in cut(graph, ("a",), "any")[0].text
+
+
+def test_a_long_label_is_cut():
+    ops = ["relu", "neg", "tanh", "exp", "sigmoid", "log1p", "hardswish", "hardsigmoid", "softplus", "relu6"]
+    lines = [f"%v{i + 1}: fp32[1] = aten.{op}.default(%v{i})" for i, op in enumerate(ops)]
+    graph = parse_graph("\n".join(["graph 1", "input %v0: fp32[1]", *lines, "return %v10", ""]))
+    label = cut(graph, [node.name for node in graph.nodes], "any")[0].label
+    assert len(label) <= 60
+    assert label.endswith("...")

@@ -1,7 +1,6 @@
 """Writes the figures of README.md and docs/results.md from bench/results/*.csv, between their markers; never by hand.
 
-    python bench/tables.py            # rewrite
-    python bench/tables.py --check    # exit 1 where they are not what the files say
+Run it to rewrite the pages; with `--check` it exits 1 where they are not what the files say.
 """
 
 from __future__ import annotations
@@ -37,7 +36,10 @@ def latency_table(rows: Sequence[Row], title: str) -> str:
     cases: dict[tuple[str, str, str], dict[str, Row]] = {}
     for row in rows:
         cases.setdefault((row["subject"], row["dtype"], row["batch"]), {})[row["provider"]] = row
-    lines = [f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}; milliseconds, median", ""]
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}; milliseconds, median",
+        "",
+    ]
     lines.append("| net | dtype | batch | " + " | ".join(providers) + " | gain over the best other |")
     lines.append("|---|---|---|" + "---|" * (len(providers) + 1))
     gains: list[float] = []

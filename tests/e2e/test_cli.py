@@ -72,7 +72,7 @@ def test_optimize_run_explain(folder: Path) -> None:
     [
         (("optimize", "nobody_net"), "model"),
         (("optimize", "net.py:small", "--input", "no_image.png"), "no_image.png"),
-        (("optimize", "net.py:small", "--size", "16", "--device", "cuda"), "GPU"),
+        (("optimize", "net.py:small", "--size", "16", "--device", "cuda"), "device"),
         (("optimize", "net.py:small", "--size", "16", "--dtype", "fp8"), "dtype"),
         (("optimize", "net.py:small", "--size", "16", "--memory-budget", "lots"), "memory_budget"),
         (("optimize", "net.py:small", "--size", "16", "--engine", "nobody"), "only_engines"),

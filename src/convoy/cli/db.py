@@ -3,104 +3,202 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from convoy.cli import options
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.perfdb import Database, Imported, Measurement
 
 app = typer.Typer(help="Look after the performance database.", no_args_is_help=True, rich_markup_mode=None)
 
-Filter = Annotated[str | None, typer.Option(help="Only rows with this value.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Problem = Annotated[str, typer.Option("--problem", help="Only problems whose key contains this.")]
+Engine = Annotated[str, typer.Option("--engine", help="Only this engine, by its id.")]
+Status = Annotated[str, typer.Option("--status", help="Only this status: ok, unsupported, compile_error, ...")]
+Target = Annotated[str, typer.Option("--target", help="Only targets whose digest begins with this.")]
+Partial = Annotated[bool, typer.Option("--partial", help="Take in the good rows although others are malformed.")]
+
+ROWS_SHOWN = 50
+"""Rows of a table when no limit is given: more scrolls the answer away."""
 
 
-def _open(db: Path | None):
+def _open(db: Path | None, *, create: bool) -> Database:
+    """The database that the options name; one named by `--db` must be there, unless it is about to be written."""
     from convoy.perfdb import Database
     from convoy.settings import Settings
 
-    database = Database.open(db or Settings().db)
+    if db is not None and not create and not db.expanduser().exists():
+        raise InputError("--db", str(db), "a database that is there")
+    database = Database.open(db or Settings().db, create=create)
     for line in database.warnings:
         typer.echo(f"convoy: {line}", err=True)
     return database
 
 
 @app.command()
-def info(db: options.Db = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def info(db: options.Db = None, as_json: Json = False) -> None:
     """Say where the database lies and what is in it."""
-    with _open(db) as database:
+    from convoy.report import print_table
+
+    with _open(db, create=False) as database:
         found = database.info()
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(found.to_dict(), indent=1))
         return
-    for name, value in found.items():
-        typer.echo(f"{name}: {value}")
+    facts = {name: value for name, value in found.to_dict().items() if isinstance(value, str | int)}
+    print_table(("", "value"), [(name, _shown(str(value))) for name, value in facts.items()])
+    for column in ("status", "engine", "target"):
+        counts: Mapping[str, int] = getattr(found, column)
+        names = {digest: f"{digest} ({name})" for digest, name in found.targets.items()}
+        print_table(
+            (column, "rows"), [(_shown(names.get(word, word)), str(n)) for word, n in counts.items()], numbers=(1,)
+        )
 
 
 @app.command("list")
 def list_rows(
     db: options.Db = None,
-    problem: Filter = None,
-    engine: Filter = None,
-    status: Filter = None,
-    target: Filter = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most rows to print.")] = 50,
+    problem: Problem = "",
+    engine: Engine = "",
+    status: Status = "",
+    target: Target = "",
+    limit: Annotated[int | None, typer.Option("--limit", min=0, help=f"Most rows; a table shows {ROWS_SHOWN}.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """List measurements."""
+    """List measurements: a problem's together, the fastest first, failures last."""
+    from convoy.perfdb.record import to_record
     from convoy.report import print_table
 
-    filters = {"problem": problem, "engine": engine, "status": status, "target": target}
-    wanted = {name: value for name, value in filters.items() if value is not None}
-    rows: list[tuple[str, ...]] = []
-    with _open(db) as database:
-        for row in database.rows(**wanted):
-            rows.append((row.problem, str(row.config), str(row.status), f"{row.median_us:.2f}", row.reason[:60]))
-            if len(rows) == limit:
-                break
-    print_table(("problem", "config", "status", "us", "reason"), rows, numbers=(3,))
+    most = ROWS_SHOWN if limit is None and not as_json else limit
+    with _open(db, create=False) as database:
+        rows = database.rows(problem=problem, engine=engine, status=status, target=target, limit=most)
+        total = database.count(problem=problem, engine=engine, status=status, target=target)
+    if as_json:
+        typer.echo(json.dumps([to_record(row) for row in rows], indent=1))
+        return
+    for question, answers in groupby(rows, lambda row: (row.problem, row.target, row.protocol)):
+        typer.echo("problem {}\ntarget {}, protocol {}".format(*question))
+        heads = ("engine", "version", "knobs", "status", "median_us", "spread_us", "workspace_bytes", "date", "reason")
+        print_table(heads, [_cells(row) for row in answers], numbers=(1, 4, 5, 6))
+    typer.echo(f"{len(rows)} of {total} rows")
+
+
+def _cells(row: Measurement) -> tuple[str, ...]:
+    figures = (f"{row.median_us:.2f}", f"{row.spread_us:.2f}", str(row.workspace_bytes)) if row.ok else ("", "", "")
+    engine, version, knobs = row.config.engine, str(row.config.version), str(row.config.knobs)
+    return (engine, version, knobs, str(row.status), *figures, row.date, _shown(row.reason[:80]))
+
+
+def _shown(text: str) -> str:
+    """What a compiler wrote may hold the terminal's control sequences: they are blanked."""
+    return "".join(ch if ch.isprintable() else " " for ch in text)
 
 
 @app.command()
-def export(path: Annotated[Path, typer.Argument(help="File to write: .csv or .jsonl.")], db: options.Db = None) -> None:
-    """Write all measurements to a file."""
-    from convoy.perfdb.exchange import export_rows
-
+def export(
+    path: Annotated[Path, typer.Argument(help="File to write: .csv (rows) or .jsonl (everything), also with .gz.")],
+    db: options.Db = None,
+    problem: Problem = "",
+    engine: Engine = "",
+    status: Status = "",
+    target: Target = "",
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="PATH is a folder: write TARGET.csv.gz files, the form that Convoy ships.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write measurements to a file."""
+    if shipped:
+        if problem or engine or status:
+            raise InputError("--shipped", "other filters", "--target alone: results are shipped whole")
+        with _open(db, create=False) as database:
+            paths = database.export_shipped(path, target=target)
+        for written in paths:
+            typer.echo(f"written: {written}")
+        return
     options.check_output(path, "path")
-    with _open(db) as database:
-        typer.echo(f"{export_rows(database, path)} rows written to {path}")
+    if path.exists() and not force:
+        raise InputError("path", str(path), "a file that is not there yet", "Use --force to overwrite it.")
+    with _open(db, create=False) as database:
+        number = database.export(path, problem=problem, engine=engine, status=status, target=target)
+    typer.echo(f"{number} rows written to {path}")
 
 
 @app.command("import")
 def import_rows(
-    path: Annotated[Path, typer.Argument(help="File to read: .csv or .jsonl.")], db: options.Db = None
+    path: Annotated[Path, typer.Argument(help="An export: .csv or .jsonl, also with .gz.")],
+    db: options.Db = None,
+    partial: Partial = False,
+    as_json: Json = False,
 ) -> None:
-    """Take over measurements from a file: all of them, or none where a line is wrong."""
-    from convoy.perfdb.exchange import import_rows as read
-
-    with _open(db) as database:
-        typer.echo(f"{read(database, path)} rows taken over from {path}")
+    """Take in an export, every row checked: the whole file, or nothing where a line is malformed."""
+    _check_there(path)
+    with _open(db, create=True) as database:
+        result = database.import_(path, partial=partial)
+    _tell(result, path, partial=partial, as_json=as_json)
 
 
 @app.command()
-def merge(path: Annotated[Path, typer.Argument(help="Another database.")], db: options.Db = None) -> None:
-    """Take over the measurements of another database."""
-    from convoy.perfdb.exchange import merge_database
+def merge(
+    path: Annotated[Path, typer.Argument(help="Another database, which is only read.")],
+    db: options.Db = None,
+    partial: Partial = False,
+    as_json: Json = False,
+) -> None:
+    """Take in another database, every row checked: all of it, or nothing where a row is malformed."""
+    _check_there(path)
+    with _open(db, create=True) as database:
+        result = database.merge(path, partial=partial)
+    _tell(result, path, partial=partial, as_json=as_json)
 
-    with _open(db) as database:
-        typer.echo(f"{merge_database(database, path)} rows taken over from {path}")
+
+def _check_there(path: Path) -> None:
+    """Before the user's own database is opened, and made."""
+    if not path.is_file():
+        raise InputError("path", str(path), "a file that is there")
+
+
+def _tell(result: Imported, path: Path, *, partial: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=1))
+    else:
+        for refusal in result.refused:
+            typer.echo(f"{path}:{refusal.line}: {_shown(refusal.reason)}", err=True)
+        typer.echo(
+            f"{result.measurements} rows taken in from {path}, {result.unchanged} not newer than those here, "
+            f"{len(result.refused)} refused"
+        )
+    if result.refused and not partial:
+        first = result.refused[0]
+        lines = f"{len(result.refused)} malformed, the first in line {first.line}: {_shown(first.reason)}"
+        raise InputError(
+            "path", str(path), "well-formed rows", f"{lines} Nothing was taken in; --partial takes the others."
+        )
 
 
 @app.command()
 def clear(
     db: options.Db = None,
-    engine: Filter = None,
-    target: Filter = None,
+    engine: Annotated[str, typer.Option("--engine", help="Only rows of this engine, by its id.")] = "",
+    target: Annotated[str, typer.Option("--target", help="Only rows of this target: its whole digest.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove measurements: all, or those of one engine or target."""
-    wanted = {name: value for name, value in (("engine", engine), ("target", target)) if value is not None}
-    if not yes:
-        what = " and ".join(f"{name} {value}" for name, value in wanted.items()) or "everything"
-        typer.confirm(f"Remove {what}?", abort=True)
-    with _open(db) as database:
-        typer.echo(f"{database.clear(**wanted)} rows removed")
+    from convoy.perfdb.record import check_digest
+
+    if target:
+        check_digest(target)
+    with _open(db, create=False) as database:
+        number = database.count(engine=engine, target=target)
+        wanted = {"engine": engine, "target": target}
+        what = " and ".join(f"{name} {word}" for name, word in wanted.items() if word) or "everything"
+        if not yes:
+            typer.confirm(f"Remove {number} rows ({what}) from {database.path}?", abort=True)
+        typer.echo(f"{database.clear(engine=engine, target=target)} rows removed")

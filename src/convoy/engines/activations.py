@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the field writes F
 
 FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "none": lambda x: x,

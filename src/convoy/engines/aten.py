@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the field writes F
 
 from convoy.engines.activations import IN_PLACE, finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed

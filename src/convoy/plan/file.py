@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from convoy.errors import InputError, PlanError
 from convoy.plan.plan import PLAN_VERSION, Plan, Step
@@ -79,10 +79,12 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _step_to_dict(step: Step) -> dict[str, Any]:
-    data = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    data: dict[str, Any] = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
     del data["config"]
     data |= {"engine": step.config.engine, "engine_version": step.config.version, "knobs": str(step.config.knobs)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+    for name in ("nodes", "args", "results", "waits"):
+        data[name] = list(data[name])
+    return data
 
 
 def from_dict(data: object) -> Plan:
@@ -163,7 +165,7 @@ class _Fields:
         if not isinstance(data, dict):
             raise PlanError(where, data, "a JSON object", _AGAIN)
         self._where = where
-        self._left: dict[str, Any] = {str(k): v for k, v in data.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        self._left = dict(cast("dict[str, Any]", data))
 
     def _take(self, name: str, right: Callable[[Any], bool], expected: str) -> Any:
         if name not in self._left:

@@ -45,14 +45,14 @@ def headlines(summary: Summary) -> list[str]:
     """The result in a few lines."""
     before, after = summary.baseline, summary.optimized
     choice = summary.selection
+    timed = "   ".join(f"{t.name} {t.median_ms:.3f} ms +- {t.spread_ms:.3f}" for t in (before, after))
+    errors = f"{summary.rel_l2_error:.2e} (stock model {summary.baseline_rel_l2_error:.2e})"
+    predicted, bound = choice.total_us / 1e3, choice.bound_us / 1e3
     lines = [
         f"{summary.model}, {', '.join(summary.inputs)}, on {summary.target['name']}",
-        f"{before.name} {before.median_ms:.3f} ms +- {before.spread_ms:.3f}   "
-        f"{after.name} {after.median_ms:.3f} ms +- {after.spread_ms:.3f}   speed-up {summary.speedup:.2f}x",
-        f"error against float64: {summary.rel_l2_error:.2e} (stock model {summary.baseline_rel_l2_error:.2e}), "
-        f"largest {summary.max_abs_error:.2e}",
-        f"chosen by {choice.solver}: predicted {choice.total_us / 1e3:.3f} ms, no choice can be under "
-        f"{choice.bound_us / 1e3:.3f} ms",
+        f"{timed}   speed-up {summary.speedup:.2f}x",
+        f"error against float64: {errors}, largest {summary.max_abs_error:.2e}",
+        f"chosen by {choice.solver}: predicted {predicted:.3f} ms, no choice can be under {bound:.3f} ms",
     ]
     lines += [f"  {s.strategy:28} {s.total_us / 1e3:9.3f} ms" for s in choice.strategies]
     tuning = summary.tuning

@@ -30,7 +30,7 @@ TIMM = "timm:"
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """torch's dtype for `fp32`, `fp16`, `bf16` or `fp64`; raises InputError for anything else."""
+    """Torch's dtype for `fp32`, `fp16`, `bf16` or `fp64`; raises InputError for anything else."""
     if name not in DTYPES:
         raise InputError("dtype", name, "one of " + ", ".join(DTYPES))
     return DTYPES[name]

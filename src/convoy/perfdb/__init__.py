@@ -1,8 +1,10 @@
-"""The memory: measurements in SQLite. The only package that writes SQL."""
+"""The memory: measurements in SQLite, shipped results beside the user's. The only package that writes SQL."""
 
 from __future__ import annotations
 
-from convoy.perfdb.database import Database, default_path
+from convoy.perfdb.database import Database, Imported, Info
+from convoy.perfdb.location import default_path
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.transfer import Refusal
 
-__all__ = ["Database", "Measurement", "Status", "default_path"]
+__all__ = ["Database", "Imported", "Info", "Measurement", "Refusal", "Status", "default_path"]

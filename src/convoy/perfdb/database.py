@@ -1,319 +1,344 @@
-"""Database: measurements in one SQLite file. The one module that holds SQL.
-
-Every row is sealed with a checksum, so that a damaged file never gives a wrong figure. A file that cannot be used is moved
-aside with one warning, and what can be read of it is kept; where nothing can be written, the session works in memory.
-"""
+"""Database: what was ever measured, the user's own rows before the shipped ones. The one door to this package."""
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
-import os
-import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from sqlite3 import Connection
+from types import TracebackType
+from typing import Any, Self
 
 from convoy.errors import InputError
-from convoy.perfdb.record import (
-    COLUMNS,
-    KEY_COLUMNS,
-    clip_reason,
-    read_record,
-    read_text,
-    seal_pair,
-    seal_row,
-    to_record,
-)
-from convoy.perfdb.row import Measurement
+from convoy.perfdb import shipped, sql
+from convoy.perfdb.faults import Untouchable
+from convoy.perfdb.location import checked_path, default_path
+from convoy.perfdb.mend import read_contents
+from convoy.perfdb.record import check_digest, clip_reason, read_record, read_target, read_text, target_json, to_record
+from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.store import Store
+from convoy.perfdb.transfer import Incoming, Refusal, file_form, read_file, write_all
+from convoy.target import Target
 
-SCHEMA_VERSION: Final = 1
-BUSY_MS: Final = 30_000
-"""How long a writer waits for another process: sixteen writers at once are through in far less."""
-
-_SQL_TYPES: Final = {str: "TEXT", int: "INTEGER", float: "REAL", bool: "INTEGER"}
-_MEASUREMENTS = ", ".join(f"{name} {_SQL_TYPES[kind]} NOT NULL" for name, kind in COLUMNS.items())
-_SCHEMA: Final = (
-    f"CREATE TABLE IF NOT EXISTS measurements ({_MEASUREMENTS}, seal INTEGER NOT NULL, PRIMARY KEY ({', '.join(KEY_COLUMNS)}))",
-    "CREATE TABLE IF NOT EXISTS texts (key TEXT PRIMARY KEY, text TEXT NOT NULL, seal INTEGER NOT NULL)",
-)
-_PLACES = ", ".join("?" * (len(COLUMNS) + 1))
-_PUT_ROW: Final = f"INSERT OR REPLACE INTO measurements ({', '.join(COLUMNS)}, seal) VALUES ({_PLACES})"  # noqa: S608 - column names are constants
-_PUT_TEXT: Final = "INSERT OR REPLACE INTO texts (key, text, seal) VALUES (?, ?, ?)"
-_SELECT: Final = f"SELECT {', '.join(COLUMNS)}, seal FROM measurements"  # noqa: S608 - column names are constants
+_NONE_SHIPPED: dict[tuple[str, str], list[Measurement]] = {}
 
 
-def default_path() -> Path:
-    """The database in the user's cache folder."""
-    try:
-        from platformdirs import user_cache_path
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import or a merge did.
 
-        return user_cache_path("convoy") / "perf.db"
-    except ImportError:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convoy" / "perf.db"
+    Attributes:
+        measurements: rows written, because they are new or newer than the ones that were there.
+        unchanged: good rows left out, as the database has the same fact with the same or a later date.
+        texts: subgraph texts written.
+        targets: targets written.
+        refused: what was malformed, by line.
+    """
+
+    measurements: int
+    unchanged: int
+    texts: int
+    targets: int
+    refused: tuple[Refusal, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a database holds.
+
+    Attributes:
+        path: the file; empty for a database in memory.
+        in_memory: whether nothing is kept, by wish or because the file cannot be used.
+        schema_version: version of the tables.
+        journal: SQLite's journal mode (`wal`, `delete` or `memory`).
+        size_bytes: size of the file.
+        measurements: number of rows.
+        texts: number of subgraph texts.
+        status: number of rows by status.
+        engine: number of rows by engine.
+        target: number of rows by target's digest.
+        targets: names of the targets that are described, by digest.
+        shipped: digests of the targets that results come with the package for.
+        warnings: what went wrong with the file.
+    """
+
+    path: str
+    in_memory: bool
+    schema_version: int
+    journal: str
+    size_bytes: int
+    measurements: int
+    texts: int
+    status: dict[str, int]
+    engine: dict[str, int]
+    target: dict[str, int]
+    targets: dict[str, str]
+    shipped: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
 
 
 class Database:
-    """Measurements that outlive the session. Safe for several threads and processes; every `put` is one transaction.
+    """Measurements by problem, target and protocol. Use `open`; a context manager; safe for threads, processes and forks.
 
-    Attributes:
-        path: the file; None where the session works in memory.
-        warnings: what the user should know, one line each.
+    A fault of the file never ends a session: see `warnings` and `in_memory`.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path | None, warnings: list[str]) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        self.path = path
-        self.warnings = warnings
+    def __init__(self, path: Path | None, *, shipped: bool, create: bool = True) -> None:
+        self._store = Store(path, create=create)
+        self._with_shipped = shipped
+        self._shipped: dict[str, dict[tuple[str, str], list[Measurement]]] = {}
 
-    @classmethod
-    def open(cls, path: Path | None = None) -> Database:
-        """Open or make the database; a damaged file is moved aside, and its good rows are taken over.
+    @staticmethod
+    def open(path: Path | None = None, *, shipped: bool = True, create: bool = True) -> Database:
+        """Open the database, made where there is none.
 
         Args:
-            path: the file; None: the user's cache folder.
-        """
-        path = path or default_path()
-        warnings: list[str] = []
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            warnings.append(
-                f"database: {path.parent} cannot be made ({error.strerror}); results are kept for this run only"
-            )
-            return cls(_prepare(_connect(":memory:")), None, warnings)
-        try:
-            return cls(_open_file(path), path, warnings)
-        except _NewerError as error:
-            warnings.append(f"database: {path} was written by a newer Convoy ({error}); it is left alone")
-        except sqlite3.OperationalError as error:
-            if path.exists() and not _is_damage(error):
-                return cls._read_only(path, warnings, error)
-            return cls._replace(path, warnings)
-        except sqlite3.DatabaseError:
-            return cls._replace(path, warnings)
-        return cls(_prepare(_connect(":memory:")), None, warnings)
-
-    @classmethod
-    def open_read_only(cls, path: Path) -> Database:
-        """Another database, for reading alone; raises InputError where it is none."""
-        memory = _prepare(_connect(":memory:"))
-        try:
-            with contextlib.closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as source:
-                _copy_rows(source, memory)
-        except sqlite3.Error as error:
-            raise InputError("path", str(path), "a database of measurements", str(error)) from error
-        return cls(memory, None, [])
-
-    @classmethod
-    def _read_only(cls, path: Path, warnings: list[str], error: sqlite3.Error) -> Database:
-        """What cannot be written is read into memory."""
-        warnings.append(f"database: {path} cannot be written ({error}); new results are kept for this run only")
-        memory = _prepare(_connect(":memory:"))
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(_connect(f"{path.absolute().as_uri()}?immutable=1")) as source,
-        ):
-            _copy_rows(source, memory)
-        return cls(memory, None, warnings)
-
-    @classmethod
-    def _replace(cls, path: Path, warnings: list[str]) -> Database:
-        """Move a damaged file aside and start anew with the rows that can still be read."""
-        aside = path.with_name(f"{path.name}.bad-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S}")
-        try:
-            path.replace(aside)
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-            connection = _open_file(path)
-        except (OSError, sqlite3.Error) as error:
-            warnings.append(f"database: {path} is damaged and cannot be replaced ({error}); this run works in memory")
-            return cls(_prepare(_connect(":memory:")), None, warnings)
-        saved = 0
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(_connect(f"{aside.absolute().as_uri()}?immutable=1")) as source,
-        ):
-            saved = _copy_rows(source, connection)
-        warnings.append(f"database: {path} was damaged; it was moved to {aside.name}, {saved} rows were saved")
-        return cls(connection, path, warnings)
-
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-    def lookup(self, problem: str, target: str, protocol: str) -> list[Measurement]:
-        """Rows of a problem on a target by a protocol; rows whose seal is broken are passed over."""
-        where = " WHERE problem = ? AND target = ? AND protocol = ?"
-        return list(self._rows(where, (problem, target, protocol)))
-
-    def rows(self, **wanted: str) -> Iterator[Measurement]:
-        """All rows whose columns have the values given.
+            path: the file; None: `CONVOY_DB`, or `convoy/perf.db` in the user's cache folder.
+            shipped: whether `lookup` falls back to the results that come with the package.
+            create: with False, a file that is not there is not made: the database is empty and in memory.
 
         Raises:
-            InputError: no such column.
+            InputError: if the path is that of a folder or a device.
         """
-        for name in wanted:
-            if name not in COLUMNS:
-                raise InputError("column", name, "one of " + ", ".join(COLUMNS))
-        where = " AND ".join(f"{name} = ?" for name in wanted)
-        yield from self._rows(f" WHERE {where}" if where else "", tuple(wanted.values()))
+        return Database(checked_path(path or default_path()), shipped=shipped, create=create)
 
-    def put(self, rows: Sequence[Measurement], texts: Mapping[str, str] | None = None) -> int:
-        """Keep rows, with the texts of subgraph problems; a row of the same key is replaced. Returns how many were kept.
+    @staticmethod
+    def memory(*, shipped: bool = False) -> Database:
+        """A database that keeps nothing: for tests, and for sessions that must leave no trace."""
+        return Database(None, shipped=shipped)
 
-        A full disk or a file that cannot be written costs the rows and one warning, never the session.
+    @property
+    def path(self) -> Path | None:
+        """The file; None for a database in memory by wish."""
+        return self._store.path
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the session works in memory, by wish or because the file cannot be used."""
+        return self._store.in_memory
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong with the file, one line for each event, for the user to be told."""
+        return self._store.warnings
+
+    def close(self) -> None:
+        """Close the file; results that could not be written before get a last chance."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def lookup(self, problem: str, target: str, protocol: str) -> list[Measurement]:
+        """All rows of a problem, for this target's digest and this protocol's id alone, by engine, version and knobs.
+
+        A shipped row is left out where the user has a row of the same config.
         """
-        records = [to_record(_clipped(row)) for row in rows]
-        values = [(*record.values(), seal_row(record)) for record in records]
-        pairs = [(key, text, seal_pair("texts", key, text)) for key, text in (texts or {}).items()]
-        try:
-            with self._lock, _transaction(self._connection):
-                self._connection.executemany(_PUT_ROW, values)
-                self._connection.executemany(_PUT_TEXT, pairs)
-        except sqlite3.Error as error:
-            line = f"database: results could not be written ({error}); tuning goes on without keeping them"
-            if line not in self.warnings:
-                self.warnings.append(line)
-            return 0
-        return len(values)
+        rows = self._store.read(lambda connection: sql.lookup(connection, problem, target, protocol))
+        own = {row.config for row in rows}
+        rows += [row for row in self._shipped_rows(target).get((problem, protocol), []) if row.config not in own]
+        return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
-    def text(self, key: str) -> str | None:
-        """The text of a subgraph problem, or None."""
-        with self._lock:
-            found = self._connection.execute("SELECT text FROM texts WHERE key = ?", (key,)).fetchone()
-        if found is None:
-            return None
-        try:
-            return read_text(key, found[0])[1]
-        except InputError:
-            return None
-
-    def info(self) -> dict[str, Any]:
-        """Where the database lies and what is in it: rows by status and by target."""
-        with self._lock:
-            statuses = self._connection.execute("SELECT status, count(*) FROM measurements GROUP BY status").fetchall()
-            targets = self._connection.execute("SELECT target, count(*) FROM measurements GROUP BY target").fetchall()
-        return {
-            "path": str(self.path) if self.path else "(in memory)",
-            "schema_version": SCHEMA_VERSION,
-            "rows": sum(count for _, count in statuses),
-            "statuses": dict(sorted(statuses)),
-            "targets": dict(sorted(targets)),
-            "size_bytes": self.path.stat().st_size if self.path and self.path.exists() else 0,
-        }
-
-    def clear(self, **wanted: str) -> int:
-        """Remove rows whose columns have the values given (all, where none are); returns how many."""
-        for name in wanted:
-            if name not in COLUMNS:
-                raise InputError("column", name, "one of " + ", ".join(COLUMNS))
-        where = " AND ".join(f"{name} = ?" for name in wanted)
-        statement = "DELETE FROM measurements" + (f" WHERE {where}" if where else "")
-        with self._lock, _transaction(self._connection):
-            return self._connection.execute(statement, tuple(wanted.values())).rowcount
-
-    def _rows(self, where: str, values: tuple[str, ...]) -> Iterator[Measurement]:
-        try:
-            with self._lock:
-                found = self._connection.execute(_SELECT + where, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            self.warnings.append(f"database: {error}; what it holds is not used")
-            return
-        for values_ in found:
-            row = _unseal(values_)
-            if row is not None:
-                yield row
-
-
-class _NewerError(Exception):
-    """The file has a schema of a later version."""
-
-
-def _connect(location: str) -> sqlite3.Connection:
-    uri = location.startswith("file:")
-    return sqlite3.connect(location, timeout=BUSY_MS / 1e3, check_same_thread=False, isolation_level=None, uri=uri)
-
-
-def _open_file(path: Path) -> sqlite3.Connection:
-    connection = _connect(str(path))
-    try:
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found > SCHEMA_VERSION:
-            raise _NewerError(f"schema {found}, this one reads {SCHEMA_VERSION}")
-        if found and connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise sqlite3.DatabaseError("damaged")
-        return _prepare(connection)
-    except (sqlite3.Error, _NewerError):
-        connection.close()
-        raise
-
-
-def _prepare(connection: sqlite3.Connection) -> sqlite3.Connection:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    with _transaction(connection):
-        for statement in _SCHEMA:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    return connection
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # the disk may be full: SQLite has rolled back by itself then
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _copy_rows(source: sqlite3.Connection, into: sqlite3.Connection) -> int:
-    """Take over every row whose seal is whole."""
-    saved = 0
-    cursor = source.execute(_SELECT)
-    with _transaction(into):
-        while True:
+    def _shipped_rows(self, target: str) -> dict[tuple[str, str], list[Measurement]]:
+        if not self._with_shipped:
+            return _NONE_SHIPPED
+        if target not in self._shipped:
+            found: dict[tuple[str, str], list[Measurement]] = {}
             try:
-                values = cursor.fetchone()
-            except sqlite3.DatabaseError:
-                break
-            if values is None:
-                break
-            if _unseal(values) is not None:
-                into.execute(_PUT_ROW, values)
-                saved += 1
-    return saved
+                for row in shipped.read_shipped(target):
+                    found.setdefault((row.problem, row.protocol), []).append(row)
+            except InputError as error:
+                self.warnings.append(f"shipped results of the target {target} are not used: {error}")
+            self._shipped[target] = found
+        return self._shipped[target]
+
+    def put(
+        self, rows: Iterable[Measurement], texts: Mapping[str, str] | None = None, *, targets: Iterable[Target] = ()
+    ) -> None:
+        """Write rows in one transaction; they are kept when this returns. The same key written again is replaced.
+
+        Args:
+            rows: what was measured; an overlong reason (a compiler's log) is cut.
+            texts: texts of subgraph problems, by key.
+            targets: what the targets' digests stand for.
+
+        Raises:
+            InputError: naming the field of a row that is out of range. Nothing is written then.
+        """
+        records = [{**(record := to_record(row)), "reason": clip_reason(str(record["reason"]))} for row in rows]
+        for record in records:
+            read_record(record)
+        checked = dict(read_text(key, text) for key, text in (texts or {}).items())
+        described = {target.digest: target_json(target) for target in targets}
+        for digest, text in described.items():
+            read_target(digest, text)
+
+        def work(connection: Connection) -> None:
+            sql.put_records(connection, records)
+            sql.put_pairs(connection, "texts", checked)
+            sql.put_pairs(connection, "targets", described)
+
+        self._store.write(work)
+
+    def rows(
+        self, *, problem: str = "", engine: str = "", status: str = "", target: str = "", limit: int | None = None
+    ) -> list[Measurement]:
+        """The user's own rows, a problem's together, the fastest first, failures last.
+
+        Args:
+            problem: part of the problem's key.
+            engine: an engine's id.
+            status: a status word.
+            target: a target's digest or its beginning.
+            limit: most rows to return.
+        """
+        filters = _filters(problem=problem, engine=engine, status=status, target=target)
+        if limit is not None and limit < 0:
+            raise InputError("limit", limit, "a number of rows of at least 0")
+        return self._store.read(lambda connection: sql.select(connection, filters, limit))
+
+    def count(self, *, problem: str = "", engine: str = "", status: str = "", target: str = "") -> int:
+        """How many rows `rows` would return without a limit."""
+        filters = _filters(problem=problem, engine=engine, status=status, target=target)
+        return self._store.read(lambda connection: sql.count(connection, filters))
+
+    def text(self, problem: str) -> str | None:
+        """The text of a subgraph problem, by its key."""
+        return self._store.read(lambda connection: sql.select_pairs(connection, "texts", problem)).get(problem)
+
+    def target(self, digest: str) -> Target | None:
+        """What a target's digest stands for."""
+        text = self._store.read(lambda connection: sql.select_pairs(connection, "targets", digest)).get(digest)
+        return read_target(digest, text) if text is not None else None
+
+    def info(self) -> Info:
+        """Numbers of what there is."""
+        read, path = self._store.read, self.path
+        targets = read(lambda connection: sql.select_pairs(connection, "targets"))
+        exists = path is not None and path.exists()
+        return Info(
+            path=str(path or ""),
+            in_memory=self.in_memory,
+            schema_version=read(sql.schema_version),
+            journal=read(sql.journal),
+            size_bytes=path.stat().st_size if path is not None and exists else 0,
+            measurements=self.count(),
+            texts=len(read(lambda connection: sql.select_pairs(connection, "texts"))),
+            status=read(lambda connection: sql.count_by(connection, "status")),
+            engine=read(lambda connection: sql.count_by(connection, "engine")),
+            target=read(lambda connection: sql.count_by(connection, "target")),
+            targets={digest: str(json.loads(text)["name"]) for digest, text in targets.items()},
+            shipped=tuple(shipped.shipped_targets()) if self._with_shipped else (),
+            warnings=tuple(self.warnings),
+        )
+
+    def export(self, path: Path, *, problem: str = "", engine: str = "", status: str = "", target: str = "") -> int:
+        """Write the user's rows that pass the filters as CSV (rows alone) or JSON lines (texts and targets too), by suffix.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            InputError: for another suffix, and for a file that cannot be written.
+        """
+        file_form(path)
+        rows = self.rows(problem=problem, engine=engine, status=status, target=target)
+        problems, digests = {row.problem for row in rows}, {row.target for row in rows}
+        texts = self._store.read(lambda connection: sql.select_pairs(connection, "texts"))
+        targets = self._store.read(lambda connection: sql.select_pairs(connection, "targets"))
+        write_all(
+            rows,
+            {key: text for key, text in texts.items() if key in problems},
+            {key: text for key, text in targets.items() if key in digests},
+            path,
+        )
+        return len(rows)
+
+    def export_shipped(self, folder: Path, *, target: str = "") -> list[Path]:
+        """Write the user's rows in the form that ships with the package: `TARGET.csv.gz`, one a target."""
+        return shipped.write_shipped(self.rows(target=target), folder)
+
+    def import_(self, path: Path, *, partial: bool = False) -> Imported:
+        """Take in an export (.csv, .jsonl, either with .gz), every row checked, in one transaction; the newest fact wins.
+
+        Args:
+            path: the export.
+            partial: whether good lines are taken in although others are refused; else one bad line refuses the file.
+
+        Raises:
+            InputError: if the file cannot be read or is no export.
+        """
+        return self._take_in(read_file(path), partial)
+
+    def merge(self, path: Path, *, partial: bool = False) -> Imported:
+        """Take in another database, which is only read; rows, checks and arguments as for `import_`.
+
+        Raises:
+            InputError: if there is no performance database at `path`.
+        """
+        source = checked_path(path)
+        try:
+            if source == self.path or not source.is_file():
+                raise InputError("file", str(path), "another performance database")
+            contents = read_contents(source)
+        except (Untouchable, OSError) as error:
+            raise InputError("file", str(path), "a performance database", f"It says: {error}.") from None
+        if contents.damage and not contents.records:
+            raise InputError("file", str(path), "a performance database", f"It says: {contents.damage}.")
+        incoming = Incoming()
+        if contents.damage:
+            incoming.refuse(0, f"the file is damaged: {contents.damage}")
+        for number, record in enumerate(contents.records, 1):
+            incoming.take(number, "measurements", record)
+        for key, text in contents.texts.items():
+            incoming.take(0, "texts", {"key": key, "text": text})
+        for digest, text in contents.targets.items():
+            incoming.take(0, "targets", {"digest": digest, "json": json.loads(text)})
+        return self._take_in(incoming, partial)
+
+    def _take_in(self, incoming: Incoming, partial: bool) -> Imported:
+        if incoming.refused and not partial:
+            return Imported(0, 0, 0, 0, tuple(incoming.refused))
+        records = [to_record(row) for row in incoming.rows]
+
+        def work(connection: Connection) -> int:
+            sql.put_pairs(connection, "texts", incoming.texts)
+            sql.put_pairs(connection, "targets", incoming.targets)
+            return sql.put_records(connection, records, newer_only=True)
+
+        written = self._store.write(work)
+        return Imported(
+            written, len(records) - written, len(incoming.texts), len(incoming.targets), tuple(incoming.refused)
+        )
+
+    def clear(self, *, engine: str = "", target: str = "") -> int:
+        """Delete the user's rows: of one engine, of one target (its whole digest), of both, or everything.
+
+        Returns:
+            The number of rows deleted.
+        """
+        filters = _filters(engine=engine, target=check_digest(target) if target else "")
+        removed = self._store.write(lambda connection: sql.delete(connection, filters))
+        self._store.shrink()
+        return removed
 
 
-def _unseal(values: Sequence[Any]) -> Measurement | None:
-    """The measurement of a stored row; None where it is not what was written."""
-    record = dict(zip(COLUMNS, values[:-1], strict=True))
-    try:
-        for name, kind in COLUMNS.items():
-            if kind is bool:
-                record[name] = bool(record[name])
-        return read_record(record) if seal_row(record) == values[-1] else None
-    except (InputError, TypeError, ValueError):
-        return None
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _clipped(row: Measurement) -> Measurement:
-    import dataclasses
-
-    return dataclasses.replace(row, reason=clip_reason(row.reason))
+def _filters(**words: str) -> dict[str, str]:
+    filters = {name: word for name, word in words.items() if word}
+    if "status" in filters and filters["status"] not in {str(member) for member in Status}:
+        raise InputError("status", filters["status"], "one of " + ", ".join(Status))
+    return filters

@@ -1,0 +1,56 @@
+"""What can be wrong with a database file, sorted by what is to be done about it."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+
+class Damage(Exception):  # noqa: N818 - a finding, not a mistake
+    """The file's contents are not what was written: its good rows move to a new file, it is moved aside."""
+
+
+class Untouchable(Exception):  # noqa: N818 - a finding, not a mistake
+    """The file is whole but not ours to change: of a newer Convoy, or of another program."""
+
+
+class Moved(Exception):  # noqa: N818 - a finding, not a mistake
+    """Another process has put a new file in this one's place."""
+
+
+_DAMAGED: Final = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    # Our statements are constants and valid for the schema: where SQLite finds one wrong, the schema has changed.
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+}
+_UNWRITABLE: Final = {
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOLFS,
+    # Locked by others for longer than the time that we wait.
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+def _primary_code(error: BaseException) -> int:
+    """The low byte of a result code (https://sqlite.org/rescode.html); -1 for what did not come from SQLite itself."""
+    code = getattr(error, "sqlite_errorcode", -1)
+    return code & 0xFF if isinstance(code, int) and code >= 0 else -1
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an exception says that the file's contents cannot be trusted."""
+    return isinstance(error, Damage) or (isinstance(error, sqlite3.Error) and _primary_code(error) in _DAMAGED)
+
+
+def is_unwritable(error: BaseException) -> bool:
+    """Whether an exception says that the file cannot be used now: read-only, out of space, locked, out of reach."""
+    return isinstance(error, OSError) or (isinstance(error, sqlite3.Error) and _primary_code(error) in _UNWRITABLE)

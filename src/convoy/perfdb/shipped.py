@@ -1,0 +1,65 @@
+"""Results that come with the package, one gzip-compressed CSV a target, read when that target is asked for; never written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+from convoy.errors import InputError
+from convoy.perfdb.record import check_digest
+from convoy.perfdb.row import Measurement
+from convoy.perfdb.transfer import read_rows, write_rows
+
+SUFFIX: Final = ".csv.gz"
+
+
+def shipped_folder() -> Traversable:
+    """The folder inside the package."""
+    return files("convoy.perfdb").joinpath("shipped")
+
+
+def shipped_targets(folder: Traversable | None = None) -> list[str]:
+    """Digests of the targets that results are shipped for."""
+    folder = folder or shipped_folder()
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+
+
+def read_shipped(target: str, folder: Traversable | None = None) -> list[Measurement]:
+    """Rows shipped for a target; none where there is no file for it.
+
+    Raises:
+        InputError: if the file is damaged, or holds a row that is malformed or of another target. It is then not used at all.
+    """
+    entry = (folder or shipped_folder()).joinpath(check_digest(target) + SUFFIX)
+    if not entry.is_file():
+        return []
+    with entry.open("rb") as file:
+        rows = read_rows(file, entry.name)
+    for row in rows:
+        if row.target != target:
+            raise InputError(entry.name, row.target, f"rows of the target {target} alone")
+    return rows
+
+
+def write_shipped(rows: Iterable[Measurement], folder: Path) -> list[Path]:
+    """Write rows in the shipped form into `folder`, one file a target; equal rows give equal bytes.
+
+    Returns:
+        The files written.
+    """
+    by_target: dict[str, list[Measurement]] = {}
+    for row in rows:
+        by_target.setdefault(check_digest(row.target), []).append(row)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    for target, own in sorted(by_target.items()):
+        own.sort(
+            key=lambda row: (row.problem, row.protocol, row.config.engine, row.config.version, str(row.config.knobs))
+        )
+        paths.append(folder / (target + SUFFIX))
+        write_rows(own, paths[-1])
+    return paths

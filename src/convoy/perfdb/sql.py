@@ -1,0 +1,336 @@
+"""Every SQL statement of Convoy: schema, migrations, and functions that run them on a connection.
+
+Nothing else in the package writes SQL. Functions raise `Damage` for contents that cannot be trusted and let
+`sqlite3.Error` through; `faults` sorts those.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from convoy.errors import InputError
+from convoy.perfdb.faults import Damage
+from convoy.perfdb.pages import PAGE_BYTES
+from convoy.perfdb.record import COLUMNS, DEFAULTS, KEY_COLUMNS, Value, read_record, seal_pair, seal_row
+from convoy.perfdb.row import Measurement
+
+APPLICATION_ID: Final = 0x436F6E76
+"""`Conv` in ASCII: marks a SQLite file as ours, for us and for file(1)."""
+
+SCHEMA_VERSION: Final = 2
+"""Kept in `PRAGMA user_version`. Version 1 had no table of targets and no mark."""
+
+SCHEMA: Final = """\
+CREATE TABLE measurements (
+  problem TEXT NOT NULL,
+  engine TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  knobs TEXT NOT NULL,
+  target TEXT NOT NULL,
+  protocol TEXT NOT NULL,
+  status TEXT NOT NULL,
+  samples INTEGER NOT NULL,
+  median_us REAL NOT NULL,
+  spread_us REAL NOT NULL,
+  error REAL NOT NULL,
+  workspace_bytes INTEGER NOT NULL,
+  resident_bytes INTEGER NOT NULL,
+  deterministic INTEGER NOT NULL,
+  reason TEXT NOT NULL,
+  versions TEXT NOT NULL,
+  date TEXT NOT NULL,
+  seal INTEGER NOT NULL,
+  PRIMARY KEY (problem, target, protocol, engine, version, knobs)
+);
+CREATE TABLE texts (
+  key TEXT PRIMARY KEY,
+  text TEXT NOT NULL,
+  seal INTEGER NOT NULL
+);
+CREATE TABLE targets (
+  digest TEXT PRIMARY KEY,
+  json TEXT NOT NULL,
+  seal INTEGER NOT NULL
+);
+"""
+"""Tables of the present version. STRICT and WITHOUT ROWID are left out on purpose: the first needs SQLite 3.37, and from
+the second rows could not be salvaged page by page (`pages`)."""
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    f"""\
+CREATE TABLE targets (
+  digest TEXT PRIMARY KEY,
+  json TEXT NOT NULL,
+  seal INTEGER NOT NULL
+);
+PRAGMA application_id = {APPLICATION_ID};
+""",
+)
+"""`MIGRATIONS[i]` is the script that takes version i + 1 to version i + 2. It may append columns with a default (which no
+seal notices), add tables and indices; it never changes or moves a column."""
+
+_FIRST_COLUMNS: Final = 17
+STORED: Final = (*[*COLUMNS][:_FIRST_COLUMNS], "seal", *[*COLUMNS][_FIRST_COLUMNS:])
+"""The order of a stored row's values: the columns of version 1, the seal, then whatever was added since."""
+
+_NAMES: Final = ", ".join(STORED)
+_KEYS: Final = ", ".join(KEY_COLUMNS)
+_UPDATES: Final = ", ".join(f"{name} = excluded.{name}" for name in STORED if name not in KEY_COLUMNS)
+# All parts of the statements below are constants of this package; what users say goes through parameters alone.
+_PUT: Final = (
+    f"INSERT INTO measurements ({_NAMES}) VALUES ({', '.join('?' * len(STORED))}) "  # noqa: S608
+    f"ON CONFLICT ({_KEYS}) DO UPDATE SET {_UPDATES}"
+)
+_PUT_NEWER: Final = _PUT + " WHERE excluded.date > measurements.date"
+_SELECT: Final = f"SELECT {_NAMES} FROM measurements"  # noqa: S608
+_FILTERS: Final = {
+    "problem": "instr(problem, ?) > 0",
+    "engine": "engine = ?",
+    "status": "status = ?",
+    "target": "substr(target, 1, length(?)) = ?",
+}
+_PAIRS: Final = {"texts": ("key", "text"), "targets": ("digest", "json")}
+
+
+def connect(path: Path | str, timeout_s: float = 30.0) -> sqlite3.Connection:
+    """Open a connection that commits each statement by itself and may be used by any thread (one at a time)."""
+    connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in (
+            f"page_size = {PAGE_BYTES}",
+            "secure_delete = ON",
+            "cell_size_check = ON",
+            "trusted_schema = OFF",
+        ):
+            connection.execute("PRAGMA " + pragma)
+    except BaseException:
+        connection.close()
+        raise
+    connection.text_factory = _text
+    return connection
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """Open an existing file for reading alone."""
+    connection = sqlite3.connect(path.as_uri() + "?mode=ro", uri=True, timeout=5.0, isolation_level=None)
+    connection.text_factory = _text
+    return connection
+
+
+def _text(raw: bytes) -> str:
+    """Damaged text becomes other text, which the row's seal finds, instead of an exception from amid a query."""
+    return raw.decode("utf-8", "replace")
+
+
+@contextmanager
+def exclusive(path: Path, timeout_s: float = 30.0) -> Generator[None]:
+    """Hold the lock that `path` names among all processes and threads; the kernel lets go of it for a process that dies.
+
+    SQLite's own lock on a side file that stays empty: it works wherever SQLite works, and knows about threads.
+    """
+    with closing(sqlite3.connect(path, timeout=timeout_s, isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """All or nothing, for every way out, an interrupt by the user among them."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables of the present version in an empty database."""
+    with transaction(connection):
+        _run_script(connection, SCHEMA)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring tables of an older version to the present one: wholly, or not at all."""
+    with transaction(connection):
+        for script in MIGRATIONS[version - 1 :]:
+            _run_script(connection, script)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _run_script(connection: sqlite3.Connection, script: str) -> None:
+    # Connection.executescript would commit the transaction that is under way.
+    for statement in filter(None, map(str.strip, script.split(";\n"))):
+        connection.execute(statement)
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    """The version that the file says it has; 0 for a file without tables."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def application_id(connection: sqlite3.Connection) -> int:
+    """The mark of the program that made the file."""
+    return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether the file holds nothing at all."""
+    return connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+
+
+def has_measurements(connection: sqlite3.Connection) -> bool:
+    """Whether a file has a table of measurements, by the columns of its key."""
+    names = {str(column[1]) for column in connection.execute("PRAGMA table_info(measurements)")}
+    return names.issuperset(KEY_COLUMNS)
+
+
+def layout(connection: sqlite3.Connection) -> list[Any]:
+    """Columns of our tables as SQLite understands them: equal for two files of one schema version."""
+    return [connection.execute(f"PRAGMA table_info({table})").fetchall() for table in ("measurements", *_PAIRS)]
+
+
+def check(connection: sqlite3.Connection) -> None:
+    """Raise Damage unless pages, trees and indices are whole (40 ms for 40,000 rows); seals are checked as rows are read."""
+    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found != "ok":
+        raise Damage(str(found).replace("\n", " "))
+
+
+def set_journal(connection: sqlite3.Connection, *, write_ahead: bool) -> str:
+    """Choose write-ahead logging or the rollback journal; the answer is what the file system let SQLite have."""
+    mode = str(connection.execute("PRAGMA journal_mode = " + ("WAL" if write_ahead else "DELETE")).fetchone()[0])
+    # A commit outlives the process in either mode; only in WAL mode is it safe to leave the disk's flush to checkpoints.
+    connection.execute("PRAGMA synchronous = " + ("NORMAL" if mode == "wal" else "FULL"))
+    return mode
+
+
+def journal(connection: sqlite3.Connection) -> str:
+    """The journal mode in use."""
+    return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+
+
+def put_records(
+    connection: sqlite3.Connection, records: Iterable[Mapping[str, Any]], *, newer_only: bool = False
+) -> int:
+    """Write rows; the same key written again is replaced (with `newer_only`: by a later date alone). Returns how many."""
+    statement, written = _PUT_NEWER if newer_only else _PUT, 0
+    for record in records:
+        sealed = {**record, "seal": seal_row(record)}
+        written += connection.execute(statement, [sealed[name] for name in STORED]).rowcount
+    return written
+
+
+def put_pairs(connection: sqlite3.Connection, table: str, pairs: Mapping[str, str]) -> None:
+    """Write rows of `texts` or `targets`; the same key written again is replaced."""
+    key, text = _PAIRS[table]
+    statement = (
+        f"INSERT INTO {table} ({key}, {text}, seal) VALUES (?, ?, ?) "  # noqa: S608
+        f"ON CONFLICT ({key}) DO UPDATE SET {text} = excluded.{text}, seal = excluded.seal"
+    )
+    connection.executemany(statement, ((k, v, seal_pair(table, k, v)) for k, v in pairs.items()))
+
+
+def lookup(connection: sqlite3.Connection, problem: str, target: str, protocol: str) -> list[Measurement]:
+    """All rows of a problem on a target by a protocol."""
+    statement = _SELECT + " WHERE problem = ? AND target = ? AND protocol = ? ORDER BY engine, version, knobs"
+    return _measurements(connection.execute(statement, (problem, target, protocol)))
+
+
+def select(connection: sqlite3.Connection, filters: Mapping[str, str], limit: int | None = None) -> list[Measurement]:
+    """Rows that pass all filters, a target's and a problem's together, the fastest first, failures last."""
+    where, values = _where(filters)
+    order = " ORDER BY target, problem, protocol, status <> 'ok', median_us, engine, version, knobs LIMIT ?"
+    return _measurements(connection.execute(_SELECT + where + order, (*values, -1 if limit is None else limit)))
+
+
+def select_records(connection: sqlite3.Connection) -> Iterator[dict[str, Value]]:
+    """All rows as they are stored, those too that this version of Convoy does not understand."""
+    return (verified_record(found) for found in connection.execute(_SELECT + " ORDER BY rowid"))
+
+
+def _measurements(found: Iterable[tuple[Any, ...]]) -> list[Measurement]:
+    rows: list[Measurement] = []
+    for values in found:
+        record = verified_record(values)
+        # What a newer Convoy with the same tables wrote (an unknown kind of problem, say) is no damage: it is not for us.
+        with suppress(InputError):
+            rows.append(read_record(record))
+    return rows
+
+
+def count(connection: sqlite3.Connection, filters: Mapping[str, str]) -> int:
+    """How many rows pass all filters."""
+    where, values = _where(filters)
+    found = connection.execute("SELECT count(*) FROM measurements" + where, values)  # noqa: S608
+    return int(found.fetchone()[0])
+
+
+def count_by(connection: sqlite3.Connection, column: str) -> dict[str, int]:
+    """Number of rows by the value of one column."""
+    if column not in COLUMNS:
+        raise InputError("column", column, "one of " + ", ".join(COLUMNS))
+    statement = f"SELECT {column}, count(*) FROM measurements GROUP BY {column} ORDER BY {column}"  # noqa: S608
+    return {str(value): int(number) for value, number in connection.execute(statement)}
+
+
+def delete(connection: sqlite3.Connection, filters: Mapping[str, str]) -> int:
+    """Delete the rows that pass all filters; with none, the texts and targets as well. Returns the number of rows."""
+    where, values = _where(filters)
+    removed = connection.execute("DELETE FROM measurements" + where, values).rowcount  # noqa: S608
+    if not filters:
+        for table in _PAIRS:
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608
+    return removed
+
+
+def shrink(connection: sqlite3.Connection) -> None:
+    """Give the space of deleted rows back to the file system."""
+    connection.execute("VACUUM")
+
+
+def _where(filters: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    terms = [_FILTERS[name] for name in filters]
+    values = [value for name, value in filters.items() for _ in range(_FILTERS[name].count("?"))]
+    return (" WHERE " + " AND ".join(terms) if terms else ""), tuple(values)
+
+
+def select_pairs(connection: sqlite3.Connection, table: str, key: str | None = None) -> dict[str, str]:
+    """Rows of `texts` or `targets`: all, or the one of a key."""
+    column, text = _PAIRS[table]
+    where, values = (f" WHERE {column} = ?", (key,)) if key is not None else ("", ())
+    statement = f"SELECT {column}, {text}, seal FROM {table}{where} ORDER BY {column}"  # noqa: S608
+    return dict(verified_pair(table, found) for found in connection.execute(statement, values))
+
+
+def verified_record(values: tuple[Any, ...]) -> dict[str, Value]:
+    """A row's record from its values as stored; raises Damage unless they are what was written.
+
+    Fewer values than `STORED` names are a row from before the last columns were added.
+    """
+    stored = dict(zip(STORED, values, strict=False))
+    seal = stored.pop("seal", None)
+    try:
+        record = {**DEFAULTS, **{name: COLUMNS[name](value) for name, value in stored.items()}}
+        intact = len(record) == len(COLUMNS) and seal_row(record) == seal
+    except (TypeError, ValueError, OverflowError):
+        intact, record = False, {}
+    if not intact:
+        raise Damage("a row differs from what was written")
+    return {name: record[name] for name in COLUMNS}
+
+
+def verified_pair(table: str, values: tuple[Any, ...]) -> tuple[str, str]:
+    """Key and text from a row of `texts` or `targets`; raises Damage unless they are what was written."""
+    key, text, seal = values
+    if not isinstance(key, str) or not isinstance(text, str) or seal_pair(table, key, text) != seal:
+        raise Damage(f"a row of {table} differs from what was written")
+    return key, text

@@ -1,0 +1,227 @@
+"""The user's database file in use: by many threads and processes, followed when it is replaced, mended when it is damaged.
+
+Three rules make it safe. Every writer, and whoever opens or mends, holds one lock among all processes, so no file is
+replaced under a write. Each write is a transaction of its own. And whatever makes the file unusable (read-only, a full
+disk, a newer version) moves the session into memory, with everything that could be read, and one warning.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from convoy.errors import DatabaseError
+from convoy.perfdb import sql
+from convoy.perfdb.faults import Damage, Moved, Untouchable, is_damage, is_unwritable
+from convoy.perfdb.location import on_shared_file_system
+from convoy.perfdb.mend import Contents, open_sound, read_contents, replace_damaged
+
+Result = TypeVar("Result")
+Work = Callable[[sqlite3.Connection], Result]
+
+_ATTEMPTS: Final = 5
+"""A damaged file is mended once and a replaced one followed once or twice; more says that something keeps breaking it."""
+
+_inherited: list[sqlite3.Connection] = []
+"""Connections that a forked child must neither use nor close (https://sqlite.org/howtocorrupt.html, section 2.6)."""
+
+
+class Store:
+    """A connection to one database file, or to memory.
+
+    Args:
+        path: the file; None for a database in memory.
+        create: whether to make a file that is not there; else such a session works in memory.
+        timeout_s: how long to wait for other processes.
+
+    Attributes:
+        in_memory: whether the session works in memory, by wish or because the file cannot be used.
+        warnings: what went wrong with the file, one line for each event.
+    """
+
+    def __init__(self, path: Path | None, *, create: bool = True, timeout_s: float = 30.0) -> None:
+        self.path, self.in_memory, self.warnings = path, False, list[str]()
+        self._timeout_s, self._lock, self._pid = timeout_s, threading.RLock(), os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._identity, self._closed = (0, 0), False
+        self._save_at_close, self._unsaved = False, list[Work[object]]()
+        if path is None or (not create and not path.exists()):
+            self._use_memory(Contents())
+        else:
+            self._open(path)
+
+    def read(self, work: Work[Result]) -> Result:
+        """Run queries. A damaged file is mended on the way, and the queries run again."""
+        return self._run(work)
+
+    def write(self, work: Work[Result]) -> Result:
+        """Run statements in one transaction. In memory for want of a file, they run once more on the file at `close`."""
+        with self._alone():
+            result = self._run(lambda connection: self._commit(connection, work))
+            if self._save_at_close:
+                self._unsaved.append(work)
+            return result
+
+    def shrink(self) -> None:
+        """Give the space of deleted rows back, unless somebody else is using the file at this moment."""
+        with self._alone():
+            try:
+                sql.shrink(self._current())
+            except sqlite3.Error as error:
+                if not is_unwritable(error):
+                    raise
+
+    def close(self) -> None:
+        """Close the file, after a last try to write what is in memory for want of it. May be called twice."""
+        with self._alone():
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._unsaved and self.path is not None:
+                self._save(self.path)
+
+    def _commit(self, connection: sqlite3.Connection, work: Work[Result]) -> Result:
+        if self.in_memory or self.path is None:
+            with sql.transaction(connection):
+                return work(connection)
+        with sql.exclusive(_lock_path(self.path), self._timeout_s):
+            if self._identity != _identity(self.path):
+                raise Moved
+            with sql.transaction(connection):
+                return work(connection)
+
+    def _run(self, work: Work[Result]) -> Result:
+        with self._alone():
+            for _ in range(_ATTEMPTS):
+                try:
+                    return work(self._current())
+                except Moved:
+                    continue
+                except (Damage, sqlite3.Error, OSError) as error:
+                    if self.in_memory or self.path is None:
+                        raise
+                    self._recover(self.path, error)
+            raise DatabaseError(f"{self.path} is damaged again and again: another program seems to write to it.")
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """The lock among threads, made anew in a forked child: a thread of the parent may have held it at the fork."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.RLock()
+            if self._connection is not None and not self.in_memory:
+                _inherited.append(self._connection)
+                self._connection = None
+        return self._lock
+
+    def _current(self) -> sqlite3.Connection:
+        """The connection, to the file that is at the path now."""
+        if self._closed:
+            raise DatabaseError(f"{self.path or 'the database in memory'} has been closed: open it again to use it.")
+        if self.path is not None and not self.in_memory:
+            if self._connection is not None and self._identity != _identity(self.path):
+                self._connection.close()
+                self._connection = None
+            if self._connection is None:
+                self._open(self.path)
+        assert self._connection is not None
+        return self._connection
+
+    def _open(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with sql.exclusive(_lock_path(path), self._timeout_s):
+                try:
+                    self._connection = self._sound(path, self._timeout_s)
+                except (Damage, sqlite3.Error) as error:
+                    if not is_damage(error):
+                        raise
+                    self._mend(path, error)
+                self._identity = _identity(path)
+        except Untouchable as reason:
+            self._use_memory(Contents())
+            self._warn(f"{path} is left as it is ({reason}); results of this session are kept in memory alone.")
+        except (sqlite3.Error, OSError) as error:
+            self._do_without(path, error)
+
+    def _sound(self, path: Path, timeout_s: float) -> sqlite3.Connection:
+        return open_sound(path, write_ahead=not on_shared_file_system(path), timeout_s=timeout_s)
+
+    def _mend(self, path: Path, error: Exception) -> None:
+        bad, contents = replace_damaged(path)
+        self._connection = self._sound(path, self._timeout_s)
+        self._warn(
+            f"{path} was damaged ({error}): {len(contents.records)} rows were saved, the bad file is now {bad.name}."
+        )
+
+    def _recover(self, path: Path, error: Exception) -> None:
+        """After a failed query: mend the file, or go on in memory; what is neither is a mistake of ours and is raised."""
+        if not is_damage(error):
+            self._do_without(path, error)
+            return
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        try:
+            with sql.exclusive(_lock_path(path), self._timeout_s):
+                # Unless somebody else has mended it while we waited.
+                if self._identity == _identity(path):
+                    self._mend(path, error)
+                    self._identity = _identity(path)
+        except (sqlite3.Error, OSError) as worse:
+            self._do_without(path, worse)
+
+    def _do_without(self, path: Path, error: Exception) -> None:
+        """Go on in memory, with everything that can be read of a file that cannot be written."""
+        if not is_unwritable(error):
+            raise error
+        contents, saved = Contents(), True
+        with suppress(OSError):
+            try:
+                contents = read_contents(path)
+            except Untouchable:
+                saved = False
+        self._use_memory(contents)
+        self._save_at_close = saved
+        self._warn(
+            f"{path} cannot be used for writing ({error}): {len(contents.records)} rows were read from it; new results are "
+            "kept in memory, and written when the session ends if that is possible by then."
+        )
+
+    def _use_memory(self, contents: Contents) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self.in_memory = sql.connect(":memory:"), True
+        sql.create(self._connection)
+        contents.write(self._connection)
+
+    def _save(self, path: Path) -> None:
+        # What prevents it has been told by the warning that sent the session into memory.
+        try:
+            with sql.exclusive(_lock_path(path), 1.0), closing(self._sound(path, 1.0)) as connection:
+                for work in self._unsaved:
+                    with sql.transaction(connection):
+                        work(connection)
+        except (Damage, Untouchable, sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.Error) and not (is_damage(error) or is_unwritable(error)):
+                raise
+
+    def _warn(self, line: str) -> None:
+        self.warnings.append(line)
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode: another pair is another file. (0, 0) where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,238 @@
+"""Rows as text: long-form CSV (rows alone) and JSON lines (rows, texts and targets), plain or gzip-compressed, by suffix.
+
+Whatever is read here is checked as if an enemy had written it: types, ranges, lengths, syntax; each refusal has its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from convoy.errors import InputError
+from convoy.perfdb.record import COLUMNS, DEFAULTS, Value, read_record, read_target, read_text, target_json, to_record
+from convoy.perfdb.row import Measurement
+from convoy.perfdb.sql import SCHEMA_VERSION
+
+SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+
+_LONGEST_LINE: Final = 8 << 20
+"""A text of 2^20 characters, six bytes each where JSON escapes them, and room to spare."""
+_MOST_REFUSALS: Final = 1000
+"""With more bad lines than this, the file is something else."""
+_INTEGER: Final = re.compile(r"[0-9]{1,18}")
+_NUMBER: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One thing that was not taken in: its line in the file (row of a database; 0: the file as a whole) and why not."""
+
+    line: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What a file offers, checked."""
+
+    rows: list[Measurement] = field(default_factory=list[Measurement])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    targets: dict[str, str] = field(default_factory=dict[str, str])
+    refused: list[Refusal] = field(default_factory=list[Refusal])
+
+    def take(self, line: int, table: object, record: Mapping[str, object]) -> None:
+        """Check one record and keep it, or the reason against it.
+
+        Raises:
+            InputError: after a thousand refusals.
+        """
+        try:
+            self._take(table, record)
+        except InputError as error:
+            self.refuse(line, str(error))
+
+    def refuse(self, line: int, reason: str) -> None:
+        """Note why a line was not taken in."""
+        self.refused.append(Refusal(line, reason))
+        if len(self.refused) > _MOST_REFUSALS:
+            raise InputError("file", f"{len(self.refused)} bad lines", "a Convoy export", f"Line {line}: {reason}")
+
+    def _take(self, table: object, record: Mapping[str, object]) -> None:
+        if table == "measurements":
+            self.rows.append(read_record(record))
+        elif table == "texts":
+            key, text = read_text(_word(record, "key"), _word(record, "text"))
+            self.texts[key] = text
+        elif table == "targets":
+            content = json.dumps(record.get("json"))
+            target = read_target(_word(record, "digest"), content)
+            self.targets[target.digest] = target_json(target)
+        elif table == "database":
+            version = record.get("schema_version")
+            if not isinstance(version, int) or version > SCHEMA_VERSION:
+                raise InputError(
+                    "schema_version", version, f"at most {SCHEMA_VERSION}", "Install a newer Convoy to read it."
+                )
+        else:
+            raise InputError("table", table, "one of measurements, texts, targets, database")
+
+
+def _word(record: Mapping[str, object], name: str) -> str:
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise InputError(name, value, "a text")
+    return value
+
+
+def file_form(path: Path) -> tuple[str, bool]:
+    """`csv` or `jsonl`, and whether it is compressed, by the name's suffix; raises InputError for another one."""
+    for suffix in SUFFIXES:
+        if path.name.lower().endswith(suffix):
+            return suffix.removesuffix(".gz")[1:], suffix.endswith(".gz")
+    raise InputError("file", path.name, "a name that ends in one of " + ", ".join(SUFFIXES))
+
+
+def write_rows(rows: Iterable[Measurement], path: Path) -> None:
+    """Write rows alone, as CSV with the columns' names on top."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_cell(value) for value in to_record(row).values()] for row in rows)
+    _write(path, text.getvalue())
+
+
+def _cell(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
+
+
+def write_all(rows: Iterable[Measurement], texts: Mapping[str, str], targets: Mapping[str, str], path: Path) -> None:
+    """Write rows, texts and targets in the form that the suffix names: CSV (rows alone) or JSON lines (everything)."""
+    if file_form(path)[0] == "csv":
+        write_rows(rows, path)
+        return
+    lines: list[dict[str, object]] = [{"table": "database", "schema_version": SCHEMA_VERSION}]
+    lines.extend({"table": "targets", "digest": digest, "json": json.loads(text)} for digest, text in targets.items())
+    lines.extend({"table": "texts", "key": key, "text": text} for key, text in texts.items())
+    lines.extend({"table": "measurements", **to_record(row)} for row in rows)
+    _write(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, compressed where the suffix says so; equal text gives equal bytes."""
+    data = text.encode()
+    if file_form(path)[1]:
+        data = gzip.compress(data, mtime=0)
+    fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        fresh.write_bytes(data)
+        fresh.replace(path)
+    except OSError as error:
+        raise InputError("file", str(path), "a file that can be written", f"It says: {error}.") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def read_rows(file: IO[bytes], name: str) -> list[Measurement]:
+    """Rows of a CSV file of which every line is good.
+
+    Raises:
+        InputError: naming the first line that is not.
+    """
+    incoming = _read(file, name)
+    for refusal in incoming.refused:
+        raise InputError(name, f"line {refusal.line}", "well-formed rows", refusal.reason)
+    return incoming.rows
+
+
+def read_file(path: Path) -> Incoming:
+    """Everything that an export offers.
+
+    Raises:
+        InputError: if it is not there, cannot be decoded, or is no export at all.
+    """
+    file_form(path)
+    try:
+        with path.open("rb") as file:
+            return _read(file, path.name)
+    except OSError as error:
+        raise InputError("file", str(path), "an export that can be read", f"It says: {error}.") from None
+
+
+def _read(file: IO[bytes], name: str) -> Incoming:
+    form, compressed = file_form(Path(name))
+    incoming = Incoming()
+    try:
+        with gzip.GzipFile(fileobj=file) if compressed else file as raw:
+            lines = _lines(io.TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8-sig", newline=""), name)
+            if form == "csv":
+                _read_csv(lines, name, incoming)
+            else:
+                _read_json_lines(lines, incoming)
+    except UnicodeDecodeError as error:
+        raise InputError(name, f"bytes at {error.start}", "text in UTF-8") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(name, str(error), "a whole gzip file") from None
+    return incoming
+
+
+def _lines(text: io.TextIOWrapper, name: str) -> Iterator[str]:
+    while line := text.readline(_LONGEST_LINE):
+        if len(line) >= _LONGEST_LINE:
+            raise InputError(name, line[:80], f"lines of less than {_LONGEST_LINE} characters")
+        yield line
+
+
+def _read_csv(lines: Iterator[str], name: str, incoming: Incoming) -> None:
+    reader = csv.reader(lines, strict=True)
+    header = next(reader, list[str]())
+    needed = [column for column in COLUMNS if column not in DEFAULTS]
+    if len(set(header)) < len(header) or not set(needed) <= set(header) <= set(COLUMNS):
+        raise InputError(name, ",".join(header), "a first line with the columns " + ",".join(COLUMNS))
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            incoming.refuse(line, str(error))
+            continue
+        if len(cells) == len(header):
+            incoming.take(line, "measurements", {c: _from_cell(c, cell) for c, cell in zip(header, cells, strict=True)})
+        elif cells:
+            incoming.refuse(line, f"got {len(cells)} values, expected {len(header)}")
+
+
+def _from_cell(column: str, cell: str) -> Value:
+    """The value of a CSV cell; what does not read as the column's type stays text, which the check then refuses."""
+    kind = COLUMNS[column]
+    if kind is bool and cell in ("true", "false"):
+        return cell == "true"
+    if kind is int and _INTEGER.fullmatch(cell):
+        return int(cell)
+    return float(cell) if kind is float and _NUMBER.fullmatch(cell) else cell
+
+
+def _read_json_lines(lines: Iterator[str], incoming: Incoming) -> None:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            incoming.refuse(number, f"no JSON: {error}")
+            continue
+        if not isinstance(record, dict):
+            incoming.refuse(number, "no JSON object")
+            continue
+        values = cast("dict[str, Any]", record)
+        incoming.take(number, values.pop("table", None), values)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from convoy.errors import InputError
 from convoy.graph import verify as verify_module
 from convoy.graph.ir import Graph, Node, Ref, Symbol, Value
-from convoy.graph.text import parse_graph
+from convoy.graph.text import parse_graph, print_graph
 from convoy.graph.verify import RULES, verify
 from convoy.problem import TensorSpec
 
@@ -155,3 +156,14 @@ def test_every_rule_is_stated(rule: str):
 @pytest.mark.parametrize("symbol", ["dtype.bool", "layout.strided", "device.inputs", "memory_format.nhwc"])
 def test_known_symbols_pass(symbol: str):
     verify(with_args("relu", Ref("conv"), (Symbol(symbol),)))
+
+
+def test_the_page_about_graphs_states_every_rule_and_shows_a_good_graph():
+    page = (Path(__file__).parents[3] / "docs" / "graph.md").read_text()
+    for rule in RULES:
+        assert f"`{rule.__name__}`" in page
+    lines = [line.removeprefix("    ") for line in page.splitlines() if line.startswith("    ")]
+    text = "\n".join(lines) + "\n"
+    graph = parse_graph(text)
+    verify(graph)
+    assert print_graph(graph) == text

@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from convoy.engines.base import Executable
 from convoy.measurement.data import Data, dense, in_layout, make_data, oracle, result_specs, tensor_specs, terms_norm
 from convoy.measurement.guards import Guarded, Trial, checksum, overrun, run_guarded
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "checksum",
     "in_layout",
+    "judge",
     "make_data",
     "oracle",
     "overrun",
@@ -189,6 +191,34 @@ def check(
             reason = f"error {error:.3g} over {limit:.3g}; {_first_wrong(index, found, wanted, wrong)}"
             return Verdict(False, error, limit, reason)
     return Verdict(True, worst, limit)
+
+
+def judge(
+    executable: Executable,
+    family: str,
+    problem: Problem,
+    data: Data,
+    kind: str,
+    *,
+    exact: Sequence[torch.Tensor] | None = None,
+    tf32: bool = False,
+) -> Verdict:
+    """Launch once on guarded buffers full of garbage, and hold what comes out against the oracle.
+
+    Args:
+        executable: what to try; whatever it raises passes through.
+        family: its engine's family.
+        problem: what it computes.
+        data: from `make_data(problem, seed, kind)`.
+        kind: the data's kind.
+        exact: the oracle's results, where they are known already.
+        tf32: whether TF32 products are allowed.
+    """
+    trial = run_guarded(executable, problem, data)
+    if trial.fault:
+        return Verdict(False, math.inf, bound(problem, family, tf32=tf32), trial.fault)
+    wanted = oracle(problem, data) if exact is None else exact
+    return check(problem, family, trial.results, wanted, kind, tf32=tf32, data=data)
 
 
 def _error(

@@ -1,0 +1,193 @@
+"""Every engine over one list of problems: where it says yes it is right, and where it says no it says why."""
+
+import threading
+from functools import lru_cache
+
+import pytest
+import torch
+from conv_cases import LINEAR, ODD, OTHERS, SHAPES, of_dtype, variants
+from planted import FAULTS, AccumulatesInHalf, Right
+
+from convoy.engines.base import Buffers
+from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.measurement.accuracy import judge, make_data, oracle
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Knobs
+from convoy.support import Support
+from convoy.target import Target
+
+H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
+CPU = detect_target("cpu")
+
+
+@lru_cache(maxsize=4096)
+def data_and_oracle(problem, kind):
+    data = make_data(problem, 1, kind)
+    return data, oracle(problem, data)
+
+
+def engines():
+    return [pytest.param(load_engine(name), id=name) for name in MANIFEST]
+
+
+def faults_of(engine, problem, kinds=("integer", "normal")):
+    """What is wrong with an engine on a problem: each knob setting built, checked on each kind of data; in words."""
+    found = []
+    for knobs in engine.space(problem, CPU):
+        executable = engine.build(problem, knobs, CPU)
+        if executable.workspace_bytes != engine.workspace_bytes(problem, knobs):
+            found.append(f"{problem} [{knobs}] workspace {executable.workspace_bytes}, announced otherwise")
+        for kind in kinds:
+            data, exact = data_and_oracle(problem, kind)
+            verdict = judge(executable, engine.family, problem, data, kind, exact=exact)
+            if not verdict.ok:
+                found.append(f"{problem} [{knobs}] on {kind} data: {verdict.reason}")
+    return found
+
+
+@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_yes_is_kept_on_convolutions(engine, shape):
+    faults = []
+    for problem in variants(SHAPES[shape]):
+        if engine.supports(problem, CPU):
+            faults += faults_of(engine, problem)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_yes_is_kept_on_everything_else(engine):
+    faults = []
+    for problem in (*LINEAR, *OTHERS, *ODD[:-2]):
+        if engine.supports(problem, CPU):
+            faults += faults_of(engine, problem)
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_cancelling_sums_keep_the_bound_against_their_terms(engine):
+    faults = []
+    for shape in ("3x3 long reduction", "3x3 padded", "grouped 5x5", "1x1"):
+        for problem in (of_dtype(SHAPES[shape], "fp32"), of_dtype(SHAPES[shape], "fp16").with_layout("nhwc")):
+            if engine.supports(problem, CPU):
+                faults += faults_of(engine, problem, ("cancelling",))
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("target", [CPU, H100], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("engine", engines())
+def test_support_is_a_value_with_a_reason(engine, target):
+    problems = [p for shape in SHAPES.values() for p in variants(shape)] + LINEAR + OTHERS + ODD
+    for problem in problems:
+        support = engine.supports(problem, target)
+        assert isinstance(support, Support)
+        if support:
+            knobs = list(engine.space(problem, target))
+            assert knobs, f"{engine.id} does {problem} but offers no knobs"
+            assert len(set(knobs)) == len(knobs)
+            assert all(Knobs.parse(str(k)) == k for k in knobs)
+            assert knobs == list(engine.space(problem, target))
+            assert all(engine.workspace_bytes(problem, k) >= 0 for k in knobs)
+        else:
+            assert "\n" not in support.reason
+            assert 8 <= len(support.reason) <= 200, support.reason
+
+
+def test_the_baseline_does_every_problem_of_the_list():
+    baseline = load_engine("aten")
+    problems = [p for shape in SHAPES.values() for p in variants(shape)] + LINEAR + OTHERS
+    assert [p for p in problems if not baseline.supports(p, CPU)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("gemm", 29),
+        ("pointwise", 4),
+        ("winograd2", 8),
+        ("winograd4", 8),
+        ("fft", 29),
+        ("fft_tiled", 15),
+        ("onednn", 25),
+    ],
+)
+def test_an_engine_does_what_it_is_for(name, least):
+    engine = load_engine(name)
+    if name == "onednn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch was built without oneDNN")
+    assert sum(bool(engine.supports(of_dtype(shape, "fp32"), CPU)) for shape in SHAPES.values()) >= least
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_launches_repeat_to_the_bit_and_share_no_state_between_threads(engine):
+    problem = next((p for shape in SHAPES.values() for p in variants(shape) if engine.supports(p, CPU)), None)
+    if problem is None or problem.direction != "fprop":
+        return
+    executable = engine.build(problem, engine.space(problem, CPU)[0], CPU)
+    inputs = [make_data(problem, seed) for seed in (1, 2)]
+    packed = [executable.pack(data.constants) for data in inputs]
+
+    def launch(index):
+        empty = torch.empty(problem.y_spec.shape)
+        results = [None if executable.allocates_results else empty.contiguous(memory_format=_format(problem))]
+        size = executable.workspace_bytes
+        buffers = Buffers(inputs[index].args, results, packed[index])
+        executable.launch(buffers, torch.empty(size, dtype=torch.uint8) if size else None)
+        return buffers.results[0]
+
+    alone = [launch(0), launch(1)]
+    assert executable.resident_bytes(packed[0]) >= 0
+    wrong = []
+
+    def work(index):
+        for _ in range(20):
+            if executable.deterministic and not torch.equal(launch(index), alone[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def _format(problem):
+    return torch.channels_last if problem.layout == "nhwc" else torch.contiguous_format
+
+
+BIASED = Epilogue(bias=True, residual=True, activation="relu")
+FAULTY = [
+    ConvProblem(2, 6, 14, 13, 8, 3, 3, 1, 1, epilogue=BIASED, numerics="strict"),
+    ConvProblem(2, 6, 14, 13, 8, 3, 3, 2, 1, 1, 2, 2, 1, epilogue=BIASED, numerics="strict"),
+    ConvProblem(2, 6, 14, 13, 8, 3, 3, 1, 1, groups=2, epilogue=BIASED, numerics="strict"),
+    ConvProblem(1, 256, 7, 7, 8, 3, 3, 1, 1, epilogue=BIASED, numerics="strict"),
+]
+"""Between them they have what the planted faults get wrong."""
+
+
+def caught(executable, family, problem, kinds=("integer", "normal", "cancelling")):
+    """The kinds of data on which a fault shows."""
+    return [k for k in kinds if not judge(executable, family, problem, make_data(problem, 5, k), k).ok]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_without_a_fault_nothing_is_caught(layout, dtype):
+    for problem in FAULTY:
+        laid = of_dtype(problem, dtype).with_layout(layout)
+        assert caught(Right(laid), "direct", laid) == []
+
+
+@pytest.mark.parametrize("family", ["direct", "winograd"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_every_planted_fault_is_caught(fault, layout, family):
+    problems = [problem.with_layout(layout) for problem in FAULTY]
+    applicable = [p for p in problems if p.groups == 1 or fault.__name__ != "AccumulatesInHalf"]
+    assert any(caught(fault(p), family, p, ("integer", "normal")) for p in applicable)
+
+
+def test_sums_in_fp16_are_caught_on_fp16_tensors_too():
+    problem = of_dtype(ConvProblem(1, 512, 7, 7, 8, 3, 3, 1, 1), "fp16")
+    assert caught(AccumulatesInHalf(problem), "implicit_gemm", problem, ("normal",))

@@ -39,18 +39,18 @@ def tensor_support(view: View) -> Support:
     return Support.yes()
 
 
-def tile_space(view: View, units: int, planes: int = 1, limit: int = 24) -> list[Tile]:
-    """Tiles worth trying, the likely best first, all with dependent launch.
+def tile_space(view: View, units: int, limit: int = 24) -> list[Tile]:
+    """Tiles worth trying, the likely best first, all with dependent launch, those without split with weights fetched ahead.
 
-    The best few follow with weights fetched ahead of its wait as well, and the best two without it.
+    The best few follow with the other choice of fetching, and the best two without dependent launch.
     """
     smallest = 32 if view.k <= 32 else 64
     tiles = candidate_tiles(
-        view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=units, planes=planes,
-        limit=limit,
+        view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(smallest, 128), units=units, limit=limit,
     )  # fmt: skip
-    ahead = [replace(tile, pdl=True, prefetch=True) for tile in tiles[:4]]
-    return [*(replace(tile, pdl=True) for tile in tiles), *ahead, *tiles[:2]]
+    first = [replace(tile, pdl=True, prefetch=tile.split == 1) for tile in tiles]
+    other = [replace(tile, prefetch=not tile.prefetch) for tile in first[:4]]
+    return [*first, *other, *tiles[:2]]
 
 
 class SwappedEngine(Engine):

@@ -114,6 +114,7 @@ class SwappedExecutable(Executable):
         from convoy.engines.triton.kernels.swapped import swapped_conv
 
         tile, view, split = self.tile, self.view, self.splits > 1
+        fetch = tile.prefetch and not interpreting()
         fused = Epilogue() if split else self.epilogue
         signature = {
             "x": box_type(dtype, self.x_box),
@@ -121,7 +122,7 @@ class SwappedExecutable(Executable):
             "y": box_type("fp32" if split else dtype, self.y_box),
             "residual": box_type(dtype, self.y_box) if fused.residual else "none",
             "bias": f"*{dtype}" if fused.bias else "none",
-            "w_bytes": "*i8" if tile.prefetch else "none",
+            "w_bytes": "*i8" if fetch else "none",
         } | dict.fromkeys(_SIZES, "i32")
         constants: dict[str, Any] = {
             "S": view.s, "STRIDE_H": view.stride_h if view.strided else 1,
@@ -130,7 +131,7 @@ class SwappedExecutable(Executable):
             "BLOCK_C": tile.block_c, "ACTIVATION": fused.activation, "PRECISION": "tf32",
             "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype], "SPLIT": split,
             "WAIT": tile.pdl and not interpreting(), "TRIGGER": (split or tile.pdl) and not interpreting(),
-            "PREFETCH_BYTES": tile.block_k * tile.block_c * view.bytes_each if tile.prefetch else 0, "WARPS": tile.warps,
+            "PREFETCH_BYTES": tile.block_k * tile.block_c * view.bytes_each if fetch else 0, "WARPS": tile.warps,
         }  # fmt: skip
         return Build(engine, swapped_conv, signature, constants, ["bias", "w_bytes"], tile.warps, tile.stages, tile.pdl)
 

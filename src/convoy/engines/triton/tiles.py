@@ -23,6 +23,7 @@ _MEMORY_BYTES_NS = 4200.0
 _PARTIAL_BYTES_NS = 3470.0
 _LAUNCH_US = 0.56
 _AHEAD_US = 0.54
+_FETCHED_US = 0.19
 _REDUCE_US = 0.60
 _FILL_US = 1.94
 _STORE_US = 0.18 / 8192
@@ -172,7 +173,9 @@ def estimate_us(view: View, tile: Tile, units: int, planes: int = 1) -> float:
     time = _LAUNCH_US + a_sm * each * step_ns / 1000 + _FILL_US * math.sqrt(-(-a_sm // resident))
     time += (weight_bytes + x_bytes + y_bytes) / _MEMORY_BYTES_NS / 1000
     time += _STORE_US * max(0, a_sm - 1) * tile.block_k * tile.pixels - _AHEAD_US * tile.pdl
-    if splits > 1:
+    if splits == 1:
+        time -= _FETCHED_US * tile.prefetch
+    else:
         time += _REDUCE_US + 8.0 * splits * view.pixels * view.k / _PARTIAL_BYTES_NS / 1000
     return time
 

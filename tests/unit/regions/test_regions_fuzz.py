@@ -19,7 +19,7 @@ from convoy.problem import ConvProblem, Epilogue, LinearProblem, SubgraphProblem
 from convoy.regions import Region, propose
 
 LAYOUTS = ("nchw", "nhwc")
-SEEDS = range(80)
+SEEDS = range(50)
 
 DRAWN_ACTIVATIONS: list[tuple[str, tuple[Arg, ...]]] = [
     ("aten.relu.default", ()),

@@ -22,7 +22,6 @@ _LAZY = {
     "optimize": "convoy.pipeline",
     "load": "convoy.pipeline",
     "conv2d": "convoy.functional",
-    "engines": "convoy.functional",
 }
 
 __all__ = [
@@ -44,6 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "engines":  # a package that can be called, so that it is the same thing before and after its import
+        return importlib.import_module("convoy.engines")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'convoy' has no attribute {name!r}")

@@ -70,6 +70,8 @@ def problem_of(
 ) -> ConvProblem:
     """The problem; raises InputError naming the argument."""
     strides, dilations = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
+    if isinstance(groups, (tuple, list)):
+        raise InputError("groups", groups, "an integer of at least 1")
     (group_count,) = _integers("groups", groups, 1)
     k, per_group, r, s = weight.shape
     n, c, h, w = x.shape if x.dim() == 4 else (1, *x.shape)

@@ -140,9 +140,8 @@ def test_launches_repeat_to_the_bit_and_share_no_state_between_threads(engine):
     wrong = []
 
     def work(index):
-        for _ in range(20):
-            if executable.deterministic and not torch.equal(launch(index), alone[index]):
-                wrong.append(index)
+        same = [torch.equal(launch(index), alone[index]) for _ in range(20)]
+        wrong.extend(index for right in same if executable.deterministic and not right)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
     for thread in threads:

@@ -62,7 +62,7 @@ def test_integer_sums_are_exact_in_any_order(problem, dtype):
 def test_integer_sums_come_near_the_limit_and_use_every_tap():
     data = make_data(of_dtype(EXACT_CASES[0], "bf16"), 3, "integer")
     used = (data.constants[0] != 0).float()
-    assert 20 <= float(used.flatten(1).sum(1).min())
+    assert float(used.flatten(1).sum(1).min()) >= 20
     assert float(used.sum(1).amax(0).min()) > 0
     plain = make_data(ConvProblem(1, 64, 3, 3, 8, 3, 3), 3, "integer")
     assert bool((plain.constants[0] != 0).all())

@@ -80,7 +80,7 @@ class BuilderPool:
         for _ in self._threads:
             self._jobs.put(None)
         for worker in workers:
-            worker.end()
+            worker.kill()
         for thread in self._threads:
             thread.join()
 

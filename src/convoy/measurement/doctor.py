@@ -1,29 +1,46 @@
-"""What is installed and found on this machine, as data for `convoy doctor`."""
+"""What is installed and found on this machine, and what is missing for which engine: plain data for `convoy doctor`."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
-from convoy.measurement.detect import detect_target, installed
+from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.errors import InputError
+from convoy.measurement.detect import compiler_version, cuda_absence, detect_target, installed
+from convoy.measurement.task import ask
+from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
+from convoy.target import Target
 
-PACKAGES = (
+PACKAGES: Final = (
     ("torch", "everything"),
     ("torchvision", "models by name"),
     ("timm", "models as timm:NAME"),
     ("highspy", "the exact solver"),
-    ("triton", "the triton engines and Inductor on GPUs"),
-    ("nvidia-cudnn-frontend", "every cuDNN plan as an engine of its own"),
+    ("triton", "the triton engines, and Inductor on GPUs"),
+    ("nvidia-cudnn-frontend", "every cuDNN plan as a candidate of its own"),
+    ("plotly", "charts in the HTML report"),
     ("platformdirs", "the usual place for the database"),
 )
 """Distribution, and what it is needed for."""
 
+_GPU_PACKAGES: Final = frozenset({"triton", "nvidia-cudnn-frontend"})
+"""Of no use without a GPU, and not missed there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for: what, what was found, what that means, and whether it is there."""
+    """One thing that was looked for.
+
+    Attributes:
+        what: its name.
+        found: what was found, in a few words.
+        means: what it is needed for, or what its absence means.
+        ok: whether nothing is missing.
+    """
 
     what: str
     found: str
@@ -32,23 +49,86 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """Look at devices, packages and compilers."""
-    rows = [_device("cpu"), _device("cuda")]
-    for package, purpose in PACKAGES:
-        version = installed(package)
-        rows.append(Finding(package, version or "not installed", f"needed for {purpose}", bool(version)))
-    compiler = shutil.which("g++") or shutil.which("clang++") or ""
-    rows.append(Finding("C++ compiler", compiler or "none", "needed for Inductor on CPUs", bool(compiler)))
-    onednn = torch.backends.mkldnn.is_available()
-    rows.append(Finding("oneDNN", "yes" if onednn else "no", "needed for the onednn engine", onednn))
-    return rows
+    """Look at devices, packages, compilers and engines. Measures nothing and builds nothing."""
+    targets = [detect_target("cpu")]
+    absence = cuda_absence()
+    if not absence:
+        targets.append(detect_target("cuda"))
+    rows = [_device(target) for target in targets]
+    if absence:
+        rows.append(Finding("GPU", f"none: {absence}", "engines for GPUs say no", ok=False))
+    rows += [_package(name, purpose, gpu=not absence) for name, purpose in PACKAGES]
+    compiler = compiler_version()
+    rows.append(Finding("C++ compiler", compiler or "none", "needed for Inductor on CPUs", ok=bool(compiler)))
+    rows.append(_onednn(targets[0]))
+    return rows + [_engine(engine, targets) for engine in MANIFEST]
 
 
-def _device(device: str) -> Finding:
-    if device == "cuda" and not torch.cuda.is_available():
-        return Finding("GPU", "none that torch can use", "engines for GPUs say no", False)
-    target = detect_target(device)
-    size = (
-        f"{target.units} {'multiprocessors' if device == 'cuda' else 'threads'}, {target.memory_bytes / 2**30:.0f} GiB"
+def _device(target: Target) -> Finding:
+    gpu = target.device == "cuda"
+    size = f"{target.units} {'multiprocessors' if gpu else 'threads'}, {target.memory_bytes / 2**30:.0f} GiB"
+    cache = f", {target.cache_bytes / 2**20:.0f} MiB of cache" if target.cache_bytes else ""
+    versions = " ".join(f"{name} {version}" for name, version in target.versions)
+    means = f"target {target.digest}: {versions}"
+    return Finding("GPU" if gpu else "CPU", f"{target.name} ({target.arch}), {size}{cache}", means, ok=True)
+
+
+def _package(name: str, purpose: str, *, gpu: bool) -> Finding:
+    version = installed(name)
+    needless = name in _GPU_PACKAGES and not gpu
+    return Finding(name, version or "not installed", f"needed for {purpose}", ok=bool(version) or needless)
+
+
+def _onednn(cpu: Target) -> Finding:
+    there = torch.backends.mkldnn.is_available()
+    found = cpu.version("onednn") or "yes"
+    return Finding("oneDNN", found if there else "not in this PyTorch", "needed for the onednn engine", ok=there)
+
+
+def _engine(engine: str, targets: Sequence[Target]) -> Finding:
+    """Which devices an engine works on; where it works on none, the reason that it gives for the last of them."""
+    try:
+        instance = load_engine(engine)
+    except (ImportError, AttributeError, InputError) as error:
+        return Finding(f"engine {engine}", "cannot be loaded", f"{type(error).__name__}: {error}", ok=False)
+    devices: list[str] = []
+    reason = ""
+    for target in targets:
+        answers = [ask(instance, problem, target)[0] for problem in sample_problems()]
+        if any(answers):
+            devices.append(target.device)
+        else:
+            reason = answers[0].reason
+    found = "works on " + " and ".join(devices) if devices else "works on nothing here"
+    return Finding(f"engine {engine}", found, instance.family if devices else reason, ok=bool(devices))
+
+
+def sample_problems() -> list[Problem]:
+    """Ordinary problems of every kind: an engine that is whole can do one of them."""
+    sizes = {
+        "3x3": ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, epilogue=Epilogue(bias=True)),
+        "1x1": ConvProblem(1, 64, 56, 56, 256, 1, 1),
+        "depthwise": ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, groups=64),
+        "first": ConvProblem(1, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2),
+    }
+    convolutions: list[Problem] = [
+        _of(problem, layout, dtype, numerics)
+        for problem in sizes.values()
+        for layout in ("nchw", "nhwc")
+        for dtype, numerics in (("fp32", "strict"), ("fp32", "as_torch"), ("fp16", "half"))
+    ]
+    linear = [LinearProblem(1, 1024, 1024), LinearProblem(1, 1024, 1024, "fp16", "half")]
+    return [*convolutions, *linear, LayoutProblem(TensorSpec((1, 64, 56, 56), "fp32"), "nchw", "nhwc"), _pooling()]
+
+
+def _of(problem: ConvProblem, layout: str, dtype: str, numerics: str) -> ConvProblem:
+    return replace(problem, layout=layout, x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype, numerics=numerics)
+
+
+def _pooling() -> SubgraphProblem:
+    text = (
+        "graph 1\ninput %x: fp32[1,64,56,56]\n"
+        "%y: fp32[1,64,28,28] = aten.max_pool2d.default(%x, (2, 2), (2, 2))\n"
+        "%z: fp32[1,64,28,28] = aten.relu.default(%y)\nreturn %z\n"
     )
-    return Finding("GPU" if device == "cuda" else "CPU", f"{target.name} ({target.arch}), {size}", "tuned for", True)
+    return SubgraphProblem(text, label="max_pool2d relu")

@@ -96,13 +96,17 @@ class WorkerProcess:
                 if isinstance(message, dict):
                     return message
 
-    def end(self) -> None:
-        """Kill the process with everything that it started, and wait for it."""
+    def kill(self) -> None:
+        """Kill the process with everything that it started. Whoever waits in `receive` learns that it has ended."""
         if self._process.poll() is None:
             if hasattr(os, "killpg"):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process, wait for it and close everything; for the thread that uses it alone."""
+        self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._said):
             if pipe is not None:
@@ -140,10 +144,13 @@ def _signal_name(number: int) -> str:
 
 
 def _last_words(text: str) -> str:
-    """What faulthandler said of a crash, or else the last lines."""
+    """What faulthandler said of a crash, of the thread that crashed, or else the last lines."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    crash = [index for index, line in enumerate(lines) if line.startswith("Fatal Python error")]
-    return "\n".join(lines[crash[-1] :][:_SAID_LINES] if crash else lines[-_SAID_LINES:])
+    crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if crash is None:
+        return "\n".join(lines[-_SAID_LINES:])
+    thread = next((i for i, line in enumerate(lines) if line.startswith("Current thread")), crash + 1)
+    return "\n".join([lines[crash], *lines[thread : thread + _SAID_LINES]])
 
 
 def greeting(target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str) -> dict[str, Any]:

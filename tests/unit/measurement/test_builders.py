@@ -1,0 +1,52 @@
+import faulty_engines as engines
+
+from convoy.measurement import detect_target
+from convoy.measurement.builders import BuilderPool
+from convoy.measurement.child import ChildRunner
+from convoy.measurement.runner import Request
+from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
+from convoy.target import Target
+
+PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
+ENTRIES = engines.extra(engines.Builder, engines.Right)
+
+
+def request(*tiles):
+    return Request(PROBLEM, tuple(EngineConfig("builder", 1, Knobs.of(tile=tile)) for tile in tiles), 3)
+
+
+def test_candidates_are_built_once_elsewhere_and_crashes_are_left_to_the_clock(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    pool = BuilderPool(detect_target("cpu"), ENTRIES, timeout_s=20.0, most=1)
+    try:
+        trusted = Request(PROBLEM, (EngineConfig("right"),), 3)
+        pool.submit([request(1, 13, 2), trusted, request(2, 3)])
+        pool.wait(request(1, 13, 2, 3))
+        built = sorted(path.name.split("-") for path in tmp_path.iterdir())
+        assert sorted(tile for _, tile in built) == ["1", "13", "2", "3"]
+        assert len({pid for pid, _ in built}) == 2  # the one that crashed was replaced
+        pool.submit([request(1, 2, 3)])
+        pool.wait(request(1, 2, 3))
+        assert len(list(tmp_path.iterdir())) == 4
+    finally:
+        pool.close()
+        pool.close()
+
+
+def test_a_closed_pool_keeps_nobody_waiting():
+    pool = BuilderPool(detect_target("cpu"), ENTRIES, timeout_s=20.0, most=2)
+    pool.submit([request(1, 2, 3, 4, 5)])
+    pool.close()
+    pool.wait(request(1, 2, 3, 4, 5))
+    assert not any(thread.is_alive() for thread in pool._threads)
+
+
+def test_only_a_gpu_has_builders():
+    runner = ChildRunner(detect_target("cpu"), extra_engines=ENTRIES)
+    runner.prepare([request(1)])
+    assert runner._builders is None
+    runner = ChildRunner(Target("cuda", "test", "sm_90", 1, 1, 1), extra_engines=ENTRIES)
+    runner.prepare([Request(PROBLEM, (EngineConfig("right"),), 3)])
+    assert runner._builders is not None
+    assert not runner._builders._threads  # nothing to compile, nothing started
+    runner.close()

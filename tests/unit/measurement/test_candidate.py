@@ -1,0 +1,265 @@
+import faulty_engines as engines
+import pytest
+import torch
+
+from convoy.errors import CompileError
+from convoy.measurement.candidate import (
+    REASON_CHARACTERS,
+    Bench,
+    Failure,
+    aligned_bytes,
+    checked_images,
+    failure_of,
+    first_lines,
+    is_out_of_memory,
+    prepare,
+    shared_data,
+)
+from convoy.measurement.data import make_data
+from convoy.measurement.protocol import MOST_COPIES
+from convoy.perfdb.row import Status
+from convoy.problem import (
+    ConvProblem,
+    EngineConfig,
+    Epilogue,
+    LayoutProblem,
+    LinearProblem,
+    SubgraphProblem,
+    TensorSpec,
+)
+from convoy.target import Target
+
+TARGET = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
+PROBLEM = LinearProblem(4, 48, 32, epilogue=Epilogue(bias=True))
+
+
+def prepared(cls, problem=PROBLEM):
+    bench = Bench(problem, TARGET)
+    with torch.no_grad():
+        return prepare(bench, EngineConfig(cls.id), engines.extra(cls))
+
+
+@pytest.mark.parametrize("cls", [engines.Right, engines.Scratch, engines.Slow, engines.Chatty])
+def test_right_candidates_can_be_launched(cls, capfd):
+    ready = prepared(cls)
+    ready.launch()
+    assert 0 < ready.error < 1e-6
+    assert ready.resident_bytes == 4 * (48 * 32 + 32)
+
+
+@pytest.mark.parametrize(
+    ("cls", "status", "reason"),
+    [
+        (engines.Wrong, Status.WRONG_RESULT, "on integer data"),
+        (engines.Untouched, Status.WRONG_RESULT, "never written"),
+        (engines.Overrun, Status.WRONG_RESULT, "wrote outside result 0"),
+        (engines.OverrunScratch, Status.WRONG_RESULT, "wrote outside the workspace"),
+        (engines.Scribbles, Status.WRONG_RESULT, "wrote to its args"),
+        (engines.SpoilsWeights, Status.WRONG_RESULT, "wrote to its constants"),
+        (engines.NoCompiler, Status.COMPILE_ERROR, "the compiler said no\nerror line 0"),
+        (engines.BadBuild, Status.COMPILE_ERROR, "KeyError: 'block_m'"),
+        (engines.Greedy, Status.OUT_OF_MEMORY, "a terabyte"),
+        (engines.GreedyTorch, Status.OUT_OF_MEMORY, "memory"),
+        (engines.Raises, Status.LAUNCH_ERROR, "ZeroDivisionError: by nought"),
+        (engines.RaisesWhenAsked, Status.UNSUPPORTED, "no such field"),
+    ],
+)
+def test_every_fault_has_its_status_and_reason(cls, status, reason):
+    with pytest.raises(Failure) as caught:
+        prepared(cls)
+    assert caught.value.status is status
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize("cls", [engines.Scribbles, engines.SpoilsWeights, engines.SpoilsLater])
+def test_who_spoils_the_data_spoils_it_for_nobody_else(cls):
+    bench = Bench(PROBLEM, TARGET)
+    bench.fill()
+    try:
+        ready = prepare(bench, EngineConfig(cls.id), engines.extra(cls))
+        for _ in range(3):
+            ready.launch()
+    except Failure as failure:
+        assert failure.status is Status.WRONG_RESULT  # noqa: PT017
+    assert prepare(bench, EngineConfig("right"), engines.extra(engines.Right)).error < 1e-6
+
+
+def test_spoilt_data_is_not_handed_to_a_sibling():
+    first = Bench(CONV, TARGET)
+    first.fill()
+    first.of("normal")[0].args[0].mul_(2)
+    second = Bench(CONV.with_layout("nhwc"), TARGET, sibling=first)
+    wanted = make_data(CONV, 20231, "normal", "cpu").args[0]
+    assert torch.equal(second.of("normal")[0].args[0], wanted)
+
+
+def test_a_candidate_of_another_version_is_not_tried():
+    with pytest.raises(Failure, match="version 7 was asked for, 1 is here") as caught:
+        prepare(Bench(PROBLEM, TARGET), EngineConfig("right", 7), engines.extra(engines.Right))
+    assert caught.value.status is Status.UNSUPPORTED
+
+
+def test_unknown_and_unloadable_engines_are_rows_too():
+    for config, extra in ((EngineConfig("nobody"), ()), (EngineConfig("x"), ("x=no_such_module:X",))):
+        with pytest.raises(Failure, match="cannot be loaded") as caught:
+            prepare(Bench(PROBLEM, TARGET), config, extra)
+        assert caught.value.status is Status.UNSUPPORTED
+
+
+def test_long_logs_are_cut():
+    failure = failure_of(CompileError("e", "short", "\n".join("x" * 500 for _ in range(1000))), Status.LAUNCH_ERROR)
+    assert len(failure.reason) <= REASON_CHARACTERS
+    assert failure.reason.startswith("short\nxxx")
+    assert first_lines("\n\na\nb") == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+# --- data and oracle ----------------------------------------------------------------------------------------------------
+
+CONV = ConvProblem(2, 6, 9, 9, 5, 3, 3, 1, 1, epilogue=Epilogue(bias=True, activation="relu"))
+SUBGRAPH = "graph 1\ninput %x: fp32[2,3,4,4]\n%y: fp32[2,3,4,4] = aten.relu.default(%x)\nreturn %y\n"
+
+
+def same(a, b):
+    return all(torch.equal(x, y) and x.stride() == y.stride() for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("problem", "sibling", "shares_answers"),
+    [
+        (CONV, CONV.with_layout("nhwc"), True),
+        (CONV.with_layout("nhwc"), CONV, True),
+        (CONV, ConvProblem(2, 6, 9, 9, 5, 3, 3, 1, 1, layout="nhwc", epilogue=Epilogue(bias=True)), False),
+        (LinearProblem(2, 8, 4), LinearProblem(2, 8, 4, epilogue=Epilogue(activation="relu")), False),
+        (SubgraphProblem(SUBGRAPH), SubgraphProblem(SUBGRAPH, "nhwc"), True),
+    ],
+)
+def test_shared_data_is_what_would_have_been_made(problem, sibling, shares_answers):
+    first = Bench(sibling, TARGET)
+    first.fill()
+    shared, fresh = Bench(problem, TARGET, sibling=first), Bench(problem, TARGET)
+    for kind in ("integer", "normal"):
+        (data, exact), (fresh_data, fresh_exact) = shared.of(kind), fresh.of(kind)
+        assert same(data.args, fresh_data.args)
+        assert same(data.constants, fresh_data.constants)
+        for found, wanted in zip(exact, fresh_exact, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0 if kind == "integer" else 1e-14)
+        assert (exact is first.of(kind)[1]) is shares_answers
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ConvProblem(2, 6, 9, 9, 5, 3, 3, 1, 1),
+        ConvProblem(2, 6, 9, 9, 5, 3, 3, 1, 0, epilogue=CONV.epilogue),
+        LinearProblem(2, 6, 5),
+        LayoutProblem(TensorSpec((2, 6, 9, 9), "fp32"), "nchw", "nhwc"),
+    ],
+)
+def test_data_of_other_problems_is_not_shared(other):
+    assert shared_data(other) != shared_data(CONV)
+    first = Bench(other, TARGET)
+    first.fill()
+    assert same(Bench(CONV, TARGET, sibling=first).of("normal")[0].args, make_data(CONV, 20231, "normal", "cpu").args)
+
+
+def test_of_a_large_batch_the_first_images_and_the_last_are_checked():
+    large = ConvProblem(16, 64, 112, 112, 64, 3, 3, 1, 1)
+    images = checked_images(large, "cpu")
+    assert images[-1] == 15
+    assert 2 <= len(images) < 16
+    assert list(images[:-1]) == list(range(len(images) - 1))
+    assert not checked_images(large, "cuda")
+    assert not checked_images(CONV, "cpu")
+    assert not checked_images(ConvProblem(16, 64, 112, 112, 64, 3, 3, 1, 1, direction="wgrad"), "cpu")
+
+
+@pytest.mark.parametrize(("image", "caught"), [(0, True), (5, True), (3, False)])
+def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
+    monkeypatch.setattr("convoy.measurement.candidate.checked_images", lambda problem, device: (0, 5))
+
+    class SpoilsOne(engines.Right):
+        @staticmethod
+        def body(run, buffers, workspace):
+            engines.compute(run, buffers, workspace)
+            buffers.results[0][image] += 1
+
+    monkeypatch.setattr(engines, "SpoilsOne", SpoilsOne, raising=False)
+    bench = Bench(LinearProblem(6, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
+    extra = (f"spoils_{image}=faulty_engines:SpoilsOne",)
+    if caught:
+        with pytest.raises(Failure, match="on integer data"):
+            prepare(bench, EngineConfig(f"spoils_{image}"), extra)
+    else:
+        assert prepare(bench, EngineConfig(f"spoils_{image}"), extra).error < 1e-6
+
+
+# --- what is timed ------------------------------------------------------------------------------------------------------
+
+
+def test_workspaces_are_aligned():
+    assert aligned_bytes(0, "cpu") is None
+    for size in (1, 100, 256, 5000):
+        space = aligned_bytes(size, "cpu")
+        assert space.dtype == torch.uint8
+        assert space.numel() == size
+        assert space.data_ptr() % 256 == 0
+
+
+class Recorder(engines.Right):
+    """Right, and notes the addresses of weights and results."""
+
+    id = "recorder"
+    seen: list = []  # noqa: RUF012
+
+    def build(self, problem, knobs, target):
+        def body(run, buffers, workspace):
+            engines.compute(run, buffers, workspace)
+            Recorder.seen.append((buffers.constants[0].data_ptr(), buffers.results[0]))
+
+        run = engines._Run(problem, body)
+        run.pack = lambda constants: tuple(t.clone() for t in constants)
+        return run
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "copies"), [(1 << 20, MOST_COPIES), (4 * (48 * 32 + 32), 3), (4 * (48 * 32 + 32) - 1, 1), (0, 1)]
+)
+def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_bytes, copies):
+    monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
+    target = Target("cpu", "test", "generic", 1, 1 << 34, cache_bytes)
+    ready = prepare(Bench(PROBLEM, target), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
+    before = ready.held_bytes
+    ready.cool()
+    ready.cool()
+    assert ready.held_bytes == before * copies
+    Recorder.seen.clear()
+    for _ in range(2 * copies):
+        ready.launch()
+    addresses = [weight for weight, _ in Recorder.seen]
+    assert len(set(addresses)) == copies
+    assert addresses[:copies] == addresses[copies:]
+
+
+def test_results_are_new_tensors_as_in_the_finished_program(monkeypatch):
+    monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
+    ready = prepare(Bench(PROBLEM, TARGET), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
+    Recorder.seen.clear()
+    ready.launch()
+    ready.launch()
+    (_, first), (_, second) = Recorder.seen
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, second)

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from convoy.program.graph import forget_library_workspaces
+
 ROUNDS = 15
 """Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
 
@@ -141,6 +143,7 @@ def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             for _ in range(3):
                 model(*args, **kwargs)
             stream.synchronize()
+            forget_library_workspaces()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 kept = model(*args, **kwargs)

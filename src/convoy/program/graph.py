@@ -43,6 +43,7 @@ class GraphProgram:
             for _ in range(_WARMUP_CALLS):
                 self._eager(self._inputs)
             stream.synchronize()
+            forget_library_workspaces()
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
                 self._outputs = self._eager(self._inputs)
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -68,6 +69,17 @@ class GraphProgram:
             stream.wait_event(self._done)
             self._graph.replay()
             self._done.record(stream)
+
+
+def forget_library_workspaces() -> None:
+    """Have cuBLAS allocate its workspace anew, so that a capture that follows takes it from the graph's own pool.
+
+    PyTorch keeps one workspace for each stream, and its own CUDA-graph compiler frees them all when it captures: a graph
+    that holds the address of one from before would then write to memory that is not its own.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

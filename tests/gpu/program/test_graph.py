@@ -1,0 +1,100 @@
+"""Whole nets as one captured graph on a GPU: right, repeatable, safe with streams, threads and other programs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+import convoy  # noqa: E402
+from convoy.pipeline import optimize_model  # noqa: E402
+from convoy.zoo import load_model  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("db") / "perf.db"
+
+
+@pytest.fixture(scope="module", params=["fp16", "fp32"])
+def tuned(request: pytest.FixtureRequest, database: Path):
+    model = load_model("resnet18", dtype=request.param).cuda()
+    x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1)).to("cuda", next(model.parameters()).dtype)
+    result = optimize_model(model, (x,), name="resnet18", settings=convoy.Settings(db=database))
+    return model, x, result
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    limit = 2e-2 if found.dtype is torch.float16 else 5e-3
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm()) < limit
+
+
+def test_right_and_one_graph(tuned) -> None:
+    model, x, result = tuned
+    assert not result.plan.baseline
+    assert type(result.program.programs[0].runnable).__name__ == "GraphProgram"
+    with torch.no_grad():
+        for seed in range(5):
+            given = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+            assert close(result.program(given), model(given))
+
+
+def test_ten_thousand_replays_with_changing_inputs_give_the_same_bits(tuned) -> None:
+    _, x, result = tuned
+    inputs = [torch.randn(x.shape, generator=torch.Generator().manual_seed(s)).to(x) for s in range(4)]
+    wanted = [result.program(given) for given in inputs]
+    for index in range(10_000):
+        found = result.program(inputs[index % 4])
+        if index % 97 == 0:
+            assert torch.equal(found, wanted[index % 4])
+    assert torch.equal(result.program(inputs[0]), wanted[0])
+
+
+def test_outputs_belong_to_the_caller(tuned) -> None:
+    _, x, result = tuned
+    first = result.program(x)
+    kept = first.clone()
+    result.program(x + 1)
+    torch.cuda.synchronize()
+    assert torch.equal(first, kept)
+
+
+def test_streams_and_threads(tuned) -> None:
+    _, x, result = tuned
+    inputs = [torch.randn(x.shape, generator=torch.Generator().manual_seed(s)).to(x) for s in range(4)]
+    wanted = [result.program(given) for given in inputs]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def call(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(200):
+                found = result.program(inputs[index])
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(found, wanted[index]):
+                    wrong.append(index)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_saved_plan_replays_and_survives_torch_compiles_own_graphs(tuned, tmp_path: Path, database: Path) -> None:
+    model, x, result = tuned
+    path = tmp_path / "p.json"
+    result.program.save(path)
+    again = convoy.load(model, path, (x,), settings=convoy.Settings(db=database))
+    with torch.no_grad():
+        before = again(x)
+        compiled = torch.compile(torch.nn.Linear(64, 64).cuda().to(x.dtype), mode="reduce-overhead")
+        for _ in range(4):
+            compiled(torch.zeros(4, 64, device="cuda", dtype=x.dtype))
+        assert torch.equal(again(x), before)
+        assert close(before, model(x))

@@ -295,7 +295,7 @@ class OnlyChannelsLast(type(engines()[0])):
 
 
 def test_tensors_are_converted_for_an_engine_of_the_other_layout():
-    settings = Settings(engines=("only_nhwc=test_functional:OnlyChannelsLast",))
+    settings = Settings(engines=(f"only_nhwc={__name__}:OnlyChannelsLast",))
     found = conv2d(X, W, B, engine="only_nhwc", settings=settings)
     agree(found, F.conv2d(X, W, B))
     assert found.is_contiguous()
@@ -313,7 +313,7 @@ class Unreliable(type(engines()[0])):
 
 
 def test_deterministic_refuses_what_is_not():
-    settings = Settings(engines=("unreliable=test_functional:Unreliable",), deterministic=True)
+    settings = Settings(engines=(f"unreliable={__name__}:Unreliable",), deterministic=True)
     with pytest.raises(UnsupportedError, match="gives other bits from run to run"):
         conv2d(X, W, B, engine="unreliable", settings=settings)
 

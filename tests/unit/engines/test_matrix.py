@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 import torch
 from conv_cases import LINEAR, ODD, OTHERS, SHAPES, of_dtype, variants
-from planted import FAULTS, AccumulatesInHalf, Right
+from planted_faults import FAULTS, AccumulatesInHalf, Right
 
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, load_engine

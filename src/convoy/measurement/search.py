@@ -168,9 +168,9 @@ class _Search:
     def _run_stage(self, chunk: list[Task], stage: Stage) -> None:
         """Ask every task for its next request until none has any."""
         for task in chunk:
-            if task.is_done(self.protocol):
+            if task.is_done(self.protocol, self.effort):
                 self._step()
-        waiting = [task for task in chunk if not task.is_done(self.protocol)]
+        waiting = [task for task in chunk if not task.is_done(self.protocol, self.effort)]
         while waiting:
             asked = [(task, stage(task, self.protocol, self.effort)) for task in waiting]
             waiting = []

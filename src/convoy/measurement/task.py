@@ -20,6 +20,10 @@ PROMISING: Final = 1.5
 """An engine is searched further while its best comes within this factor of the best of all, or its cost model says that
 another setting would: on real layers, knobs move one engine's time by less than that once its default is sane."""
 
+HOPELESS: Final = 4.0
+"""At effort `quick`, an engine whose cost model expects this many times the best measured time is not even tried: room for a
+model that is wrong by a factor of two, and for knobs that bring as much again."""
+
 QUICK_KNOBS: Final = 8
 """Settings of one engine tried besides its default at effort `quick`."""
 
@@ -93,20 +97,33 @@ class Task:
         """All rows; one that the settings exclude is `unsupported`, with the reason."""
         return [row if self._usable(row) or not row.ok else _excluded(row) for row in self.rows.values()]
 
-    def is_done(self, protocol: Protocol) -> bool:
-        """Whether the winner is known: every engine was tried, and the best and the baseline have all samples."""
-        if any(space[0] not in self.rows for space in self._spaces.values()):
-            return False
+    def is_done(self, protocol: Protocol, effort: Effort) -> bool:
+        """Whether the winner is known: every engine was tried, and the best and the baseline have all samples.
+
+        An engine that was passed over as hopeless stays so while the best moves a little: the limit is lower here.
+        """
         best = self._best()
+        untried = [space[0] for space in self._spaces.values() if space[0] not in self.rows]
+        if any(not self._is_hopeless(config, effort, HOPELESS / 2) for config in untried):
+            return False
+        self._pass_over(untried)
         return best is None or all(protocol.is_thorough(row.samples) for row in (best, *self._baseline()))
 
     # --- the stages -----------------------------------------------------------------------------------------------------
 
     def first_look(self, protocol: Protocol, effort: Effort) -> Request | None:
-        """Every engine's default knobs, the baseline first; all samples at once where there is nothing to choose."""
-        del effort
-        wanted = [space[0] for space in self._spaces.values() if space[0] not in self.rows]
-        wanted.sort(key=lambda config: config.engine != BASELINE)
+        """Every engine's default knobs, the baseline first; all samples at once where there is nothing to choose.
+
+        At effort `quick` engines with a cost model come after the others, and those without hope not at all.
+        """
+        untried = [space[0] for space in self._spaces.values() if space[0] not in self.rows]
+        untried.sort(key=lambda config: config.engine != BASELINE)
+        wanted = untried
+        if effort is not Effort.FULL:
+            plain = [config for config in untried if self._estimate_us(config) is None or config.engine == BASELINE]
+            wanted = plain or [config for config in untried if not self._is_hopeless(config, effort, HOPELESS)]
+            if not wanted:
+                self._pass_over(untried)
         alone = sum(map(len, self._spaces.values())) == 1
         return self._request(wanted, protocol.rounds if alone else protocol.few)
 
@@ -124,9 +141,8 @@ class Task:
 
     def finals(self, protocol: Protocol, effort: Effort) -> Request | None:
         """The best few and the baseline, all samples, against each other, until one that has them all is the best."""
-        del effort
         best = self._best()
-        if best is None or best.config in self._finalised or self.is_done(protocol):
+        if best is None or best.config in self._finalised or self.is_done(protocol, effort):
             return None
         ranked = sorted(filter(self._usable, self.rows.values()), key=lambda row: row.median_us)
         wanted = list(dict.fromkeys(row.config for row in (*self._baseline(), *ranked[:FINALISTS])))
@@ -138,6 +154,28 @@ class Task:
     def _request(self, configs: Sequence[EngineConfig], rounds: int) -> Request | None:
         best = self._best()
         return Request(self.problem, tuple(configs), rounds, best.median_us if best else 0.0) if configs else None
+
+    def _estimate_us(self, config: EngineConfig) -> float | None:
+        try:
+            return self._engines[config.engine].estimate_us(self.problem, config.knobs, self.target)
+        except Exception:  # a broken cost model is no cost model: the clock decides, and its rows tell
+            return None
+
+    def _is_hopeless(self, config: EngineConfig, effort: Effort, ratio: float) -> bool:
+        best, estimate = self._best(), self._estimate_us(config)
+        if effort is Effort.FULL or best is None or estimate is None or config.engine == BASELINE:
+            return False
+        return estimate > ratio * best.median_us
+
+    def _pass_over(self, configs: Sequence[EngineConfig]) -> None:
+        """Say why engines were not tried."""
+        best = self._best()
+        for config in configs:
+            if best is not None:
+                self.refusals[config.engine] = (
+                    f"not tried at effort quick: its cost model expects {self._estimate_us(config):.0f} us, "
+                    f"the best takes {best.median_us:.0f} us"
+                )
 
     def _usable(self, row: Measurement) -> bool:
         return row.ok and (row.deterministic or not self._deterministic)
@@ -155,10 +193,10 @@ class Task:
         untried = [config for config in space if config not in self.rows]
         quick = QUICK_KNOBS if engine.trusted else QUICK_COMPILED
         budget = len(untried) if full else quick + 1 - len(tried)
-        if not untried or budget <= 0:
+        if not untried or budget <= 0 or (engine.id in self.refusals and not full):
             return []
         own = min(filter(self._usable, tried), key=lambda row: row.median_us, default=None)
-        estimates = {config: engine.estimate_us(self.problem, config.knobs, self.target) for config in untried}
+        estimates = {config: self._estimate_us(config) for config in untried}
         hopeful = [value for value in estimates.values() if value is not None and value <= best_us]
         if (own is None or own.median_us > PROMISING * best_us) and not hopeful:
             return []

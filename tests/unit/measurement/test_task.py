@@ -77,7 +77,7 @@ def test_the_only_candidate_gets_all_samples_at_once():
     request = task.first_look(PROTOCOL, Effort.QUICK)
     assert request.rounds == 9
     answer(task, request, lambda *_: 5.0)
-    assert task.is_done(PROTOCOL)
+    assert task.is_done(PROTOCOL, Effort.QUICK)
     assert task.finals(PROTOCOL, Effort.QUICK) is None
 
 
@@ -108,6 +108,45 @@ def test_a_cost_model_that_promises_more_than_the_best_gives_an_engine_another_c
     task = Task(PROBLEM, [Fake("best"), hopeful], TARGET)
     task.take_known([row("best", us=100.0), row("hopeful", us=400.0)])
     assert names(task.widen(PROTOCOL, Effort.QUICK))[0] == ("hopeful", 3)
+
+
+def test_engines_without_hope_are_not_tried_at_effort_quick():
+    def engines():
+        models = [Fake("hopeless", 5, lambda k: 999.0), Fake("hopeful", 1, lambda k: 300.0)]
+        return [Fake("plain"), *models, Fake("aten", 1, lambda k: 1e6)]
+
+    task = Task(PROBLEM, engines(), TARGET)
+    first = task.first_look(PROTOCOL, Effort.QUICK)
+    assert names(first) == [("aten", 0), ("plain", 0)]
+    answer(task, first, lambda *_: 100.0)
+    second = task.first_look(PROTOCOL, Effort.QUICK)
+    assert names(second) == [("hopeful", 0)]
+    answer(task, second, lambda *_: 100.0)
+    assert task.first_look(PROTOCOL, Effort.QUICK) is None
+    assert task.refusals["hopeless"].startswith(
+        "not tried at effort quick: its cost model expects 999 us, the best takes 100"
+    )
+    assert task.widen(PROTOCOL, Effort.QUICK) is None
+    answer(task, task.finals(PROTOCOL, Effort.QUICK), lambda *_: 110.0)
+    assert task.is_done(PROTOCOL, Effort.QUICK)
+
+    # Another search decides the same, though the best is no longer quite what it was; a full one tries everything.
+    known = list(task.rows.values())
+    again = Task(PROBLEM, engines(), TARGET)
+    again.take_known([row(r.config.engine, us=400.0, samples=9) for r in known])
+    assert again.is_done(PROTOCOL, Effort.QUICK)
+    assert "hopeless" in again.refusals
+    full = Task(PROBLEM, engines(), TARGET)
+    full.take_known(known)
+    assert not full.is_done(PROTOCOL, Effort.FULL)
+    assert names(full.first_look(PROTOCOL, Effort.FULL)) == [("hopeless", 0)]
+    assert not full.refusals
+
+
+def test_where_all_others_fail_hopeless_engines_are_tried():
+    task = Task(PROBLEM, [Fake("aten"), Fake("slow", 1, lambda k: 1e9)], TARGET)
+    task.take_known([row("aten", status=Status.OUT_OF_MEMORY, us=0.0, samples=0, reason="x")])
+    assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("slow", 0)]
 
 
 def test_the_cost_model_orders_the_settings():
@@ -151,7 +190,7 @@ def test_finals_are_the_best_few_and_the_baseline_until_the_best_has_all_samples
     again = task.finals(PROTOCOL, Effort.QUICK)
     assert [name for name, _ in names(again)] == ["aten", "d", "e", "a"]
     answer(task, again, lambda name, _: 90.0)
-    assert task.is_done(PROTOCOL)
+    assert task.is_done(PROTOCOL, Effort.QUICK)
     assert task.finals(PROTOCOL, Effort.QUICK) is None
 
 
@@ -159,7 +198,7 @@ def test_a_runner_that_never_gives_all_samples_ends_the_finals_too():
     task = Task(PROBLEM, [Fake("aten"), Fake("a")], TARGET)
     task.take_known([row("aten"), row("a", us=50.0)])
     assert task.finals(PROTOCOL, Effort.QUICK) is not None
-    assert not task.is_done(PROTOCOL)
+    assert not task.is_done(PROTOCOL, Effort.QUICK)
     assert task.finals(PROTOCOL, Effort.QUICK) is None
 
 
@@ -167,8 +206,8 @@ def test_a_full_search_starts_from_a_quick_one():
     quick, full = Protocol("wall", few=3, rounds=9), Protocol("wall", few=3, rounds=21)
     task = Task(PROBLEM, [Fake("aten"), Fake("a", 20)], TARGET)
     task.take_known([row("aten", us=100.0, samples=9), row("a", us=50.0, samples=7)])
-    assert task.is_done(quick)
-    assert not task.is_done(full)
+    assert task.is_done(quick, Effort.QUICK)
+    assert not task.is_done(full, Effort.FULL)
     assert len(names(task.widen(full, Effort.FULL))) == 19
     assert task.finals(full, Effort.FULL).rounds == 21
 
@@ -176,7 +215,7 @@ def test_a_full_search_starts_from_a_quick_one():
 def test_a_new_engine_reopens_a_problem():
     task = Task(PROBLEM, [Fake("aten"), Fake("new")], TARGET)
     task.take_known([row("aten", samples=9)])
-    assert not task.is_done(PROTOCOL)
+    assert not task.is_done(PROTOCOL, Effort.QUICK)
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("new", 0)]
 
 
@@ -193,7 +232,7 @@ def test_deterministic_excludes_with_a_reason():
 def test_when_everything_failed_it_is_over():
     task = Task(PROBLEM, [Fake("aten", 3), Fake("a", 3)], TARGET)
     task.take_known([row(name, status=Status.WRONG_RESULT, us=0, samples=0, reason="x") for name in ("aten", "a")])
-    assert task.is_done(PROTOCOL)
+    assert task.is_done(PROTOCOL, Effort.QUICK)
     assert task.widen(PROTOCOL, Effort.FULL) is None
     assert task.finals(PROTOCOL, Effort.FULL) is None
 
@@ -209,6 +248,11 @@ def test_an_engine_that_raises_says_no():
     assert not space
     support, _ = ask(Fake("a", 0), PROBLEM, TARGET)
     assert support.reason == "offers no knobs for this problem"
+
+
+def test_a_broken_cost_model_is_none():
+    task = Task(PROBLEM, [Fake("aten"), Fake("a", 4, lambda k: {}[k])], TARGET)
+    assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("aten", 0), ("a", 0)]
 
 
 def test_neighbours_differ_in_one_knob_nearest_first():
@@ -248,7 +292,7 @@ def test_random_races_end_with_a_thorough_winner():
         assert best is None or PROTOCOL.is_thorough(best.samples) or best.samples == 1
         fresh = Task(PROBLEM, engines, TARGET)
         fresh.take_known(list(task.rows.values()))
-        assert fresh.is_done(PROTOCOL) or any(r.samples == 1 for r in (best, *fresh._baseline()))
+        assert fresh.is_done(PROTOCOL, effort) or any(r.samples == 1 for r in (best, *fresh._baseline()))
 
 
 assert FINALISTS == 3  # the tests above count on it

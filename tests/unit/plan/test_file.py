@@ -1,0 +1,121 @@
+"""Plan files: they round-trip, refuse everything that is not a plan, and are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from convoy import plan as plans
+from convoy.errors import InputError, PlanError
+from convoy.plan import Plan, Step
+from convoy.problem import ConvProblem, EngineConfig, Knobs
+
+STEPS = (
+    Step("convert", "", (), ("x",), ("x@nhwc",), "layout:nchw:nhwc:fp32[1,3,8,8]", EngineConfig("aten"), "nhwc", 1.5),
+    Step(
+        "region",
+        "conv",
+        ("conv", "relu"),
+        ("x@nhwc",),
+        ("relu",),
+        ConvProblem(1, 3, 8, 8, 4, 3, 3, layout="nhwc").key,
+        EngineConfig("triton.implicit_gemm", 3, Knobs.of(block_m=64, flat=True)),
+        "nhwc",
+        7.25,
+        4096,
+        1,
+        (0,),
+    ),
+)
+PLAN = Plan(
+    "net",
+    "0123456789abcdef",
+    ("fp32[1,3,8,8]",),
+    {"device": "cpu", "digest": "f" * 16},
+    "as_torch",
+    STEPS,
+    "exact",
+    8.75,
+    8.75,
+    4096,
+    1024,
+    notes=("a note",),
+    border={"x": "nchw", "relu": "nchw"},
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    plans.save(PLAN, tmp_path / "p.json")
+    assert plans.load(tmp_path / "p.json") == PLAN
+
+
+def mutations(value: object, rng: random.Random) -> object:
+    """A JSON value with one thing in it changed."""
+    strange: list[object] = [None, -1, 1e308, "", "x" * 5000, [], {}, True, "../../etc", [[]], {"a": 1}, float("nan")]
+    if isinstance(value, dict) and value and rng.random() < 0.85:
+        name = rng.choice(sorted(value))
+        if rng.random() < 0.15:
+            return {k: v for k, v in value.items() if k != name} if rng.random() < 0.5 else {**value, "extra": 1}
+        return {**value, name: mutations(value[name], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.85:
+        index = rng.randrange(len(value))
+        return [*value[:index], mutations(value[index], rng), *value[index + 1 :]]
+    return rng.choice(strange)
+
+
+def test_only_plan_errors_come_out_of_damaged_plans(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    path = tmp_path / "p.json"
+    good = plans.to_dict(PLAN)
+    refused = 0
+    for _ in range(600):
+        path.write_text(json.dumps(mutations(json.loads(json.dumps(good)), rng)), encoding="utf-8")
+        try:
+            plans.load(path)
+        except PlanError:
+            refused += 1
+    assert refused > 400
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"text"'])
+def test_files_that_are_no_plans(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError):
+        plans.load(path)
+
+
+def test_a_newer_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({**plans.to_dict(PLAN), "version": 99}), encoding="utf-8")
+    with pytest.raises(PlanError, match="another version"):
+        plans.load(path)
+
+
+def test_nothing_is_overwritten_on_failure(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    plans.save(PLAN, path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="plan"):
+        plans.save(PLAN, tmp_path)
+    with pytest.raises(InputError, match="plan"):
+        plans.save(PLAN, tmp_path / "missing" / "p.json")
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_explain_and_compare() -> None:
+    text = plans.explain(PLAN)
+    assert "conv(conv+relu)" in text
+    assert "note: a note" in text
+    assert "4096 bytes" in plans.explain(PLAN, "relu")
+    with pytest.raises(InputError, match="layer"):
+        plans.explain(PLAN, "nobody")
+    assert plans.compare(PLAN, PLAN) == []
+    import dataclasses
+
+    other = dataclasses.replace(PLAN, steps=(STEPS[0], dataclasses.replace(STEPS[1], config=EngineConfig("aten"))))
+    assert any("triton.implicit_gemm" in line for line in plans.compare(PLAN, other))

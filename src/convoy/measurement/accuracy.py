@@ -15,7 +15,17 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable
-from convoy.measurement.data import Data, dense, in_layout, make_data, oracle, result_specs, tensor_specs, terms_norm
+from convoy.measurement.data import (
+    Data,
+    dense,
+    in_layout,
+    make_data,
+    oracle,
+    result_specs,
+    spread_norm,
+    tensor_specs,
+    terms_norm,
+)
 from convoy.measurement.guards import Guarded, Trial, checksum, overrun, run_guarded
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 
@@ -166,7 +176,8 @@ def check(
         kind: the data's kind. On `integer` data direct families must be exact.
         tf32: whether the engine may use TF32 products (numerics `as_torch` on a GPU).
         data: what the results were computed from. Needed for kind `cancelling`; with it, results of few elements that
-            vanish by chance are measured against what sums of such terms amount to.
+            vanish by chance are measured against what sums of such terms amount to, and those of methods that transform
+            whole tiles against what they would amount to if none of them saw padding.
     """
     limit = bound(problem, family, tf32=tf32)
     worst = 0.0
@@ -183,7 +194,7 @@ def check(
                 error = relative_error(found, wanted)
                 return Verdict(False, error, 0.0, _first_wrong(index, found, wanted, ~same))
             continue
-        error = _error(problem, index, found, wanted, kind, limit, data)
+        error = _error(problem, family, index, found, wanted, kind, limit, data)
         worst = max(worst, error)
         if not error <= limit:
             far = ~((found.double() - wanted).abs() <= 1e-2 * (float(torch.nan_to_num(wanted).abs().mean()) or 1.0))
@@ -222,22 +233,35 @@ def judge(
 
 
 def _error(
-    problem: Problem, index: int, found: torch.Tensor, wanted: torch.Tensor, kind: str, limit: float, data: Data | None
+    problem: Problem,
+    family: str,
+    index: int,
+    found: torch.Tensor,
+    wanted: torch.Tensor,
+    kind: str,
+    limit: float,
+    data: Data | None,
 ) -> float:
-    """The error, against the norm that fits the kind of data."""
+    """The error, against the norm that fits the kind of data and the method."""
     known = isinstance(problem, (ConvProblem, LinearProblem))
     if kind == "cancelling" and known:
         if data is None:
             raise ValueError(
                 "check needs `data` for kind `cancelling`: errors are taken against the sum of |x||weight|"
             )
-        return relative_error(found, wanted, terms_norm(problem, data, index, 1))
+        scale = terms_norm(problem, data, index, 1)
+        if family in FAMILY_FACTOR:
+            scale = max(scale, spread_norm(problem, data, index))
+        return relative_error(found, wanted, scale)
     error = relative_error(found, wanted)
-    norm = float(torch.nan_to_num(wanted).norm())
-    by_chance = wanted.numel() <= SMALL or norm == 0
-    if error > limit and by_chance and known and data is not None and bool(torch.isfinite(found).all()):
-        return relative_error(found, wanted, max(norm, terms_norm(problem, data, index, 2)))
-    return error
+    if error <= limit or not known or data is None or not bool(torch.isfinite(found).all()):
+        return error
+    scale = norm = float(torch.nan_to_num(wanted).norm())
+    if wanted.numel() <= SMALL or norm == 0:
+        scale = max(scale, terms_norm(problem, data, index, 2))
+    if family in FAMILY_FACTOR:
+        scale = max(scale, spread_norm(problem, data, index))
+    return relative_error(found, wanted, scale) if scale > norm else error
 
 
 def _equal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -211,6 +211,17 @@ def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, pow
     return float((oracle(plain, Data(args, constants))[index] ** (1 / power)).norm())
 
 
+def spread_norm(problem: ConvProblem | LinearProblem, data: Data, index: int) -> float:
+    """Norm that the results would have if every output saw the whole filter, from the operands' root mean squares.
+
+    Methods that transform whole tiles spread their rounding over all outputs of a tile, those too that see little but
+    padding.
+    """
+    operands = (data.args[0], (*data.constants, *data.args[1:])[0])
+    squares = [float(_double(t).square().mean()) if t.numel() else 0.0 for t in operands]
+    return math.sqrt(result_specs(problem)[index].elements * problem.reduction_length * squares[0] * squares[1])
+
+
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return dense(tensor).double() if tensor.is_floating_point() else tensor
 

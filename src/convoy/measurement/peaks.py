@@ -1,4 +1,4 @@
-"""Ceilings of a device for the roofline, measured in under a second, and the time below which no kernel can get."""
+"""Ceilings of a device for the roofline, measured in under a second, and the time that it gives a problem."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def _drain(device: str) -> None:
 
 
 def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
-    """The time below which no kernel can compute a problem here, microseconds (the roofline of Williams et al., 2009).
+    """The roofline's time of a problem, microseconds: no direct method can be faster here (Williams et al., 2009).
+
+    Winograd and FFT do fewer operations than are counted, and may be faster where arithmetic is the limit.
 
     The largest of: operations over the fastest arithmetic that the problem's numerics allow; all bytes over the bandwidth of
     where they may lie (the cache, if they fit); and constants over the memory's bandwidth, where the protocol keeps them

@@ -271,6 +271,18 @@ def test_results_that_vanish_by_chance_are_measured_against_what_such_sums_amoun
     assert not check(problem, "direct", off, exact, "normal").ok
 
 
+@pytest.mark.parametrize("kind", ["integer", "normal", "cancelling"])
+def test_methods_that_transform_tiles_may_leave_rounding_where_only_padding_is_seen(kind):
+    problem = ConvProblem(1, 8, 1, 2, 3, 1, 2, 2, 1, dilation_w=3, numerics="strict")
+    data = make_data(problem, 1, kind)
+    exact = oracle(problem, data)
+    assert exact[0][0, 0, 0, 0] == 0
+    off = [(exact[0] + 1e-8).float()]
+    assert not check(problem, "direct", off, [exact[0] * 0], "normal", data=data).ok
+    assert check(problem, "fft", off, exact, kind, data=data).ok
+    assert not check(problem, "fft", [(exact[0] + 1e-2).float()], exact, kind, data=data).ok
+
+
 def test_cancelling_data_needs_its_operands():
     data = make_data(STRICT, 1, "cancelling")
     exact = oracle(STRICT, data)

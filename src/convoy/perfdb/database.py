@@ -292,7 +292,8 @@ class Database:
         """
         source = checked_path(path)
         try:
-            if source == self.path or not source.is_file():
+            own = self.path is not None and self.path.exists() and source.samefile(self.path)
+            if own or not source.is_file() or not source.stat().st_size:
                 raise InputError("file", str(path), "another performance database")
             contents = read_contents(source)
         except (Untouchable, OSError) as error:

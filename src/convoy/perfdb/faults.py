@@ -18,6 +18,10 @@ class Moved(Exception):  # noqa: N818 - a finding, not a mistake
     """Another process has put a new file in this one's place."""
 
 
+FINDINGS: Final = (Damage, sqlite3.Error, UnicodeDecodeError)
+"""What a query may raise that says something about the file. The last one comes when SQLite's own error message quotes a
+damaged name."""
+
 _DAMAGED: Final = {
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -48,7 +52,9 @@ def _primary_code(error: BaseException) -> int:
 
 def is_damage(error: BaseException) -> bool:
     """Whether an exception says that the file's contents cannot be trusted."""
-    return isinstance(error, Damage) or (isinstance(error, sqlite3.Error) and _primary_code(error) in _DAMAGED)
+    if isinstance(error, Damage | UnicodeDecodeError):
+        return True
+    return isinstance(error, sqlite3.Error) and _primary_code(error) in _DAMAGED
 
 
 def is_unwritable(error: BaseException) -> bool:

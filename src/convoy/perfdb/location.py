@@ -39,10 +39,11 @@ def checked_path(path: Path) -> Path:
     """Expand `~` and make the path absolute; raises InputError for what exists and is no ordinary file."""
     try:
         full = path.expanduser().absolute()
-        ordinary = full.is_file() or not full.exists()
+        # What is no file at all (a NUL character) does not exist for pathlib.
+        ordinary = (full.is_file() or not full.exists()) and "\0" not in str(full)
     except PermissionError:  # of a folder above: opening will say so, and go on in memory
         return path.expanduser().absolute()
-    except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a name too long, a NUL character
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a name that is too long
         raise InputError("db", str(path), "the path of a database file", f"It says: {error}.") from None
     if not ordinary:
         raise InputError("db", str(path), "the path of a database file", "A folder or a device cannot be one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from contextlib import closing, suppress
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from convoy.perfdb import sql
-from convoy.perfdb.faults import Damage, Untouchable, is_damage
+from convoy.perfdb.faults import FINDINGS, Damage, Untouchable, is_damage
 from convoy.perfdb.pages import Header, read_header, read_records
 from convoy.perfdb.record import Value
 
@@ -48,6 +49,7 @@ def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sql
     """
     if path.exists():
         _check_header(path)
+        _check_writable(path)
     connection = sql.connect(path, timeout_s)
     try:
         _check_ours(connection)
@@ -69,7 +71,7 @@ def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sql
 
 
 def _check_header(path: Path) -> None:
-    log = path.with_name(path.name + "-wal")
+    log = _beside(path, "-wal")
     if path.stat().st_size == 0:
         if log.exists() and log.stat().st_size:
             # SQLite would take the empty file for a new one and delete the log with all its rows.
@@ -81,6 +83,13 @@ def _check_header(path: Path) -> None:
     # Asked before SQLite opens the file, which would leave its own marks.
     if header.application_id == sql.APPLICATION_ID and header.schema_version > sql.SCHEMA_VERSION:
         raise Untouchable(_newer(header.schema_version))
+
+
+def _check_writable(path: Path) -> None:
+    # SQLite would open a read-only file all the same, leave its log beside it, and fail at the first result.
+    effective = os.access in os.supports_effective_ids
+    if not os.access(path, os.W_OK, effective_ids=effective):
+        raise PermissionError(errno.EACCES, "it is read-only", str(path))
 
 
 def _check_ours(connection: sqlite3.Connection) -> None:
@@ -112,7 +121,9 @@ def read_contents(path: Path) -> Contents:
     """
     try:
         _check_header(path)
-        with closing(sql.connect_read_only(path)) as connection:
+        log = _beside(path, "-wal")
+        # Without a log to read, SQLite must leave no trace beside a file that is not ours to change.
+        with closing(sql.connect_read_only(path, immutable=not (log.exists() and log.stat().st_size))) as connection:
             _check_ours(connection)
             sql.check(connection)
             if sql.schema_version(connection) == sql.SCHEMA_VERSION:
@@ -122,7 +133,7 @@ def read_contents(path: Path) -> Contents:
                     sql.select_pairs(connection, "targets"),
                 )
         return _salvage(path)  # an older version, whose rows lack the last columns
-    except (Damage, sqlite3.Error) as error:
+    except FINDINGS as error:
         # A whole file in a folder where SQLite cannot make its shared memory ends here too: that is no damage.
         contents = _salvage(path)
         contents.damage = str(error) if is_damage(error) else ""
@@ -162,12 +173,16 @@ def replace_damaged(path: Path) -> tuple[Path, Contents]:
         bad = _unused_name(path)
         for suffix in _BESIDE:
             with suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).rename(bad.with_name(bad.name + suffix))
+                _beside(path, suffix).rename(_beside(bad, suffix))
         path.rename(bad)
         fresh.rename(path)
     finally:
         fresh.unlink(missing_ok=True)
     return bad, contents
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def _unused_name(path: Path) -> Path:

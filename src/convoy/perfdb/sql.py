@@ -114,9 +114,10 @@ def connect(path: Path | str, timeout_s: float = 30.0) -> sqlite3.Connection:
     return connection
 
 
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open an existing file for reading alone."""
-    connection = sqlite3.connect(path.as_uri() + "?mode=ro", uri=True, timeout=5.0, isolation_level=None)
+def connect_read_only(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open an existing file for reading alone; `immutable`: without locks and without files beside it."""
+    location = path.as_uri() + ("?immutable=1" if immutable else "?mode=ro")
+    connection = sqlite3.connect(location, uri=True, timeout=5.0, isolation_level=None)
     connection.text_factory = _text
     return connection
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from convoy.errors import DatabaseError
 from convoy.perfdb import sql
-from convoy.perfdb.faults import Damage, Moved, Untouchable, is_damage, is_unwritable
+from convoy.perfdb.faults import FINDINGS, Moved, Untouchable, is_damage, is_unwritable
 from convoy.perfdb.location import on_shared_file_system
 from convoy.perfdb.mend import Contents, open_sound, read_contents, replace_damaged
 
@@ -103,7 +103,7 @@ class Store:
                     return work(self._current())
                 except Moved:
                     continue
-                except (Damage, sqlite3.Error, OSError) as error:
+                except (*FINDINGS, OSError) as error:
                     if self.in_memory or self.path is None:
                         raise
                     self._recover(self.path, error)
@@ -137,7 +137,7 @@ class Store:
             with sql.exclusive(_lock_path(path), self._timeout_s):
                 try:
                     self._connection = self._sound(path, self._timeout_s)
-                except (Damage, sqlite3.Error) as error:
+                except FINDINGS as error:
                     if not is_damage(error):
                         raise
                     self._mend(path, error)
@@ -145,7 +145,7 @@ class Store:
         except Untouchable as reason:
             self._use_memory(Contents())
             self._warn(f"{path} is left as it is ({reason}); results of this session are kept in memory alone.")
-        except (sqlite3.Error, OSError) as error:
+        except (*FINDINGS, OSError) as error:
             self._do_without(path, error)
 
     def _sound(self, path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -172,12 +172,12 @@ class Store:
                 if self._identity == _identity(path):
                     self._mend(path, error)
                     self._identity = _identity(path)
-        except (sqlite3.Error, OSError) as worse:
+        except (*FINDINGS, OSError) as worse:
             self._do_without(path, worse)
 
     def _do_without(self, path: Path, error: Exception) -> None:
         """Go on in memory, with everything that can be read of a file that cannot be written."""
-        if not is_unwritable(error):
+        if not (is_unwritable(error) or is_damage(error)):
             raise error
         contents, saved = Contents(), True
         with suppress(OSError):
@@ -206,7 +206,7 @@ class Store:
                 for work in self._unsaved:
                     with sql.transaction(connection):
                         work(connection)
-        except (Damage, Untouchable, sqlite3.Error, OSError) as error:
+        except (*FINDINGS, Untouchable, OSError) as error:
             if isinstance(error, sqlite3.Error) and not (is_damage(error) or is_unwritable(error)):
                 raise
 

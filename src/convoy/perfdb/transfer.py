@@ -176,7 +176,7 @@ def _read(file: IO[bytes], name: str) -> Incoming:
             if form == "csv":
                 _read_csv(lines, name, incoming)
             else:
-                _read_json_lines(lines, incoming)
+                _read_json_lines(lines, name, incoming)
     except UnicodeDecodeError as error:
         raise InputError(name, f"bytes at {error.start}", "text in UTF-8") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -222,7 +222,8 @@ def _from_cell(column: str, cell: str) -> Value:
     return float(cell) if kind is float and _NUMBER.fullmatch(cell) else cell
 
 
-def _read_json_lines(lines: Iterator[str], incoming: Incoming) -> None:
+def _read_json_lines(lines: Iterator[str], name: str, incoming: Incoming) -> None:
+    number = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -236,3 +237,5 @@ def _read_json_lines(lines: Iterator[str], incoming: Incoming) -> None:
             continue
         values = cast("dict[str, Any]", record)
         incoming.take(number, values.pop("table", None), values)
+    if not number:
+        raise InputError(name, "", "at least one line")

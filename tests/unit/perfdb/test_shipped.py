@@ -1,0 +1,68 @@
+"""Shipped results: written deterministically, read lazily and checked."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from perfdb_rows import OTHER, TARGET, failure, row, rows
+
+from convoy.errors import InputError
+from convoy.perfdb import Database
+from convoy.perfdb.record import COLUMNS
+from convoy.perfdb.shipped import read_shipped, shipped_folder, shipped_targets, write_shipped
+
+
+def test_the_form_is_compressed_csv_with_the_columns_on_top(tmp_path: Path) -> None:
+    paths = write_shipped([row(1), row(0, target=OTHER.digest), failure(2), row(0)], tmp_path / "new")
+    assert paths == sorted(tmp_path / "new" / f"{t.digest}.csv.gz" for t in (TARGET, OTHER))
+    text = gzip.decompress((tmp_path / "new" / f"{TARGET.digest}.csv.gz").read_bytes()).decode()
+    assert text.splitlines()[0] == ",".join(COLUMNS)
+    assert read_shipped(TARGET.digest, tmp_path / "new") == [row(0), row(1), failure(2)]
+    assert shipped_targets(tmp_path / "new") == sorted([TARGET.digest, OTHER.digest])
+
+
+def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
+    (first,) = write_shipped(rows(9), tmp_path / "a")
+    (second,) = write_shipped(reversed(rows(9)), tmp_path / "b")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_database_exports_it(tmp_path: Path) -> None:
+    with Database.memory() as database:
+        database.put([row(0), row(1), row(2, target=OTHER.digest)])
+        assert len(database.export_shipped(tmp_path, target=TARGET.digest)) == 1
+        assert read_shipped(TARGET.digest, tmp_path) == [row(0), row(1)]
+        assert len(database.export_shipped(tmp_path)) == 2
+
+
+def test_nothing_is_shipped_for_an_unknown_target(tmp_path: Path) -> None:
+    assert read_shipped(TARGET.digest, tmp_path) == []
+    assert shipped_targets(tmp_path / "absent") == []
+    for wrong in ("", "..", "../" + TARGET.digest):
+        with pytest.raises(InputError):
+            read_shipped(wrong, tmp_path)
+
+
+def test_a_file_with_another_targets_row_or_a_bad_one_is_not_used(tmp_path: Path) -> None:
+    (path,) = write_shipped(rows(3), tmp_path)
+    good = path.read_bytes()
+    path.rename(tmp_path / f"{OTHER.digest}.csv.gz")
+    with pytest.raises(InputError, match=OTHER.digest):
+        read_shipped(OTHER.digest, tmp_path)
+    text = gzip.decompress(good).decode()
+    for wrong in (text.replace("10.25", "-10.25"), text.replace("problem,", "question,"), text[:-30], ""):
+        path.write_bytes(gzip.compress(wrong.encode()))
+        with pytest.raises(InputError):
+            read_shipped(TARGET.digest, tmp_path)
+    for damaged in (good[:-20], good[:40] + b"\xff" + good[41:], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError):
+            read_shipped(TARGET.digest, tmp_path)
+
+
+def test_what_the_package_ships_can_be_read() -> None:
+    assert shipped_folder().is_dir()
+    for target in shipped_targets():
+        assert read_shipped(target)

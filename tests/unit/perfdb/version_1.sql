@@ -1,0 +1,9 @@
+-- A database of schema version 1 as SQL text: three measurements (one a failure, one of a subgraph) and a subgraph's text.
+CREATE TABLE measurements (problem TEXT NOT NULL, engine TEXT NOT NULL, version INTEGER NOT NULL, knobs TEXT NOT NULL, target TEXT NOT NULL, protocol TEXT NOT NULL, status TEXT NOT NULL, samples INTEGER NOT NULL, median_us REAL NOT NULL, spread_us REAL NOT NULL, error REAL NOT NULL, workspace_bytes INTEGER NOT NULL, resident_bytes INTEGER NOT NULL, deterministic INTEGER NOT NULL, reason TEXT NOT NULL, versions TEXT NOT NULL, date TEXT NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (problem, target, protocol, engine, version, knobs));
+CREATE TABLE texts (key TEXT PRIMARY KEY, text TEXT NOT NULL, seal INTEGER NOT NULL);
+INSERT INTO "measurements" VALUES('conv:fprop:n1c64h56w56k1000r3s3:p1x1:s1x1:d1x1:g1:nchw:fp32.fp32.fp32.fp32:as_torch:none','triton.implicit_gemm',1,'block_m=64,split=0,swizzle=true','466b96183aadf52e','quick-1','ok',10,10.25,0.125,1.0e-07,0,36864,1,'','torch=2.13.0','2026-01-02T03:04:05+00:00',2032089312);
+INSERT INTO "measurements" VALUES('conv:fprop:n1c64h56w56k1001r3s3:p1x1:s1x1:d1x1:g1:nchw:fp32.fp32.fp32.fp32:as_torch:none','triton.implicit_gemm',1,'block_m=64,split=1,swizzle=true','466b96183aadf52e','quick-1','compile_error',0,0.0,0.0,0.0,0,0,0,'no room: 5 > 4
+"tile", with a comma — and a dash','torch=2.13.0','2026-01-02T03:04:05+00:00',3012908161);
+INSERT INTO "measurements" VALUES('subgraph:nhwc:318e6a596cbf6ee7d8f449a9','triton.implicit_gemm',1,'block_m=64,split=2,swizzle=true','466b96183aadf52e','quick-1','ok',10,12.25,0.125,1.0e-07,8192,36864,1,'','torch=2.13.0','2026-01-02T03:04:05+00:00',3911773110);
+INSERT INTO "texts" VALUES('subgraph:nhwc:318e6a596cbf6ee7d8f449a9','graph text of a pooling',2066123475);
+PRAGMA user_version = 1;

@@ -25,7 +25,9 @@ def random_net(seed: int, *, most_nodes: int = 6) -> SelectionProblem:
     reads = _reads(rng, nodes, inputs, makes)
     made = [v for node in nodes for v in makes[node]]
     read = {v for values in reads.values() for v in values}
-    outputs = [v for v in [*inputs, *made] if rng.random() < 0.15 or (v in made and v not in read and rng.random() < 0.9)]
+    outputs = [
+        v for v in [*inputs, *made] if rng.random() < 0.15 or (v in made and v not in read and rng.random() < 0.9)
+    ]
     layouts = ("nchw", "nhwc", "blocked")[: rng.randint(2, 3)]
     values = [*inputs, *made]
     value_layouts = {v: _some_layouts(rng, layouts) for v in values if rng.random() < 0.85}
@@ -41,12 +43,16 @@ def random_net(seed: int, *, most_nodes: int = 6) -> SelectionProblem:
         value_layouts=value_layouts,
         value_bytes={v: rng.randint(0, 9) for v in values},
         convert_us={pair: float(rng.randint(0, 6)) for pair in pairs},
-        border={v: rng.choice(value_layouts[v]) for v in (*inputs, *outputs) if v in value_layouts and rng.random() < 0.8},
+        border={
+            v: rng.choice(value_layouts[v]) for v in (*inputs, *outputs) if v in value_layouts and rng.random() < 0.8
+        },
         copies={pair: Copy(f"layout:{pair[1]}:{pair[2]}:fp32[1,1,1,1]", EngineConfig("aten")) for pair in pairs},
     )
 
 
-def _reads(rng: random.Random, nodes: list[str], inputs: list[str], makes: dict[str, list[str]]) -> dict[str, list[str]]:
+def _reads(
+    rng: random.Random, nodes: list[str], inputs: list[str], makes: dict[str, list[str]]
+) -> dict[str, list[str]]:
     available = list(inputs)
     reads: dict[str, list[str]] = {}
     for node in nodes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.engines.base import Executable, Knobs
+from convoy.engines.base import Knobs
 from convoy.engines.conditions import plain_convolution
 from convoy.engines.spectral import SpectralConvolution, fast_length, padded_sides, spectrum_fits
-from convoy.engines.torch_engine import TorchEngine
+from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -32,7 +32,7 @@ class Fft(TorchEngine):
         assert isinstance(problem, ConvProblem)
         return [Knobs.of(images=count) for count in dict.fromkeys((1, max(problem.n, 1)))]
 
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """The launch that the knobs describe."""
         assert isinstance(problem, ConvProblem)
         return SpectralConvolution(problem, *_sides(problem), knobs.integer("images"))

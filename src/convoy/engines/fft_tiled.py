@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from convoy.engines.base import Executable, Knobs
+from convoy.engines.base import Knobs
 from convoy.engines.conditions import plain_convolution
 from convoy.engines.spectral import SpectralConvolution, padded_sides, span, spectrum_fits
-from convoy.engines.torch_engine import TorchEngine
+from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -44,7 +44,7 @@ class FftTiled(TorchEngine):
         fitting = [tile for tile in _tiles(problem) if spectrum_fits(problem, tile, tile, target)]
         return [Knobs.of(tile=tile) for tile in fitting]
 
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """The launch that the knobs describe."""
         assert isinstance(problem, ConvProblem)
         return SpectralConvolution(problem, knobs.integer("tile"), knobs.integer("tile"), images=1)

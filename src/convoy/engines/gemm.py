@@ -8,21 +8,23 @@ columns · weight^T, so that the result is written in place. Gradients unfold th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
 from convoy.engines.activations import finish
-from convoy.engines.base import Buffers, Executable, Knobs, Packed
+from convoy.engines.base import Buffers, Knobs, Packed
 from convoy.engines.conditions import compute_dtype, plain_convolution, storage
 from convoy.engines.precision import products
+from convoy.engines.roofline import Work
 from convoy.engines.scratch import Scratch
-from convoy.engines.torch_engine import TorchEngine
+from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
 
-class _Nchw(Executable):
+class _Nchw(TorchExecutable):
     """fprop in nchw: torch's im2col, then weight [groups, k, length] · columns [groups, length, p·q]."""
 
     def __init__(self, problem: ConvProblem, images: int) -> None:
@@ -31,7 +33,14 @@ class _Nchw(Executable):
         self._scratch.add(_columns(problem, images), storage(problem))
         self.workspace_bytes = self._scratch.size_bytes
 
+    def work(self) -> Work:
+        """Columns written and read once."""
+        chunks = -(-self._problem.n // self._images)
+        per_chunk = 2 if self._problem.groups == 1 else 1 + self._images
+        return _work(self._problem, 2, chunks * per_chunk)
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """im2col, then the products, `images` at a time."""
         problem, y = self._problem, buffers.results[0]
         assert y is not None
         groups, outputs, pixels = problem.groups, problem.k // problem.groups, problem.p * problem.q
@@ -52,7 +61,7 @@ class _Nchw(Executable):
         _epilogue(problem, buffers)
 
 
-class _Nhwc(Executable):
+class _Nhwc(TorchExecutable):
     """fprop in nhwc: windows copied out of the zero-padded image, then columns [n·p·q, length] · weight [length, k]."""
 
     def __init__(self, problem: ConvProblem, images: int) -> None:
@@ -72,7 +81,12 @@ class _Nhwc(Executable):
         length = problem.reduction_length
         return by_group.permute(0, 3, 4, 2, 1).reshape(problem.groups, length, -1).contiguous(), *constants[1:]
 
+    def work(self) -> Work:
+        """The padded image and the columns written and read once."""
+        return _work(self._problem, 2.5, 1 + 3 * -(-self._problem.n // self._images))
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """The windows, then the products, `images` at a time."""
         problem, y = self._problem, buffers.results[0]
         assert y is not None
         padded, columns = self._scratch.views(workspace)
@@ -97,7 +111,7 @@ class _Nhwc(Executable):
         _epilogue(problem, buffers)
 
 
-class _Gradient(Executable):
+class _Gradient(TorchExecutable):
     """dgrad and wgrad, image by image in nchw and in the sums' own dtype.
 
     Other layouts and half types pass through the workspace: col2im would round every one of its r · s sums.
@@ -113,7 +127,12 @@ class _Gradient(Executable):
         self._scratch.add(problem.weight_spec.shape, dtype)
         self.workspace_bytes = self._scratch.size_bytes
 
+    def work(self) -> Work:
+        """Columns written, read and, in dgrad, added up."""
+        return _work(self._problem, 3, 4 * self._problem.n + 2)
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One direction or the other."""
         pieces = self._scratch.views(workspace)
         with products(self._problem.numerics, buffers.args[0].device):
             if self._problem.direction == "dgrad":
@@ -152,6 +171,14 @@ class _Gradient(Executable):
             dbias = buffers.results[1]
             assert dbias is not None
             torch.sum(buffers.args[1], (0, 2, 3), out=dbias)
+
+
+def _work(problem: ConvProblem, passes: float, calls: int) -> Work:
+    columns = problem.n * prod(_columns(problem, 1)) * storage(problem).itemsize
+    after = (problem.epilogue.residual + (problem.epilogue.activation != "none") + problem.epilogue.bias) * 2
+    moved = problem.bytes_min + passes * columns + after * problem.y_spec.size_bytes
+    half = problem.direction == "fprop" and storage(problem) != compute_dtype(problem)
+    return Work(problem.flops, moved, calls + after // 2, half)
 
 
 def _columns(problem: ConvProblem, images: int) -> tuple[int, int, int]:
@@ -215,7 +242,7 @@ class Gemm(TorchEngine):
         counts = (1, problem.n) if problem.n > 1 and problem.direction == "fprop" else (1,)
         return [Knobs.of(images=count) for count in counts]
 
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """The launch that the knobs describe."""
         assert isinstance(problem, ConvProblem)
         if problem.direction != "fprop":

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.activations import finish
-from convoy.engines.base import Buffers, Executable, Knobs, Packed
+from convoy.engines.base import Buffers, Knobs, Packed
 from convoy.engines.conditions import plain_convolution, storage
 from convoy.engines.precision import products
+from convoy.engines.roofline import Work
 from convoy.engines.scratch import Scratch
-from convoy.engines.torch_engine import TorchEngine
+from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
 
-class _Rows(Executable):
+class _Rows(TorchExecutable):
     """nhwc and linear: rows of x times the weight; `transposed` packs the weight as [c, k] rather than [k, c]."""
 
     def __init__(self, problem: ConvProblem | LinearProblem, *, transposed: bool) -> None:
@@ -30,13 +31,19 @@ class _Rows(Executable):
         self._scratch = _strided_pixels(problem)
         self.workspace_bytes = self._scratch.size_bytes
 
+    def work(self) -> Work:
+        """One product."""
+        return _work(self._problem, 1)
+
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as the right-hand side, [c, k]; a view of it unless `transposed`."""
         if not constants:
             return ()
         weight = constants[0].view(constants[0].shape[:2]).t()
         return weight.contiguous() if self._transposed else weight, *constants[1:]
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """The product with the bias, then the rest of the epilogue."""
         problem, result = self._problem, buffers.results[0]
         assert result is not None
         x, y, residual = buffers.args[0], result, buffers.args[1] if problem.epilogue.residual else None
@@ -53,7 +60,7 @@ class _Rows(Executable):
         finish(result, None, residual, problem.epilogue.activation)
 
 
-class _Columns(Executable):
+class _Columns(TorchExecutable):
     """nchw: the weight times every image's columns; `per_image` makes one product for each image rather than a batch of them."""
 
     def __init__(self, problem: ConvProblem, *, per_image: bool) -> None:
@@ -61,7 +68,13 @@ class _Columns(Executable):
         self._scratch = _strided_pixels(problem)
         self.workspace_bytes = self._scratch.size_bytes
 
+    def work(self) -> Work:
+        """One product, or one for each image."""
+        assert isinstance(self._problem, ConvProblem)
+        return _work(self._problem, self._problem.n if self._per_image else 1)
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """The products with the bias, then the rest of the epilogue."""
         problem, result = self._problem, buffers.results[0]
         assert result is not None
         x = _read(problem, buffers.args[0], self._scratch, workspace)
@@ -82,6 +95,13 @@ class _Columns(Executable):
                 torch.baddbmm(bias, weight.expand(problem.n, -1, -1), x, out=y)
         residual = buffers.args[1] if problem.epilogue.residual else None
         finish(result, None, residual, problem.epilogue.activation)
+
+
+def _work(problem: ConvProblem | LinearProblem, calls: int) -> Work:
+    after = (problem.epilogue.residual + (problem.epilogue.activation != "none")) * 2
+    strided = isinstance(problem, ConvProblem) and (problem.stride_h, problem.stride_w) != (1, 1)
+    moved = problem.bytes_min + after * problem.y_spec.size_bytes + strided * problem.x_spec.size_bytes
+    return Work(problem.flops, moved, calls + after // 2 + strided, problem.x_spec.dtype in ("fp16", "bf16"))
 
 
 def _strided_pixels(problem: ConvProblem | LinearProblem) -> Scratch:
@@ -135,7 +155,7 @@ class Pointwise(TorchEngine):
         gradient = isinstance(problem, ConvProblem) and problem.direction == "dgrad"
         return [Knobs.of(transposed=choice) for choice in ((False,) if gradient else (False, True))]
 
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """The launch that the knobs describe."""
         if isinstance(problem, ConvProblem) and problem.layout == "nchw":
             return _Columns(problem, per_image=bool(knobs["per_image"]))

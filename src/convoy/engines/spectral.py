@@ -14,10 +14,12 @@ from typing import Final
 import torch
 
 from convoy.engines.activations import finish
-from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.base import Buffers, Packed
 from convoy.engines.conditions import compute_dtype
 from convoy.engines.precision import products
+from convoy.engines.roofline import Work
 from convoy.engines.scratch import Scratch
+from convoy.engines.torch_engine import TorchExecutable
 from convoy.problem import ConvProblem
 from convoy.support import Support
 from convoy.target import Target
@@ -28,11 +30,14 @@ PACK_BYTES: Final = 64 << 20
 SPECTRUM_SHARE: Final = 32
 """The weight's spectrum may take this part of the device's memory: 2.5 GiB of 80, 0.5 of 16."""
 
+SPECTRUM_PASSES: Final = 6
+"""Times that a spectrum is read or written, the transform itself counted as two."""
+
 UNKNOWN_MEMORY_BYTES: Final = 8 << 30
 """Taken for a machine that does not tell its memory."""
 
 
-class SpectralConvolution(Executable):
+class SpectralConvolution(TorchExecutable):
     """fprop of one problem in tiles of `side_h` x `side_w` pixels, `images` at a time.
 
     The workspace holds the padded images, the spectra and their products. torch.fft's own plans and temporaries come on top:
@@ -70,6 +75,16 @@ class SpectralConvolution(Executable):
     @property
     def _frequencies(self) -> int:
         return self._side_h * (self._side_w // 2 + 1)
+
+    def work(self) -> Work:
+        """Complex products, four times the real ones at half their rate; spectra are moved a few times each."""
+        problem, itemsize = self._problem, 2 * self._dtype.itemsize
+        spectra = problem.n * self._rows * self._columns * self._frequencies * itemsize
+        chunks = -(-problem.n // self._images)
+        weight = self._frequencies * problem.c // problem.groups * problem.k * itemsize
+        moved = problem.bytes_min * 3 + SPECTRUM_PASSES * spectra * (problem.c + problem.k) + chunks * weight
+        products = spectra / itemsize * problem.c // problem.groups * problem.k
+        return Work(16.0 * products, moved, 10 * chunks)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The conjugate spectrum of the weight, [frequencies · groups, c / groups, k / groups], computed in float64."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from convoy.engines.base import Engine, Executable, Knobs
+from convoy.engines.roofline import Work, estimate_us
 from convoy.problem import Problem
 from convoy.target import Target
 
 
 class TorchEngine(Engine):
-    """An engine whose executables are cheap to make and know their own workspace."""
+    """An engine whose executables are cheap to make and know their own workspace and work."""
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """What the executable says."""
         return self.executable(problem, knobs).workspace_bytes
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """Products, passes over memory and calls, each at its rate."""
+        return estimate_us(self.executable(problem, knobs).work(), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The executable; nothing is compiled."""
@@ -22,5 +27,13 @@ class TorchEngine(Engine):
         return self.executable(problem, knobs)
 
     @abstractmethod
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """Lay out one supported problem's launch; allocates no tensors."""
+
+
+class TorchExecutable(Executable):
+    """An executable that can tell what its launch does."""
+
+    @abstractmethod
+    def work(self) -> Work:
+        """What one launch does."""

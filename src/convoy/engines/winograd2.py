@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.engines.base import Executable, Knobs
+from convoy.engines.base import Knobs
 from convoy.engines.conditions import compute_dtype, storage
-from convoy.engines.torch_engine import TorchEngine
+from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.engines.winograd_convolution import WinogradConvolution, chunks, winograd_support
 from convoy.engines.winograd_tiles import F2
 from convoy.problem import ConvProblem, Problem
@@ -37,7 +37,7 @@ class Winograd2(TorchEngine):
             for images, rows in chunks(problem, F2, target.device)
         ]
 
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """The launch that the knobs describe."""
         assert isinstance(problem, ConvProblem)
         dtype = storage(problem) if knobs["products"] == "half" else compute_dtype(problem)

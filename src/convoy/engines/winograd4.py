@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.engines.base import Executable, Knobs
+from convoy.engines.base import Knobs
 from convoy.engines.conditions import compute_dtype
-from convoy.engines.torch_engine import TorchEngine
+from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.engines.winograd_convolution import WinogradConvolution, chunks, winograd_support
 from convoy.engines.winograd_tiles import F4
 from convoy.problem import ConvProblem, Problem
@@ -41,7 +41,7 @@ class Winograd4(TorchEngine):
         assert isinstance(problem, ConvProblem)
         return [Knobs.of(images=images, rows=rows) for images, rows in chunks(problem, F4, target.device)]
 
-    def executable(self, problem: Problem, knobs: Knobs) -> Executable:
+    def executable(self, problem: Problem, knobs: Knobs) -> TorchExecutable:
         """The launch that the knobs describe."""
         assert isinstance(problem, ConvProblem)
         return WinogradConvolution(

@@ -16,10 +16,12 @@ from typing import Final
 import torch
 
 from convoy.engines.activations import finish
-from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.base import Buffers, Packed
 from convoy.engines.conditions import compute_dtype, plain_convolution
 from convoy.engines.precision import products
+from convoy.engines.roofline import Work
 from convoy.engines.scratch import Scratch
+from convoy.engines.torch_engine import TorchExecutable
 from convoy.engines.winograd_tiles import Tile
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
@@ -28,7 +30,7 @@ CHUNK_BYTES: Final = 8 << 20
 """Operands and results of the products handled at a time by default, so that the transforms find them in a cache."""
 
 
-class WinogradConvolution(Executable):
+class WinogradConvolution(TorchExecutable):
     """fprop of one problem, `images` and, of one image, `rows` of tiles at a time.
 
     Transforms are computed in fp32 (fp64 for fp64 tensors); `product_dtype` is what the operands of the products are
@@ -72,6 +74,17 @@ class WinogradConvolution(Executable):
         read = tile.read_rooms * max(images * rows * width, side * prod(grid)) * c
         scratch.add((max(read, tile.write_rooms * side * prod(grid) * k),), self._dtype)
         return scratch
+
+    def work(self) -> Work:
+        """Products of transformed operands; every slice of a transform is read and written a few times."""
+        problem, side = self._problem, self._tile.side
+        positions = side * side * problem.n * self._rows * self._columns
+        chunks = len(self._image_spans) * len(self._row_spans)
+        itemsize = self._product_dtype.itemsize
+        moved = problem.bytes_min * 3 + self._tile.accesses * positions * (problem.c + problem.k) * itemsize
+        moved += chunks * side * side * problem.c * problem.k * itemsize
+        calls = chunks * (self._tile.calls + 6)
+        return Work(2.0 * positions * problem.c * problem.k, moved, calls, self._product_dtype != self._dtype)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [(m + 2)^2, c, k], transformed in float64 and rounded once."""

@@ -26,6 +26,8 @@ class Tile:
         write: A^T: reads m + 2 slices, writes m, given room for some more.
         read_rooms: slices of room that `read` wants.
         write_rooms: slices of room that `write` wants.
+        accesses: times that an element is read or written, by the transforms along one side and the products.
+        calls: torch operations of the transforms along both sides.
     """
 
     m: int
@@ -34,6 +36,8 @@ class Tile:
     write: Callable[[Slices, Slices, Slices], None]
     read_rooms: int
     write_rooms: int
+    accesses: int
+    calls: int
 
     @property
     def side(self) -> int:
@@ -86,7 +90,7 @@ def _write_4(t: Slices, out: Slices, room: Slices) -> None:
     torch.add(sum_1, t[0], out=out[0])
 
 
-F2: Final = Tile(2, ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)), _read_2, _write_2, 0, 1)
+F2: Final = Tile(2, ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)), _read_2, _write_2, 0, 1, 5, 16)
 F4: Final = Tile(
     4,
     (
@@ -101,4 +105,6 @@ F4: Final = Tile(
     _write_4,
     2,
     4,
+    8,
+    44,
 )

@@ -354,6 +354,33 @@ def test_sessions_follow_a_file_that_another_one_mended(tmp_path: Path) -> None:
     assert len(bad_files(path)) == 1
 
 
+def test_a_file_replaced_while_a_writer_waited_for_the_lock_gets_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, mended = tmp_path / "perf.db", tmp_path / "mended.db"
+    fill(mended, 2)
+    lock = sql.exclusive
+    with Database.open(path, shipped=False) as database:
+        database.put([row(1)])
+
+        @contextmanager
+        def late(where: Path, timeout_s: float = 30.0) -> Iterator[None]:
+            monkeypatch.setattr(sql, "exclusive", lock)
+            for suffix in ("-wal", "-shm"):
+                Path(f"{path}{suffix}").rename(tmp_path / f"bad{suffix}")
+            path.rename(tmp_path / "bad")
+            mended.rename(path)
+            with lock(where, timeout_s):
+                yield
+
+        monkeypatch.setattr(sql, "exclusive", late)
+        database.put([row(2)])
+        assert database.rows() == rows(3)
+    with Database.open(path, shipped=False) as database:
+        assert database.rows() == rows(3)
+        assert database.warnings == []
+
+
 def test_a_deleted_file_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "perf.db"
     with Database.open(path, shipped=False) as database:

@@ -29,6 +29,7 @@ class _Program:
     costs: list[float] = field(default_factory=list[float])
     uppers: list[float] = field(default_factory=list[float])
     binaries: int = 0
+    copies: dict[int, str] = field(default_factory=dict[int, str])
     rows: list[tuple[float, float, Terms]] = field(default_factory=list[tuple[float, float, Terms]])
 
     def variable(self, cost: float, upper: float = 1.0) -> int:
@@ -133,6 +134,7 @@ def _conversions(
                 continue
             costs = [t for (v, _, to), t in problem.convert_us.items() if v == value and to == layout]
             copied = program.variable(min(costs, default=0.0), 1.0 if costs else 0.0)
+            program.copies[copied] = value
             supply = {**made.get(layout, {}), copied: 1.0}
             for demand in demands:
                 program.row({**supply, **{i: supply.get(i, 0.0) - 1.0 for i in demand}}, least=0.0)
@@ -140,8 +142,8 @@ def _conversions(
                 program.row(supply, least=1.0)
 
 
-def live_bytes(problem: SelectionProblem) -> list[int]:
-    """For each region the bytes of values that may be in use while it runs, whatever else is chosen: an upper bound."""
+def live_values(problem: SelectionProblem) -> list[set[str]]:
+    """For each region the values that may be in use while it runs, whatever else is chosen: more rather than fewer."""
     place = {node: i for i, node in enumerate(problem.nodes)}
     first: dict[str, int] = dict.fromkeys(problem.inputs, -1)
     last: dict[str, int] = dict.fromkeys((*problem.inputs, *problem.outputs), len(problem.nodes))
@@ -150,25 +152,26 @@ def live_bytes(problem: SelectionProblem) -> list[int]:
             first[value] = min(first.get(value, len(place)), place[region.nodes[-1]])
         for value in region.args:
             last[value] = max(last.get(value, -1), place[region.nodes[-1]])
-    found: list[int] = []
+    found: list[set[str]] = []
     for region in problem.regions:
         start, end = place[region.nodes[0]], place[region.nodes[-1]]
-        live = [v for v, begins in first.items() if begins <= end and last.get(v, begins) >= start]
-        found.append(sum(problem.value_bytes[v] for v in live))
+        found.append({v for v, begins in first.items() if begins <= end and last.get(v, begins) >= start})
     return found
 
 
 def _limit_memory(
     problem: SelectionProblem, candidates: list[Candidate], program: _Program, budget: float, slack: int | None = None
 ) -> None:
-    """Live values + workspace + packed constants stay within the budget while each region runs."""
-    live = live_bytes(problem)
+    """Live values, their copies, workspace and packed constants stay within the budget while each region runs."""
+    live = live_values(problem)
     resident = {i: float(c.resident_bytes) for i, c in enumerate(candidates) if c.resident_bytes}
     for region in {c.region for c in candidates}:
         terms = dict(resident)
+        terms |= {copied: float(problem.value_bytes[v]) for copied, v in program.copies.items() if v in live[region]}
+        in_use = sum(problem.value_bytes[value] for value in live[region])
         for index, candidate in enumerate(candidates):
             if candidate.region == region:
-                terms[index] = terms.get(index, 0.0) + candidate.workspace_bytes + live[region]
+                terms[index] = terms.get(index, 0.0) + candidate.workspace_bytes + in_use
         if slack is not None:
             terms[slack] = -1.0
         program.row(terms, most=budget)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from convoy.engines.base import Engine
@@ -11,6 +13,7 @@ from convoy.functional.autograd import FORMATS, Convolution, on
 from convoy.functional.choice import pick
 from convoy.measurement.detect import detect_target
 from convoy.settings import Settings
+from convoy.target import Target
 
 __all__ = ["conv2d", "engines"]
 
@@ -18,6 +21,13 @@ __all__ = ["conv2d", "engines"]
 def engines() -> list[Engine]:
     """Every engine there is, the baseline first. One whose package or device is missing says so when it is asked."""
     return [load_engine(engine) for engine in MANIFEST]
+
+
+@lru_cache(maxsize=16)
+def _target(device: torch.device, threads: int) -> Target:
+    """The target of a device, which is its current one; detecting it takes longer than a small convolution."""
+    del threads  # part of the key: a CPU's target names them
+    return detect_target(device.type)
 
 
 def conv2d(
@@ -63,7 +73,7 @@ def conv2d(
     batch = x.unsqueeze(0) if x.dim() == 3 else x
     problem = problem_of(x, weight, bias, stride, padding, dilation, groups, settings)
     with on(x.device):
-        target = detect_target(x.device.type)
+        target = _target(x.device, torch.get_num_threads())
         config, problem = pick(engine, problem, target, settings)
         y = Convolution.apply(padded(batch, problem), weight, bias, problem, config, target, settings)
     y = y.contiguous(memory_format=FORMATS[layout_of(batch)])

@@ -44,3 +44,30 @@ def compute_dtype(problem: ConvProblem | LinearProblem) -> torch.dtype:
 def storage(problem: ConvProblem | LinearProblem) -> torch.dtype:
     """The dtype of x, weight and y."""
     return DTYPES[problem.x_spec.dtype]
+
+
+def effective_dilation(problem: ConvProblem) -> tuple[int, int]:
+    """The dilation, 1 along a side on which the filter has one value and dilation means nothing.
+
+    oneDNN would crash on some such problems: see `onednn_defect`.
+    """
+    return (problem.dilation_h if problem.r > 1 else 1), (problem.dilation_w if problem.s > 1 else 1)
+
+
+def onednn_defect(problem: ConvProblem) -> str:
+    """What is wrong with oneDNN's forward convolution on a problem, as a phrase; empty where nothing is.
+
+    Both defects were found by fuzzing PyTorch 2.11 (oneDNN 3.10) and 2.13 (3.12), and reach `torch.conv2d` in channels_last:
+
+    - It crashes where a dilated filter fits into the padding beside the image, with a stride: 1 channel of 9x2, filter 3x2,
+      padding 4, stride 3, dilation 3 along the width.
+    - It gives wrong numbers where a group has one channel, is not depthwise, and a stride leaves one output column: 1
+      channel of 5x3, 4 filters of 3x3, padding (2, 1), stride 5 along the width.
+    """
+    extent = effective_dilation(problem)[1] * (problem.s - 1) + 1
+    if effective_dilation(problem)[1] > 1 and problem.pad_w >= extent:
+        return f"crashes where a dilated filter ({extent} wide) fits into the padding ({problem.pad_w})"
+    truly_depthwise = problem.k == problem.groups > 1
+    if problem.groups == problem.c and not truly_depthwise and problem.q == 1 and problem.stride_w > 1:
+        return "is wrong for one channel a group, not depthwise, where a stride leaves one output column"
+    return ""

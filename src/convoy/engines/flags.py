@@ -1,0 +1,77 @@
+"""torch's process-wide switches for convolutions, held at a value while a launch is queued."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+
+class HeldFlag:
+    """A process-wide flag that several threads may hold at one value at once: the first sets it, the last puts it back.
+
+    Saving and restoring alone would not do: of two threads that overlap, the second saves what the first has set, and leaves
+    it behind. While it is held, other threads' own calls see the value too.
+
+    Args:
+        owner: gives the object that has the flag.
+        name: the flag's name.
+        value: the value to hold it at.
+    """
+
+    def __init__(self, owner: Callable[[], Any], name: str, value: object) -> None:
+        self._owner, self._name, self._value = owner, name, value
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._before: object = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A context in which the flag has the value."""
+        with self._lock:
+            if self._holders == 0:
+                self._before = getattr(self._owner(), self._name)
+                setattr(self._owner(), self._name, self._value)
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    setattr(self._owner(), self._name, self._before)
+
+
+_BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", True)
+_CUDNN_EXACT = HeldFlag(lambda: torch.backends.cudnn.conv, "fp32_precision", "ieee")
+_ONEDNN_OFF = HeldFlag(lambda: torch.backends.mkldnn, "enabled", False)
+_ONEDNN_EXACT = HeldFlag(lambda: torch.backends.mkldnn.conv, "fp32_precision", "ieee")
+
+
+def convolutions(numerics: str, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which torch's convolutions keep to `numerics`, and on CUDA are chosen by cuDNN's benchmark.
+
+    `as_torch` and `half` leave torch's precision flags as they are; `strict` makes fp32 products exact, also where the flags
+    allow TF32 or bf16 (`torch.backends.*.conv.fp32_precision`, `torch.backends.cudnn.allow_tf32`).
+
+    Args:
+        numerics: the rounding that the user allows.
+        device: where the convolution runs.
+    """
+    if device.type == "cuda":
+        stack = ExitStack()
+        stack.enter_context(_BENCHMARK.held())
+        if numerics == "strict":
+            stack.enter_context(_CUDNN_EXACT.held())
+        return stack
+    if numerics == "strict" and torch.backends.mkldnn.conv.fp32_precision not in ("none", "ieee"):
+        return _ONEDNN_EXACT.held()
+    return nullcontext()
+
+
+def without_onednn() -> AbstractContextManager[object]:
+    """A context in which torch's convolutions on a CPU are its own."""
+    return _ONEDNN_OFF.held()

@@ -1,0 +1,94 @@
+"""A piece of the graph, read from its problem: what the engines that compute pieces share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import torch
+
+from convoy.engines.interpret import compile_graph, resolve
+from convoy.errors import InputError
+from convoy.graph.ir import Graph, Node
+from convoy.graph.text import parse_graph
+from convoy.problem import SubgraphProblem
+from convoy.support import Support
+
+MEMORY_FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+"""Layout → torch's memory format."""
+
+
+@lru_cache(maxsize=1024)
+def read(text: str) -> Graph:
+    """The graph of a piece's text.
+
+    Raises:
+        InputError: text that is no graph.
+    """
+    return parse_graph(text)
+
+
+@lru_cache(maxsize=1024)
+def runnable(problem: SubgraphProblem) -> Support:
+    """Whether PyTorch can run a piece: its text is a graph, in a layout of torch's, of operators that this PyTorch has."""
+    if problem.layout == "blocked":
+        return Support.no("PyTorch's operators take nchw and nhwc tensors, got blocked")
+    try:
+        compile_graph(read(problem.text))
+    except InputError as error:
+        return Support.no(str(error))
+    return Support.yes()
+
+
+class Results:
+    """Turns what operators return into what a launch must leave: new tensors in the problem's memory format.
+
+    Operators may hand back a view of an argument, or the argument itself. A result that lies in an argument's memory would
+    change with it, so it is copied. Only results that may be such are looked at, because a look costs about a microsecond.
+    """
+
+    def __init__(self, problem: SubgraphProblem) -> None:
+        graph = read(problem.text)
+        chosen = MEMORY_FORMATS.get(problem.layout, torch.contiguous_format)
+        self._formats = tuple(
+            chosen if len(graph.values[name].spec.shape) == 4 else torch.contiguous_format for name in graph.outputs
+        )
+        self._suspects = tuple(_may_alias(graph, name) for name in graph.outputs)
+        self._watch = any(self._suspects)
+
+    def settle(
+        self,
+        made: Sequence[torch.Tensor],
+        read_from: Sequence[torch.Tensor],
+        results: list[torch.Tensor | None],
+    ) -> None:
+        """Fill `results` with what was `made` from the tensors `read_from` (args and constants)."""
+        held = {t.untyped_storage().data_ptr() for t in read_from} if self._watch else ()
+        for index, (tensor, layout) in enumerate(zip(made, self._formats, strict=True)):
+            result = tensor.contiguous(memory_format=layout)
+            if self._suspects[index] and result.untyped_storage().data_ptr() in held:
+                result = result.clone(memory_format=layout)
+            results[index] = result
+
+
+def _may_alias(graph: Graph, name: str) -> bool:
+    """Whether a value may lie in the memory of an input or a constant."""
+    node = graph.producer(name)
+    if node is None:
+        return True
+    if node.op in ("conv2d", "linear"):
+        return False
+    overload = _overload(node)
+    if any(returned.alias_info is not None for returned in overload._schema.returns):
+        return True
+    # A composite operator may hand back its argument (dropout that is off), which has the result's own shape then.
+    same = any(graph.values[read_name].spec == graph.values[name].spec for read_name in node.refs())
+    return same and overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _overload(node: Node) -> torch._ops.OpOverload:
+    """The overload that a node names; `resolve` has checked that it is there."""
+    resolve(node.op)
+    _, packet, overload = node.op.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)

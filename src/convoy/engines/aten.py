@@ -41,8 +41,7 @@ class _Convolution(Executable):
             effective_dilation(problem),
             problem.groups,
         )
-        forward_on_cpu = self._device.type == "cpu" and problem.direction == "fprop"
-        self._avoids_onednn = forward_on_cpu and bool(onednn_defect(problem))
+        self._avoids_onednn = self._device.type == "cpu" and bool(onednn_defect(problem))
         # cuDNN's gradients may add up in another order from run to run (its documentation, "Reproducibility").
         self.deterministic = self._device.type == "cpu" or problem.direction == "fprop"
 

@@ -249,7 +249,7 @@ def _error(
             raise ValueError(
                 "check needs `data` for kind `cancelling`: errors are taken against the sum of |x||weight|"
             )
-        scale = terms_norm(problem, data, index, 1)
+        scale = max(terms_norm(problem, data, index, 1), float(wanted.norm()))  # sigmoid makes 0.5 of nothing
         if family in FAMILY_FACTOR:
             scale = max(scale, spread_norm(problem, data, index))
         return relative_error(found, wanted, scale)

@@ -10,7 +10,7 @@ def possible(problem: SelectionProblem) -> list[Candidate]:
     return [c for c in problem.candidates if _fits(problem, c)]
 
 
-def worthwhile(problem: SelectionProblem) -> list[Candidate]:
+def worthwhile(problem: SelectionProblem, *, budgeted: bool | None = None) -> list[Candidate]:
     """What `exact` and `greedy` choose from, in the problem's order.
 
     Three rules, each safe for an optimum over what the rule before it left:
@@ -23,8 +23,12 @@ def worthwhile(problem: SelectionProblem) -> list[Candidate]:
        stays, since it may be what fits.
     3. Of two candidates of one region in one memory format, the one that is no faster (and, under a memory budget, wants
        no less workspace and no less packed memory) is out; of equals the first stays.
+
+    Args:
+        problem: a valid problem.
+        budgeted: whether memory matters; None: whether the problem has a memory budget.
     """
-    budgeted = problem.memory_budget_bytes is not None
+    budgeted = problem.memory_budget_bytes is not None if budgeted is None else budgeted
     groups: dict[tuple[int, str], list[Candidate]] = {}
     for candidate in possible(problem):
         groups.setdefault((candidate.region, candidate.layout), []).append(candidate)

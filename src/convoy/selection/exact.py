@@ -1,228 +1,198 @@
-"""The exact optimum, as an integer program solved by HiGHS.
-
-One binary variable a candidate; every node is covered exactly once; a region that reads a value needs a chosen region that
-makes it; a value that is read in a memory format in which it was not made is copied once, and that is paid. The linear
-relaxation is nearly integral: consumers are gathered by node, and of the regions that cover a node one is chosen.
-"""
+"""The optimum: an integer program over regions, candidates, memory formats and memory, solved by HiGHS."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+import importlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
 
 from convoy.errors import InputError, SelectionError
+from convoy.selection import greedy
+from convoy.selection.budget import MemoryModel
+from convoy.selection.covering import Covering, formulate
 from convoy.selection.eligible import worthwhile
+from convoy.selection.linear import LinearProgram, Terms, plus
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Candidate, Selection, SelectionProblem
 from convoy.selection.settle import settle
 
-Terms = dict[int, float]
-"""Coefficients by variable."""
+_CLOSE = 1e-6
+"""HiGHS's own tolerances: a bound this near to the total, relatively, is the total."""
 
 
-@dataclass(slots=True)
-class _Program:
-    """Rows and columns before they go to the solver."""
+def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
+    """Choose the candidates of least total time, conversions included, that fit the memory budget.
 
-    costs: list[float] = field(default_factory=list[float])
-    uppers: list[float] = field(default_factory=list[float])
-    binaries: int = 0
-    copies: dict[int, str] = field(default_factory=dict[int, str])
-    rows: list[tuple[float, float, Terms]] = field(default_factory=list[tuple[float, float, Terms]])
+    The program is described at `covering.formulate` and `budget.MemoryModel`; the candidates are those of
+    `eligible.worthwhile`. Layout selection with its conversion costs follows Anderson and Gregg (CGO 2018), here with
+    overlapping regions, conversions shared by all readers, and memory. Two things are left to rows that are added when a
+    solution breaks them, since nets hardly ever do: regions that wait for one another in a circle, and, where proposals
+    do so and no launch order holds for all covers, a peak above the budget.
 
-    def variable(self, cost: float, upper: float = 1.0) -> int:
-        """A new variable of at least 0."""
-        self.costs.append(cost)
-        self.uppers.append(upper)
-        return len(self.costs) - 1
-
-    def row(self, terms: Terms, *, least: float = -np.inf, most: float = np.inf) -> None:
-        """Least <= sum of terms <= most."""
-        self.rows.append((least, most, terms))
-
-
-def exact(problem: SelectionProblem, time_limit_s: float = 20.0, solver: str = "exact") -> Selection:
-    """The choice of least total time.
+    The same problem gives the same choice: HiGHS runs on one thread with a fixed seed, and equal candidates of one region
+    go by their order. A run that `time_limit_s` cut short gives its best choice, with `bound_us` below `total_us`.
 
     Args:
-        problem: what is on offer.
-        time_limit_s: after which the best choice found so far is returned, with its bound.
-        solver: what to call the result.
+        problem: a valid problem.
+        engine: not used.
+        time_limit_s: stop then, with the best found so far.
 
     Raises:
-        InputError: highspy is not installed.
-        SelectionError: nothing satisfies the memory budget; the message names the least that would do.
+        InputError: the package highspy is missing.
+        SelectionError: no choice satisfies the constraints (the message says the least budget that would do), or none was
+            found in time.
     """
-    candidates = worthwhile(problem)
-    program = _program(problem, candidates)
-    if problem.memory_budget_bytes is not None:
-        _limit_memory(problem, candidates, program, problem.memory_budget_bytes)
-    found = _solve(program, time_limit_s)
-    if found is None:
-        raise SelectionError(_too_small(problem, candidates, time_limit_s))
-    values, bound = found
-    chosen = [c for c, value in zip(candidates, values, strict=False) if value > 0.5]
-    return settle(problem, LaunchOrder(problem), solver, chosen, bound)
-
-
-def single(problem: SelectionProblem, engine: str, time_limit_s: float = 20.0) -> Selection:
-    """One engine wherever it can, the baseline elsewhere: the first of the classic strategies.
-
-    Raises:
-        InputError: the engine has no candidate at all.
-    """
-    able = {c.region for c in problem.candidates if c.config.engine == engine}
-    if not able:
-        raise InputError("solver", f"single:{engine}", "an engine that can do at least one region of this net")
-    kept = tuple(c for c in problem.candidates if c.config.engine == engine or (c.baseline and c.region not in able))
-    return exact(replace(problem, candidates=kept), time_limit_s, f"single:{engine}")
-
-
-def _program(problem: SelectionProblem, candidates: list[Candidate]) -> _Program:
-    program = _Program()
-    for candidate in candidates:
-        program.variable(candidate.median_us)
-    program.binaries = len(candidates)
-    by_node: dict[str, Terms] = {node: {} for node in problem.nodes}
-    makers: dict[str, dict[str, Terms]] = {}
-    readers: dict[str, dict[str, dict[str, Terms]]] = {}
-    for index, candidate in enumerate(candidates):
-        region = problem.regions[candidate.region]
-        for node in region.nodes:
-            by_node[node][index] = 1.0
-        for value in region.results:
-            layout = problem.layout_of(value, candidate.layout)
-            makers.setdefault(value, {}).setdefault(layout, {})[index] = 1.0
-        for value in region.args:
-            layout = problem.layout_of(value, candidate.layout)
-            # The first node stands for the reader: regions that share it exclude each other.
-            readers.setdefault(value, {}).setdefault(region.nodes[0], {}).setdefault(layout, {})[index] = 1.0
-    for terms in by_node.values():
-        program.row(terms, least=1.0, most=1.0)
-    for value, by_reader in readers.items():
-        for by_layout in by_reader.values():
-            _need(problem, program, value, makers.get(value, {}), by_layout)
-    _conversions(problem, program, makers, readers)
-    return program
-
-
-def _need(
-    problem: SelectionProblem, program: _Program, value: str, made: dict[str, Terms], read: dict[str, Terms]
-) -> None:
-    """Whoever reads a value needs somebody who makes it."""
-    if value in problem.inputs:
-        return
-    program.row(
-        {**{i: 1.0 for t in made.values() for i in t}, **{i: -1.0 for t in read.values() for i in t}}, least=0.0
-    )
-
-
-def _conversions(
-    problem: SelectionProblem,
-    program: _Program,
-    makers: dict[str, dict[str, Terms]],
-    readers: dict[str, dict[str, dict[str, Terms]]],
-) -> None:
-    for value, layouts in problem.value_layouts.items():
-        made = makers.get(value, {})
-        for layout in layouts:
-            given = value in problem.inputs and problem.border_layout(value) == layout
-            demands = [by_layout[layout] for by_layout in readers.get(value, {}).values() if layout in by_layout]
-            if given or (not demands and value not in problem.outputs):
-                continue
-            costs = [t for (v, _, to), t in problem.convert_us.items() if v == value and to == layout]
-            copied = program.variable(min(costs, default=0.0), 1.0 if costs else 0.0)
-            program.copies[copied] = value
-            supply = {**made.get(layout, {}), copied: 1.0}
-            for demand in demands:
-                program.row({**supply, **{i: supply.get(i, 0.0) - 1.0 for i in demand}}, least=0.0)
-            if value in problem.outputs and problem.border_layout(value) == layout:
-                program.row(supply, least=1.0)
-
-
-def live_values(problem: SelectionProblem) -> list[set[str]]:
-    """For each region the values that may be in use while it runs, whatever else is chosen: more rather than fewer."""
-    place = {node: i for i, node in enumerate(problem.nodes)}
-    first: dict[str, int] = dict.fromkeys(problem.inputs, -1)
-    last: dict[str, int] = dict.fromkeys((*problem.inputs, *problem.outputs), len(problem.nodes))
-    for region in problem.regions:
-        for value in region.results:
-            first[value] = min(first.get(value, len(place)), place[region.nodes[-1]])
-        for value in region.args:
-            last[value] = max(last.get(value, -1), place[region.nodes[-1]])
-    found: list[set[str]] = []
-    for region in problem.regions:
-        start, end = place[region.nodes[0]], place[region.nodes[-1]]
-        found.append({v for v, begins in first.items() if begins <= end and last.get(v, begins) >= start})
-    return found
-
-
-def _limit_memory(
-    problem: SelectionProblem, candidates: list[Candidate], program: _Program, budget: float, slack: int | None = None
-) -> None:
-    """Live values, their copies, workspace and packed constants stay within the budget while each region runs."""
-    live = live_values(problem)
-    resident = {i: float(c.resident_bytes) for i, c in enumerate(candidates) if c.resident_bytes}
-    for region in {c.region for c in candidates}:
-        terms = dict(resident)
-        terms |= {copied: float(problem.value_bytes[v]) for copied, v in program.copies.items() if v in live[region]}
-        in_use = sum(problem.value_bytes[value] for value in live[region])
-        for index, candidate in enumerate(candidates):
-            if candidate.region == region:
-                terms[index] = terms.get(index, 0.0) + candidate.workspace_bytes + in_use
-        if slack is not None:
-            terms[slack] = -1.0
-        program.row(terms, most=budget)
-
-
-def _too_small(problem: SelectionProblem, candidates: list[Candidate], time_limit_s: float) -> str:
-    """What the least budget would be."""
-    program = _program(problem, candidates)
-    program.costs = [0.0] * len(program.costs)
-    peak = program.variable(1.0, np.inf)
-    _limit_memory(problem, candidates, program, 0.0, slack=peak)
-    found = _solve(program, time_limit_s)
+    del engine
+    highs = _import_highs()
+    order = LaunchOrder(problem)
+    deadline = time.monotonic() + time_limit_s
+    model = formulate(problem, worthwhile(problem))
     budget = problem.memory_budget_bytes
-    if found is None:
-        return "no choice of candidates covers the net"
-    return f"memory_budget: {budget} bytes are too few for any choice; at least {int(found[1]) + 1} bytes are needed"
+    if budget is not None:
+        memory = MemoryModel(model, order)
+        for usage in memory.usages(budget):
+            terms = usage.terms + plus(memory.contradictions, -float(usage.most_bytes))
+            scaled = [(column, size / budget) for column, size in terms]
+            model.program.at_most(scaled, (budget - usage.fixed_bytes) / budget)
+    start = _start(problem)
+    while True:
+        answer = _minimise(highs, model, deadline, start)
+        if answer is None:
+            raise _refusal(problem, time_limit_s)
+        if _cut_cycle(model, order, answer.columns):
+            continue
+        selection = settle(problem, order, "exact", [model.pool[i] for i in answer.columns], answer.bound_us)
+        if budget is None or selection.peak_bytes <= budget:
+            return _tight(selection)
+        model.program.at_most(plus(answer.columns), len(answer.columns) - 1)
 
 
-def _solve(program: _Program, time_limit_s: float) -> tuple[list[float], float] | None:
-    """Values of the variables and the proven bound; None where nothing is feasible."""
+def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -> Selection:
+    """Choose what needs the least memory, whatever its time: `peak_bytes` is the least budget that would do.
+
+    Where proposals wait for one another in a circle, covers that contradict `LaunchOrder.places` are left out.
+
+    Args:
+        problem: a valid problem; its own budget is not looked at, but slow candidates that want little memory are.
+        time_limit_s: stop then, with the best found so far.
+
+    Raises:
+        InputError: the package highspy is missing.
+        SelectionError: no choice satisfies the constraints, or none was found in time.
+    """
+    highs = _import_highs()
+    order = LaunchOrder(problem)
+    deadline = time.monotonic() + time_limit_s
+    model = formulate(problem, worthwhile(problem, budgeted=True))
+    model.program.cost = [0.0] * len(model.program.cost)
+    memory = MemoryModel(model, order)
+    model.program.at_most(plus(memory.contradictions), 0.0)
+    usages = list(memory.usages(-1))
+    scale = max(1, *(usage.most_bytes for usage in usages))
+    peak = model.program.continuous(cost=1.0)
+    for usage in usages:
+        scaled = [(column, size / scale) for column, size in usage.terms]
+        model.program.at_most([*scaled, (peak, -1.0)], -usage.fixed_bytes / scale)
+    start = _start(replace(problem, memory_budget_bytes=None))
+    while (answer := _minimise(highs, model, deadline, start)) is not None:
+        if not _cut_cycle(model, order, answer.columns):
+            return settle(problem, order, "exact", [model.pool[i] for i in answer.columns])
+    raise SelectionError(_NO_COVER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Columns of the chosen candidates, and the proven lower bound on the objective."""
+
+    columns: list[int]
+    bound_us: float
+
+
+_NO_COVER = "no choice of candidates covers the graph: a value would need a conversion that is not on offer"
+
+
+def _import_highs() -> ModuleType:
     try:
-        import highspy
-    except ImportError:
-        todo = "Install it (pip install highspy) or choose --solver greedy."
-        raise InputError("solver", "exact", "the package highspy", todo) from None
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("time_limit", time_limit_s)
-    solver.setOptionValue("mip_rel_gap", 1e-9)
-    count = len(program.costs)
-    solver.addVars(count, np.zeros(count), np.asarray(program.uppers))
-    columns = np.arange(count, dtype=np.int32)
-    solver.changeColsCost(count, columns, np.asarray(program.costs))
-    kinds = np.array([highspy.HighsVarType.kInteger] * program.binaries)
-    solver.changeColsIntegrality(program.binaries, columns[: program.binaries], kinds)
-    starts = np.cumsum([0, *(len(terms) for _, _, terms in program.rows)], dtype=np.int32)
-    solver.addRows(
-        len(program.rows),
-        np.asarray([least for least, _, _ in program.rows]),
-        np.asarray([most for _, most, _ in program.rows]),
-        int(starts[-1]),
-        starts[:-1],
-        np.asarray(list(_flatten(terms.keys() for _, _, terms in program.rows)), dtype=np.int32),
-        np.asarray(list(_flatten(terms.values() for _, _, terms in program.rows)), dtype=np.float64),
-    )
+        return importlib.import_module("highspy")
+    except ImportError as error:
+        todo = "Run `pip install highspy`, or use solver 'greedy'."
+        raise InputError("solver", "exact", "the package highspy to be installed", todo) from error
+
+
+def _minimise(highs: ModuleType, model: Covering, deadline: float, start: Sequence[Candidate]) -> _Answer | None:
+    """Solve the program as it stands; None where it has no solution."""
+    solver = highs.Highs()
+    options = {"output_flag": False, "parallel": "off", "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 0.0}
+    if math.isfinite(deadline):
+        options["time_limit"] = max(0.0, deadline - time.monotonic())
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(_highs_lp(highs, model.program))
+    begin = {id(c) for c in start}
+    columns = range(len(model.pool))
+    if start and begin <= {id(c) for c in model.pool}:
+        solver.setSolution(len(columns), list(columns), [1.0 if id(c) in begin else 0.0 for c in model.pool])
     solver.run()
-    info = solver.getInfo()
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+    status = solver.getModelStatus()
+    if status in (highs.HighsModelStatus.kInfeasible, highs.HighsModelStatus.kUnboundedOrInfeasible):
         return None
-    return list(solver.getSolution().col_value), float(info.mip_dual_bound)
+    if solver.getInfo().primal_solution_status != highs.SolutionStatus.kSolutionStatusFeasible:
+        raise SelectionError(f"no choice was found before HiGHS stopped: {solver.modelStatusToString(status)}")
+    values = solver.getSolution().col_value
+    return _Answer([i for i in columns if values[i] > 0.5], solver.getInfo().mip_dual_bound)
 
 
-def _flatten(parts: Iterable[Iterable[float]]) -> Iterable[float]:
-    return (item for part in parts for item in part)
+def _highs_lp(highs: ModuleType, program: LinearProgram) -> object:
+    lp = highs.HighsLp()
+    lp.num_col_, lp.num_row_ = len(program.cost), len(program.rows)
+    lp.col_cost_ = program.cost
+    lp.col_lower_ = [0.0] * len(program.cost)
+    lp.col_upper_ = program.upper
+    kinds = (highs.HighsVarType.kContinuous, highs.HighsVarType.kInteger)
+    lp.integrality_ = [kinds[integer] for integer in program.integer]
+    lp.row_lower_ = [least for least, _, _ in program.rows]
+    lp.row_upper_ = [most for _, most, _ in program.rows]
+    lp.a_matrix_.format_ = highs.MatrixFormat.kRowwise
+    starts = [0]
+    for _, _, terms in program.rows:
+        starts.append(starts[-1] + len(terms))
+    lp.a_matrix_.start_ = starts
+    lp.a_matrix_.index_ = [column for _, _, terms in program.rows for column, _ in terms]
+    lp.a_matrix_.value_ = [value for _, _, terms in program.rows for _, value in terms]
+    return lp
+
+
+def _start(problem: SelectionProblem) -> Sequence[Candidate]:
+    """The greedy choice, for HiGHS to begin with: then there is an answer whenever time runs out. Empty where it fails."""
+    try:
+        return greedy.solve(problem).chosen
+    except SelectionError:
+        return ()
+
+
+def _cut_cycle(model: Covering, order: LaunchOrder, columns: Sequence[int]) -> bool:
+    """Forbid regions that wait for one another in a circle from being chosen together; False where there are none."""
+    cycle = set(order.cycle(sorted(model.pool[i].region for i in columns)))
+    if cycle:
+        terms: Terms = plus(i for i, c in enumerate(model.pool) if c.region in cycle)
+        model.program.at_most(terms, len(cycle) - 1)
+    return bool(cycle)
+
+
+def _tight(selection: Selection) -> Selection:
+    if selection.total_us - selection.bound_us <= _CLOSE * max(1.0, selection.total_us):
+        return replace(selection, bound_us=selection.total_us)
+    return selection
+
+
+def _refusal(problem: SelectionProblem, time_limit_s: float) -> SelectionError:
+    if problem.memory_budget_bytes is None:
+        return SelectionError(_NO_COVER)
+    least = least_memory(problem, time_limit_s=time_limit_s).peak_bytes
+    return SelectionError(
+        f"memory_budget: {problem.memory_budget_bytes} bytes are too few for any choice; "
+        f"at least {least} bytes ({math.ceil(least / (1 << 20))} MiB) are needed"
+    )

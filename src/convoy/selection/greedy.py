@@ -1,74 +1,70 @@
-"""Greedy: the fastest candidate for each layer as if it stood alone; and the baseline. Conversions are paid, not foreseen."""
+"""Best per layer: every region its fastest candidate, whatever the neighbours want."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from convoy.errors import SelectionError
+from convoy.selection.cover import cover_in_order, node_shares, node_times
 from convoy.selection.eligible import worthwhile
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Candidate, Selection, SelectionProblem
-from convoy.selection.settle import settle
+from convoy.selection.settle import memory_profile, settle, value_forms
 
 
-def greedy(problem: SelectionProblem) -> Selection:
-    """Walk the nodes in order; at each the region that saves most against covering its nodes one by one.
+def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
+    """Choose layer by layer: the strategy of one implementation per layer, with fusion.
 
-    Of a region the fastest candidate is taken, whatever its memory format: the classic per-layer best. The conversions that
-    this needs are in the total.
+    The nodes are walked in graph order. Each one that is still bare is given the region with the least time per time that
+    its nodes take by themselves in the baseline, and that region its fastest candidate. What converting between memory
+    formats costs is not looked at while choosing, but paid in `total_us`. Where the result does not fit the memory budget,
+    the launch at the peak takes its next best, until it fits.
 
-    Raises:
-        SelectionError: what is left cannot be covered, or the memory budget is exceeded.
-    """
-    best = fastest(worthwhile(problem))
-    alone: dict[str, float] = {}
-    starting: dict[str, list[int]] = {}
-    for index, candidate in best.items():
-        nodes = problem.regions[index].nodes
-        starting.setdefault(nodes[0], []).append(index)
-        if len(nodes) == 1:
-            alone[nodes[0]] = min(candidate.median_us, alone.get(nodes[0], float("inf")))
-    covered: set[str] = set()
-    chosen: list[Candidate] = []
-    for node in problem.nodes:
-        if node in covered:
-            continue
-        offers = [i for i in starting.get(node, []) if not covered.intersection(problem.regions[i].nodes)]
-        if not offers:
-            raise SelectionError(f"no region is left that covers node {node!r}")
-        pick = max(offers, key=lambda i: sum(alone.get(n, 0.0) for n in problem.regions[i].nodes) - best[i].median_us)
-        chosen.append(best[pick])
-        covered.update(problem.regions[pick].nodes)
-    return within_budget(problem, settle(problem, LaunchOrder(problem), "greedy", chosen))
-
-
-def baseline(problem: SelectionProblem) -> Selection:
-    """What PyTorch does: every node by itself, by the baseline engine, in the caller's memory format.
+    Args:
+        problem: a valid problem.
+        engine: not used.
+        time_limit_s: not used; it takes milliseconds.
 
     Raises:
-        SelectionError: a node has no baseline candidate.
+        SelectionError: no cover was found, or none that fits the budget.
     """
-    best = fastest([c for c in problem.candidates if c.baseline])
-    chosen: dict[str, Candidate] = {}
-    for index, candidate in best.items():
-        chosen.setdefault(problem.regions[index].nodes[0], candidate)
-    missing = [node for node in problem.nodes if node not in chosen]
-    if missing:
-        raise SelectionError(f"node {missing[0]!r} has no baseline candidate that was right")
-    return settle(problem, LaunchOrder(problem), "baseline", list(chosen.values()))
+    del engine, time_limit_s
+    order = LaunchOrder(problem)
+    pool = worthwhile(problem)
+    bound_us = math.fsum(node_shares(problem, pool).values())
+    alone = node_times(problem, pool)
+    while True:
+        selection = settle(problem, order, "greedy", _cover(problem, pool, alone), bound_us)
+        budget = problem.memory_budget_bytes
+        if budget is None or selection.peak_bytes <= budget:
+            return selection
+        dropped = _hungriest(problem, selection)
+        pool = [c for c in pool if c is not dropped]
 
 
-def fastest(candidates: list[Candidate]) -> dict[int, Candidate]:
-    """The fastest candidate of each region, the first of equals."""
-    best: dict[int, Candidate] = {}
-    for candidate in candidates:
-        known = best.get(candidate.region)
-        if known is None or candidate.median_us < known.median_us:
-            best[candidate.region] = candidate
-    return best
+def _cover(problem: SelectionProblem, pool: Sequence[Candidate], alone: dict[str, float]) -> list[Candidate]:
+    fastest: dict[int, float] = {}
+    for candidate in pool:
+        fastest[candidate.region] = min(fastest.get(candidate.region, math.inf), candidate.median_us)
+    ratios: dict[int, float] = {}
+    for region, time_us in fastest.items():
+        covered_us = math.fsum(alone[node] for node in problem.regions[region].nodes)
+        ratios[region] = time_us / covered_us if covered_us > 0 else (math.inf if time_us > 0 else 0.0)
+    return cover_in_order(problem, pool, lambda c: (ratios[c.region], c.region, c.median_us))
 
 
-def within_budget(problem: SelectionProblem, selection: Selection) -> Selection:
-    """The selection itself; raises SelectionError where its peak exceeds the budget."""
-    budget = problem.memory_budget_bytes
-    if budget is not None and selection.peak_bytes > budget:
-        raise SelectionError(f"{selection.solver} needs {selection.peak_bytes} bytes, the memory budget is {budget}")
-    return selection
+def _hungriest(problem: SelectionProblem, selection: Selection) -> Candidate:
+    """Whose going would lower the peak most: the launch at the peak by its workspace, or the largest packed constants."""
+    profile = memory_profile(problem, selection.chosen, value_forms(problem, selection.chosen))
+    peak = profile.index(max(profile))
+    workspace = selection.chosen[peak].workspace_bytes if peak < len(selection.chosen) else 0
+    largest = max(selection.chosen, key=lambda c: c.resident_bytes, default=None)
+    if workspace and (largest is None or workspace >= largest.resident_bytes):
+        return selection.chosen[peak]
+    if largest is not None and largest.resident_bytes:
+        return largest
+    raise SelectionError(
+        f"the best candidate of each layer wants {selection.peak_bytes} bytes, of which nothing more can be given up; "
+        f"the memory budget is {problem.memory_budget_bytes} bytes. Solver 'exact' finds the least budget that would do."
+    )

@@ -23,6 +23,8 @@ class LaunchOrder:
     Attributes:
         places: place of each region, by index, counted from 0. Regions that share a place have a node in common, so that
             one of them at most is chosen.
+        contradictions: pairs (maker, reader) of regions, by index, that could be chosen together but have places in the wrong
+            order: there are none, unless proposals wait for one another in a circle.
     """
 
     def __init__(self, problem: SelectionProblem) -> None:
@@ -32,12 +34,19 @@ class LaunchOrder:
         self.places = [0] * len(problem.regions)
         common: set[str] = set()
         place = -1
-        for position in _sort(_needs(self._regions, disjoint_only=True), priorities, break_cycles=True):
+        needs = _needs(self._regions, disjoint_only=True)
+        for position in _sort(needs, priorities, break_cycles=True):
             nodes = set(self._regions[position].nodes)
             common &= nodes
             if not common:
                 place, common = place + 1, nodes
             self.places[position] = place
+        self.contradictions = [
+            (maker, reader)
+            for reader, makers in enumerate(needs)
+            for maker in sorted(makers)
+            if self.places[maker] >= self.places[reader]
+        ]
 
     def sort(self, chosen: Sequence[int]) -> list[int]:
         """Sort regions of a cover so that each comes after those that make what it reads.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convoy.errors import SelectionError
-from convoy.problem import ANY_LAYOUT
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Candidate, Conversion, Selection, SelectionProblem
 
@@ -123,7 +122,7 @@ def _use(
     made = native.get(value)
     if made is None:
         raise SelectionError(f"value {value!r} is read, but the chosen regions keep it inside one of them")
-    if layout in (made.layout, ANY_LAYOUT):
+    if layout == made.layout:
         made.last = max(made.last, index)
         return
     if (value, layout) not in copies:

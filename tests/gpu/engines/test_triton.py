@@ -9,10 +9,7 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 ENGINES = [name for name in MANIFEST if name.startswith("triton.")]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

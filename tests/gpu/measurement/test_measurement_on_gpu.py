@@ -12,7 +12,7 @@ from convoy.measurement.timer import time_rounds
 from convoy.perfdb.row import Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 PROTOCOL = Protocol("graph", min_sample_us=200, few=3, rounds=7)
 PROBLEM = ConvProblem(

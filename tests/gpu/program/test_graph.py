@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 import convoy  # noqa: E402
 from convoy.pipeline import optimize_model  # noqa: E402

@@ -1,0 +1,55 @@
+"""What PyTorch does: every node by itself, in the memory format in which PyTorch would have it."""
+
+from __future__ import annotations
+
+import math
+
+from convoy.errors import SelectionError
+from convoy.selection.cover import cover_in_order, node_shares
+from convoy.selection.eligible import possible
+from convoy.selection.order import LaunchOrder
+from convoy.selection.problem import Candidate, Selection, SelectionProblem
+from convoy.selection.settle import settle
+
+
+def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
+    """Choose only baseline candidates, in the first memory format of `value_layouts`, of the smallest regions.
+
+    Args:
+        problem: a valid problem.
+        engine: not used.
+        time_limit_s: not used.
+
+    Raises:
+        SelectionError: a node without a baseline candidate, or a net that does not fit the memory budget.
+    """
+    del engine, time_limit_s
+    pool = [c for c in problem.candidates if c.baseline and _as_torch(problem, c)]
+    chosen = cover_in_order(problem, pool, lambda c: (len(problem.regions[c.region].nodes), c.median_us))
+    bound_us = math.fsum(node_shares(problem, possible(problem)).values())
+    selection = settle(problem, LaunchOrder(problem), "baseline", chosen, bound_us)
+    require_fit(problem, selection)
+    return selection
+
+
+def _as_torch(problem: SelectionProblem, candidate: Candidate) -> bool:
+    region = problem.regions[candidate.region]
+    return all(
+        problem.layout_of(value, candidate.layout) == problem.value_layouts[value][0]
+        for value in (*region.args, *region.results)
+        if value in problem.value_layouts
+    )
+
+
+def require_fit(problem: SelectionProblem, selection: Selection) -> None:
+    """Refuse a selection that wants more memory than the budget.
+
+    Raises:
+        SelectionError: saying what it wants.
+    """
+    budget = problem.memory_budget_bytes
+    if budget is not None and selection.peak_bytes > budget:
+        raise SelectionError(
+            f"{selection.solver} wants {selection.peak_bytes} bytes; the memory budget is {budget} bytes. "
+            "Solver 'exact' finds the least budget that would do."
+        )

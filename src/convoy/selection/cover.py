@@ -1,0 +1,125 @@
+"""Find a cover by trying candidates in order of preference, node by node: what `greedy`, `single` and `baseline` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from convoy.errors import SelectionError
+from convoy.selection.problem import Candidate, SelectionProblem
+
+MOST_STEPS_BACK = 10_000
+"""Choices taken back before the search gives up. Nets whose nodes all have a candidate of their own need none."""
+
+Preference = Callable[[Candidate], tuple[float, ...]]
+"""What a candidate is sorted by when a node may choose: the least goes first."""
+
+
+def cover_in_order(problem: SelectionProblem, pool: Sequence[Candidate], preference: Preference) -> list[Candidate]:
+    """Walk the nodes in graph order and cover each that is still bare with the candidate that is liked best.
+
+    A candidate that overlaps what was chosen, or that no conversion can join to it, is passed over; where none is left the
+    choice before is taken back.
+
+    Args:
+        problem: what is to be solved.
+        pool: the candidates to choose from.
+        preference: sort key; ties go by the order of `pool`.
+
+    Raises:
+        SelectionError: the pool holds no cover, or none was found.
+    """
+    options: dict[str, list[Candidate]] = {node: [] for node in problem.nodes}
+    for candidate in sorted(pool, key=preference):
+        for node in problem.regions[candidate.region].nodes:
+            options[node].append(candidate)
+    for node, found in options.items():
+        if not found:
+            raise SelectionError(f"no candidate left for node {node!r}")
+    state = _State(problem)
+    trail: list[tuple[Candidate, Iterator[Candidate], int]] = []
+    index, untried, back = 0, None, 0
+    while True:
+        while index < len(problem.nodes) and problem.nodes[index] in state.covered:
+            index += 1
+        if index == len(problem.nodes):
+            return [candidate for candidate, _, _ in trail]
+        untried = iter(options[problem.nodes[index]]) if untried is None else untried
+        found = next((c for c in untried if state.admits(c)), None)
+        if found is not None:
+            state.add(found)
+            trail.append((found, untried, index))
+            untried = None
+            continue
+        back += 1
+        if not trail or back > MOST_STEPS_BACK:
+            raise SelectionError(f"no cover found: node {problem.nodes[index]!r} cannot be joined to what is chosen")
+        last, untried, index = trail.pop()
+        state.remove(last)
+
+
+class _State:
+    """Which nodes are covered, and in which formats values are made and read so far."""
+
+    def __init__(self, problem: SelectionProblem) -> None:
+        self._problem = problem
+        self.covered: set[str] = set()
+        self._made = {value: problem.border_layout(value) for value in problem.inputs}
+        self._read: dict[str, list[str]] = {v: [problem.border_layout(v)] for v in problem.outputs}
+
+    def admits(self, candidate: Candidate) -> bool:
+        region = self._problem.regions[candidate.region]
+        if not self.covered.isdisjoint(region.nodes):
+            return False
+        reads = ((v, self._made.get(v), self._problem.layout_of(v, candidate.layout)) for v in region.args)
+        makes = (
+            (v, self._problem.layout_of(v, candidate.layout), wanted)
+            for v in region.results
+            for wanted in self._read.get(v, ())
+        )
+        return all(
+            source is None or source == wanted or (value, source, wanted) in self._problem.convert_us
+            for value, source, wanted in (*reads, *makes)
+        )
+
+    def add(self, candidate: Candidate) -> None:
+        region = self._problem.regions[candidate.region]
+        self.covered.update(region.nodes)
+        for value in region.args:
+            self._read.setdefault(value, []).append(self._problem.layout_of(value, candidate.layout))
+        self._made.update((value, self._problem.layout_of(value, candidate.layout)) for value in region.results)
+
+    def remove(self, candidate: Candidate) -> None:
+        region = self._problem.regions[candidate.region]
+        self.covered.difference_update(region.nodes)
+        for value in region.args:
+            self._read[value].remove(self._problem.layout_of(value, candidate.layout))
+        for value in region.results:
+            del self._made[value]
+
+
+def node_times(problem: SelectionProblem, pool: Sequence[Candidate]) -> dict[str, float]:
+    """The time that a node takes by itself, microseconds: what a region that covers it has to beat.
+
+    Its fastest baseline candidate that covers nothing else; failing that, the least share of any candidate that covers it.
+    """
+    alone: dict[str, float] = {}
+    for candidate in pool:
+        nodes = problem.regions[candidate.region].nodes
+        if candidate.baseline and len(nodes) == 1:
+            alone[nodes[0]] = min(alone.get(nodes[0], candidate.median_us), candidate.median_us)
+    return node_shares(problem, pool) | alone
+
+
+def node_shares(problem: SelectionProblem, pool: Sequence[Candidate]) -> dict[str, float]:
+    """For each node the least of (time / nodes covered) over the candidates that cover it, microseconds.
+
+    The sum over all nodes is a lower bound on the time of every cover: each chosen region costs at least the shares of its
+    nodes (a feasible solution of the dual of the covering program).
+    """
+    shares: dict[str, float] = {}
+    for candidate in pool:
+        nodes = problem.regions[candidate.region].nodes
+        for node in nodes:
+            share = candidate.median_us / len(nodes)
+            shares[node] = min(shares.get(node, share), share)
+    return shares

@@ -1,0 +1,16 @@
+"""What all tests share: those that need an NVIDIA GPU are skipped, with a reason, where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip every test marked `gpu` on a machine without one."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
+    for item in items:
+        if "gpu" in item.keywords and item.get_closest_marker("gpu"):
+            item.add_marker(skip)

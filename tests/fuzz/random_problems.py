@@ -1,0 +1,126 @@
+"""Random problems from a seed, and the smallest one that still shows a fault. Not a test module."""
+
+import random
+from dataclasses import replace
+
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Epilogue, LinearProblem
+
+MOST_FLOPS = 4e6
+ACTIVATIONS = ("none", "none", "relu", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
+
+
+def random_problem(seed, index):
+    """Case `index` of a seed: any size, padding, stride, dilation, group, dtype, layout, direction and epilogue."""
+    draw = random.Random(f"{seed}:{index}")
+    while True:
+        problem = _linear(draw) if draw.random() < 0.08 else _convolution(draw)
+        if problem.flops <= MOST_FLOPS:
+            return problem
+
+
+def _few(draw, most):
+    """A small number, 1 more often than others."""
+    return 1 if draw.random() < 0.3 else draw.randint(1, most)
+
+
+def _epilogue(draw):
+    return Epilogue(draw.random() < 0.6, draw.random() < 0.3, draw.choice(ACTIVATIONS))
+
+
+def _dtype(draw):
+    dtype = draw.choice(("fp32", "fp32", "fp32", "fp16", "bf16", "fp64"))
+    return dtype, "half" if dtype in ("fp16", "bf16") else draw.choice(("strict", "as_torch"))
+
+
+def _linear(draw):
+    dtype, numerics = _dtype(draw)
+    return LinearProblem(draw.randint(0, 9), _few(draw, 200), _few(draw, 60), dtype, numerics, _epilogue(draw))
+
+
+def _convolution(draw):
+    square = draw.random() < 0.5
+    r, pad_h, stride_h, dilation_h = _axis(draw)
+    s, pad_w, stride_w, dilation_w = (r, pad_h, stride_h, dilation_h) if square else _axis(draw)
+    h, w = (_side(draw, *axis) for axis in ((r, pad_h, dilation_h), (s, pad_w, dilation_w)))
+    groups = draw.choice((1, 1, 1, 2, 3, 8))
+    per_group = 1 if draw.random() < 0.2 else _few(draw, 40 if groups == 1 else 5)
+    outputs = _few(draw, 24 if groups == 1 else 4)
+    dtype, numerics = _dtype(draw)
+    direction = draw.choice(("fprop", "fprop", "fprop", "dgrad", "wgrad"))
+    epilogue = _epilogue(draw) if direction == "fprop" else Epilogue(direction == "wgrad" and draw.random() < 0.5)
+    return ConvProblem(
+        n=draw.choice((0, 1, 1, 1, 2, 3, 5)), c=groups * per_group, h=h, w=w, k=groups * outputs, r=r, s=s,
+        pad_h=pad_h, pad_w=pad_w, stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
+        groups=groups, layout=draw.choice(("nchw", "nhwc")), x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype,
+        acc_dtype="fp64" if dtype == "fp64" else "fp32", numerics=numerics, epilogue=epilogue, direction=direction,
+    )  # fmt: skip
+
+
+def _axis(draw):
+    """Filter side, padding (over the filter's half at times), stride (over the filter at times), dilation."""
+    side = draw.choice((1, 1, 3, 3, 3, 3, 2, 4, 5, 7, 11))
+    padding = draw.choice((0, side // 2, side // 2, draw.randint(0, side + 1)))
+    stride = draw.choice((1, 1, 1, 2, 2, 3, 5))
+    dilation = draw.choice((1, 1, 1, 1, 2, 3, draw.randint(1, 16)))
+    return side, padding, stride, dilation
+
+
+def _side(draw, side, padding, dilation):
+    """An image side that the dilated filter just fits, or a larger one."""
+    least = max(1, dilation * (side - 1) + 1 - 2 * padding)
+    return least + draw.choice((0, 0, 1, 2, draw.randint(0, 12), draw.randint(0, 40)))
+
+
+def shrink(problem, fails):
+    """The smallest problem found that still fails, by making one field smaller or plainer at a time."""
+    while True:
+        smaller = next((candidate for candidate in _smaller(problem) if fails(candidate)), None)
+        if smaller is None:
+            return problem
+        problem = smaller
+
+
+PLAIN = {
+    "layout": ("nchw",),
+    "direction": ("fprop",),
+    "epilogue": (Epilogue(), Epilogue(bias=True), Epilogue(residual=True), Epilogue(activation="relu")),
+}
+
+
+def _smaller(problem):
+    for name in (
+        "n",
+        "groups",
+        "c",
+        "k",
+        "h",
+        "w",
+        "r",
+        "s",
+        "pad_h",
+        "pad_w",
+        "stride_h",
+        "stride_w",
+        "dilation_h",
+        "dilation_w",
+    ):
+        value = getattr(problem, name, None)
+        least = 0 if name.startswith("pad") else 1
+        for less in dict.fromkeys((least, (value or 0) // 2, (value or 0) - 1)):
+            if value is not None and least <= less < value:
+                yield from _replaced(problem, name, less)
+    for name, plainer in PLAIN.items():
+        value = getattr(problem, name, None)
+        if value in plainer:
+            plainer = plainer[: plainer.index(value)]
+        for other in plainer:
+            if value is not None and (name != "epilogue" or len(str(other)) < len(str(value)) or not other):
+                yield from _replaced(problem, name, other)
+
+
+def _replaced(problem, name, value):
+    try:
+        yield replace(problem, **{name: value})
+    except (InputError, TypeError, AttributeError):
+        return

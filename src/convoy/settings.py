@@ -63,6 +63,8 @@ class Settings:
         db: path of the performance database; None: the user's cache folder (`CONVOY_DB` moves it).
         engines: extra engines as `id=module:Class` (`CONVOY_ENGINES`, comma-separated).
         progress: show a progress bar on standard error.
+        keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (see `convoy.measurement.heap`): faster, but
+            it holds for the whole process, and other code cannot have that memory back.
     """
 
     numerics: Numerics = Numerics.AS_TORCH
@@ -79,6 +81,7 @@ class Settings:
     db: Path | None = field(default_factory=lambda: database_from_environment(os.environ))
     engines: tuple[str, ...] = field(default_factory=lambda: engines_from_environment(os.environ))
     progress: bool = False
+    keep_freed_memory: bool = True
 
     def __post_init__(self) -> None:
         for name, kind in (("numerics", Numerics), ("effort", Effort), ("solver", Solver), ("layout", LayoutChoice)):

@@ -17,6 +17,7 @@ from convoy.errors import InputError
 MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
     "reference": "convoy.engines.reference",
+    "inductor": "convoy.engines.inductor",
     "onednn": "convoy.engines.onednn",
     "gemm": "convoy.engines.gemm",
     "pointwise": "convoy.engines.pointwise",

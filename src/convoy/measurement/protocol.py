@@ -53,7 +53,7 @@ class Protocol:
     @property
     def id(self) -> str:
         """Canonical text; its version is counted up whenever the timer's meaning changes."""
-        return f"v3:{self.clock}:{'cold' if self.cold else 'warm'}:{self.min_sample_us}us"
+        return f"v4:{self.clock}:{'cold' if self.cold else 'warm'}:{self.min_sample_us}us"
 
     def is_thorough(self, samples: int) -> bool:
         """Whether so many samples are what `rounds` asks for; up to half of the rounds may have been dropped as disturbed."""

@@ -21,6 +21,7 @@ import torch
 
 from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError
+from convoy.measurement.heap import keep_freed_memory
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import InProcessRunner, Request
 from convoy.perfdb.record import to_record
@@ -57,6 +58,7 @@ def _mirror(hello: dict[str, Any], target: Target) -> None:
     """Make torch behave as it does in the parent."""
     if target.device == "cpu":
         torch.set_num_threads(target.units)
+        keep_freed_memory()
     elif hello["role"] == "measure":
         torch.cuda.set_device(hello["device_index"])
     with contextlib.suppress(RuntimeError):  # a torch without this setting, or with another backend's

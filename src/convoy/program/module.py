@@ -13,6 +13,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
+from convoy.measurement.heap import keep_freed_memory
 from convoy.plan.plan import Plan
 from convoy.program.bind import Regions, bind
 from convoy.program.eager import EagerProgram
@@ -78,6 +79,8 @@ def build_program(plan: Plan, captured: Captured, regions: Regions, target: Targ
         if target.device == "cuda":
             runnable = GraphProgram(bound, device, static_outputs=settings.static_outputs)
         else:
+            if settings.keep_freed_memory:
+                keep_freed_memory()
             runnable = EagerProgram(bound, device)
     return Program(plan, captured, runnable, bound.resident_bytes)
 

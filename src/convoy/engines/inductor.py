@@ -1,0 +1,152 @@
+"""inductor: pieces of the graph (pooling, concatenation, pointwise work, norms) fused and compiled by torch._inductor.
+
+The piece is traced at its own sizes and memory format, results included, and handed to `torch._inductor.standalone_compile`
+(PyTorch 2.11 to 2.13): C++ by the host's compiler on a CPU, Triton on a GPU. Inductor keeps what it made in its own cache on
+disk, so another process gets it in about ten milliseconds. What compiling costs is in docs/engines/cpu.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.piece import MEMORY_FORMATS, Results, read, runnable
+from convoy.errors import CompileError
+from convoy.graph.ir import Graph
+from convoy.problem import Problem, SubgraphProblem, TensorSpec
+from convoy.support import Support
+from convoy.target import Target
+
+LEAST_CAPABILITY: Final = 70
+"""Triton compiles for GPUs of compute capability 7.0 and up (its README)."""
+
+_WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
+"""Parts of the names of operators that Inductor may do better than ATen by themselves. Any other single operator is one pass
+over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/engines/cpu.md)."""
+
+_LOCK: Final = threading.Lock()
+"""Inductor's configuration and caches are process-wide."""
+
+
+class _Compiled(Executable):
+    """A compiled piece. Its results are new tensors."""
+
+    allocates_results = True
+
+    def __init__(self, problem: SubgraphProblem, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._results = Results(problem)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The constants without their history."""
+        return tuple(tensor.detach() for tensor in constants)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        tensors = (*buffers.args, *buffers.constants)
+        with torch.no_grad():
+            made = self._function(*tensors)
+        self._results.settle(made, tensors, buffers.results)
+
+
+class Inductor(Engine):
+    """PyTorch's compiler, on the pieces between convolutions."""
+
+    id = "inductor"
+    family = "compiler"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Pieces of several operators or of one that is worth it, without convolutions, where there is a compiler."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"compiles pieces of the graph, got {type(problem).__name__}")
+        support = runnable(problem)
+        if not support:
+            return support
+        support = _has_compiler(target)
+        return _worthwhile(read(problem.text)) if support else support
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Trace and compile; raises CompileError with the compiler's words."""
+        del knobs
+        assert isinstance(problem, SubgraphProblem)
+        try:
+            function = _compile(problem, target)
+        except Exception as error:  # Inductor and the compilers below raise what they like; it goes on as the log
+            words = str(error).strip() or type(error).__name__
+            raise CompileError(self.id, words.splitlines()[0], words) from error
+        return _Compiled(problem, function)
+
+
+def _has_compiler(target: Target) -> Support:
+    """Whether the compiler is there that Inductor needs."""
+    if target.device == "cpu":
+        return (
+            Support.yes() if target.version("cxx") else Support.no("needs a C++ compiler: g++ or clang++ on the PATH")
+        )
+    if not target.version("triton"):
+        return Support.no("needs triton: pip install 'convoy-cnn[gpu]'")
+    if target.capability < LEAST_CAPABILITY:
+        return Support.no(f"needs compute capability 7.0 or more, got {target.capability / 10}")
+    return Support.yes()
+
+
+def _worthwhile(graph: Graph) -> Support:
+    """Whether compiling can gain anything."""
+    layers = [node.op for node in graph.nodes if node.op in ("conv2d", "linear")]
+    if layers:
+        return Support.no(f"compiles what lies between the layers, got {layers[0]}")
+    if any(value.spec.elements == 0 for value in graph.values.values()):
+        return Support.no("needs tensors with elements, got an empty one")
+    if len(graph.nodes) > 1 or any(part in graph.nodes[0].op for part in _WORTHWHILE_ALONE):
+        return Support.yes()
+    return Support.no(f"gains nothing over ATen by a lone {graph.nodes[0].op}")
+
+
+def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
+    """A function of args and constants, in order, that gives the results in the problem's memory format."""
+    # Importing these takes about a second, which only those pay who build.
+    import torch._inductor.config as settings
+    from torch._inductor import standalone_compile
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = read(problem.text)
+    run = compile_graph(graph)
+    inputs = len(graph.inputs)
+    layouts = [_memory_format(graph.values[name].spec, problem.layout) for name in graph.outputs]
+
+    def piece(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = run(tensors[:inputs], tensors[inputs:])
+        return tuple(t.contiguous(memory_format=layout) for t, layout in zip(made, layouts, strict=True))
+
+    specs = [graph.values[name].spec for name in graph.inputs] + [value.spec for value in graph.constants()]
+    with _LOCK, torch.no_grad(), FakeTensorMode() as mode:
+        # Constants come as torch made them, contiguous; args in the problem's memory format.
+        examples = [
+            _example(spec, problem.layout if index < inputs else "nchw", target.device)
+            for index, spec in enumerate(specs)
+        ]
+        traced = make_fx(piece)(*examples)
+        del mode
+    # Threads are compiled in: naming them keeps code made by a process with other threads apart in Inductor's cache.
+    options = {"cpp.threads": target.units} if target.device == "cpu" else {}
+    with _LOCK, torch.no_grad(), settings.patch(options):
+        return standalone_compile(traced, examples, dynamic_shapes="from_graph")
+
+
+def _memory_format(spec: TensorSpec, layout: str) -> torch.memory_format:
+    return MEMORY_FORMATS.get(layout, torch.contiguous_format) if len(spec.shape) == 4 else torch.contiguous_format
+
+
+def _example(spec: TensorSpec, layout: str, device: str) -> torch.Tensor:
+    """A tensor to trace with."""
+    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=_memory_format(spec, layout))
+
+
+ENGINE = Inductor()

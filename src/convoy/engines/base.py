@@ -106,6 +106,9 @@ class Engine(ABC):
     trusted: ClassVar[bool] = True
     """False for kernels generated or compiled here: their first runs are made in a child process with a time limit."""
 
+    builds_on_device: ClassVar[bool] = False
+    """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
+
     @abstractmethod
     def supports(self, problem: Problem, target: Target) -> Support:
         """Whether this engine can do the problem on this target; a no carries its reason."""

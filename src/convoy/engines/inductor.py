@@ -60,6 +60,7 @@ class Inductor(Engine):
     id = "inductor"
     family = "compiler"
     trusted = False
+    builds_on_device = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Pieces of several operators or of one that is worth it, without convolutions, where there is a compiler."""

@@ -21,29 +21,58 @@ from convoy.target import Target
 MOST_BUILDERS: Final = 16
 """Each imports torch (about 0.5 GB of memory); a tuner's requests are compiled in waves of hundreds, one second each."""
 
+MOST_ON_DEVICE: Final = 8
+"""Builders that see the GPU, at most."""
+
+CONTEXT_SHARE: Final = 0.05
+CONTEXT_BYTES: Final = 512 << 20
+"""All contexts of builders together take this share of the GPU's memory at most, at so many bytes each."""
+
 JOBS_A_BUILDER: Final = 4
 """A builder starts for so many jobs: its start takes as long as three builds."""
 
+ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Inductor would start a pool of compiling processes of its own in each of ours."""
+
 _Key = tuple[str, EngineConfig]
+
+
+def builders_at_most(target: Target, *, on_device: bool) -> int:
+    """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit."""
+    cores = max(1, len(os.sched_getaffinity(0)) - 1)
+    if not on_device:
+        return min(MOST_BUILDERS, cores)
+    return max(1, min(MOST_ON_DEVICE, cores, int(CONTEXT_SHARE * target.memory_bytes / CONTEXT_BYTES)))
 
 
 class BuilderPool:
     """Processes that build and throw away. A build that fails, hangs or crashes here is met, and recorded, when measuring.
 
-    Builders do not see the GPU: compiling for a target needs none, and a context in each would take its memory.
+    A pool builds for the engines that need a GPU to build (`Engine.builds_on_device`), or for all others: those builders
+    do not see the GPU, since a context in each would take its memory.
 
     Args:
         target: what to compile for.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: a build that takes longer is given up.
-        most: processes at most; 0: one less than there are cores.
+        most: processes at most; 0: one less than there are cores, fewer on the device.
+        on_device: whether its builders see the GPU.
     """
 
-    def __init__(self, target: Target, extra_engines: tuple[str, ...], timeout_s: float, most: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        extra_engines: tuple[str, ...],
+        timeout_s: float,
+        most: int = 0,
+        *,
+        on_device: bool = False,
+    ) -> None:
+        self._on_device = on_device
         self._target = target
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
-        self._most = most or max(1, min(MOST_BUILDERS, len(os.sched_getaffinity(0)) - 1))
+        self._most = most or builders_at_most(target, on_device=on_device)
         self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[_Key] = set()
@@ -88,7 +117,8 @@ class BuilderPool:
         for request in requests:
             for config in request.configs:
                 key = (request.problem.key, config)
-                if key not in self._seen and not load_engine(config.engine, self._extra_engines).trusted:
+                engine = load_engine(config.engine, self._extra_engines)
+                if key not in self._seen and not engine.trusted and engine.builds_on_device == self._on_device:
                     yield key, {**problem_fields(request.problem), "config": config_fields(config)}
 
     def _work(self, index: int) -> None:
@@ -115,7 +145,8 @@ class BuilderPool:
             if self._closed:
                 return None
             hello = greeting(self._target, self._extra_engines, self._timeout_s, role="build")
-            worker = WorkerProcess(hello, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+            hidden = {} if self._on_device else {"CUDA_VISIBLE_DEVICES": ""}
+            worker = WorkerProcess(hello, {**hidden, "OMP_NUM_THREADS": "1", **ONE_COMPILER})
             self._workers[index] = worker
         worker.receive(START_S)
         return worker

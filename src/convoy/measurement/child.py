@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from convoy.errors import LaunchError
-from convoy.measurement.builders import BuilderPool
+from convoy.measurement.builders import ONE_COMPILER, BuilderPool
 from convoy.measurement.process import START_S, EndedError, WorkerProcess, greeting
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request, stamp
@@ -58,15 +58,19 @@ class ChildRunner:
         """Workers started so far."""
         self._worker: WorkerProcess | None = None
         self._fresh = False
-        self._builders: BuilderPool | None = None
+        self._builders: list[BuilderPool] = []
 
     def prepare(self, requests: Sequence[Request]) -> None:
         """On a GPU, begin to compile the requests' kernels in other processes; elsewhere nothing is to be gained."""
         if self.target.device != "cuda":
             return
-        if self._builders is None:
-            self._builders = BuilderPool(self.target, self.extra_engines, self.timeout_s)
-        self._builders.submit(requests)
+        if not self._builders:
+            self._builders = [
+                BuilderPool(self.target, self.extra_engines, self.timeout_s, on_device=on_device)
+                for on_device in (False, True)
+            ]
+        for builders in self._builders:
+            builders.submit(requests)
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
         """The rows of a request; a candidate that ends the worker gets a failure row, and a new worker goes on.
@@ -74,8 +78,8 @@ class ChildRunner:
         Raises:
             LaunchError: no worker can be started.
         """
-        if self._builders is not None:
-            self._builders.wait(request)
+        for builders in self._builders:
+            builders.wait(request)
         pending = list(request.configs)
         suspect: EngineConfig | None = None
         data_failures = 0
@@ -101,9 +105,9 @@ class ChildRunner:
     def close(self) -> None:
         """End the worker and the builders."""
         self._end_worker()
-        if self._builders is not None:
-            self._builders.close()
-            self._builders = None
+        for builders in self._builders:
+            builders.close()
+        self._builders = []
 
     def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
@@ -156,9 +160,9 @@ class ChildRunner:
     def _started(self) -> WorkerProcess:
         if self._worker is not None:
             return self._worker
-        environment = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
+        threads = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
         hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure")
-        self._worker = WorkerProcess(hello, environment)
+        self._worker = WorkerProcess(hello, {**threads, **ONE_COMPILER})
         self.starts += 1
         self._fresh = True
         try:

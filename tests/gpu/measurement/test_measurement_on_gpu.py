@@ -121,7 +121,8 @@ def test_builders_fill_the_cache_ahead_of_the_clock(tmp_path, monkeypatch):
     runner = ChildRunner(target, timeout_s=60.0)
     try:
         runner.prepare([request])
-        runner._builders.wait(request)
+        for pool in runner._builders:
+            pool.wait(request)
         assert list(tmp_path.rglob("*.cubin"))
         assert len(list(runner.measure(request, PROTOCOL))) == len(configs)
     finally:

@@ -44,9 +44,9 @@ def test_a_closed_pool_keeps_nobody_waiting():
 def test_only_a_gpu_has_builders():
     runner = ChildRunner(detect_target("cpu"), extra_engines=ENTRIES)
     runner.prepare([request(1)])
-    assert runner._builders is None
+    assert not runner._builders
     runner = ChildRunner(Target("cuda", "test", "sm_90", 1, 1, 1), extra_engines=ENTRIES)
     runner.prepare([Request(PROBLEM, (EngineConfig("right"),), 3)])
-    assert runner._builders is not None
-    assert not runner._builders._threads  # nothing to compile, nothing started
+    assert len(runner._builders) == 2
+    assert not any(pool._threads for pool in runner._builders)  # nothing to compile, nothing started
     runner.close()

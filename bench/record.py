@@ -100,13 +100,29 @@ class Recorder:
         )
 
     def write(self) -> Path:
-        """Write all rows and return the file; an older file of the same question and device is replaced."""
+        """Write all rows and return the file. Figures of an older file stay, where this run has none of that subject and setting.
+
+        A subject's providers are replaced together: peers of another run are no comparison.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        measured = {_setting(row) for row in self.rows}
+        kept = [row for row in _read(self.path) if _setting(row) not in measured]
         with self.path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(self.rows)
+            writer.writerows([*kept, *self.rows])
         return self.path
+
+
+def _setting(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in ("subject", "batch", "dtype", "numerics", "metric"))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _word(text: str) -> str:

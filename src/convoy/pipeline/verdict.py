@@ -21,6 +21,10 @@ ROUNDS = 15
 LEAST_ROUND_S = 0.02
 """A round repeats a program until it has run this long: short nets need many calls to rise above the timer and the scheduler."""
 
+SETTLED_S = 0.1
+"""A round on a CPU that takes less is preceded by a call that is not timed: the threads of the library that ran before spin for
+some milliseconds after their last call, on the same cores (AlexNet after ONNX Runtime took 32 ms instead of 17)."""
+
 ORACLE_FLOPS = 4e10
 """Work above which a CPU's float64 oracle takes the first images of the batch alone (about 10 s at 4 GFLOP/s of float64)."""
 
@@ -92,6 +96,8 @@ def interleave(runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(rounds + 1):
         for name, run in runs.items():
+            if not cuda and (not samples[name] or repeats[name] * samples[name][-1] < SETTLED_S * 1e3):
+                run()
             elapsed = _round(run, repeats[name], cuda=cuda)
             if index:
                 samples[name].append(elapsed / repeats[name] * 1e3)

@@ -26,6 +26,11 @@ from convoy.pipeline.verdict import errors_against, exact_outputs, interleave, s
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
+WORSE = 3.0
+LEAST_ERROR = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}
+"""An output is right within this relative L2 error, or `WORSE` times that of the stock model: nets with random weights magnify
+rounding (ResNet-50 with TF32 products is 1.5e-2 off as PyTorch runs it)."""
+
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -74,6 +79,7 @@ def compare(net: str, batch: int, dtype: str, wanted: list[str], recorder: Recor
         program((x,), {})
         runs["convoy"] = program.runnable.replay  # type: ignore[attr-defined]
     timed = interleave(runs, cuda=True)
+    stock = errors_against(model(x), exact).rel_l2_error
     line = f"{net:16} b{batch:<3} {dtype}  tuned {tuned_s:5.0f} s "
     for name, figures in timed.items():
         output = result.program(x) if name == "convoy" else runs[name]()
@@ -88,7 +94,7 @@ def compare(net: str, batch: int, dtype: str, wanted: list[str], recorder: Recor
             p50=figures.median_ms,
             p20=figures.median_ms - figures.spread_ms,
             p80=figures.median_ms + figures.spread_ms,
-            ok=error < (5e-3 if dtype == "fp32" else 5e-2),
+            ok=error < max(LEAST_ERROR[dtype], WORSE * stock),
             note=f"rel_l2_to_float64={error:.1e}" + (f" tuning_s={tuned_s:.0f}" if name == "convoy" else ""),
         )
         line += f"  {name} {figures.median_ms:.3f} ({error:.0e})"

@@ -297,3 +297,21 @@ def test_a_slow_build_is_refused(target):
     )
     with pytest.raises(CompileError, match="C7515"):
         engine.build(problem, knobs, target)
+
+
+@pytest.mark.parametrize("engine_id", ["triton.swapped", "triton.pointwise", "triton.stem"])
+def test_tf32_products_are_rounded_not_cut(engine_id, target):
+    """Cut to ten bits, positive numbers would come out 3.5e-4 too small on the average (half a unit, mean of 1/m)."""
+    c, r = (3, 7) if engine_id == "triton.stem" else (256, 1 if engine_id == "triton.pointwise" else 3)
+    problem = conv(1, c, 28, 28, 64, r, r, r // 2, r // 2, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32")
+    engine = load_engine(engine_id)
+    assert engine.supports(problem, target), engine.supports(problem, target).reason
+    executable = engine.build(problem, engine.space(problem, target)[0], target)
+    x = torch.rand(problem.x_spec.shape, device="cuda").add(1e-3).contiguous(memory_format=torch.channels_last)
+    weight = torch.rand((64, c, r, r), device="cuda").add(1e-3)
+    y = torch.empty(problem.y_spec.shape, device="cuda").contiguous(memory_format=torch.channels_last)
+    workspace = torch.empty(max(1, executable.workspace_bytes), dtype=torch.uint8, device="cuda")
+    executable.launch(Buffers((x,), [y], executable.pack([weight])), workspace)
+    exact = F.conv2d(x.double(), weight.double(), padding=r // 2)
+    bias = float(((y.double() - exact) / exact).mean())
+    assert abs(bias) < 5e-5, bias

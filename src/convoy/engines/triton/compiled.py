@@ -13,7 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Build:
         warps: warps of a thread block.
         stages: depth of the software pipeline.
         dependent: launch with programmatic stream serialisation (the kernel must wait before its first read).
+        rounded: descriptors of fp32 tensors whose values the TMA unit rounds to TF32 as it copies them.
         tensor_cores: made for wgmma: refuse a build where ptxas had to serialise it, or spills at all.
     """
 
@@ -74,8 +75,8 @@ class Build:
     warps: int = 4
     stages: int = 3
     dependent: bool = False
+    rounded: Sequence[str] = ()
     tensor_cores: bool = True
-    names: list[str] = field(default_factory=list)
 
 
 class Kernel:
@@ -124,9 +125,26 @@ def compile_kernel(build: Build, target: Target) -> Any:
     except (RuntimeError, triton.CompilationError, AssertionError, ValueError, IndexError) as error:
         raise CompileError(build.engine, "Triton could not compile the kernel", str(error)) from error
     _refuse_slow(build, compiled)
+    _round_descriptors(build, compiled)
     if compiled.metadata.shared > _SHARED_LIMIT.get(target.capability, 101376):
         raise CompileError(build.engine, f"needs {compiled.metadata.shared} bytes of shared memory a block")
     return compiled
+
+
+_TFLOAT32 = 11
+"""CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 (CUDA Driver API, CUtensorMapDataType); Triton hands numbers above 10 on as they are."""
+
+
+def _round_descriptors(build: Build, compiled: Any) -> None:
+    """Have descriptors made as TF32 ones: the copy then rounds to nearest, where the tensor core would cut bits off.
+
+    The same is done for fp32 operands by CUTLASS (sm90_mma_tma_gmma_ss, `ConvertF32toTF32A`). It costs nothing.
+    """
+    descriptors = [name for name, kind in build.signature.items() if kind.startswith("tensordesc")]
+    described = getattr(compiled.metadata, "tensordesc_meta", None) or []
+    for name, description in zip(descriptors, described, strict=False):
+        if name in build.rounded:
+            description["elem_type"] = _TFLOAT32
 
 
 _SPILL_BYTES = 256

@@ -133,7 +133,10 @@ class SwappedExecutable(Executable):
             "WAIT": tile.pdl and not interpreting(), "TRIGGER": (split or tile.pdl) and not interpreting(),
             "PREFETCH_BYTES": tile.block_k * tile.block_c * view.bytes_each if fetch else 0, "WARPS": tile.warps,
         }  # fmt: skip
-        return Build(engine, swapped_conv, signature, constants, ["bias", "w_bytes"], tile.warps, tile.stages, tile.pdl)
+        rounded = ["x"] if dtype == "fp32" else []
+        return Build(
+            engine, swapped_conv, signature, constants, ["bias", "w_bytes"], tile.warps, tile.stages, tile.pdl, rounded
+        )
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight in tile order, the bias padded to whole tiles."""

@@ -74,3 +74,14 @@ def test_a_tile_that_does_not_fit_is_refused():
     )
     with pytest.raises(CompileError, match="shared memory"):
         load_engine("triton.swapped").build(conv(1, 512, 16, 16, 128, 3, 3, 1, 1), knobs, TARGET)
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("fp32", 11), ("fp16", 6), ("bf16", 10)])
+def test_fp32_inputs_are_copied_as_tf32(dtype, wanted):
+    """11 is CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 (the others are Triton's numbers): the copy rounds what the core would cut."""
+    engine = load_engine("triton.swapped")
+    problem = conv(1, 64, 14, 14, 64, 3, 3, 1, 1, dtype=dtype)
+    executable = engine.build(problem, engine.space(problem, TARGET)[0], TARGET)
+    kinds = [description["elem_type"] for description in executable.kernel.compiled.metadata.tensordesc_meta]
+    assert kinds[0] == wanted
+    assert 11 not in kinds[1:]  # the weight is rounded when it is packed, the result not at all

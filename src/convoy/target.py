@@ -40,6 +40,10 @@ class Target:
         del fields["memory_bytes"]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
+    def is_like(self, other: Target) -> bool:
+        """Whether it is the same device, whatever the versions of the software: its times are a good guess."""
+        return (self.device, self.name, self.arch, self.units) == (other.device, other.name, other.arch, other.units)
+
     @property
     def capability(self) -> int:
         """Compute capability of a GPU as one number (90 for `sm_90a`); 0 on a CPU."""

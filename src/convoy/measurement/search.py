@@ -11,6 +11,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
+from convoy.measurement.predict import Experience
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
 from convoy.measurement.task import Task
@@ -34,8 +35,14 @@ class Store(Interface):
         """Rows of a problem on a target."""
         ...
 
-    def put(self, rows: Sequence[Measurement], texts: Mapping[str, str] = ..., /) -> object:
-        """Keep rows."""
+    def put(
+        self, rows: Sequence[Measurement], texts: Mapping[str, str] = ..., /, *, targets: Sequence[Target] = ...
+    ) -> object:
+        """Keep rows, and what their targets' digests stand for."""
+        ...
+
+    def related(self, target: Target, protocol: str, /) -> Sequence[Measurement]:
+        """Good rows of devices like this one."""
         ...
 
 
@@ -48,12 +55,14 @@ class SearchResult:
         refusals: by problem key, each engine that said no, with its reason.
         measured: candidates that were measured now.
         from_database: candidates whose rows were there already and served.
+        predicted: problems whose times are predicted, because effort `none` measures nothing.
     """
 
     rows: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     refusals: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     measured: int = 0
     from_database: int = 0
+    predicted: int = 0
 
 
 def search(
@@ -101,14 +110,30 @@ def search(
         task.take_known(database.lookup(task.problem.key, target.digest, protocol.id))
     if settings.effort is not Effort.NONE:
         _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
-    elif on_progress:
-        on_progress(len(tasks), len(tasks), "from the database")
+    else:
+        _predict(tasks, target, protocol, database, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
         measured=sum(len(task.measured) for task in tasks),
-        from_database=sum(len(task.rows.keys() - task.measured) for task in tasks),
+        from_database=sum(len(task.rows.keys() - task.measured - task.predicted) for task in tasks),
+        predicted=sum(bool(task.predicted) for task in tasks),
     )
+
+
+def _silent(done: int, total: int, message: str) -> None:
+    del done, total, message
+
+
+def _predict(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store, report: Progress) -> None:
+    """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
+    unknown = [task for task in tasks if not task.is_known()]
+    if unknown:
+        report(0, len(tasks), "predicting from the database")
+        experience = Experience.of(database.related(target, protocol.id))
+        for task in unknown:
+            task.predict(experience, protocol.id)
+    report(len(tasks), len(tasks), "from the database")
 
 
 def _by_shared_data(problems: Iterable[Problem]) -> list[Problem]:
@@ -150,7 +175,7 @@ class _Search:
     ) -> None:
         self.tasks, self.protocol, self.effort, self.target = tasks, protocol, effort, target
         self.database, self.runner = database, runner
-        self._report = on_progress or (lambda done, total, message: None)  # noqa: ARG005
+        self._report = on_progress or _silent
         self._done = 0
 
     def run(self) -> None:
@@ -196,7 +221,7 @@ class _Search:
                 task.take(row)
         finally:
             if fresh:
-                self.database.put(fresh, texts)
+                self.database.put(fresh, texts, targets=(self.target,))
 
 
 def label(problem: Problem) -> str:

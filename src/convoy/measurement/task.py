@@ -8,6 +8,7 @@ from typing import Final
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
+from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
 from convoy.perfdb.row import Measurement, Status
@@ -51,6 +52,7 @@ class Task:
         rows: by config: every row that counts, of an engine that supports the problem, in its present version, with knobs
             of its present space.
         measured: configs measured in this search.
+        predicted: configs whose time is predicted.
         refusals: by engine id, why not.
     """
 
@@ -67,6 +69,7 @@ class Task:
         self.target = target
         self.rows: dict[EngineConfig, Measurement] = {}
         self.measured: set[EngineConfig] = set()
+        self.predicted: set[EngineConfig] = set()
         self.refusals: dict[str, str] = {}
         self._deterministic = deterministic
         self._spaces: dict[str, list[EngineConfig]] = {}
@@ -92,6 +95,20 @@ class Task:
         """Take a new row."""
         self.rows[row.config] = row
         self.measured.add(row.config)
+
+    def is_known(self) -> bool:
+        """Whether the baseline and whatever else was tried have rows: nothing need be predicted."""
+        return bool(self._baseline())
+
+    def predict(self, experience: Experience, protocol: str) -> None:
+        """Add rows without samples for configs that have none (see `predict.Experience`)."""
+        for row in predicted_rows(experience, self.problem, self._spaces, self.target.digest, protocol):
+            if row.config not in self.rows:
+                self.rows[row.config] = replace(row, workspace_bytes=self._workspace_bytes(row.config))
+                self.predicted.add(row.config)
+
+    def _workspace_bytes(self, config: EngineConfig) -> int:
+        return self._engines[config.engine].workspace_bytes(self.problem, config.knobs)
 
     def result_rows(self) -> list[Measurement]:
         """All rows; one that the settings exclude is `unsupported`, with the reason."""

@@ -166,6 +166,26 @@ class Database:
             self._shipped[target] = found
         return self._shipped[target]
 
+    def related(self, target: Target, protocol: str) -> list[Measurement]:
+        """Good rows of this target and of others on a device of the same name and kind: for prediction, not for replay.
+
+        They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones.
+        """
+        own = {digest: found for digest, found in self._descriptions().items() if found.is_like(target)}
+        rows: list[Measurement] = []
+        for digest in dict.fromkeys((target.digest, *own)):
+            rows += [row for row in self.rows(target=digest, status="ok") if row.protocol == protocol]
+        described = shipped.shipped_descriptions() if self._with_shipped else {}
+        for digest in dict.fromkeys((target.digest, *(d for d, found in described.items() if found.is_like(target)))):
+            for (_, kept), found in self._shipped_rows(digest).items():
+                rows += [row for row in found if row.ok and kept == protocol]
+        return rows
+
+    def _descriptions(self) -> dict[str, Target]:
+        """The user's targets that are described, by digest."""
+        texts = self._store.read(lambda connection: sql.select_pairs(connection, "targets"))
+        return {digest: read_target(digest, text) for digest, text in texts.items()}
+
     def put(
         self, rows: Iterable[Measurement], texts: Mapping[str, str] | None = None, *, targets: Iterable[Target] = ()
     ) -> None:
@@ -270,7 +290,7 @@ class Database:
 
     def export_shipped(self, folder: Path, *, target: str = "") -> list[Path]:
         """Write the user's rows in the form that ships with the package: `TARGET.csv.gz`, one a target."""
-        return shipped.write_shipped(self.rows(target=target), folder)
+        return shipped.write_shipped(self.rows(target=target), folder, self._descriptions())
 
     def import_(self, path: Path, *, partial: bool = False) -> Imported:
         """Take in an export (.csv, .jsonl, either with .gz), every row checked, in one transaction; the newest fact wins.

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
 from convoy.errors import InputError
-from convoy.perfdb.record import check_digest
+from convoy.perfdb.record import check_digest, read_target, target_json
 from convoy.perfdb.row import Measurement
 from convoy.perfdb.transfer import read_rows, write_rows
+from convoy.target import Target
 
 SUFFIX: Final = ".csv.gz"
+TARGET_SUFFIX: Final = ".target.json"
+"""Beside the rows of a target, where its description was known: its fields."""
 
 
 def shipped_folder() -> Traversable:
@@ -45,11 +49,30 @@ def read_shipped(target: str, folder: Traversable | None = None) -> list[Measure
     return rows
 
 
-def write_shipped(rows: Iterable[Measurement], folder: Path) -> list[Path]:
+def shipped_descriptions(folder: Traversable | None = None) -> dict[str, Target]:
+    """The targets that results are shipped for and that are described, by digest; a damaged description is left out."""
+    folder = folder or shipped_folder()
+    found: dict[str, Target] = {}
+    for digest in shipped_targets(folder):
+        entry = folder.joinpath(digest + TARGET_SUFFIX)
+        with suppress(InputError, UnicodeDecodeError):
+            if entry.is_file():
+                found[digest] = read_target(digest, entry.read_text(encoding="utf-8").strip())
+    return found
+
+
+def write_shipped(
+    rows: Iterable[Measurement], folder: Path, descriptions: Mapping[str, Target] | None = None
+) -> list[Path]:
     """Write rows in the shipped form into `folder`, one file a target; equal rows give equal bytes.
 
+    Args:
+        rows: rows of any targets.
+        folder: made where it is not there.
+        descriptions: targets by digest, written beside their rows.
+
     Returns:
-        The files written.
+        The files of rows written.
     """
     by_target: dict[str, list[Measurement]] = {}
     for row in rows:
@@ -62,4 +85,7 @@ def write_shipped(rows: Iterable[Measurement], folder: Path) -> list[Path]:
         )
         paths.append(folder / (target + SUFFIX))
         write_rows(own, paths[-1])
+        if descriptions and target in descriptions:
+            text = target_json(descriptions[target]) + "\n"
+            (folder / (target + TARGET_SUFFIX)).write_text(text, encoding="utf-8")
     return paths

@@ -25,6 +25,7 @@ from convoy.pipeline.stages import (
     device_of,
     make_plan,
     measure,
+    prediction_notes,
     select,
     target_for,
 )
@@ -114,7 +115,7 @@ def optimize_model(
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
             choice = select(net, found, settings)
-            plan = make_plan(net, choice, settings, database.warnings)
+            plan = make_plan(net, choice, settings, [*prediction_notes(found), *database.warnings])
             tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
         return _conclude(model, args, kwargs, net, found, choice, plan, settings, tuned_s)

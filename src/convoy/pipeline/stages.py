@@ -207,6 +207,16 @@ def _solver_name(settings: Settings) -> str:
     return f"single:{settings.only_engines[0]}"
 
 
+def prediction_notes(found: SearchResult) -> list[str]:
+    """What to tell of a plan that rests on predictions."""
+    if not found.predicted:
+        return []
+    return [
+        (f"{found.predicted} of {len(found.rows)} problems were never measured on this target, and effort none measures nothing:"
+        " their times are predicted from other problems on devices of the same name")
+    ]
+
+
 def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
     """The choice in an order that can be run, as data."""
     steps = serial(choice.problem, choice.selection)

@@ -113,11 +113,12 @@ def test_effort_none_looks_into_the_database_alone(fakes, database):
     ids = fakes(Fake("aten"), Fake("fast"))
     runner = Timed(lambda engine, k: 10.0)
     found = run([PROBLEM], ids, database, runner, effort=Effort.NONE)
-    assert (found.rows[PROBLEM.key], found.measured, runner.asked) == ([], 0, [])
+    assert [(row.config.engine, row.samples) for row in found.rows[PROBLEM.key]] == [("aten", 0)]  # a guess
+    assert (found.measured, found.from_database, found.predicted, runner.asked) == (0, 0, 1, [])
     run([PROBLEM], ids, database, Timed(lambda engine, k: 10.0))
     found = run([PROBLEM], ids, database, runner, effort=Effort.NONE)
     assert len(found.rows[PROBLEM.key]) == 2
-    assert (found.measured, found.from_database, runner.asked) == (0, 2, [])
+    assert (found.measured, found.from_database, found.predicted, runner.asked) == (0, 2, 0, [])
 
 
 def test_full_effort_tries_the_whole_space(fakes, database):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from perfdb_rows import OTHER, TARGET, failure, row, rows
 
 from convoy.errors import InputError
-from convoy.perfdb import Database
+from convoy.perfdb import Database, shipped
 from convoy.perfdb.record import COLUMNS
-from convoy.perfdb.shipped import read_shipped, shipped_folder, shipped_targets, write_shipped
+from convoy.perfdb.shipped import read_shipped, shipped_descriptions, shipped_folder, shipped_targets, write_shipped
 
 
 def test_the_form_is_compressed_csv_with_the_columns_on_top(tmp_path: Path) -> None:
@@ -66,3 +67,30 @@ def test_what_the_package_ships_can_be_read() -> None:
     assert shipped_folder().is_dir()
     for target in shipped_targets():
         assert read_shipped(target)
+
+
+def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
+    """Another driver is another digest, but the same device: its times are a good guess. Another device's are not."""
+    newer = replace(TARGET, versions=(("torch", "99"),))
+    stranger = replace(TARGET, name="another device", versions=(("torch", "99"),))
+    folder = tmp_path / "shipped"
+    with Database.memory() as database:
+        database.put([row(0, target=newer.digest), row(1, target=stranger.digest)], targets=[newer, stranger])
+        database.export_shipped(folder)
+    assert shipped_descriptions(folder) == {newer.digest: newer, stranger.digest: stranger}
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: folder)
+    protocol = row(0).protocol
+    with Database.memory(shipped=True) as database:
+        assert database.lookup(row(0).problem, TARGET.digest, protocol) == []
+        assert database.related(TARGET, protocol) == [row(0, target=newer.digest)]
+        assert database.related(TARGET, "another") == []
+        database.put([row(2), failure(3)], targets=[TARGET])
+        assert database.related(TARGET, protocol) == [row(2), row(0, target=newer.digest)]
+
+
+def test_a_damaged_description_is_no_description(tmp_path):
+    write_shipped([row(0)], tmp_path, {TARGET.digest: TARGET})
+    (path,) = tmp_path.glob("*.target.json")
+    for text in (b"", b"{}", b"\xff", path.read_bytes().replace(b"cpu", b"cuda")):
+        path.write_bytes(text)
+        assert shipped_descriptions(tmp_path) == {}

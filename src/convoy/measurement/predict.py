@@ -1,0 +1,286 @@
+"""Predict times from what was measured on other problems: effort `none`, which may measure nothing.
+
+Nearest neighbours: what a config took on problems of the same kind, as a ratio to a roofline fitted to all measurements, is
+taken over, the nearer the problem the more. A layer's kind is what decides which code runs (filter, stride, dilation, groups,
+memory format, dtype); distance is in the sizes of its implicit GEMM, in powers of two. How well this picks is measured by
+`bench/prediction.py`: on layers that are left out, against the best that was measured on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from convoy.engines.manifest import BASELINE
+from convoy.errors import InputError
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import (
+    ConvProblem,
+    EngineConfig,
+    LinearProblem,
+    Problem,
+    SubgraphProblem,
+    parse_problem,
+)
+
+FARTHEST: Final = 8.0
+"""Powers of two, all sizes together, from which a neighbour says nothing more."""
+
+NEIGHBOURS: Final = 6
+"""Neighbours of a config that count, the nearest."""
+
+LEAST_SAMPLES: Final = 2
+"""A row of one sample was pruned after its first run, which on a GPU holds the launch itself."""
+
+LAUNCH_US: Final = 1.5
+"""Time of a launch that does nothing, where no measurement says better: about what a kernel of a captured graph costs."""
+
+COMPILED: Final = "inductor"
+"""The engine that does a piece of several operators in one pass."""
+
+OTHER_FILTER: Final = 1.0
+OTHER_ARITHMETIC: Final = 1.0
+"""Distances, in powers of two, that another filter or another arithmetic amounts to."""
+
+Kind = tuple[object, ...]
+
+
+def kind_of(problem: Problem) -> Kind | None:
+    """What two problems must have in common to be neighbours; None for problems that have none."""
+    if isinstance(problem, LinearProblem):
+        return ("linear", problem.numerics)
+    if not isinstance(problem, ConvProblem):
+        return None
+    p = problem
+    grouping = (
+        "depthwise" if p.is_depthwise else "grouped" if p.groups > 1 else "pointwise" if p.is_pointwise else "dense"
+    )
+    return ("conv", p.direction, grouping, p.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Where a problem lies among those of its kind.
+
+    Attributes:
+        sizes: of its implicit GEMM (pixels, filters, reduction), logarithms to the base 2.
+        filters: what else decides which code runs: filter, strides, dilation.
+        arithmetic: storage and the rounding allowed.
+    """
+
+    sizes: tuple[float, ...]
+    filters: tuple[object, ...]
+    arithmetic: tuple[str, str]
+
+
+def traits_of(problem: ConvProblem | LinearProblem) -> Traits:
+    """A layer's traits."""
+    p = problem
+    arithmetic = (_width(p.x_spec.dtype), p.numerics)
+    if isinstance(p, LinearProblem):
+        return Traits(_logarithms(p.n, p.k, p.c), (), arithmetic)
+    sizes = _logarithms(p.n * p.p * p.q, p.k, p.c // p.groups * p.r * p.s)
+    return Traits(sizes, (p.r, p.s, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w), arithmetic)
+
+
+def _width(dtype: str) -> str:
+    """fp16 and bf16 run at the same speed on every device that has both."""
+    return "half" if dtype in ("fp16", "bf16") else dtype
+
+
+def _logarithms(*values: int) -> tuple[float, ...]:
+    return tuple(math.log2(max(1, value)) for value in values)
+
+
+def distance(a: Traits, b: Traits) -> float:
+    """Sum of the differences in every size, and what another filter or another arithmetic adds."""
+    apart = sum(abs(x - y) for x, y in zip(a.sizes, b.sizes, strict=True))
+    return apart + OTHER_FILTER * (a.filters != b.filters) + OTHER_ARITHMETIC * (a.arithmetic != b.arithmetic)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The best rates that any measurement shows: operations and bytes a microsecond, by dtype."""
+
+    flops_per_us: Mapping[str, float]
+    bytes_per_us: float
+    launch_us: float
+
+    def time_us(self, problem: Problem) -> float:
+        """Time of a problem at these rates, never under a launch."""
+        rate = self.flops_per_us.get(_width(problem.x_spec.dtype)) if isinstance(problem, _LAYERS) else None
+        work_us = problem.flops / rate if rate else 0.0
+        moved_us = problem.bytes_min / self.bytes_per_us if self.bytes_per_us else 0.0
+        return self.launch_us + max(work_us, moved_us)
+
+
+_LAYERS: Final = (ConvProblem, LinearProblem)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One measurement of a config: on traits, so many times the roofline."""
+
+    problem: str
+    traits: Traits
+    log_ratio: float
+
+
+@dataclass(slots=True)
+class Experience:
+    """What is known of a device, arranged for prediction.
+
+    Attributes:
+        roofline: fitted to all rows.
+        seen: by kind and config.
+        measurements: how many rows it rests on.
+        unsteady: configs that gave other bits from run to run on some problem.
+    """
+
+    roofline: Roofline
+    seen: dict[Kind, dict[EngineConfig, list[_Seen]]] = field(
+        default_factory=dict[Kind, dict[EngineConfig, list[_Seen]]]
+    )
+    measurements: int = 0
+    unsteady: set[EngineConfig] = field(default_factory=set[EngineConfig])
+
+    @staticmethod
+    def of(rows: Iterable[Measurement]) -> Experience:
+        """Arrange rows; failures and problems that cannot be read from their key are left out."""
+        known: list[tuple[Problem, Measurement]] = []
+        for row in rows:
+            problem = _read(row.problem) if row.ok and row.samples >= LEAST_SAMPLES else None
+            if problem is not None:
+                known.append((problem, row))
+        found = Experience(_fit(known), measurements=len(known))
+        for problem, row in known:
+            if not row.deterministic:
+                found.unsteady.add(row.config)
+            kind = kind_of(problem)
+            if kind is not None and isinstance(problem, _LAYERS):
+                ratio = math.log(row.median_us / found.roofline.time_us(problem))
+                seen = _Seen(_sizes_key(problem), traits_of(problem), ratio)
+                found.seen.setdefault(kind, {}).setdefault(row.config, []).append(seen)
+        return found
+
+    def without(self, problem: Problem) -> Experience:
+        """The same, had this problem never been measured, in any memory format and with any epilogue: for honest tests."""
+        if kind_of(problem) is None:
+            return self
+        gone = _sizes_key(problem)
+        kept = Experience(self.roofline, measurements=self.measurements, unsteady=self.unsteady)
+        for kind, configs in self.seen.items():
+            left = {config: [s for s in seen if s.problem != gone] for config, seen in configs.items()}
+            kept.seen[kind] = {config: seen for config, seen in left.items() if seen}
+        return kept
+
+    def predict(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
+        """Times in microseconds of those configs of a problem's space that something is known of; the baseline's always.
+
+        Args:
+            problem: what is to be computed.
+            space: every supporting engine's configs, the default first.
+        """
+        found: dict[EngineConfig, float] = {}
+        if self.measurements:
+            layer = isinstance(problem, _LAYERS)
+            found = self._layer(problem, space) if layer else self._pass(problem, space)
+        for config in space.get(BASELINE, ())[:1]:
+            found.setdefault(config, _UNKNOWN * self.roofline.time_us(problem))
+        return found
+
+    def _layer(
+        self, problem: ConvProblem | LinearProblem, space: Mapping[str, Sequence[EngineConfig]]
+    ) -> dict[EngineConfig, float]:
+        kind = kind_of(problem)
+        known = self.seen.get(kind, {}) if kind is not None else {}
+        traits, reference = traits_of(problem), self.roofline.time_us(problem)
+        found: dict[EngineConfig, float] = {}
+        for config in (config for configs in space.values() for config in configs if config in known):
+            near = sorted((distance(traits, seen.traits), seen.log_ratio) for seen in known[config])[:NEIGHBOURS]
+            if near[0][0] > FARTHEST:
+                continue
+            weights = [2.0 ** -(2 * far) for far, _ in near]
+            mean = sum(w * ratio for w, (_, ratio) in zip(weights, near, strict=True)) / sum(weights)
+            # A config known from afar alone must promise more: what is nearer is surer.
+            found[config] = reference * math.exp(mean) * (1 + CAUTION * near[0][0])
+        return found
+
+    def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
+        """Copies and pieces of the graph: passes over memory, one an operator where nothing fuses them."""
+        passes = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
+        once = self.roofline.time_us(problem)
+        return {configs[0]: once * (1 if engine == COMPILED else max(1, passes)) for engine, configs in space.items()}
+
+
+CAUTION: Final = 0.1
+"""Share added for each power of two between a problem and its nearest neighbour."""
+
+_UNKNOWN: Final = 4.0
+"""What the baseline is taken to be of the roofline where nothing like the problem was ever measured: it was 3 to 6 times on
+the layers of five nets at batch 1 on an H100."""
+
+
+def _sizes_key(problem: Problem) -> str:
+    """Equal for problems that differ in nothing but memory format and epilogue."""
+    if isinstance(problem, ConvProblem):
+        return ":".join(problem.key.split(":")[:7])
+    return ":".join(problem.key.split(":")[:2])
+
+
+def _read(key: str) -> Problem | None:
+    """The problem of a key; a piece of the graph cannot be read from its own."""
+    if key.startswith("subgraph:"):
+        return None
+    try:
+        return parse_problem(key, "")
+    except InputError:
+        return None
+
+
+def _fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
+    """The best rates seen, above the shortest time seen."""
+    launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
+    flops: dict[str, float] = {}
+    moved = 0.0
+    for problem, row in known:
+        moved = max(moved, problem.bytes_min / row.median_us)
+        if isinstance(problem, _LAYERS):
+            width = _width(problem.x_spec.dtype)
+            flops[width] = max(flops.get(width, 0.0), problem.flops / row.median_us)
+    return Roofline(flops, moved, launch_us)
+
+
+def predicted_rows(
+    experience: Experience,
+    problem: Problem,
+    space: Mapping[str, Sequence[EngineConfig]],
+    target: str,
+    protocol: str,
+) -> list[Measurement]:
+    """Predictions as rows without samples; they are never stored.
+
+    Args:
+        experience: what is known.
+        problem: what is to be computed.
+        space: every supporting engine's configs, the default first.
+        target: the target's digest.
+        protocol: the protocol's id.
+    """
+    reason = f"predicted from {experience.measurements} measurements of other problems"
+    times = experience.predict(problem, space)
+    return [
+        Measurement(
+            problem.key,
+            config,
+            target,
+            protocol,
+            Status.OK,
+            median_us=time_us,
+            deterministic=config not in experience.unsteady,
+            reason=reason,
+        )
+        for config, time_us in times.items()
+    ]

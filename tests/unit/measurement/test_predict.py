@@ -1,0 +1,115 @@
+"""Prediction: laws that it must find again, and what it must not learn from."""
+
+import math
+
+import pytest
+
+from convoy.measurement.predict import Experience, distance, kind_of, predicted_rows, traits_of
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, SubgraphProblem, TensorSpec
+
+ATEN, ONE, TWO = (EngineConfig(name, 1, Knobs()) for name in ("aten", "one", "two"))
+SPACE = {"aten": [ATEN], "one": [ONE], "two": [TWO]}
+PASS = "graph 1\ninput %v0: fp32[1,64,8,8]\n" + "".join(
+    f"%v{i}: fp32[1,64,8,8] = aten.relu.default(%v{i - 1})\n" for i in (1, 2, 3)
+)
+
+
+def conv(c=64, k=64, side=14, r=3, **rest):
+    return ConvProblem(1, c, side, side, k, r, r, r // 2, r // 2, layout="nhwc", **rest)
+
+
+def row(problem, config, time_us, samples=9, status=Status.OK, **rest):
+    return Measurement(problem.key, config, "0" * 16, "v", status, samples=samples, median_us=time_us, **rest)
+
+
+def law(problem, config):
+    """`one` is the faster with few filters, `two` with many; `aten` twice as slow as the better."""
+    work = problem.flops / 1e6 + 2.0
+    tilt = 2.0 ** ((math.log2(problem.k) - 7) / 4)
+    times = {ONE: work * tilt, TWO: work / tilt}
+    return times.get(config) or 2 * min(times.values())
+
+
+def experience(problems, **rest):
+    return Experience.of(row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO))
+
+
+KNOWN = [conv(c=c, k=k, side=side) for c in (32, 128, 512) for k in (32, 64, 256, 512) for side in (7, 14, 28)]
+
+
+@pytest.mark.parametrize("k", [48, 96, 192, 384])
+def test_the_winner_follows_the_nearest_sizes(k):
+    problem = conv(c=256, k=k)
+    times = experience(KNOWN).predict(problem, SPACE)
+    assert set(times) == {ATEN, ONE, TWO}
+    assert min(times, key=times.__getitem__) == (ONE if k < 128 else TWO)
+    for config, time_us in times.items():
+        assert time_us == pytest.approx(law(problem, config), rel=0.5)
+
+
+def test_a_problem_that_was_measured_is_its_own_best_neighbour():
+    problem = KNOWN[5]
+    times = experience(KNOWN).predict(problem, SPACE)
+    for config, time_us in times.items():
+        assert time_us == pytest.approx(law(problem, config), rel=0.1)
+
+
+def test_without_leaves_out_the_problem_in_every_layout_and_epilogue():
+    problem = conv(c=64, k=64)
+    twins = [problem.with_layout("nchw"), conv(c=64, k=64, epilogue=Epilogue(bias=True, activation="relu"))]
+    known = experience([problem, *twins, conv(c=64, k=65)])
+    assert ONE in known.predict(problem, SPACE)
+    left = known.without(problem)
+    assert [seen.problem for c in left.seen.values() for s in c.values() for seen in s] == [
+        "conv:fprop:n1c64h14w14k65r3s3:p1x1:s1x1:d1x1:g1"
+    ] * 3
+
+
+def test_failures_single_runs_and_unreadable_problems_teach_nothing():
+    problem = conv()
+    rows = [row(problem, ONE, 0.0, samples=0, status=Status.WRONG_RESULT), row(problem, TWO, 1.0, samples=1)]
+    rows += [Measurement("subgraph:nhwc:" + "0" * 24, ATEN, "0" * 16, "v", Status.OK, samples=9, median_us=3.0)]
+    known = Experience.of(rows)
+    assert known.measurements == 0
+    assert set(known.predict(problem, SPACE)) == {ATEN}
+
+
+def test_nothing_known_gives_the_baseline_alone():
+    for problem in (
+        conv(),
+        SubgraphProblem(PASS, "nhwc", 1 << 14),
+        LayoutProblem(TensorSpec((1, 64, 8, 8), "fp32"), "nchw", "nhwc"),
+    ):
+        assert set(Experience.of([]).predict(problem, SPACE)) == {ATEN}
+
+
+def test_far_neighbours_and_other_kinds_say_nothing():
+    known = experience([conv(c=4, k=4, side=4)])
+    assert set(known.predict(conv(c=512, k=512, side=112), SPACE)) == {ATEN}
+    assert set(known.predict(conv(c=4, k=4, side=4, groups=4), SPACE)) == {ATEN}
+
+
+def test_another_filter_and_arithmetic_are_farther():
+    here = traits_of(conv(c=64))
+    assert distance(here, here) == 0
+    same_reduction = conv(c=576, r=1)
+    assert distance(here, traits_of(conv(c=64, stride_h=2, stride_w=2, side=28))) > 0
+    assert distance(here, traits_of(conv(c=64, numerics="strict"))) > 0
+    assert kind_of(same_reduction) != kind_of(conv())
+
+
+def test_pieces_cost_a_pass_an_operator_where_nothing_fuses_them():
+    piece = SubgraphProblem(PASS, "nhwc", 1 << 20)
+    space = {"aten": [ATEN], "inductor": [EngineConfig("inductor", 1, Knobs())]}
+    times = {config.engine: time_us for config, time_us in experience(KNOWN).predict(piece, space).items()}
+    assert times["aten"] == pytest.approx(3 * times["inductor"])
+
+
+def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
+    rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
+    found = {r.config: r for r in predicted_rows(Experience.of(rows), conv(c=65), SPACE, "1" * 16, "v")}
+    assert {r.samples for r in found.values()} == {0}
+    assert found[ATEN].deterministic
+    assert not found[ONE].deterministic
+    assert "predicted from 2 measurements" in found[ONE].reason

@@ -57,6 +57,7 @@ class Settings:
         deterministic: refuse candidates that may give other bits from run to run.
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
         isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
+        streams: most streams that a program on a GPU may use; the clock decides how many it does.
         timeout_s: a candidate that takes longer to build or to run is recorded as `timeout`.
         only_engines: restrict the choice to these ids (the baseline always competes); empty: all.
         deny_engines: ids that must not be used.
@@ -75,6 +76,7 @@ class Settings:
     deterministic: bool = False
     static_outputs: bool = False
     isolate: bool = True
+    streams: int = 4
     timeout_s: float = 30.0
     only_engines: tuple[str, ...] = ()
     deny_engines: tuple[str, ...] = ()
@@ -91,8 +93,14 @@ class Settings:
             object.__setattr__(self, name, kind(value))
         if self.memory_budget_bytes is not None and self.memory_budget_bytes <= 0:
             raise InputError("memory_budget_bytes", self.memory_budget_bytes, "a positive number of bytes, or None")
+        if not 1 <= self.streams <= MOST_STREAMS:
+            raise InputError("streams", self.streams, f"an integer from 1 to {MOST_STREAMS}")
         if not self.timeout_s > 0:
             raise InputError("timeout_s", self.timeout_s, "a positive number of seconds")
+
+
+MOST_STREAMS = 16
+"""More never helped, and each has a workspace of its own."""
 
 
 def database_from_environment(environment: Mapping[str, str]) -> Path | None:

@@ -16,6 +16,7 @@ from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Choice,
     Net,
@@ -135,7 +136,7 @@ def _conclude(
     tuned_s: float,
 ) -> Result:
     """Build the program, check it against float64 and the clock, and keep the baseline where it does not win."""
-    program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
+    plan, program = build_fastest(plan, net, settings)
     flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
     outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
     if settings.solver != "baseline" and not verdict.is_faster(outcome.optimized, outcome.baseline):

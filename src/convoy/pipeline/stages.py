@@ -211,10 +211,9 @@ def prediction_notes(found: SearchResult) -> list[str]:
     """What to tell of a plan that rests on predictions."""
     if not found.predicted:
         return []
-    return [
-        (f"{found.predicted} of {len(found.rows)} problems were never measured on this target, and effort none measures nothing:"
-        " their times are predicted from other problems on devices of the same name")
-    ]
+    whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
+    how = "their times are predicted from other problems on devices of the same name"
+    return [f"{whole}, and effort none measures nothing: {how}"]
 
 
 def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from convoy.plan.file import from_dict, load, save, to_dict
+from convoy.plan.parallel import critical_us, parallel
 from convoy.plan.plan import PLAN_VERSION, Plan, Step
 from convoy.plan.serial import serial
 from convoy.plan.words import compare, explain
 
-__all__ = ["PLAN_VERSION", "Plan", "Step", "compare", "explain", "from_dict", "load", "save", "serial", "to_dict"]
+__all__ = [
+    "PLAN_VERSION",
+    "Plan",
+    "Step",
+    "compare",
+    "critical_us",
+    "explain",
+    "from_dict",
+    "load",
+    "parallel",
+    "save",
+    "serial",
+    "to_dict",
+]

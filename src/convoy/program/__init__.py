@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from convoy.program.bind import BoundStep, bind
+from convoy.program.bind import BoundStep, PackedSteps, bind
 from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
 from convoy.program.module import OptimizedModule, Program, build_program
 
-__all__ = ["BoundStep", "EagerProgram", "GraphProgram", "OptimizedModule", "Program", "bind", "build_program"]
+__all__ = [
+    "BoundStep",
+    "EagerProgram",
+    "GraphProgram",
+    "OptimizedModule",
+    "PackedSteps",
+    "Program",
+    "bind",
+    "build_program",
+]

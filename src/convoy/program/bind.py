@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,8 @@ from convoy.errors import PlanError
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, LayoutProblem, TensorSpec
 from convoy.regions import Region
+from convoy.schedule import finished_before
+from convoy.settings import MOST_STREAMS
 from convoy.target import Target
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -82,8 +84,17 @@ class Bound:
     resident_bytes: int
 
 
+PackedSteps = dict[tuple[object, ...], tuple[Executable, Packed]]
+"""Executables with their packed constants, by what makes them equal: plans that differ in the schedule alone share them."""
+
+
 def bind(
-    plan: Plan, captured: Captured, regions: Regions, target: Target, extra_engines: tuple[str, ...] = ()
+    plan: Plan,
+    captured: Captured,
+    regions: Regions,
+    target: Target,
+    extra_engines: tuple[str, ...] = (),
+    packed: PackedSteps | None = None,
 ) -> Bound:
     """Build every executable of a plan and pack its constants.
 
@@ -93,15 +104,17 @@ def bind(
         regions: the graph's regions.
         target: the device that it will run on.
         extra_engines: extra engines as `id=module:Class`.
+        packed: what was built and packed before for this very net; added to.
 
     Raises:
         PlanError: a step that fits no region of the graph, or reads a value that no earlier step makes.
         CompileError: an engine could not build.
     """
+    check_order(plan.steps)
     graph = captured.graph
     slots = {name: index for index, name in enumerate(graph.inputs)}
     steps: list[BoundStep] = []
-    packed: dict[tuple[object, ...], tuple[Executable, Packed]] = {}
+    packed = {} if packed is None else packed
     for index, step in enumerate(plan.steps):
         missing = [name for name in step.args if name not in slots]
         if missing:
@@ -175,9 +188,51 @@ def _output_slot(name: str, plan: Plan, slots: dict[str, int]) -> int:
 
 
 def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
-    """Note at each step the slots whose last use it is, so that their memory goes back at once."""
-    kept = set(outputs)
-    for bound in reversed(steps):
-        touched = {*bound.args, *bound.results} - kept
-        bound.frees = tuple(sorted(touched))
-        kept |= touched
+    """Note after which step each slot's memory may go back: at once on one stream.
+
+    With several, memory goes back to the stream of the step that made it. That is safe right before a later step of that
+    stream that starts only when every reader has finished; a value without such a step stays to the end.
+    """
+    order = [(bound.step.stream, bound.step.waits) for bound in steps]
+    known = finished_before(order, 1 + max((stream for stream, _ in order), default=0))
+    users: dict[int, list[int]] = {}
+    owner: dict[int, int] = {}
+    for at, bound in enumerate(steps):
+        for slot in (*bound.args, *bound.results):
+            users.setdefault(slot, []).append(at)
+        owner.update((slot, bound.step.stream) for slot in bound.results)
+    frees: list[list[int]] = [[] for _ in steps]
+    for slot in sorted(users.keys() - set(outputs)):
+        at = _first_safe(order, known, users[slot], owner.get(slot, 0))
+        if at is not None:
+            frees[at - 1].append(slot)
+    for bound, slots in zip(steps, frees, strict=True):
+        bound.frees = tuple(slots)
+
+
+def _first_safe(
+    order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int], owner: int
+) -> int | None:
+    """The first step of a stream before which all users have finished; the end where there is but one stream."""
+    for at in range(users[-1] + 1, len(order)):
+        if order[at][0] == owner and all(user <= known[at][order[user][0]] for user in users):
+            return at
+    return len(order) if len(known[0]) == 1 else None
+
+
+def check_order(steps: Sequence[Step]) -> None:
+    """Refuse steps that could read a value before it is there.
+
+    Raises:
+        PlanError: naming the step.
+    """
+    order = [(step.stream, step.waits) for step in steps]
+    if any(stream >= MOST_STREAMS for stream, _ in order):
+        raise PlanError("steps", max(stream for stream, _ in order), f"streams under {MOST_STREAMS}")
+    known = finished_before(order, MOST_STREAMS)
+    made: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        for name in step.args:
+            if name in made and made[name] > known[at][order[made[name]][0]]:
+                raise PlanError(f"steps[{at}].waits", step.waits, f"a wait for {name!r}, made on another stream")
+        made.update(dict.fromkeys(step.results, at))

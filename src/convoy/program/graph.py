@@ -9,6 +9,7 @@ import torch
 
 from convoy.program.bind import Bound
 from convoy.program.eager import EagerProgram, empty
+from convoy.program.streamed import StreamedProgram
 
 _WARMUP_CALLS = 2
 """Runs before capture: the first compiles and lets cuDNN measure, the second shows that nothing is left to initialise."""
@@ -32,7 +33,8 @@ class GraphProgram:
         self.device = device
         self.static_outputs = static_outputs
         self._lock = threading.Lock()
-        self._eager = EagerProgram(bound, device)
+        several = any(step.step.stream for step in bound.steps)
+        self._eager = StreamedProgram(bound, device) if several else EagerProgram(bound, device)
         self._inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
         for tensor in self._inputs:
             tensor.zero_()

@@ -15,7 +15,7 @@ from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
 from convoy.measurement.heap import keep_freed_memory
 from convoy.plan.plan import Plan
-from convoy.program.bind import Regions, bind
+from convoy.program.bind import PackedSteps, Regions, bind
 from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
 from convoy.settings import Settings
@@ -58,8 +58,15 @@ class Program:
         return self.captured.unflatten_outputs(self.runnable(self.captured.flatten_inputs(args, kwargs)))
 
 
-def build_program(plan: Plan, captured: Captured, regions: Regions, target: Target, settings: Settings) -> Program:
-    """Bind a plan and make it runnable on its target's device.
+def build_program(
+    plan: Plan,
+    captured: Captured,
+    regions: Regions,
+    target: Target,
+    settings: Settings,
+    packed: PackedSteps | None = None,
+) -> Program:
+    """Bind a plan and make it runnable on its target's device; `packed` shares constants between schedules (see `bind`).
 
     Raises:
         PlanError: the plan is for another graph.
@@ -74,7 +81,7 @@ def build_program(plan: Plan, captured: Captured, regions: Regions, target: Targ
         return Program(plan, captured, None)
     device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")
     with torch.no_grad():
-        bound = bind(plan, captured, regions, target, settings.engines)
+        bound = bind(plan, captured, regions, target, settings.engines, packed)
         runnable: Runnable
         if target.device == "cuda":
             runnable = GraphProgram(bound, device, static_outputs=settings.static_outputs)

@@ -1,0 +1,64 @@
+"""StreamedProgram: runs bound steps on several CUDA streams, with the events that the plan names. What a graph captures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.program.bind import Bound
+from convoy.program.eager import EagerProgram, in_layout
+
+
+class StreamedProgram(EagerProgram):
+    """A bound plan whose steps name streams and waits. Stream 0 is the caller's; the others begin and end with it.
+
+    Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it, and given back only
+    when every reader has certainly finished before that stream's next step (`bind.mark_frees`), so that the allocator never
+    hands out memory that another stream still reads.
+
+    Args:
+        bound: the plan with its executables.
+        device: a CUDA device.
+    """
+
+    def __init__(self, bound: Bound, device: torch.device) -> None:
+        super().__init__(bound, device)
+        wanted: dict[int, int] = {}
+        for step in bound.steps:
+            stream = step.step.stream
+            wanted[stream] = max(wanted.get(stream, 0), step.executable.workspace_bytes)
+        self._side = {index: torch.cuda.Stream(device) for index in sorted(wanted) if index}
+        self._workspaces = {
+            index: torch.empty(size, dtype=torch.uint8, device=device) for index, size in wanted.items() if size
+        }
+        self._awaited = {before for step in bound.steps for before in step.step.waits}
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run on inputs of the plan's specs; returns the graph's outputs in order, ready on the caller's stream."""
+        main = torch.cuda.current_stream(self.device)
+        slots: list[torch.Tensor | None] = [
+            in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
+        ]
+        slots.extend(self._blank)
+        begun = main.record_event()
+        for stream in self._side.values():
+            stream.wait_event(begun)
+        events: dict[int, torch.cuda.Event] = {}
+        for index, (step, allocate) in enumerate(self._steps):
+            stream = self._side.get(step.step.stream, main)
+            with torch.cuda.stream(stream):
+                for before in step.step.waits:
+                    stream.wait_event(events[before])
+                buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(), step.constants)  # type: ignore[misc]
+                step.executable.launch(buffers, self._workspaces.get(step.step.stream))
+                if index in self._awaited:
+                    events[index] = stream.record_event()
+            for slot, result in zip(step.results, buffers.results, strict=True):
+                slots[slot] = result
+            for slot in step.frees:
+                slots[slot] = None
+        for stream in self._side.values():
+            main.wait_event(stream.record_event())
+        return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]

@@ -1,0 +1,68 @@
+"""Dag: which launch needs which, with their times; the critical path and the bounds that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convoy.schedule.memory import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Dag:
+    """Launches by index, in an order in which each comes after those that it needs.
+
+    Attributes:
+        times_us: time of each launch.
+        needs: for each launch, the launches whose results it reads, ascending.
+    """
+
+    times_us: tuple[float, ...]
+    needs: tuple[tuple[int, ...], ...]
+
+    @property
+    def total_us(self) -> float:
+        """Time on one stream."""
+        return sum(self.times_us)
+
+    def distances_us(self) -> list[float]:
+        """For each launch, the longest way from its start to the end of everything that waits for it."""
+        found = list(self.times_us)
+        for index in reversed(range(len(found))):
+            for before in self.needs[index]:
+                found[before] = max(found[before], self.times_us[before] + found[index])
+        return found
+
+    def critical_path(self) -> list[int]:
+        """The launches on the longest way, first to last; the earliest of equals."""
+        distances = self.distances_us()
+        followers: list[list[int]] = [[] for _ in distances]
+        for index, before in enumerate(self.needs):
+            for b in before:
+                followers[b].append(index)
+        at = max((i for i, needs in enumerate(self.needs) if not needs), key=lambda i: distances[i], default=-1)
+        path: list[int] = []
+        while at >= 0:
+            path.append(at)
+            at = max(followers[at], key=lambda i: distances[i], default=-1)
+        return path
+
+    @property
+    def critical_us(self) -> float:
+        """Time of the critical path: no schedule can be shorter, however many streams there are."""
+        return max(self.distances_us(), default=0.0)
+
+
+def dag_of(launches: Sequence[Launch], times_us: Sequence[float]) -> Dag:
+    """The dependencies of launches that read and make named values; a value is made before it is read.
+
+    Args:
+        launches: in an order that works on one stream.
+        times_us: their times.
+    """
+    made: dict[str, int] = {}
+    needs: list[tuple[int, ...]] = []
+    for index, launch in enumerate(launches):
+        needs.append(tuple(sorted({made[name] for name in launch.args if name in made})))
+        made.update(dict.fromkeys(launch.results, index))
+    return Dag(tuple(times_us), tuple(needs))

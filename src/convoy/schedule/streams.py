@@ -1,0 +1,126 @@
+"""Spread launches over streams: list scheduling by distance to the sink, with events only where an edge crosses streams.
+
+The rule is Graham's list scheduling with the priority of critical-path methods (Coffman and Graham, 1972): of the launches that
+are ready, the one with the longest way still before it goes first, to the stream on which it can start the earliest. The
+critical path therefore never waits for work that is not on it. How kernels that run at the same time slow one another
+is not modelled: several schedules are made, and the device's clock decides between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from convoy.schedule.dag import Dag
+
+EVENT_US: Final = 0.8
+"""What an edge between two streams of a captured graph costs the launch that waits: a guess of the right size, which only
+orders candidates; schedules are compared by the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a launch goes.
+
+    Attributes:
+        launch: its index in the `Dag`.
+        stream: index of its stream; the critical path's first launch is on 0.
+        waits: positions, in the order of launching, of those on other streams that it must wait for; what follows from
+            others, or from its own stream's order, is left out.
+        start_us: when it would start, were the streams independent.
+    """
+
+    launch: int
+    stream: int
+    waits: tuple[int, ...]
+    start_us: float
+
+
+def spread(dag: Dag, streams: int) -> list[Placed]:
+    """Launches in the order in which to launch them, each with its stream and the events that it waits for.
+
+    Args:
+        dag: what needs what.
+        streams: most streams to use.
+    """
+    distances = dag.distances_us()
+    followers: list[list[int]] = [[] for _ in dag.needs]
+    missing = [len(needs) for needs in dag.needs]
+    for index, needs in enumerate(dag.needs):
+        for before in needs:
+            followers[before].append(index)
+    ready = {index for index, count in enumerate(missing) if not count}
+    free_us = [0.0] * streams
+    last = [-1] * streams
+    begun: dict[int, tuple[float, int]] = {}
+    while ready:
+        chosen = max(ready, key=lambda index: (distances[index], -index))
+        ready.remove(chosen)
+        start, stream = _earliest(dag, chosen, begun, free_us, last)
+        begun[chosen] = (start, stream)
+        free_us[stream], last[stream] = start + dag.times_us[chosen], chosen
+        for follower in followers[chosen]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.add(follower)
+    return _with_waits(dag, begun, streams)
+
+
+def _earliest(
+    dag: Dag, launch: int, begun: dict[int, tuple[float, int]], free_us: Sequence[float], last: Sequence[int]
+) -> tuple[float, int]:
+    """Start and stream of a launch: the earliest, and of equals the one whose last launch it needs, then the lowest."""
+    options: list[tuple[float, bool, int]] = []
+    for stream, free in enumerate(free_us):
+        start = free
+        for before in dag.needs[launch]:
+            began, where = begun[before]
+            start = max(start, began + dag.times_us[before] + (EVENT_US if where != stream else 0.0))
+        options.append((start, last[stream] not in dag.needs[launch], stream))
+    start, _, stream = min(options)
+    return start, stream
+
+
+def _with_waits(dag: Dag, begun: dict[int, tuple[float, int]], streams: int) -> list[Placed]:
+    """In the order of starting, with the fewest events."""
+    order = sorted(begun, key=lambda launch: (begun[launch][0], launch))
+    position = {launch: at for at, launch in enumerate(order)}
+    clocks: list[list[int]] = []
+    newest = [[-1] * streams for _ in range(streams)]
+    placed: list[Placed] = []
+    for at, launch in enumerate(order):
+        start, stream = begun[launch]
+        known = list(newest[stream])
+        waits: list[int] = []
+        for before in sorted((position[b] for b in dag.needs[launch]), reverse=True):
+            if before > known[placed[before].stream]:
+                waits.append(before)
+                known = [max(pair) for pair in zip(known, clocks[before], strict=True)]
+        known[stream] = at
+        clocks.append(known)
+        newest[stream] = known
+        placed.append(Placed(launch, stream, tuple(sorted(waits)), start))
+    return placed
+
+
+def finished_before(placed: Sequence[tuple[int, Sequence[int]]], streams: int) -> list[list[int]]:
+    """For each launch, by stream, the last position that has certainly finished when it starts; -1: none.
+
+    Args:
+        placed: stream and waits of each launch, in the order of launching.
+        streams: number of streams.
+    """
+    newest = [[-1] * streams for _ in range(streams)]
+    found: list[list[int]] = []
+    after: list[list[int]] = []
+    for at, (stream, waits) in enumerate(placed):
+        known = list(newest[stream])
+        for before in waits:
+            known = [max(pair) for pair in zip(known, after[before], strict=True)]
+        found.append(known)
+        done = list(known)
+        done[stream] = at
+        after.append(done)
+        newest[stream] = done
+    return found

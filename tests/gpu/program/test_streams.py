@@ -1,0 +1,87 @@
+"""A net with branches on several streams: the same bits as on one, replay after replay, with the memory under pressure."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+from convoy.perfdb import Database
+from convoy.pipeline.stages import capture_net, make_plan, measure, select, target_for
+from convoy.plan import parallel
+from convoy.program import build_program
+
+pytestmark = pytest.mark.gpu
+
+
+class Branches(nn.Module):
+    """Four inception blocks: branches of 1x1, 3x3, 5x5 and pooling, concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in range(4):
+            self.add_module(f"a{block}", nn.Conv2d(128, 32, 1))
+            self.add_module(
+                f"b{block}", nn.Sequential(nn.Conv2d(128, 32, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
+            )
+            self.add_module(
+                f"c{block}", nn.Sequential(nn.Conv2d(128, 16, 1), nn.ReLU(), nn.Conv2d(16, 32, 5, padding=2))
+            )
+            self.add_module(f"d{block}", nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(128, 32, 1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in range(4):
+            x = torch.relu(torch.cat([self.get_submodule(f"{part}{block}")(x) for part in "abcd"], 1))
+        return x
+
+
+@pytest.fixture(scope="module", params=[torch.float16, torch.float32])
+def serial(request, tmp_path_factory):
+    torch.manual_seed(1)
+    model = Branches().eval().to("cuda", request.param)
+    x = torch.randn(2, 128, 28, 28, device="cuda", dtype=request.param)
+    settings = convoy.Settings(db=tmp_path_factory.mktemp("db") / "perf.db", isolate=False)
+    net = capture_net("branches", model, (x,), {}, settings, target_for("cuda"))
+    with Database.open(settings.db) as database:
+        found = measure(net, settings, database, lambda *_: None)
+    plan = make_plan(net, select(net, found, settings), settings)
+    return net, settings, plan, x
+
+
+def program_of(serial, streams):
+    net, settings, plan, _ = serial
+    spread = dataclasses.replace(plan, steps=parallel(plan.steps, streams))
+    assert {step.stream for step in spread.steps} == set(range(streams))
+    return build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
+
+
+@pytest.mark.parametrize("streams", [2, 3, 4])
+def test_the_same_bits_on_several_streams(serial, streams):
+    alone, several = program_of(serial, 1), program_of(serial, streams)
+    x = serial[3]
+    inputs = [torch.randn(x.shape, generator=torch.Generator().manual_seed(s)).to(x) for s in range(4)]
+    wanted = [alone((given,), {}) for given in inputs]
+    stop = threading.Event()
+
+    def press() -> None:
+        """Other work that allocates, writes and frees all the time, on a stream of its own."""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                torch.full((1 << 22,), float("nan"), device="cuda")
+                torch.cuda.current_stream().synchronize()
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        for index in range(2000):
+            found = several((inputs[index % 4],), {})
+            if index % 37 == 0:
+                assert torch.equal(found, wanted[index % 4])
+        assert torch.equal(several((inputs[0],), {}), wanted[0])
+    finally:
+        stop.set()
+        thread.join()

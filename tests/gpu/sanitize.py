@@ -1,0 +1,105 @@
+"""Launches every kernel of ours over many shapes, for compute-sanitizer to watch (`make sanitize`). Not a pytest module.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/gpu/sanitize.py
+
+With PYTORCH_NO_CUDA_MEMORY_CACHING=1 every buffer is an allocation of its own, so that a read past its end is seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Problem
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+PLAIN = Epilogue()
+
+SIZES = [
+    # n c h w k r s pad stride dilation groups
+    (1, 64, 14, 14, 96, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (1, 256, 7, 7, 128, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (3, 40, 13, 11, 72, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (2, 64, 28, 28, 64, 3, 3, (1, 1), (2, 2), (1, 1), 1),
+    (1, 32, 35, 35, 48, 3, 3, (0, 0), (2, 2), (1, 1), 1),
+    (1, 32, 17, 17, 32, 3, 3, (4, 4), (1, 1), (4, 4), 1),
+    (1, 64, 17, 17, 64, 1, 7, (0, 3), (1, 1), (1, 1), 1),
+    (2, 48, 14, 14, 64, 5, 5, (2, 2), (1, 1), (1, 1), 1),
+    (2, 128, 14, 14, 64, 1, 1, (0, 0), (1, 1), (1, 1), 1),
+    (1, 64, 15, 15, 128, 1, 1, (0, 0), (2, 2), (1, 1), 1),
+    (1, 16, 6, 6, 16, 1, 1, (2, 2), (1, 1), (1, 1), 1),
+    (4, 96, 1, 1, 24, 1, 1, (0, 0), (1, 1), (1, 1), 1),
+    (1, 3, 56, 56, 64, 7, 7, (3, 3), (2, 2), (1, 1), 1),
+    (1, 3, 63, 63, 64, 11, 11, (2, 2), (4, 4), (1, 1), 1),
+    (2, 64, 9, 9, 32, 3, 3, (1, 1), (1, 1), (1, 1), 4),
+    (2, 96, 14, 14, 96, 3, 3, (1, 1), (1, 1), (1, 1), 96),
+    (1, 40, 15, 15, 40, 5, 5, (2, 2), (2, 2), (1, 1), 40),
+    (1, 1, 30, 31, 1, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (1, 8, 20, 20, 8, 1, 2, (0, 0), (3, 4), (1, 1), 1),
+    (1, 16, 3, 3, 16, 7, 7, (3, 3), (1, 1), (1, 1), 1),
+    (1, 128, 28, 28, 32, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (1, 24, 9, 33, 40, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (5, 16, 5, 5, 264, 3, 3, (1, 1), (1, 1), (1, 1), 1),
+    (1, 3, 33, 47, 32, 3, 3, (1, 1), (2, 2), (1, 1), 1),
+    (1, 48, 10, 10, 48, 3, 3, (2, 2), (1, 1), (2, 2), 1),
+    (1, 72, 7, 7, 72, 5, 5, (2, 2), (1, 1), (1, 1), 72),
+    (3, 32, 9, 13, 32, 3, 3, (1, 1), (2, 2), (1, 1), 32),
+    (1, 320, 7, 7, 1280, 1, 1, (0, 0), (1, 1), (1, 1), 1),
+    (1, 24, 19, 23, 144, 1, 1, (0, 0), (1, 1), (1, 1), 1),
+    (2, 12, 8, 8, 20, 3, 3, (1, 1), (1, 1), (1, 1), 2),
+]
+MATRICES = [(1, 512, 1000), (7, 520, 136), (40, 512, 264), (1, 96, 10)]
+
+
+def problems() -> Iterator[Problem]:
+    """Every size in every arithmetic, with a full epilogue or none in turn."""
+    for index, (dtype, numerics) in enumerate((("fp16", "half"), ("fp32", "as_torch"), ("fp32", "strict"))):
+        for size, (n, c, h, w, k, r, s, pad, stride, dilation, groups) in enumerate(SIZES):
+            yield ConvProblem(
+                n, c, h, w, k, r, s, *pad, *stride, *dilation, groups, "nhwc", dtype, dtype, dtype,
+                numerics=numerics, epilogue=(FULL, PLAIN)[(index + size) % 2],
+            )  # fmt: skip
+        for size, (n, c, k) in enumerate(MATRICES):
+            yield LinearProblem(n, c, k, dtype, numerics, (FULL, PLAIN)[(index + size) % 2])
+
+
+def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Ones on the device, in channels_last where there are four sizes."""
+    tensor = torch.ones(shape, dtype=dtype, device="cuda")
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def main() -> int:
+    """Launch, wait, and say how much was launched."""
+    target = detect_target("cuda")
+    only = sys.argv[1:]
+    launches, shapes = 0, set()
+    for name in (name for name in MANIFEST if name.startswith("triton.") and (not only or name in only)):
+        engine = load_engine(name)
+        for problem in problems():
+            if not engine.supports(problem, target):
+                continue
+            dtype = DTYPES[problem.x_spec.dtype]
+            executable = engine.build(problem, engine.space(problem, target)[0], target)
+            epilogue = problem.epilogue
+            constants = [filled(problem.weight_spec.shape, dtype).contiguous()]
+            constants += [filled((problem.k,), dtype)] if epilogue.bias else []
+            args = (filled(problem.x_spec.shape, dtype),)
+            args += (filled(problem.y_spec.shape, dtype),) if epilogue.residual else ()
+            workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
+            result = torch.empty_like(filled(problem.y_spec.shape, dtype))
+            executable.launch(Buffers(args, [result], executable.pack(constants)), workspace)
+            torch.cuda.synchronize()
+            launches, shapes = launches + 1, shapes | {(problem.x_spec.shape, problem.weight_spec.shape)}
+    print(f"{launches} launches over {len(shapes)} shapes")
+    return 0 if launches else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

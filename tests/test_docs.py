@@ -1,0 +1,105 @@
+"""What README.md, docs/ and examples/ tell a reader to type does what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from convoy.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def typed_commands() -> list[Any]:
+    """Every indented or fenced line that begins with `convoy`, without its comment, by page."""
+    found = []
+    for page in PAGES:
+        lines = re.findall(r"^(?:    |\$ )?(convoy [a-z-].*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        found += [pytest.param(line, id=f"{page.name}: {line}") for line in lines]
+    return found
+
+
+def parse(words: list[str]) -> Any:
+    """The context that the command line makes of some words, up to the point where the command would run."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    return command.make_context("convoy", list(words))
+
+
+@pytest.mark.parametrize("line", typed_commands())
+def test_a_command_on_a_page_is_one_that_the_command_line_takes(line: str) -> None:
+    assert parse(shlex.split(line, comments=True)[1:]).command
+
+
+def test_the_reader_of_the_readme_is_shown_commands_and_a_wrong_one_would_be_seen() -> None:
+    assert len([p for p in typed_commands() if p.id.startswith("README")]) >= 3
+    with pytest.raises(Exception, match="--speed"):
+        parse(["optimize", "alexnet", "--speed"])
+
+
+def test_make_has_the_targets_that_the_pages_name() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {t for page in PAGES for t in re.findall(r"(?:^    |`)make ([\w-]+)", page.read_text(), re.MULTILINE)}
+    assert {"demo", "test", "venv"} <= named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_that_are_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder; the database in it spares the second program the measurements of the first."""
+    return tmp_path_factory.mktemp("reader")
+
+
+def run(home: Path, *words: str) -> str:
+    """Run Python as a reader would; what it prints."""
+    environment = {**os.environ, "CONVOY_DB": str(home / "perf.db")}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("reader")
+def test_the_readmes_python_runs(home: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    program = block + "assert y.shape == (1, 1000)\nassert (y - model(x)).abs().max() < 1e-3 * y.abs().max()\n"
+    assert "predicted" in run(home, "-c", program)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("reader")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, home: Path) -> None:
+    said = run(home, str(example))
+    assert EXPECTED[example.name] in said
+    for file in FILES.get(example.name, ()):
+        assert (home / file).stat().st_size > 1000
+
+
+EXPECTED = {"quickstart.py": "the same bits after loading: True", "demo.py": "speed-up"}
+"""What each example must say; one without an entry fails its test."""
+
+FILES = {
+    "demo.py": ("convoy-demo/alexnet.plan.json", "convoy-demo/report.html", "convoy-demo/alexnet.json"),
+}
+"""What each example must write."""

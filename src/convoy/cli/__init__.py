@@ -28,6 +28,9 @@ app.command("engines")(engines.engines)
 app.add_typer(db.app, name="db")
 app.command("doctor")(doctor.doctor)
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
 
 def _show_version(value: bool) -> None:
     if value:
@@ -49,11 +52,13 @@ def main() -> None:
     try:
         app()
     except ConvoyError as error:
-        typer.echo(f"convoy: {error}", err=True)
+        # What a user can mend is one line, whatever a library's own words in it look like; a compiler's log stays whole.
+        typer.echo(f"convoy: {' '.join(str(error).split()) if error.exit_code == 2 else error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("convoy: interrupted; what was measured is kept in the database", err=True)
-        sys.exit(130)
+    except SystemExit as end:  # typer turns a KeyboardInterrupt into this code, and says nothing
+        if end.code == INTERRUPTED:
+            typer.echo("convoy: interrupted; what was measured is kept in the database", err=True)
+        raise
     except BrokenPipeError:
         sys.exit(1)
     except Exception as error:

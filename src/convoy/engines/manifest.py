@@ -49,13 +49,11 @@ def engine_ids(extra: Iterable[str] = ()) -> list[str]:
 
 @cache
 def load_engine(engine: str, extra: tuple[str, ...] = ()) -> Engine:
-    """Import an engine by id; raises InputError for an unknown or withdrawn one."""
+    """Import an engine by id; raises InputError for an unknown or withdrawn one, and for an extra one that is no engine."""
     for entry in extra:
         name, _, location = entry.partition("=")
         if name == engine:
-            module, _, attribute = location.partition(":")
-            found = getattr(importlib.import_module(module), attribute)
-            return found if isinstance(found, Engine) else found()
+            return _load_extra(engine, location)
     if engine in RETIRED:
         raise InputError("engine", engine, "an engine that is still there", f"It was withdrawn: {RETIRED[engine]}")
     if engine not in MANIFEST:
@@ -64,3 +62,19 @@ def load_engine(engine: str, extra: tuple[str, ...] = ()) -> Engine:
     if not isinstance(found, Engine) or found.id != engine:
         raise InputError("engine", engine, f"an ENGINE with that id in {MANIFEST[engine]}")
     return found
+
+
+def _load_extra(engine: str, location: str) -> Engine:
+    """An engine of the user's own: `module:Class` (or `module:INSTANCE`)."""
+    module, _, attribute = location.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        made = found() if isinstance(found, type) else found
+    except Exception as error:  # the user's own code may fail in any way; the traceback stays attached as the cause
+        expected, says = "an engine that can be imported", f"{type(error).__name__}: {error}"
+        raise InputError("engine", engine, expected, f"Importing {location} says {says}.") from error
+    if not isinstance(made, Engine):
+        raise InputError("engine", engine, f"an Engine at {location}, not a {type(made).__name__}")
+    if made.id != engine and engine not in MANIFEST:  # a stand-in for one of ours may be any engine
+        raise InputError("engine", engine, f"the id that {location} has, {made.id!r}", "Rows and plans go by it.")
+    return made

@@ -13,6 +13,8 @@ import convoy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import command as commands
+
 
 class SmallNet(nn.Module):
     """Every kind of region in little: conv + batch norm + ReLU, residual, depthwise, concatenation, pooling, linear."""
@@ -52,3 +54,21 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(database: Path) -> convoy.Settings:
     return convoy.Settings(db=database, isolate=False)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with net.py in it, and one database for all tests of the command line."""
+    path = tmp_path_factory.mktemp("command")
+    (path / "net.py").write_text(commands.NET, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def convoy_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> commands.Command:
+    """`convoy` in that folder, on that database."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CONVOY_DB", str(folder / "perf.db"))
+    return commands.Command(capsys, monkeypatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -74,6 +75,24 @@ class Greedy(_Faulty):
         return run
 
 
+class Stalls(_Faulty):
+    """Hangs on a 1x1 convolution, after it has made the file that `PLANTED_MARK` names: so a test knows when."""
+
+    id = "planted.stalls"
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        one = isinstance(problem, ConvProblem) and problem.r == problem.s == 1
+        return Support.yes() if one else Support.no("1x1 convolutions only")
+
+    def spoil(self, launch):
+        def run(*_: object) -> None:
+            Path(os.environ["PLANTED_MARK"]).touch()
+            time.sleep(3600)
+
+        return run
+
+
+STALLS = "planted.stalls=planted:Stalls"
 ALL = tuple(f"{cls.id}=planted:{cls.__name__}" for cls in (Wrong, Hangs, Dies, Broken, Greedy))
 EXPECTED = {
     "planted.wrong": "wrong_result",

@@ -24,7 +24,8 @@ def layers(
     from convoy.graph.verify import conv_problem, linear_problem
     from convoy.report import print_table
 
-    graph = capture_inference(module, args).graph
+    with options.fitting(module, args):
+        graph = capture_inference(module, args).graph
     rows: list[tuple[str, ...]] = []
     total = 0
     for node in graph.nodes:

@@ -62,7 +62,7 @@ def optimize(
     from convoy.pipeline import optimize_model
     from convoy.report import print_summary, write_html, write_json
 
-    with Bar() as bar:
+    with Bar() as bar, options.fitting(module, args):
         result = optimize_model(module, args, name=model, settings=settings, observer=bar)
     if plan is not None:
         result.program.save(plan)

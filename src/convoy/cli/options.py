@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convoy.errors import InputError
+from convoy.errors import CaptureError, ConvoyError, InputError
 from convoy.settings import Settings, parse_bytes
 
 if TYPE_CHECKING:
@@ -77,6 +79,29 @@ def example(
         return (tensor.to(device),)
     args = example_args(model, batch=batch, size=size, dtype=dtype, default_size=wanted.size)
     return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
+
+
+@contextmanager
+def fitting(model: nn.Module, args: tuple[Any, ...]) -> Iterator[None]:
+    """Blame the inputs where something failed that the stock model cannot run on them either: a shape that does not fit.
+
+    The stock model is asked after a failure only: a run of it may take seconds.
+    """
+    import torch
+
+    try:
+        yield
+    except Exception as error:  # whatever it is, it is raised again unless the inputs are to blame
+        if isinstance(error, ConvoyError) and not isinstance(error, CaptureError):
+            raise
+        try:
+            with torch.no_grad():
+                model(*args)
+        except Exception as refusal:  # the user's own model may fail in any way
+            shapes = ", ".join("x".join(map(str, a.shape)) if isinstance(a, torch.Tensor) else repr(a) for a in args)
+            todo = f"It says {type(refusal).__name__}: {refusal}"
+            raise InputError("input", shapes, "a shape that the model takes", todo) from error
+        raise
 
 
 def check_output(path: Path | None, argument: str) -> None:

@@ -33,7 +33,8 @@ def run(
     import convoy
     from convoy.pipeline.verdict import float_outputs, interleave
 
-    fast = convoy.load(module, plan, args)
+    with options.fitting(module, args):
+        fast = convoy.load(module, plan, args)
     with torch.no_grad():
         outputs = float_outputs(fast(*args))
         timed = interleave({"convoy": lambda: fast(*args)}, cuda=where == "cuda")["convoy"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -77,8 +78,9 @@ def torchvision_default(name: str) -> nn.Module:
         raise InputError("weights", "DEFAULT", f"weights that torchvision has for {name}") from error
     options = {"aux_logits": False} if name == "inception_v3" else {}
     try:
-        default.get_state_dict(progress=False, check_hash=True, weights_only=True)
-        return get_model(name, weights=default, progress=False, **options)
+        with redirect_stdout(io.StringIO()):  # torch.hub prints the address, which an error names too
+            default.get_state_dict(progress=False, check_hash=True, weights_only=True)
+            return get_model(name, weights=default, progress=False, **options)
     except (urllib.error.URLError, OSError, RuntimeError) as error:
         raise InputError("weights", "DEFAULT", _NO_DOWNLOAD, f"{default.url}: {_first_line(error)}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from typing import Annotated
 
 import typer
@@ -49,6 +50,7 @@ def _root(
 
 def main() -> None:
     """The entry point: one clear line for an error that a user can mend, exit code 2; 1 for an internal one."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # what libraries deprecate is for programmers
     try:
         app()
     except ConvoyError as error:

@@ -47,8 +47,11 @@ def load_program(file: Path, dtype: torch.dtype) -> nn.Module:
     if other:
         raise InputError("dtype", str(dtype), f"{other.pop()}, which {file} was exported in")
     module = program.module()
-    for part in module.modules():
-        part.training = False  # exported modules have no .eval(); a program says itself what mode it was exported in
+    # An exported module refuses .eval() and .train(): its mode is what it was exported in. Those of every module, which set
+    # flags that its graph does not read, let it go where any module goes.
+    for name in ("eval", "train"):
+        module.__dict__.pop(name, None)
+    module.eval()
     if program.example_inputs is not None:
         args, kwargs = program.example_inputs
         if not kwargs:

@@ -160,6 +160,8 @@ def test_a_saved_program(program: Path) -> None:
     (x,) = example_args(model)
     assert x.shape == (1, 3, 8, 8)
     assert model(x).shape == (1, 4, 6, 6)
+    assert model.eval() is model
+    model.train(False)  # which an exported module itself refuses
     assert preprocessing(str(program)).size == 224
     for words in ({"weights": "DEFAULT"}, {"num_classes": 3}):
         with pytest.raises(InputError, match="has its own weights and classes"):

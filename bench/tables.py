@@ -1,6 +1,7 @@
 """Writes the figures of README.md and docs/results.md from bench/results/*.csv, between their markers; never by hand.
 
-Run it to rewrite the pages; with `--check` it exits 1 where they are not what the files say.
+Run it to rewrite the pages, after bench/plots.py where figures have changed; with `--check` it exits 1 where they are not what
+the files say. README.md shows one device of each question (an H100 where there is one), docs/results.md all.
 """
 
 from __future__ import annotations
@@ -8,60 +9,83 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
+from html import unescape
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+FIGURES = ROOT / "docs" / "figures"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 Row = dict[str, str]
+Setting = tuple[str, str, str]
 COMPILERS = ("inductor.", "jax", "onnxruntime", "openvino")
 """Beginnings of the names of providers that fuse and choose: the strong ones."""
 
 
-def rows_of(files: str) -> list[list[Row]]:
-    """The rows of a question, a list for each device's file; `files` is the question, and may begin the device's name too."""
+def rows_of(question: str) -> list[list[Row]]:
+    """The rows of a question, a list for each device's file."""
     found: list[list[Row]] = []
-    for path in sorted(RESULTS.glob(f"{files}-*.csv")):
+    for path in sorted(RESULTS.glob(f"{question}-*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if f"{files}-".startswith(row["question"] + "-")]
+            rows = [row for row in csv.DictReader(file) if row["question"] == question]
         if rows:
             found.append(rows)
     return found
 
 
+def preferred_first(devices: Sequence[list[Row]]) -> list[list[Row]]:
+    """The same devices, H100s first: the device that the project is made for."""
+    return sorted(devices, key=lambda rows: "H100" not in rows[0]["device"])
+
+
+def settings(rows: Sequence[Row]) -> dict[Setting, dict[str, Row]]:
+    """Latencies by provider, for each (net, dtype, batch); numerics that are not PyTorch's own stand beside the dtype."""
+    found: dict[Setting, dict[str, Row]] = {}
+    for row in rows:
+        if row["metric"] == "latency_ms":
+            dtype = f"{row['dtype']} strict" if row["numerics"] == "strict" else row["dtype"]
+            found.setdefault((row["subject"], dtype, row["batch"]), {})[row["provider"]] = row
+    return found
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Geometric mean of at least one value."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 def latency_table(rows: Sequence[Row], title: str) -> str:
     """Nets down, providers across, and Convoy's gain over the best of the others."""
-    providers = list(dict.fromkeys(row["provider"] for row in rows))
+    cases = settings(rows)
+    providers = list(dict.fromkeys(name for by_provider in cases.values() for name in by_provider))
     providers.sort(key=lambda name: name == "convoy")
-    cases: dict[tuple[str, str, str], dict[str, Row]] = {}
-    for row in rows:
-        cases.setdefault((row["subject"], row["dtype"], row["batch"]), {})[row["provider"]] = row
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
-    lines = [f"{title}, {rows[0]['device']}, commit {commits}, {rows[0]['versions']}; milliseconds, median", ""]
+    versions = "; ".join(dict.fromkeys(row["versions"] for row in rows))
+    lines = [f"{title}, {rows[0]['device']}, commit {commits}, {versions}; milliseconds, median", ""]
     lines.append("| net | dtype | batch | " + " | ".join(providers) + " | gain over the best other |")
     lines.append("|---|---|---|" + "---|" * (len(providers) + 1))
     gains: list[float] = []
     for (subject, dtype, batch), by_provider in cases.items():
         gain = gain_of(by_provider)
-        if not math.isnan(gain):
-            gains.append(gain)
+        gains += [] if gain is None else [gain]
         cells = [_cell(by_provider.get(name)) for name in providers]
-        shown = "" if math.isnan(gain) else f"{gain:.2f}x"
-        lines.append(f"| {subject} | {dtype} | {batch} | " + " | ".join(cells) + f" | {shown} |")
+        cells.append("" if gain is None else f"{gain:.2f}x")
+        lines.append(f"| {subject} | {dtype} | {batch} | " + " | ".join(cells) + " |")
     if gains:
-        mean = math.exp(sum(map(math.log, gains)) / len(gains))
+        mean = geometric_mean(gains)
         lines += ["", f"Geometric mean of the gain over the best other provider, net by net: **{mean:.2f}x**."]
     return "\n".join(lines)
 
 
-def gain_of(by_provider: dict[str, Row]) -> float:
-    """The best other provider's time over Convoy's; not a number where no compiler was among the others, which would flatter."""
+def gain_of(by_provider: dict[str, Row]) -> float | None:
+    """The best other provider's time over Convoy's; None where no compiler was among the others, which would flatter."""
     others = [float(r["p50"]) for name, r in by_provider.items() if name != "convoy" and r["ok"] == "true"]
     ours = by_provider.get("convoy")
-    whole = ours and ours["ok"] == "true" and any(name.startswith(COMPILERS) for name in by_provider)
-    return min(others) / float(ours["p50"]) if ours and whole and others else math.nan
+    if ours is None or ours["ok"] != "true" or not others:
+        return None
+    return min(others) / float(ours["p50"]) if any(name.startswith(COMPILERS) for name in by_provider) else None
 
 
 def _cell(row: Row | None) -> str:
@@ -70,17 +94,68 @@ def _cell(row: Row | None) -> str:
     return f"{float(row['p50']):.3f}" + ("" if row["ok"] == "true" else " (wrong)")
 
 
-def section(question: str, table: Callable[[Sequence[Row], str], str], title: str) -> str:
-    """All devices' tables of a question."""
-    return "\n\n".join(table(rows, title) for rows in rows_of(question)) or "Not measured yet."
+def prediction_table(rows: Sequence[Row], title: str) -> str:
+    """How near to the best measured time the predicted choice comes, beside PyTorch's own choice."""
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
+        "",
+        "| choice | layers | geometric mean | within 5 % | within 10 % |",
+        "|---|---|---|---|---|",
+    ]
+    for provider, words in (("convoy", "predicted"), ("convoy.aten", "PyTorch's own")):
+        # A layer without a measured baseline has no figure for it.
+        shares = [x for row in rows if row["provider"] == provider and not math.isnan(x := float(row["p50"]))]
+        near, nearer = (sum(x >= least for x in shares) / len(shares) for least in (0.9, 0.95))
+        lines.append(f"| {words} | {len(shares)} | {geometric_mean(shares):.3f} | {nearer:.0%} | {near:.0%} |")
+    return "\n".join(lines)
 
 
-def render() -> dict[str, str]:
-    """Marker name → text."""
+def selection_table(rows: Sequence[Row], title: str) -> str:
+    """Seconds of the exact solver, by problem."""
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}",
+        "",
+        "| net | problem | seconds | 20th to 80th percentile | note |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        spread = f"{float(row['p20']):.2f} to {float(row['p80']):.2f}"
+        lines.append(f"| {row['subject']} | {row['metric']} | {float(row['p50']):.2f} | {spread} | {row['note']} |")
+    return "\n".join(lines)
+
+
+def figure(path: Path, page: Path) -> str:
+    """A picture in a page; it is described by its own title."""
+    title = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"))
+    assert title is not None
+    return f"![{unescape(title[1])}]({path.relative_to(page.parent).as_posix()})"
+
+
+def figures(stem: str, page: Path, *, all_devices: bool) -> str:
+    """The pictures of a question, the preferred device's first."""
+    paths = [path for path in (FIGURES / f"{stem}.svg",) if path.exists()]
+    if all_devices:
+        paths += sorted(FIGURES.glob(f"{stem}-*.svg"))
+    return "\n\n".join(figure(path, page) for path in paths) or "Not measured yet."
+
+
+def section(question: str, table: Callable[[Sequence[Row], str], str], title: str, *, all_devices: bool) -> str:
+    """The tables of a question."""
+    devices = preferred_first(rows_of(question))
+    return "\n\n".join(table(rows, title) for rows in devices[: None if all_devices else 1]) or "Not measured yet."
+
+
+def render(page: Path) -> dict[str, str]:
+    """Marker name → text, for one page."""
+    every = page.name != "README.md"
     return {
-        "inference": section("inference", latency_table, "Whole nets on a GPU"),
-        "inference-h100": section("inference-nvidia-h100", latency_table, "Whole nets on a GPU"),
-        "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU"),
+        "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
+        "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
+        "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
+        "selection": section("selection", selection_table, "The exact solver", all_devices=every),
+        "inference-figure": figures("inference", page, all_devices=every),
+        "cpu-inference-figure": figures("cpu-inference", page, all_devices=every),
+        "layers-figure": figures("layers-roofline", page, all_devices=every),
     }
 
 
@@ -105,7 +180,7 @@ def main() -> int:
         if not path.exists():
             continue
         before = path.read_text(encoding="utf-8")
-        after = replace(before, render())
+        after = replace(before, render(path))
         if before != after:
             stale += 1
             print(f"{path.name}: {'is not what bench/results says' if options.check else 'rewritten'}")

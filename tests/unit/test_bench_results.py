@@ -1,0 +1,179 @@
+"""Committed results: every CSV is what bench/record.py would write, and the pages and pictures are what the CSVs say."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import importlib
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from convoy.engines.manifest import MANIFEST, RETIRED
+from convoy.problem import DTYPE_BYTES
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
+FILES = sorted((BENCH / "results").glob("*.csv"))
+UNITS = {"latency_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s"}
+NUMERICS = {"strict", "as_torch", "half"}
+
+
+def bench_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of bench/, imported as it imports its neighbours."""
+    patch.syspath_prepend(str(BENCH))
+    return importlib.import_module(name)
+
+
+def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
+    """What is wrong with a row."""
+    ours = {"convoy", *(f"convoy.{engine}" for engine in (*MANIFEST, *RETIRED))}
+    word = re.sub(r"[^a-z0-9]+", "-", row["device"].lower()).strip("-")
+    p20, p50, p80 = (float(row[name]) for name in ("p20", "p50", "p80"))
+    rules = {
+        "question": file.name == f"{row['question']}-{word}.csv",
+        "subject": bool(row["subject"]),
+        "batch": int(row["batch"]) > 0,
+        "dtype": row["dtype"] in DTYPE_BYTES,
+        "numerics": row["numerics"] in NUMERICS,
+        "provider": row["provider"] in ours | peers,
+        "unit": UNITS.get(row["metric"].partition(":")[0]) == row["unit"],
+        "p50": math.isnan(p50) or 0 <= p20 <= p50 <= p80 < math.inf,
+        "ok": row["ok"] in ("true", "false"),
+        "versions": bool(row["versions"]),
+        "protocol": bool(row["protocol"]),
+        "commit": re.fullmatch(r"[0-9a-f]{7,40}", row["commit"]) is not None,
+        "date": dt.datetime.fromisoformat(row["date"]).tzinfo is not None,
+    }
+    return [name for name, holds in rules.items() if not holds]
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_there_are_results() -> None:
+    assert {"inference", "layers"} <= {read(file)[0]["question"] for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = bench_module("record", monkeypatch).COLUMNS
+    peers = set(bench_module("plots", monkeypatch).PEERS)
+    assert file.read_text(encoding="utf-8").splitlines()[0] == ",".join(columns)
+    rows = read(file)
+    assert rows
+    for number, row in enumerate(rows, start=2):
+        assert not defects(row, file, peers), f"{file.name}, line {number}"
+    keys = [tuple(row[c] for c in ("subject", "batch", "dtype", "numerics", "provider", "metric")) for row in rows]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("column", "planted", "named"),
+    [
+        ("question", "layers", "question"),
+        ("subject", "", "subject"),
+        ("batch", "0", "batch"),
+        ("dtype", "float16", "dtype"),
+        ("numerics", "fast", "numerics"),
+        ("provider", "pytorch", "provider"),
+        ("provider", "convoy.nobody", "provider"),
+        ("unit", "s", "unit"),
+        ("metric", "latency", "unit"),
+        ("p50", "1e9", "p50"),
+        ("ok", "yes", "ok"),
+        ("commit", "unknown", "commit"),
+        ("versions", "", "versions"),
+        ("protocol", "", "protocol"),
+        ("date", "2026-11-21T03:59:40", "date"),
+        ("device", "NVIDIA A100", "question"),
+    ],
+)
+def test_a_planted_defect_is_named(column: str, planted: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = next(file for file in FILES if file.name.startswith("inference-"))
+    peers = set(bench_module("plots", monkeypatch).PEERS)
+    assert defects({**read(file)[0], column: planted}, file, peers) == [named]
+
+
+def check(root: Path, script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "bench" / script), "--check"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("script", ["plots.py", "tables.py"])
+def test_pages_and_pictures_are_what_the_files_say(script: str) -> None:
+    done = check(ROOT, script)
+    assert done.returncode == 0, f"run python bench/{script}: {done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of what the scripts read and write."""
+    (tmp_path / "bench").mkdir()
+    for script in ("record.py", "tables.py", "plots.py"):
+        shutil.copy(BENCH / script, tmp_path / "bench")
+    shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
+    shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")
+    shutil.copy(ROOT / "docs" / "results.md", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_a_figure_that_changed_makes_pages_and_pictures_stale(copied: Path) -> None:
+    file = copied / "bench" / "results" / FILES[0].name
+    question = read(file)[0]["question"]
+    assert question in ("cpu-inference", "inference")
+    before = file.read_text(encoding="utf-8")
+    row = next(row for row in read(file) if row["provider"] == "convoy")
+    file.write_text(before.replace(row["p50"], f"{float(row['p50']) * 1.5:.6g}"), encoding="utf-8")
+    for script, stale in (("plots.py", f"{question}.svg"), ("tables.py", "README.md")):
+        done = check(copied, script)
+        assert done.returncode == 1
+        assert stale in done.stdout
+
+
+def test_a_new_device_gets_its_own_picture_and_an_old_picture_goes(copied: Path) -> None:
+    file = next((copied / "bench" / "results").glob("inference-nvidia-h200.csv"))
+    other = file.with_name("inference-nvidia-b200.csv")
+    other.write_text(file.read_text(encoding="utf-8").replace("NVIDIA H200", "NVIDIA B200"), encoding="utf-8")
+    file.unlink()
+    subprocess.run([sys.executable, str(copied / "bench" / "plots.py")], check=True, capture_output=True, timeout=120)
+    drawn = {path.name for path in (copied / "docs" / "figures").glob("inference*.svg")}
+    assert "inference-nvidia-b200.svg" in drawn
+    assert "inference-nvidia-h200.svg" not in drawn
+    assert "NVIDIA H100" in (copied / "docs" / "figures" / "inference.svg").read_text(encoding="utf-8")
+
+
+def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    plots, tables = bench_module("plots", monkeypatch), bench_module("tables", monkeypatch)
+    rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
+    net = [row for row in rows if row["subject"] == rows[0]["subject"] and row["dtype"] == rows[0]["dtype"]]
+    best = min((row for row in net if row["provider"] != "convoy"), key=lambda row: float(row["p50"]))
+    spoilt = [{**row, "ok": "false"} if row is best else row for row in net]
+    right, wrong = ({row["provider"]: row for row in some} for some in (net, spoilt))
+    assert tables.gain_of(wrong) > tables.gain_of(right)
+    assert "wrong" in plots.latency_figure(spoilt, "t")
+    assert "wrong" not in plots.latency_figure(net, "t")
+    ours = [{**row, "ok": "false"} if row["provider"] == "convoy" else row for row in net]
+    assert tables.gain_of({row["provider"]: row for row in ours}) is None
+
+
+def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plots = bench_module("plots", monkeypatch)
+    linear = "linear:n1c4096k1000:fp16:half:none"
+    wide = "conv:fprop:n64c256h56w56k256r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:none"
+    moved = 2 * (4096 + 4096 * 1000 + 1000)
+    assert plots.floor(linear, "half", "NVIDIA H100") == pytest.approx(moved / 3.1e6)
+    assert plots.floor(wide, "half", "NVIDIA H100") == pytest.approx(2 * 64 * 256 * 256 * 9 * 56 * 56 / 8e8)
+    with pytest.raises(ValueError, match=r"device 'NVIDIA A100'.*H100, H200"):
+        plots.floor(wide, "half", "NVIDIA A100")
+    with pytest.raises(ValueError, match="provider 'nobody'"):
+        plots.colour("nobody")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from command import Command
 from safetensors.torch import save_file
 
+from convoy.cli import options
 from convoy.pipeline import verdict
 from convoy.target import Target
 
@@ -108,6 +111,18 @@ def test_optimize_refuses_an_output_that_has_no_folder_or_is_one(
 ) -> None:
     line = convoy_command.refused("optimize", *SMALL, option, path)
     assert f"{option}: got '{path}', expected a file in a folder that exists" in line
+
+
+def test_optimize_refuses_one_file_for_two_outputs(convoy_command: Command) -> None:
+    line = convoy_command.refused("optimize", *SMALL, "--plan", "mine.json", "--json", "./empty/../mine.json")
+    assert "expected another file than --plan names" in line
+
+
+def test_optimize_refuses_a_folder_that_may_not_be_written(
+    convoy_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "os", SimpleNamespace(access=lambda path, mode: False, W_OK=os.W_OK))
+    assert "may be written to" in convoy_command.refused("optimize", *SMALL, "--plan", "mine.json")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
@@ -242,6 +257,15 @@ def test_a_bad_engine_in_the_environment(
 def test_an_engine_of_the_users_own_is_listed(convoy_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVOY_ENGINES", "planted.wrong=planted:Wrong")
     assert "planted.wrong" in convoy_command.works("engines")
+    assert "loaded from planted:Wrong" in convoy_command.works("doctor")
+
+
+def test_doctor_tells_of_an_engine_that_cannot_be_loaded(
+    convoy_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONVOY_ENGINES", "mine=no_such_module:X")
+    assert "engine mine" in convoy_command.works("doctor")
+    assert "no_such_module" in convoy_command.works("doctor")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ def optimize(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only candidates that give the same bits in every run.")
     ] = False,
+    streams: Annotated[
+        int | None, typer.Option("--streams", help="Most CUDA streams to try; 1 keeps the net serial.")
+    ] = None,
     weights: options.Weights = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write the HTML report to this file.")] = None,
@@ -49,10 +52,10 @@ def optimize(
         solver=solver,
         only_engines=tuple(engine) if engine else None,
         deterministic=deterministic,
+        streams=streams,
         db=db,
     )
-    for path, argument in ((plan, "--plan"), (report, "--report"), (json_path, "--json")):
-        options.check_output(path, argument)
+    options.check_outputs({"--plan": plan, "--report": report, "--json": json_path})
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where)
     args = options.example(module, model, images, batch, size, dtype, where)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,5 +107,21 @@ def fitting(model: nn.Module, args: tuple[Any, ...]) -> Iterator[None]:
 
 def check_output(path: Path | None, argument: str) -> None:
     """Refuse an output path before any work is done for it."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
         raise InputError(argument, str(path), "a file in a folder that exists")
+    if not os.access(folder, os.W_OK):
+        raise InputError(argument, str(path), "a file in a folder that may be written to")
+
+
+def check_outputs(outputs: Mapping[str, Path | None]) -> None:
+    """`check_output` for each option; and no two may name one file, for the second would replace the first."""
+    seen: dict[Path, str] = {}
+    for argument, path in outputs.items():
+        check_output(path, argument)
+        if path is not None:
+            other = seen.setdefault(path.resolve(), argument)
+            if other != argument:
+                raise InputError(argument, str(path), f"another file than {other} names")

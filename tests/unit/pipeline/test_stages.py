@@ -1,0 +1,115 @@
+"""The stages' small decisions: which problems need the baseline alone, which engines compete, which formats are allowed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from convoy.engines.manifest import MANIFEST
+from convoy.errors import InputError
+from convoy.graph.text import parse_graph
+from convoy.pipeline.stages import allowed_layouts, competing_engines, device_of, memory_format, outdone
+from convoy.regions import Region, propose
+from convoy.settings import LayoutChoice, Settings
+
+HEAD = """graph 1
+input %x: fp32[2,4,8,8]
+constant %w: fp32[4,4,3,3]
+"""
+CONV = "fp32[2,4,8,8] = conv2d(%{}, %w, None, (1, 1), (1, 1), (1, 1), 1)\n"
+
+
+def regions(text: str) -> dict[str, Region]:
+    found = propose(parse_graph(HEAD + text), layouts=("nchw", "nhwc"), numerics="strict")
+    return {region.id: region for region in found}
+
+
+def named(found: dict[str, Region], keys: set[str]) -> set[str]:
+    """Ids of the regions all of whose problems are among these, and that have one."""
+    return {name for name, region in found.items() if {p.key for p in region.problems} <= keys}
+
+
+def test_a_convolution_leaves_its_activation_to_the_region_that_has_both() -> None:
+    found = regions("%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n")
+    assert set(found) == {"conv(c)", "conv(c+a)", "op(a)"}
+    assert named(found, outdone(list(found.values()))) == {"conv(c)"}
+
+
+def test_a_convolution_alone_is_measured() -> None:
+    found = regions("%c: " + CONV.format("x") + "return %c\n")
+    assert outdone(list(found.values())) == set()
+
+
+def test_a_problem_that_is_somewhere_the_whole_chain_is_measured() -> None:
+    found = regions(
+        "%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\n%d: " + CONV.format("a") + "return %d\n"
+    )
+    assert found["conv(c)"].problems == found["conv(d)"].problems
+    assert outdone(list(found.values())) == set()
+
+
+def test_with_and_without_a_residual_both_stay() -> None:
+    found = regions(
+        "%c: "
+        + CONV.format("x")
+        + "%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %x)\n%a: fp32[2,4,8,8] = aten.relu.default(%s)\nreturn %a\n"
+    )
+    assert {"conv(c)", "conv(c+s)", "conv(c+s+a)"} <= set(found)
+    assert named(found, outdone(list(found.values()))) == {"conv(c+s)"}
+
+
+def test_linear_layers_too_and_operations_never() -> None:
+    text = (
+        "constant %v: fp32[3,256]\n%f: fp32[2,256] = aten.view.default(%x, (2, 256))\n"
+        "%l: fp32[2,3] = linear(%f, %v, None)\n%a: fp32[2,3] = aten.relu.default(%l)\nreturn %a\n"
+    )
+    found = regions(text)
+    assert named(found, outdone(list(found.values()))) == {"linear(l)"}
+
+
+def test_who_competes() -> None:
+    assert competing_engines(Settings(engines=())) == list(MANIFEST)
+    assert competing_engines(Settings(engines=(), only_engines=("gemm",))) == ["aten", "gemm"]
+    assert competing_engines(Settings(engines=("x=y:Z",), only_engines=("x",))) == ["aten", "x"]
+    without = competing_engines(Settings(engines=(), deny_engines=("gemm", "aten")))
+    assert set(MANIFEST) - set(without) == {"gemm"}  # the baseline always competes
+    for words in ({"only_engines": ("nobody",)}, {"deny_engines": ("nobody",)}):
+        with pytest.raises(InputError, match=next(iter(words))):
+            competing_engines(Settings(engines=(), **words))
+
+
+@pytest.mark.parametrize(
+    ("choice", "first", "wanted"),
+    [
+        (LayoutChoice.AUTO, "nchw", ("nchw", "nhwc")),
+        (LayoutChoice.AUTO, "nhwc", ("nhwc", "nchw")),
+        (LayoutChoice.NCHW, "nchw", ("nchw",)),
+        (LayoutChoice.NHWC, "nchw", ("nchw", "nhwc")),
+        (LayoutChoice.NHWC, "nhwc", ("nhwc",)),
+    ],
+)
+def test_the_callers_format_is_always_allowed_and_first(
+    choice: LayoutChoice, first: str, wanted: tuple[str, ...]
+) -> None:
+    assert allowed_layouts(choice, first) == wanted
+
+
+def test_memory_formats() -> None:
+    x = torch.zeros(2, 3, 4, 5)
+    assert memory_format(x) == "nchw"
+    assert memory_format(x.contiguous(memory_format=torch.channels_last)) == "nhwc"
+    assert memory_format(torch.zeros(2, 1, 4, 5)) == "nchw"  # both at once
+    assert memory_format(x[:, :, ::2]) == "nchw"
+
+
+def test_the_device_is_where_everything_lies() -> None:
+    model, x = nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
+    assert device_of(model, (x,), {}) == "cpu"
+    assert device_of(nn.ReLU(), (), {"x": [x]}) == "cpu"
+    with pytest.raises(InputError, match="at least one tensor"):
+        device_of(model, (3,), {})
+    with pytest.raises(InputError, match="on one device"):
+        device_of(model, (x.to("meta"),), {})
+    with pytest.raises(InputError, match="cpu or cuda"):
+        device_of(nn.ReLU(), (x.to("meta"),), {})

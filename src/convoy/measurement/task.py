@@ -34,6 +34,10 @@ QUICK_COMPILED: Final = 4
 FINALISTS: Final = 3
 """Candidates timed with all samples, besides the baseline."""
 
+SLOW_US: Final = 50_000.0
+"""From here on finalists are timed half as often, which `Protocol.is_thorough` still takes for all samples: a sample of a
+twentieth of a second is a mean by itself, and VGG-16 at batch 8 took ten minutes on two cores."""
+
 BATCH: Final = 24
 """Candidates in one request, at most: they wait for each other in memory."""
 
@@ -164,7 +168,8 @@ class Task:
         ranked = sorted(filter(self._usable, self.rows.values()), key=lambda row: row.median_us)
         wanted = list(dict.fromkeys(row.config for row in (*self._baseline(), *ranked[:FINALISTS])))
         self._finalised.update(wanted)
-        return self._request(wanted, protocol.rounds)
+        slow = best.median_us > SLOW_US
+        return self._request(wanted, (protocol.rounds + 1) // 2 if slow else protocol.rounds)
 
     # --- what they ask themselves ---------------------------------------------------------------------------------------
 

@@ -194,6 +194,15 @@ def test_finals_are_the_best_few_and_the_baseline_until_the_best_has_all_samples
     assert task.finals(PROTOCOL, Effort.QUICK) is None
 
 
+def test_slow_finalists_are_timed_half_as_often_and_that_is_enough():
+    task = Task(PROBLEM, [Fake("aten"), Fake("a")], TARGET)
+    task.take_known([row("aten", us=200_000.0), row("a", us=100_000.0)])
+    request = task.finals(PROTOCOL, Effort.QUICK)
+    assert request.rounds == 5
+    answer(task, request, lambda name, _: 100_000.0)
+    assert task.is_done(PROTOCOL, Effort.QUICK)
+
+
 def test_a_runner_that_never_gives_all_samples_ends_the_finals_too():
     task = Task(PROBLEM, [Fake("aten"), Fake("a")], TARGET)
     task.take_known([row("aten"), row("a", us=50.0)])

@@ -121,7 +121,6 @@ def test_a_saved_program_is_optimised(
     assert "input: got '1x3x24x24', expected a shape that the model takes" in line
 
 
-@pytest.mark.xfail(strict=True, reason="plan files refuse node names that begin with a digit, which graphs allow")
 def test_the_plan_of_a_sequential_model_can_be_loaded(convoy_command: Command, always_faster: None) -> None:
     words = ("net.py:fixed", "--size", "16", "--device", "cpu", "--plan", "sequential.plan.json")
     convoy_command.works("optimize", *words, *ONE)

@@ -19,7 +19,7 @@ LARGEST_BYTES: Final = 64 << 20
 LONGEST_TEXT: Final = 4000
 LONGEST_NAME: Final = 400
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*(@[a-z]+)?", re.ASCII)
+_NAME = re.compile(r"\w[\w.]*(@[a-z]+)?", re.ASCII)
 _ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 _PROBLEM = re.compile(r"[a-z]+:[\w:.+,=\[\]-]+", re.ASCII)
 _AGAIN = "Tune the model anew: `convoy optimize`."

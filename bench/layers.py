@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from make_layers import COLUMNS as SIZES
 from record import Recorder
 from torch.nn import functional
 
@@ -43,24 +44,6 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LAUNCHES = 40
 ROUNDS = 15
 L2_BYTES = 50 << 20
-SIZES = (
-    "n",
-    "c",
-    "h",
-    "w",
-    "k",
-    "r",
-    "s",
-    "pad_h",
-    "pad_w",
-    "stride_h",
-    "stride_w",
-    "dilation_h",
-    "dilation_w",
-    "groups",
-)
-
-
 Layer = ConvProblem | LinearProblem
 
 

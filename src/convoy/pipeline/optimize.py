@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.engines.interpret import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
@@ -34,7 +35,6 @@ from convoy.pipeline.summarize import Outcome, summarize
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
-from convoy.program.bind import DTYPES
 from convoy.program.module import signature_of
 from convoy.report.summary import Summary
 from convoy.settings import Settings

@@ -18,24 +18,6 @@ from convoy.schedule import finished_before
 from convoy.settings import MOST_STREAMS
 from convoy.target import Target
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
-
-MEMORY_FORMATS: Mapping[str, torch.memory_format] = {
-    "nchw": torch.contiguous_format,
-    "nhwc": torch.channels_last,
-}
-
 Regions = Mapping[tuple[str, tuple[str, ...]], Region]
 """A graph's regions by pattern and nodes covered: how a plan's step names one."""
 

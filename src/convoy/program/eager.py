@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.base import Buffers
+from convoy.engines.interpret import DTYPES
+from convoy.engines.piece import MEMORY_FORMATS
 from convoy.problem import ANY_LAYOUT, TensorSpec
-from convoy.program.bind import DTYPES, MEMORY_FORMATS, Bound, BoundStep
+from convoy.program.bind import Bound, BoundStep
 
 
 class EagerProgram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from convoy.selection.covering import Covering
@@ -86,27 +86,51 @@ class MemoryModel:
         self._place = [compact[order.places[c.region]] for c in model.pool]
         self._end = len(used)
         self._lives = self._collect()
+        self._resident_terms: Terms = []
         self.contradictions = [self._contradiction(*pair) for pair in order.contradictions]
         self._inputs_bytes = sum(self._problem.value_bytes[v] for v in dict.fromkeys(self._problem.inputs))
 
-    def usages(self, limit_bytes: float) -> Iterator[Usage]:
-        """The use at every place that some choice could bring above `limit_bytes`."""
-        resident = [(i, float(c.resident_bytes)) for i, c in enumerate(self._model.pool) if c.resident_bytes]
-        most_resident = self._most_resident()
-        running: list[list[int]] = [[] for _ in range(self._end + 1)]
-        for column, place in enumerate(self._place):
-            running[place].append(column)
-        for place in range(self._end + 1):
-            own = {c: self._running_bytes(c) for c in running[place]}
-            alive = [(v, life) for v, life in self._lives.items() if self._may_be_alive(life, place)]
-            most = self._inputs_bytes + most_resident + max(own.values(), default=0)
-            most += sum(self._problem.value_bytes[v] * self._most_forms(v, life) for v, life in alive)
-            if most <= limit_bytes:
-                continue
-            terms: Terms = [*resident, *((c, float(size)) for c, size in own.items() if size)]
-            for value, life in alive:
-                terms += plus(self._forms(value, life, place), float(self._problem.value_bytes[value]))
-            yield Usage(self._inputs_bytes, terms, most)
+    def least_bytes(self) -> int:
+        """What every choice needs at some place: the caller's inputs, and the most frugal way to do the hungriest node."""
+        frugal: dict[str, int] = {}
+        for column, candidate in enumerate(self._model.pool):
+            wanted = self._running_bytes(column)
+            for node in self._problem.regions[candidate.region].nodes:
+                frugal[node] = min(frugal.get(node, wanted), wanted)
+        return self._inputs_bytes + max(frugal.values(), default=0)
+
+    def crowded(self, columns: Sequence[int], profile: Sequence[int], limit_bytes: float) -> list[int]:
+        """The places at which a choice has more than `limit_bytes` in use, the fullest first.
+
+        Args:
+            columns: the choice, in launch order.
+            profile: bytes in use during each launch and, last, when the net returns (`settle.memory_profile`).
+            limit_bytes: what is too much.
+        """
+        places = [*(self._place[column] for column in columns), self._end]
+        found = [(used, place) for place, used in zip(places, profile, strict=True) if used > limit_bytes]
+        return [place for _, place in sorted(found, reverse=True)]
+
+    def usage(self, place: int) -> Usage:
+        """The use at a place, as an expression over the choice."""
+        own = {c: self._running_bytes(c) for c, at in enumerate(self._place) if at == place}
+        alive = [(v, life) for v, life in self._lives.items() if self._may_be_alive(life, place)]
+        most = self._inputs_bytes + self._most_resident() + max(own.values(), default=0)
+        most += sum(self._problem.value_bytes[v] * self._most_forms(v, life) for v, life in alive)
+        terms: Terms = [*self._resident(), *((c, float(size)) for c, size in own.items() if size)]
+        for value, life in alive:
+            terms += plus(self._forms(value, life, place), float(self._problem.value_bytes[value]))
+        return Usage(self._inputs_bytes, terms, most)
+
+    def _resident(self) -> Terms:
+        """The packed constants of the whole choice: one column, since every place counts them."""
+        sizes = [(i, float(c.resident_bytes)) for i, c in enumerate(self._model.pool) if c.resident_bytes]
+        if not self._resident_terms and sizes:
+            unit = max(size for _, size in sizes)
+            column = self._program.continuous()
+            self._program.at_least([(column, 1.0), *((i, -size / unit) for i, size in sizes)], 0.0)
+            self._resident_terms = [(column, unit)]
+        return self._resident_terms
 
     def _contradiction(self, maker: int, reader: int) -> int:
         column = self._program.binary()

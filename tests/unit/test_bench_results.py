@@ -21,7 +21,7 @@ from convoy.problem import DTYPE_BYTES
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 FILES = sorted((BENCH / "results").glob("*.csv"))
-UNITS = {"latency_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s"}
+UNITS = {"latency_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s", "solve_budget_s": "s"}
 NUMERICS = {"strict", "as_torch", "half"}
 
 
@@ -43,7 +43,7 @@ def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
         "dtype": row["dtype"] in DTYPE_BYTES,
         "numerics": row["numerics"] in NUMERICS,
         "provider": row["provider"] in ours | peers,
-        "unit": UNITS.get(row["metric"].partition(":")[0]) == row["unit"],
+        "unit": UNITS.get(row["metric"]) == row["unit"],
         "p50": math.isnan(p50) or 0 <= p20 <= p50 <= p80 < math.inf,
         "ok": row["ok"] in ("true", "false"),
         "versions": bool(row["versions"]),

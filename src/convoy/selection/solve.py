@@ -10,7 +10,8 @@ from convoy.selection.problem import Selection, SelectionProblem
 from convoy.selection.validate import validate
 
 TIME_LIMIT_S: Final = 60.0
-"""Time that `exact` may take. DenseNet-201 with 8 candidates a node takes well under 2 s (bench/selection.py)."""
+"""Time that `exact` may take. DenseNet-201 with 8 candidates a node takes well under 2 s; under a memory budget it takes some
+seconds, and once took 45 (bench/selection.py)."""
 
 
 class _Solver(Protocol):

@@ -294,8 +294,7 @@ def test_a_folder_that_may_not_be_written_is_an_output_that_is_refused(
     def no_room(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tempfile.NamedTemporaryFile", no_room)
-    monkeypatch.setattr("tempfile.mkstemp", no_room)
+    monkeypatch.setattr("pathlib.Path.write_text", no_room)
     done = convoy_command("optimize", *SMALL, "--effort", "none", *OUTPUTS)
     assert done.code == 2
     (line,) = done.err.splitlines()

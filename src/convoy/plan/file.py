@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -39,17 +38,15 @@ def write_text(path: Path, text: str, argument: str) -> None:
     """Write a file whole or not at all; raises InputError naming `argument`."""
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(argument, str(path), "a file in a folder that exists")
+    # Not by `tempfile`, whose files are for their owner alone: a report is for others to read, as the umask says.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).replace(path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
     except OSError as error:
         raise InputError(argument, str(path), "a path that can be written", str(error)) from error
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> Plan:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from convoy import plan as plans
 from convoy.errors import InputError, PlanError
 from convoy.plan import Plan, Step
+from convoy.plan.file import write_text
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 
 STEPS = (
@@ -119,3 +122,12 @@ def test_explain_and_compare() -> None:
 
     other = dataclasses.replace(PLAN, steps=(STEPS[0], dataclasses.replace(STEPS[1], config=EngineConfig("aten"))))
     assert any("triton.implicit_gemm" in line for line in plans.compare(PLAN, other))
+
+
+def test_a_file_is_readable_as_the_umask_says_and_nothing_else_is_left(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_text(tmp_path / "page.html", "text", "report")
+    finally:
+        os.umask(before)
+    assert [(p.name, stat.S_IMODE(p.stat().st_mode)) for p in tmp_path.iterdir()] == [("page.html", 0o644)]

@@ -192,6 +192,8 @@ def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
     monkeypatch.setattr("convoy.measurement.candidate.checked_images", lambda problem, device: (0, 5))
 
     class SpoilsOne(engines.Right):
+        id = f"spoils_{image}"
+
         @staticmethod
         def body(run, buffers, workspace):
             engines.compute(run, buffers, workspace)

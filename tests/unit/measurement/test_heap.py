@@ -28,4 +28,5 @@ def page_faults(how):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 def test_tensors_that_come_and_go_cost_no_page_faults():
-    assert page_faults("keep") < 1024 < page_faults("leave")  # 20 tensors of 1024 pages
+    # 20 tensors of 1024 pages; the heap may grow by one of them while it is measured.
+    assert page_faults("keep") <= 2048 < page_faults("leave")

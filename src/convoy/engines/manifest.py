@@ -16,7 +16,6 @@ from convoy.errors import InputError
 
 MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
-    "cudnn": "convoy.engines.cudnn",
     "reference": "convoy.engines.reference",
     "inductor": "convoy.engines.inductor",
     "onednn": "convoy.engines.onednn",

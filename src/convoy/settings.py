@@ -109,6 +109,11 @@ def database_from_environment(environment: Mapping[str, str]) -> Path | None:
     return Path(value) if value else None
 
 
+def commit_from_environment(environment: Mapping[str, str]) -> str:
+    """The commit that `CONVOY_COMMIT` names, for a tree that was copied without its history; empty where it names none."""
+    return environment.get("CONVOY_COMMIT", "")
+
+
 def engines_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The entries of `CONVOY_ENGINES`; each must read `id=module:Class`."""
     entries = tuple(e.strip() for e in environment.get("CONVOY_ENGINES", "").split(",") if e.strip())

@@ -1,0 +1,7 @@
+"""Where one stands: frameworks, options, algorithms and several GPUs side by side, each as a run file (docs/compare.md)."""
+
+from __future__ import annotations
+
+from convoy.compare.runfile import Figure, Row, Run, read, write
+
+__all__ = ["Figure", "Row", "Run", "read", "write"]

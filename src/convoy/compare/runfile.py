@@ -1,0 +1,349 @@
+"""Run files: what a comparison, an options search, a study or a scaling run measured, as JSON of one form (docs/compare.md).
+
+One envelope for every kind, `{"kind", "schema", "manifest", "rows"}`, so that one page shows them all and any two of one kind can
+be compared. Plain data, checked field by field on the way in; no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from convoy.errors import InputError
+from convoy.plan.file import write_text
+
+SCHEMA: Final = 1
+
+KINDS: Final = ("compare", "options", "study", "scaling")
+"""What a run file may hold."""
+
+STATUSES: Final = (
+    "ok",
+    "absent",
+    "unsupported",
+    "compile_error",
+    "launch_error",
+    "crashed",
+    "wrong_result",
+    "timeout",
+    "out_of_memory",
+)
+"""How a row ended: the words of the performance database, and `absent` (not installed) and `crashed` (its process died)."""
+
+LARGEST_BYTES: Final = 64 << 20
+MOST_ROWS: Final = 200_000
+LONGEST_TEXT: Final = 20_000
+LONGEST_NAME: Final = 1_000
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured quantity: its median and its 20th and 80th percentiles; all equal where it was taken once.
+
+    Attributes:
+        metric: what is measured (`latency_ms`, `images_per_s`, `peak_memory_bytes`, `compile_s`, ...); named with its unit.
+        unit: the same unit for people (`ms`, `1/s`, `B`, `s`, `J`).
+        p50: median.
+        p20: 20th percentile of the samples.
+        p80: 80th percentile.
+    """
+
+    metric: str
+    unit: str
+    p50: float
+    p20: float
+    p80: float
+
+    @staticmethod
+    def once(metric: str, unit: str, value: float) -> Figure:
+        """A quantity that was taken once."""
+        return Figure(metric, unit, value, value, value)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance from the 20th to the 80th percentile."""
+        return (self.p80 - self.p20) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one provider did with one subject in one setting.
+
+    Attributes:
+        subject: the net, or a problem's key.
+        provider: the framework, engine, option set or strategy.
+        status: one of `STATUSES`.
+        reason: why it is not `ok`, in the tool's own words; empty for `ok`.
+        mode: `inference`, `training`, or a problem's direction.
+        batch: images of one call.
+        dtype: `fp32`, `fp16` or `bf16`.
+        numerics: rounding that was allowed (`strict`, `as_torch`, `half`).
+        axes: what else was varied, by name (`{"gpus": 2, "scaling": "weak"}`): part of the row's key.
+        setting: how the provider was set, in words ("channels_last, cudnn.benchmark").
+        figures: what was measured; empty unless `ok`.
+        noisy: the samples scattered more than they should, even when they were taken again.
+        notes: lines for people.
+        detail: JSON that some kinds add (time by layer kind, an ablation's steps); the page knows their names.
+    """
+
+    subject: str
+    provider: str
+    status: str = "ok"
+    reason: str = ""
+    mode: str = "inference"
+    batch: int = 1
+    dtype: str = "fp32"
+    numerics: str = "as_torch"
+    axes: Mapping[str, int | float | str] = field(default_factory=dict[str, int | float | str])
+    setting: str = ""
+    figures: tuple[Figure, ...] = ()
+    noisy: bool = False
+    notes: tuple[str, ...] = ()
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ran and gave the right numbers."""
+        return self.status == "ok"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What names a row in its run and finds its like in another run."""
+        axes = tuple(sorted(self.axes.items()))
+        return (self.subject, self.mode, self.batch, self.dtype, self.numerics, axes, self.provider)
+
+    @property
+    def question(self) -> tuple[object, ...]:
+        """The key without the provider: rows that answer one question are compared with each other."""
+        return self.key[:-1]
+
+    def figure(self, metric: str) -> Figure | None:
+        """The figure of a metric, or None."""
+        return next((f for f in self.figures if f.metric == metric), None)
+
+    def label(self) -> str:
+        """The row's question in words: `resnet50 batch 1 fp32 inference, gpus 2`."""
+        axes = "".join(f", {name} {value}" for name, value in sorted(self.axes.items()))
+        return f"{self.subject} batch {self.batch} {self.dtype} {self.mode}{axes}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run file.
+
+    Attributes:
+        kind: one of `KINDS`.
+        manifest: on what and how it was measured (`convoy.compare.manifest`): JSON with the fields `date`, `target`, `versions`,
+            `protocol`, `commit`, `request` at least.
+        rows: what was measured, in the order of measuring.
+        schema: version of the form.
+    """
+
+    kind: str
+    manifest: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+    schema: int = SCHEMA
+
+    def row(self, key: tuple[object, ...]) -> Row | None:
+        """The row of a key, or None."""
+        return next((row for row in self.rows if row.key == key), None)
+
+    def with_row(self, row: Row) -> Run:
+        """The run with one row more; a row of the same key is replaced where it stands."""
+        if self.row(row.key) is None:
+            return dataclasses.replace(self, rows=(*self.rows, row))
+        return dataclasses.replace(self, rows=tuple(row if old.key == row.key else old for old in self.rows))
+
+    def resumes(self, other: Run) -> bool:
+        """Whether rows of `other`, an older state of a file, may stand here: same request, device, versions, protocol."""
+        names = ("request", "target", "versions", "protocol", "commit")
+        same = all(self.manifest.get(name) == other.manifest.get(name) for name in names)
+        return same and self.kind == other.kind
+
+
+def to_dict(run: Run) -> dict[str, Any]:
+    """JSON's types, nested."""
+    rows = [_row_to_dict(row) for row in run.rows]
+    return {"kind": run.kind, "schema": run.schema, "manifest": dict(run.manifest), "rows": rows}
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    data: dict[str, Any] = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
+    data["figures"] = [dataclasses.asdict(figure) for figure in row.figures]
+    data["axes"], data["detail"], data["notes"] = dict(row.axes), dict(row.detail), list(row.notes)
+    return data
+
+
+def write(run: Run, path: Path) -> None:
+    """Write a run, whole or not at all; raises InputError where the path cannot be written or a number is not finite."""
+    try:
+        text = json.dumps(to_dict(run), indent=1, allow_nan=False)
+    except ValueError as error:
+        raise InputError("run", str(path), "finite numbers alone", str(error)) from error
+    write_text(path, text + "\n", "run")
+
+
+def read(path: Path) -> Run:
+    """Read a run file and check everything in it.
+
+    Raises:
+        InputError: no such file, no JSON, another schema, or a field that is not what it must be; the field is named.
+    """
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise InputError("run", str(path), f"a file of at most {LARGEST_BYTES >> 20} MiB")
+        data: object = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise InputError("run", str(path), "a file that can be read", str(error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("run", str(path), "a run file in JSON", str(error)[:200]) from None
+    return from_dict(data, str(path))
+
+
+def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
+    """The run to go on with: `fresh`, with the rows that an interrupted run of the same request left at `path`.
+
+    Args:
+        path: where the run is written after each row.
+        fresh: the run that is about to begin, without rows.
+        again: leave what is there; it is overwritten by the first `write`.
+
+    Raises:
+        InputError: the file is no run file, or another request's, device's, version's or commit's.
+    """
+    if again or not path.exists():
+        return fresh
+    old = read(path)
+    if not fresh.resumes(old):
+        todo = "Use --again to measure anew and overwrite it, or another file."
+        raise InputError("run", str(path), "a run of the same request, device, versions and commit", todo)
+    return dataclasses.replace(old, manifest={**fresh.manifest, "date": old.manifest.get("date", "")})
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def from_dict(data: object, source: str = "run") -> Run:
+    """Inverse of `to_dict`; raises InputError naming the field, with `source` as the file's name."""
+    fields = _mapping(data, source)
+    schema = fields.get("schema")
+    if schema != SCHEMA:
+        raise InputError(f"{source}: schema", schema, str(SCHEMA), "Read it with the Convoy that wrote it.")
+    kind = fields.get("kind")
+    if kind not in KINDS:
+        raise InputError(f"{source}: kind", kind, "one of " + ", ".join(KINDS))
+    rows = fields.get("rows")
+    listed = _list(rows, f"{source}: rows")
+    if len(listed) > MOST_ROWS:
+        raise InputError(f"{source}: rows", len(listed), f"at most {MOST_ROWS} rows")
+    read_rows = [_row(row, f"{source}: rows[{index}]") for index, row in enumerate(listed)]
+    keys = [row.key for row in read_rows]
+    if len(set(keys)) != len(keys):
+        twice = next(row for index, row in enumerate(read_rows) if row.key in keys[:index])
+        raise InputError(f"{source}: rows", f"{twice.label()}, {twice.provider}", "each row once")
+    manifest = _mapping(fields.get("manifest"), f"{source}: manifest")
+    return Run(cast("str", kind), manifest, tuple(read_rows), SCHEMA)
+
+
+def _row(data: object, where: str) -> Row:
+    fields = _mapping(data, where)
+    known = {f.name for f in dataclasses.fields(Row)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise InputError(where, unknown[0], "a field that rows have", "It has: " + ", ".join(sorted(known)) + ".")
+    status = fields.get("status", "ok")
+    if status not in STATUSES:
+        raise InputError(f"{where}.status", status, "one of " + ", ".join(STATUSES))
+    figures = _list(fields.get("figures", []), f"{where}.figures")
+    row = Row(
+        subject=_text(fields.get("subject"), f"{where}.subject", LONGEST_NAME),
+        provider=_text(fields.get("provider"), f"{where}.provider", LONGEST_NAME),
+        status=cast("str", status),
+        reason=_text(fields.get("reason", ""), f"{where}.reason"),
+        mode=_word(fields.get("mode", "inference"), f"{where}.mode"),
+        batch=_count(fields.get("batch", 1), f"{where}.batch"),
+        dtype=_word(fields.get("dtype", "fp32"), f"{where}.dtype"),
+        numerics=_word(fields.get("numerics", "as_torch"), f"{where}.numerics"),
+        axes=_axes(fields.get("axes", {}), f"{where}.axes"),
+        setting=_text(fields.get("setting", ""), f"{where}.setting"),
+        figures=tuple(_figure(figure, f"{where}.figures[{index}]") for index, figure in enumerate(figures)),
+        noisy=_flag(fields.get("noisy", False), f"{where}.noisy"),
+        notes=tuple(_text(note, f"{where}.notes") for note in _list(fields.get("notes", []), f"{where}.notes")),
+        detail=_mapping(fields.get("detail", {}), f"{where}.detail"),
+    )
+    if len({figure.metric for figure in row.figures}) != len(row.figures):
+        raise InputError(f"{where}.figures", [f.metric for f in row.figures], "each metric once")
+    return row
+
+
+def _figure(data: object, where: str) -> Figure:
+    fields = _mapping(data, where)
+    return Figure(
+        _word(fields.get("metric"), f"{where}.metric"),
+        _text(fields.get("unit"), f"{where}.unit", 20),
+        _number(fields.get("p50"), f"{where}.p50"),
+        _number(fields.get("p20"), f"{where}.p20"),
+        _number(fields.get("p80"), f"{where}.p80"),
+    )
+
+
+def _mapping(data: object, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise InputError(where, data, "an object of JSON")
+    return cast("dict[str, Any]", data)
+
+
+def _list(data: object, where: str) -> Sequence[object]:
+    if not isinstance(data, list):
+        raise InputError(where, data, "a list")
+    return cast("list[object]", data)
+
+
+def _text(data: object, where: str, most: int = LONGEST_TEXT) -> str:
+    if not isinstance(data, str) or len(data) > most:
+        raise InputError(where, data, f"a text of at most {most} characters")
+    return data
+
+
+def _word(data: object, where: str) -> str:
+    if not isinstance(data, str) or not _WORD.fullmatch(data):
+        raise InputError(where, data, "a word")
+    return data
+
+
+def _count(data: object, where: str) -> int:
+    if isinstance(data, bool) or not isinstance(data, int) or data < 1:
+        raise InputError(where, data, "an integer of at least 1")
+    return data
+
+
+def _flag(data: object, where: str) -> bool:
+    if not isinstance(data, bool):
+        raise InputError(where, data, "true or false")
+    return data
+
+
+def _number(data: object, where: str) -> float:
+    if isinstance(data, bool) or not isinstance(data, int | float) or not math.isfinite(data):
+        raise InputError(where, data, "a finite number")
+    return float(data)
+
+
+def _axes(data: object, where: str) -> dict[str, int | float | str]:
+    found: dict[str, int | float | str] = {}
+    for name, value in _mapping(data, where).items():
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise InputError(f"{where}.{name}", value, "a number or a text")
+        found[_word(name, where)] = value
+    return found

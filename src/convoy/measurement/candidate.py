@@ -9,10 +9,11 @@ from typing import Final, TypeVar
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import check
-from convoy.measurement.data import Data, dense, in_layout, make_data, oracle, result_specs
+from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, result_specs
 from convoy.measurement.guards import ALIGNMENT, Guarded, checksum, run_guarded
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
@@ -126,7 +127,11 @@ class Bench:
             del self._data[kind]
 
     def _picked(self, data: Data) -> Data:
-        return Data(tuple(map(self._pick, data.args)), data.constants) if self.checked else data
+        if not self.checked:
+            return data
+        weights = range(1, 1 + fresh_constants(self.problem))
+        picked = [t if index in weights else self._pick(t) for index, t in enumerate(data.args)]
+        return Data(tuple(picked), data.constants)
 
     def _pick(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor[list(self.checked)]
@@ -255,7 +260,7 @@ def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...] = ()) -> 
     problem, target = bench.problem, bench.target
     engine = _supporting(config, problem, target, extra)
     try:
-        executable = engine.build(problem, config.knobs, target)
+        executable = build(engine, problem, config.knobs, target)
     except Exception as error:  # whatever a build raises is this candidate's failure, kept with its reason
         raise failure_of(error, Status.COMPILE_ERROR) from error
     trials = [bench.verify(engine, executable, kind) for kind in KINDS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeGuard
 
 import torch
 from torch.nn.functional import conv2d, linear
@@ -37,6 +37,9 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
     if isinstance(problem, SubgraphProblem):
         graph = parse_graph(problem.text)
         return [graph.values[name].spec for name in graph.inputs], [value.spec for value in graph.constants()]
+    if _is_fresh(problem):
+        (x, *residual), constants = tensor_specs(_with_constants(problem))
+        return [x, *constants, *residual], []
     y, bias = problem.y_spec, TensorSpec((problem.k,), problem.y_spec.dtype)
     residual = [y] if problem.epilogue.residual else []
     biases = [bias] if problem.epilogue.bias else []
@@ -45,6 +48,27 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
     if isinstance(problem, ConvProblem) and problem.direction == "wgrad":
         return [problem.x_spec, y], []
     return [problem.x_spec, *residual], [problem.weight_spec, *biases]
+
+
+def _is_fresh(problem: Problem) -> TypeGuard[ConvProblem]:
+    return isinstance(problem, ConvProblem) and problem.fresh_weight
+
+
+def fresh_constants(problem: Problem) -> int:
+    """How many of a problem's args are the weight and bias that a fresh problem takes behind x."""
+    return 1 + problem.epilogue.bias if _is_fresh(problem) else 0
+
+
+def _with_constants(problem: ConvProblem) -> ConvProblem:
+    """The same sums with weight and bias as constants."""
+    return replace(problem, fresh_weight=False)
+
+
+def _plain_data(problem: ConvProblem, data: Data) -> Data:
+    """A fresh problem's data with weight and bias as constants again."""
+    x, *rest = data.args
+    count = fresh_constants(problem)
+    return Data((x, *rest[count:]), tuple(rest[:count]))
 
 
 def result_specs(problem: Problem) -> list[TensorSpec]:
@@ -92,6 +116,10 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     """
     if kind not in KINDS:
         raise InputError("kind", kind, ", ".join(KINDS))
+    if _is_fresh(problem):
+        plain = make_data(_with_constants(problem), seed, kind, device)
+        x, *residual = plain.args
+        return Data((x, *(in_layout(t, problem.layout) for t in plain.constants), *residual), ())
     generator = torch.Generator().manual_seed(seed)
     arg_specs, constant_specs = tensor_specs(problem)
     if isinstance(problem, (ConvProblem, LinearProblem)):
@@ -178,6 +206,8 @@ def _alternating(problem: ConvProblem | LinearProblem, shape: Sequence[int]) -> 
 
 def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
     """The problem's results in float64, by PyTorch's own float64 arithmetic on the data's device."""
+    if _is_fresh(problem):
+        return oracle(_with_constants(problem), _plain_data(problem, data))
     args = [_double(t) for t in data.args]
     constants = [_double(t) for t in data.constants]
     if isinstance(problem, LayoutProblem):
@@ -205,6 +235,8 @@ def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, pow
         power: 1 for the sums of |x||weight|, the measure on cancelling data; 2 for the roots of the sums of squares, which
             is what sums of terms of random sign amount to.
     """
+    if _is_fresh(problem):
+        return terms_norm(_with_constants(problem), _plain_data(problem, data), index, power)
     plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
     args = tuple(_double(t).abs() ** power for t in data.args)
     constants = tuple(_double(t).abs() ** power for t in data.constants)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError
 from convoy.measurement.heap import keep_freed_memory
@@ -114,7 +115,7 @@ def _builder(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict[
     def serve(job: dict[str, Any]) -> None:
         config = _config(job["config"])
         try:
-            load_engine(config.engine, engines).build(_problem(job), config.knobs, target)
+            build(load_engine(config.engine, engines), _problem(job), config.knobs, target)
         except Exception as error:  # the measuring process meets it again, and records it
             say({"done": False, "reason": f"{type(error).__name__}: {error}"[:500]})
             return

@@ -58,7 +58,8 @@ class ConvProblem:
     Fields follow cuDNN's letters: x is [n, c, h, w], weight is [k, c / groups, r, s], y is [n, k, p, q]; both x and y lie
     in `layout`. `direction` says which of the three is computed from the other two. `acc_dtype` is the type that sums are
     kept in; `numerics` is the rounding that the user allows. `weight_mask` is the digest of the weight's zero pattern, for
-    engines specialised to it; empty for a dense problem. Equality covers every field.
+    engines specialised to it; empty for a dense problem. `fresh_weight` says that weight and bias change from call to call, as
+    in training, so that arranging them is part of the work. Equality covers every field.
 
     Raises:
         InputError: naming the field, for sizes that torch would refuse too.
@@ -87,6 +88,7 @@ class ConvProblem:
     epilogue: Epilogue = NO_EPILOGUE
     weight_mask: str = ""
     direction: str = "fprop"
+    fresh_weight: bool = False
 
     def __post_init__(self) -> None:
         for name in ("c", "h", "w", "k", "r", "s", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups"):
@@ -95,6 +97,10 @@ class ConvProblem:
         for name in ("n", "pad_h", "pad_w"):
             if getattr(self, name) < 0:
                 raise InputError(name, getattr(self, name), "an integer of at least 0")
+        if self.fresh_weight and self.direction != "fprop":
+            raise InputError(
+                "fresh_weight", True, "direction fprop: gradients read no weight that could be arranged before"
+            )
         if self.c % self.groups or self.k % self.groups:
             raise InputError("groups", self.groups, f"a divisor of c = {self.c} and k = {self.k}")
         for name in ("x_dtype", "weight_dtype", "y_dtype", "acc_dtype"):
@@ -190,7 +196,8 @@ class ConvProblem:
             self.numerics,
             str(self.epilogue),
         ]
-        return ":".join(parts) + (f":mask={self.weight_mask}" if self.weight_mask else "")
+        mask = f":mask={self.weight_mask}" if self.weight_mask else ""
+        return ":".join(parts) + mask + (":fresh" if self.fresh_weight else "")
 
     def __str__(self) -> str:
         return self.key
@@ -204,7 +211,8 @@ class ConvProblem:
         found = match.groupdict()
         values: dict[str, Any] = {f.name: int(found[f.name]) for f in fields(ConvProblem) if f.type == "int"}
         values |= {name: found[name] for name in _WORDS if found[name] is not None}
-        return ConvProblem(epilogue=Epilogue.parse(found["epilogue"]), **values)
+        fresh = found["fresh"] is not None
+        return ConvProblem(epilogue=Epilogue.parse(found["epilogue"]), fresh_weight=fresh, **values)
 
 
 _WORDS = ("direction", "layout", "x_dtype", "weight_dtype", "y_dtype", "acc_dtype", "numerics", "weight_mask")
@@ -214,6 +222,7 @@ _KEY = re.compile(
     r":p(?P<pad_h>\d{1,9})x(?P<pad_w>\d{1,9}):s(?P<stride_h>\d{1,9})x(?P<stride_w>\d{1,9})"
     r":d(?P<dilation_h>\d{1,9})x(?P<dilation_w>\d{1,9}):g(?P<groups>\d{1,9})"
     r":(?P<layout>\w{1,8}):(?P<x_dtype>\w{1,8})\.(?P<weight_dtype>\w{1,8})\.(?P<y_dtype>\w{1,8})\.(?P<acc_dtype>\w{1,8})"
-    r":(?P<numerics>\w{1,10}):(?P<epilogue>[\w+]{1,64})(?::mask=(?P<weight_mask>[0-9a-f]{16}))?",
+    r":(?P<numerics>\w{1,10}):(?P<epilogue>[\w+]{1,64})(?::mask=(?P<weight_mask>[0-9a-f]{16}))?"
+    r"(?P<fresh>:fresh)?",
     re.ASCII,
 )

@@ -9,6 +9,7 @@ import torch
 
 from convoy.capture import Captured
 from convoy.engines.base import Executable, Packed
+from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import PlanError
 from convoy.plan.plan import Plan, Step
@@ -106,7 +107,7 @@ def bind(
         if key not in packed:
             problem = _problem(index, step, captured, regions)
             engine = load_engine(step.config.engine, extra_engines)
-            executable = engine.build(problem, step.config.knobs, target)
+            executable = build(engine, problem, step.config.knobs, target)
             packed[key] = (executable, executable.pack(constants))
         executable, weights = packed[key]
         for name in step.results:

@@ -16,6 +16,7 @@ BASE = ConvProblem(2, 6, 9, 21, 4, 3, 5, 1, 2, 2, 1, 1, 2, 2, epilogue=Epilogue(
 
 def random_problem(rng: random.Random) -> ConvProblem | None:
     groups = rng.choice([1, 1, 2, 3])
+    direction = rng.choice(["fprop", "dgrad", "wgrad"])
     try:
         return ConvProblem(
             n=rng.randrange(4),
@@ -37,7 +38,8 @@ def random_problem(rng: random.Random) -> ConvProblem | None:
             numerics=rng.choice(["strict", "as_torch", "half"]),
             epilogue=Epilogue(rng.random() < 0.5, rng.random() < 0.5, rng.choice(ACTIVATIONS)),
             weight_mask=rng.choice(["", "0123456789abcdef"]),
-            direction=rng.choice(["fprop", "dgrad", "wgrad"]),
+            direction=direction,
+            fresh_weight=direction == "fprop" and rng.random() < 0.5,
         )
     except InputError:  # the output would be empty
         return None
@@ -93,6 +95,7 @@ def test_every_field_enters_the_key(name: str) -> None:
         "epilogue": Epilogue(),
         "weight_mask": "f" * 16,
         "groups": 1,
+        "fresh_weight": True,
     }
     value = other.get(name, "fp16" if name.endswith("dtype") else None)
     if value is None:

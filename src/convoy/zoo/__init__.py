@@ -1,20 +1,24 @@
-"""Model names to modules (torchvision, timm, a file's factory, .pt2) and images to tensors."""
+"""Model names to modules (torchvision, timm, nets for CIFAR-10, a file's factory, .pt2); images and data sets to tensors."""
 
 from __future__ import annotations
 
+from convoy.zoo.datasets import Dataset, load_dataset, own_splits
 from convoy.zoo.example import Preprocessing, example_args, preprocessing
 from convoy.zoo.images import load_images
 from convoy.zoo.models import input_size, load_model, model_names, parse_dtype
 from convoy.zoo.torchvision_import import import_torchvision
 
 __all__ = [
+    "Dataset",
     "Preprocessing",
     "example_args",
     "import_torchvision",
     "input_size",
+    "load_dataset",
     "load_images",
     "load_model",
     "model_names",
+    "own_splits",
     "parse_dtype",
     "preprocessing",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -28,6 +28,18 @@ class Preprocessing:
     std: tuple[float, ...] = IMAGENET_STD
 
 
+_CIFAR: Final = {
+    # What akamaster/pytorch_resnet_cifar10 trained them with: CIFAR's images, ImageNet's statistics.
+    "resnet20_cifar10": Preprocessing(32),
+    "resnet56_cifar10": Preprocessing(32),
+    "ai85nascifarnet_cifar10": Preprocessing(32, (0.5,) * 3, (0.5,) * 3),  # RGB to [-1, 1]
+    "cifar10_quick": Preprocessing(
+        32, (125.8 / 255, 123.2 / 255, 114.0 / 255), (1 / 255,) * 3
+    ),  # 0 to 255, less the mean
+}
+"""What the published weights of `convoy.zoo.cifar`'s nets were trained on."""
+
+
 def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing:
     """What a model was trained with, as its library states it; ImageNet's 224 pixels where nothing is stated.
 
@@ -37,6 +49,8 @@ def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing
     """
     if is_exported(name) or split_factory(name)[0] is not None:
         return Preprocessing()
+    if name in _CIFAR:
+        return _CIFAR[name]
     import_torchvision()
     if name.startswith(TIMM):
         import timm

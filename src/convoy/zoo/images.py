@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 MOST_IMAGES = 1024
 """A batch beyond this is a slip (a whole data set's folder): it must be asked for by number."""
 
+ARRAY_FILES = (".npz", ".safetensors")
+"""Files that hold many images as arrays."""
+
+IMAGE_ARRAYS = ("images", "jpeg", "offsets")
+"""Their arrays: pixels, or the bytes of files and where each begins."""
+
 CROP_FRACTION = 0.875
 """Side of the crop over the short side before it, as torchvision's classifiers were evaluated (224 of 256)."""
 
@@ -59,7 +65,7 @@ def load_images(
     if len(mean) != 3 or len(std) != 3 or not all(s > 0 for s in std):
         raise InputError("mean, std", (tuple(mean), tuple(std)), "three numbers each, std above 0")
     images = itertools.chain.from_iterable(_images(Path(path)) for path in paths)
-    arrays = [_square(image, size) for image in itertools.islice(images, batch or MOST_IMAGES + 1)]
+    arrays = [square(image, size) for image in itertools.islice(images, batch or MOST_IMAGES + 1)]
     if not arrays:
         raise InputError("input", [str(p) for p in paths], "at least one image")
     if batch is not None and len(arrays) < batch:
@@ -82,18 +88,17 @@ def _images(path: Path) -> Iterator[Image]:
         if not found:
             raise InputError("input", str(path), "a folder with images in it")
         for file in found:
-            yield _decode(file, str(file))
+            yield decode(file, str(file))
     elif not path.is_file():
         raise InputError("input", str(path), "a file or folder that is there")
-    elif path.suffix == ".npz":
-        yield from _of_arrays(_read_npz(path), path)
-    elif path.suffix == ".safetensors":
-        yield from _of_arrays(_read_safetensors(path), path)
+    elif path.suffix in ARRAY_FILES:
+        yield from images_of_arrays(read_arrays(path, IMAGE_ARRAYS), path)
     else:
-        yield _decode(path, str(path))
+        yield decode(path, str(path))
 
 
-def _decode(source: Path | io.BytesIO, name: str) -> Image:
+def decode(source: Path | io.BytesIO, name: str) -> Image:
+    """An image file, upright and in RGB; raises InputError naming it."""
     from PIL import Image, ImageOps
 
     try:
@@ -103,7 +108,8 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image:
         raise InputError("input", name, "an image that Pillow can read", f"It says: {_first_line(error)}") from error
 
 
-def _square(image: Image, size: int) -> np.ndarray:
+def square(image: Image, size: int) -> np.ndarray:
+    """Resized and cropped in the middle, uint8 [size, size, 3]; one of that size is taken as it is."""
     from PIL.Image import Resampling
 
     if image.size != (size, size):
@@ -115,26 +121,23 @@ def _square(image: Image, size: int) -> np.ndarray:
     return np.asarray(image, dtype=np.uint8)
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in ("images", "jpeg", "offsets") if name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise InputError("input", str(path), "a whole .npz file", f"Reading it failed: {_first_line(error)}") from error
-
-
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Those of `names` that an .npz or .safetensors file holds; nothing in it is unpickled. Raises InputError."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as archive:
-            return {name: archive.get_tensor(name) for name in ("images", "jpeg", "offsets") if name in archive.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        expected = "a whole .safetensors file"
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in names if name in archive.files}
+        with safe_open(path, framework="numpy") as tensors:
+            return {name: tensors.get_tensor(name) for name in names if name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        expected = f"a whole {path.suffix} file"
         raise InputError("input", str(path), expected, f"Reading it failed: {_first_line(error)}") from error
 
 
-def _of_arrays(arrays: dict[str, np.ndarray], path: Path) -> Iterator[Image]:
+def images_of_arrays(arrays: dict[str, np.ndarray], path: Path, wanted: Sequence[int] | None = None) -> Iterator[Image]:
+    """The images of a file's arrays in order, or those that are `wanted`, by index; raises InputError naming the file."""
     from PIL import Image
 
     images, jpeg, offsets = (arrays.get(name) for name in ("images", "jpeg", "offsets"))
@@ -142,15 +145,16 @@ def _of_arrays(arrays: dict[str, np.ndarray], path: Path) -> Iterator[Image]:
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != np.uint8 or 0 in images.shape[2:]:
             shown = f"{images.dtype}{list(images.shape)}"
             raise InputError("input", f"{path}: images {shown}", "images as uint8 [n, 3, h, w]")
-        for image in images:
-            yield Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+        for index in range(len(images)) if wanted is None else wanted:
+            yield Image.fromarray(np.ascontiguousarray(images[index].transpose(1, 2, 0)))
     elif jpeg is not None and offsets is not None:
         ends = offsets.astype(np.int64) if np.issubdtype(offsets.dtype, np.integer) else np.empty(0)
         whole = jpeg.ndim == 1 and jpeg.dtype == np.uint8 and ends.ndim == 1 and ends.size > 0
         if not whole or ends[0] < 0 or ends[-1] > jpeg.size or (np.diff(ends) < 0).any():
             raise InputError("input", str(path), "jpeg as uint8 bytes and offsets as rising positions in it")
-        for index, (start, end) in enumerate(itertools.pairwise(ends.tolist())):
-            yield _decode(io.BytesIO(jpeg[start:end].tobytes()), f"{path}: image {index}")
+        for index in range(ends.size - 1) if wanted is None else wanted:
+            file = io.BytesIO(jpeg[ends[index] : ends[index + 1]].tobytes())
+            yield decode(file, f"{path}: image {index}")
     else:
         raise InputError("input", str(path), "a file with `images`, or with `jpeg` and `offsets`")
 

@@ -1,4 +1,4 @@
-"""Model names to modules: torchvision, timm, a file's factory, a saved torch.export program."""
+"""Model names to modules: torchvision, timm, Convoy's own nets for CIFAR-10, a file's factory, a saved torch.export program."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from convoy.errors import InputError
 from convoy.zoo import weights as checkpoints
+from convoy.zoo.cifar import CIFAR_NETS
 from convoy.zoo.exported import load_program
 from convoy.zoo.initial import calibrate, initialise
 from convoy.zoo.torchvision_import import import_torchvision
@@ -42,9 +43,9 @@ def load_model(
     """Make the module that a name stands for, in evaluation mode, on the CPU.
 
     Args:
-        name: a torchvision name (`alexnet`), `timm:NAME`, `path/to/file.py:factory` (a function without arguments, or a
-            class, that gives an `nn.Module`; the file is the user's own code and is run), or a program saved by
-            `torch.export.save` (`net.pt2`).
+        name: a torchvision name (`alexnet`), `timm:NAME`, a net of `convoy.zoo.cifar` (`resnet20_cifar10`),
+            `path/to/file.py:factory` (a function without arguments, or a class, that gives an `nn.Module`; the file is the
+            user's own code and is run), or a program saved by `torch.export.save` (`net.pt2`).
         weights: `DEFAULT` (torchvision's or timm's own, by their own download), a .safetensors file with exactly the
             model's names and shapes, or None: a random initialisation with a fixed seed that keeps activations near unit
             scale and batch-norm statistics non-trivial, so that a numerical error shows. A .pt2 has weights of its own.
@@ -93,9 +94,9 @@ def split_factory(name: str) -> tuple[Path | None, str]:
 
 
 def model_names() -> list[str]:
-    """All names that torchvision offers, without its quantised models (their integer convolutions are not Convoy's)."""
+    """Convoy's own names, and all that torchvision offers but its quantised models (integer convolutions are not Convoy's)."""
     models = import_torchvision().models
-    return [name for name in models.list_models() if not name.startswith("quantized_")]
+    return [*CIFAR_NETS, *(name for name in models.list_models() if not name.startswith("quantized_"))]
 
 
 def input_size(name: str, weights: str | Path | None = None) -> int:
@@ -130,7 +131,7 @@ def _refuse(weights: object, num_classes: object, why: str) -> None:
 
 
 def _from_zoo(name: str, weights: str | Path | None, num_classes: int | None) -> nn.Module:
-    build = _timm_builder(name) if name.startswith(TIMM) else _torchvision_builder(name)
+    build = _builder(name)
     if weights is None:
         model = build(num_classes)
         initialise(model)
@@ -141,6 +142,8 @@ def _from_zoo(name: str, weights: str | Path | None, num_classes: int | None) ->
             raise InputError("num_classes", num_classes, "None with DEFAULT weights")
         if name.startswith(TIMM):
             return checkpoints.timm_default(name.removeprefix(TIMM))
+        if name in CIFAR_NETS:
+            raise InputError("weights", weights, f"a .safetensors file: {name} has no download")
         return checkpoints.torchvision_default(name)
     file = Path(weights)
     state = checkpoints.read(file)
@@ -150,6 +153,12 @@ def _from_zoo(name: str, weights: str | Path | None, num_classes: int | None) ->
         model = build(classes) if classes is not None else model
     checkpoints.load_into(model, state, file)
     return model
+
+
+def _builder(name: str) -> Callable[[int | None], nn.Module]:
+    if name in CIFAR_NETS:
+        return lambda num_classes: CIFAR_NETS[name](**({} if num_classes is None else {"num_classes": num_classes}))
+    return _timm_builder(name) if name.startswith(TIMM) else _torchvision_builder(name)
 
 
 def _torchvision_builder(name: str) -> Callable[[int | None], nn.Module]:

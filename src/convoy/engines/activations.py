@@ -1,4 +1,4 @@
-"""The activations of an epilogue, by torch's own functions."""
+"""The activations and poolings of an epilogue, by torch's own functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field writes F
+
+from convoy.problem import Pool
 
 FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "none": lambda x: x,
@@ -36,6 +38,20 @@ IN_PLACE: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
     """The activation of an epilogue; `gelu` is the exact form."""
     return FUNCTIONS[activation](x)
+
+
+def pool2d(x: torch.Tensor, pool: Pool | None) -> torch.Tensor:
+    """The pooling of an epilogue on [n, k, p, q] or [k, p, q]; x itself where there is none."""
+    if pool is None:
+        return x
+    window, stride, padding = (
+        (pool.window_h, pool.window_w),
+        (pool.stride_h, pool.stride_w),
+        (pool.pad_h, pool.pad_w),
+    )
+    if pool.kind == "max":
+        return F.max_pool2d(x, window, stride, padding, ceil_mode=pool.ceil_mode)
+    return F.avg_pool2d(x, window, stride, padding, pool.ceil_mode, pool.count_include_pad)
 
 
 def finish(y: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, activation: str) -> torch.Tensor:

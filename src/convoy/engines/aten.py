@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.engines.activations import finish
+from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import effective_dilation, onednn_defect, plain_convolution
 from convoy.engines.flags import convolutions, without_onednn
@@ -65,7 +65,7 @@ class _Convolution(Executable):
         bias = buffers.constants[1] if epilogue.bias else None
         y = torch.conv2d(buffers.args[0], buffers.constants[0], bias, *self._sizes)
         finish(y, None, buffers.args[1] if epilogue.residual else None, epilogue.activation)
-        return y.contiguous(memory_format=self._memory_format)
+        return pool2d(y, epilogue.pool).contiguous(memory_format=self._memory_format)
 
     def _gradients(self, buffers: Buffers) -> list[torch.Tensor | None]:
         problem = self._problem
@@ -145,7 +145,7 @@ class Aten(Engine):
         """Everything on ordinary tensors of one dtype."""
         del target
         if isinstance(problem, ConvProblem):
-            return plain_convolution(problem, ("fprop", "dgrad", "wgrad"))
+            return plain_convolution(problem, ("fprop", "dgrad", "wgrad"), pools=True)
         if isinstance(problem, SubgraphProblem):
             return runnable(problem)
         if isinstance(problem, LayoutProblem) and "blocked" in (problem.source, problem.layout):

@@ -11,12 +11,13 @@ from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 
 
-def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) -> Support:
+def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), *, pools: bool = False) -> Support:
     """Whether a problem is a convolution on ordinary tensors of one dtype, in one of these directions.
 
     Args:
         problem: anything.
         directions: the directions that the engine computes.
+        pools: whether the engine does an epilogue's pooling.
     """
     if not isinstance(problem, ConvProblem):
         return Support.no(f"does convolutions only, got {type(problem).__name__}")
@@ -27,6 +28,8 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) 
         return Support.no(f"needs x, weight and y of one dtype, got {', '.join(sorted(dtypes))}")
     if problem.acc_dtype == "fp64" and problem.x_dtype != "fp64":
         return Support.no("keeps sums in fp32, got acc_dtype fp64")
+    if not pools and not (unpooled := without_pooling(problem)):
+        return unpooled
     if problem.direction not in directions:
         return Support.no(f"computes {' and '.join(directions)}, got {problem.direction}")
     if problem.direction == "dgrad" and problem.epilogue:
@@ -34,6 +37,12 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",)) 
     if problem.direction == "wgrad" and (problem.epilogue.residual or problem.epilogue.activation != "none"):
         return Support.no(f"a weight gradient has no epilogue but the bias's, got {problem.epilogue}")
     return Support.yes()
+
+
+def without_pooling(problem: ConvProblem) -> Support:
+    """No, where the epilogue pools: for every engine that leaves the pooling to a kernel of its own."""
+    pool = problem.epilogue.pool
+    return Support.yes() if pool is None else Support.no(f"has no pooling in its epilogue, got {pool}")
 
 
 def compute_dtype(problem: ConvProblem | LinearProblem) -> torch.dtype:

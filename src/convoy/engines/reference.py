@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch.nn.functional import fold, unfold
 
-from convoy.engines.activations import activate
+from convoy.engines.activations import activate, pool2d
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.conditions import plain_convolution
 from convoy.engines.interpret import compile_graph
@@ -57,7 +57,7 @@ class _Convolution(Executable):
                 exact = exact + buffers.constants[1].double().reshape(-1, 1, 1)
             if problem.epilogue.residual:
                 exact = exact + buffers.args[1][image].double()
-            y[image].copy_(activate(exact, problem.epilogue.activation))
+            y[image].copy_(pool2d(activate(exact, problem.epilogue.activation), problem.epilogue.pool))
 
     def _dgrad(self, buffers: Buffers) -> None:
         problem, dx = self._problem, buffers.results[0]
@@ -176,7 +176,7 @@ class Reference(Engine):
 def _definite(problem: ConvProblem) -> Support:
     """The conditions of the other engines, but that dtypes may be mixed: every value is read as float64."""
     wide = replace(problem, x_dtype="fp64", weight_dtype="fp64", y_dtype="fp64")
-    return plain_convolution(wide, ("fprop", "dgrad", "wgrad"))
+    return plain_convolution(wide, ("fprop", "dgrad", "wgrad"), pools=True)
 
 
 def _held(problem: ConvProblem | LinearProblem) -> int:

@@ -17,7 +17,7 @@ from convoy.measurement.data import Data, dense, fresh_constants, in_layout, mak
 from convoy.measurement.guards import ALIGNMENT, Guarded, checksum, run_guarded
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
-from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
 
 KINDS: Final = ("integer", "normal")
@@ -81,8 +81,8 @@ class Bench:
     Args:
         problem: what is computed.
         target: where.
-        sibling: the bench of another problem: if that differs in memory format and activation alone, its data serves again,
-            and its answers do if the activation is the same (`make_data` gives the same values for both).
+        sibling: the bench of another problem: if that differs in memory format, activation and pooling alone, its data
+            serves again, and its answers do if activation and pooling are the same (`make_data` gives the same values for both).
     """
 
     def __init__(self, problem: Problem, target: Target, sibling: Bench | None = None) -> None:
@@ -98,7 +98,7 @@ class Bench:
                 sibling._remake_if_spoilt(kind)
                 data, _ = sibling.of(kind)
                 self._data[kind] = Data(tuple(in_layout(dense(t), layout) for t in data.args), data.constants)
-            if _activation(sibling.problem) == _activation(problem):
+            if _finish(sibling.problem) == _finish(problem):
                 self._exact = sibling._exact
         self._small = problem
         if self.checked and isinstance(problem, (ConvProblem, LinearProblem)):
@@ -189,17 +189,18 @@ def checked_images(problem: Problem, device: str) -> tuple[int, ...]:
 
 
 def shared_data(problem: Problem) -> str:
-    """Text that is the same for two problems with the same data: they differ in memory format and activation alone."""
+    """Text that is the same for two problems with the same data: they differ in memory format, activation and pooling alone."""
     if isinstance(problem, LayoutProblem):
         return problem.key
     if isinstance(problem, SubgraphProblem):
         return problem.text
-    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
+    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none", pool=None))
     return (plain.with_layout("nchw") if isinstance(plain, ConvProblem) else plain).key
 
 
-def _activation(problem: Problem) -> str:
-    return problem.epilogue.activation if isinstance(problem, (ConvProblem, LinearProblem)) else ""
+def _finish(problem: Problem) -> tuple[str, Pool | None]:
+    layer = isinstance(problem, (ConvProblem, LinearProblem))
+    return (problem.epilogue.activation, problem.epilogue.pool) if layer else ("", None)
 
 
 class Ready:

@@ -10,7 +10,7 @@ from typing import Final, TypeGuard
 import torch
 from torch.nn.functional import conv2d, linear
 
-from convoy.engines.activations import activate
+from convoy.engines.activations import activate, pool2d
 from convoy.engines.interpret import DTYPES, compile_graph
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
@@ -41,7 +41,7 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
         (x, *residual), constants = tensor_specs(_with_constants(problem))
         return [x, *constants, *residual], []
     y, bias = problem.y_spec, TensorSpec((problem.k,), problem.y_spec.dtype)
-    residual = [y] if problem.epilogue.residual else []
+    residual = [problem.conv_spec if isinstance(problem, ConvProblem) else y] if problem.epilogue.residual else []
     biases = [bias] if problem.epilogue.bias else []
     if isinstance(problem, ConvProblem) and problem.direction == "dgrad":
         return [y, problem.weight_spec], []
@@ -222,7 +222,7 @@ def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
         y = y + constants[1].reshape(-1, *[1] * (y.dim() - 2))
     if problem.epilogue.residual:
         y = y + args[1]
-    return [activate(y, problem.epilogue.activation)]
+    return [pool2d(activate(y, problem.epilogue.activation), problem.epilogue.pool)]
 
 
 def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, power: int) -> float:

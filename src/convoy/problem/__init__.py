@@ -6,6 +6,7 @@ from convoy.errors import InputError
 from convoy.problem.config import EngineConfig, Knob, Knobs
 from convoy.problem.conv import ACTIVATIONS, DIRECTIONS, ConvProblem, Epilogue
 from convoy.problem.other import LayoutProblem, LinearProblem, SubgraphProblem
+from convoy.problem.pool import Pool
 from convoy.problem.spec import ANY_LAYOUT, DTYPE_BYTES, LAYOUTS, TensorSpec
 
 Problem = ConvProblem | LinearProblem | SubgraphProblem | LayoutProblem
@@ -24,6 +25,7 @@ __all__ = [
     "Knobs",
     "LayoutProblem",
     "LinearProblem",
+    "Pool",
     "Problem",
     "SubgraphProblem",
     "TensorSpec",

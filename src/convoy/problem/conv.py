@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from convoy.errors import InputError
+from convoy.problem.pool import KINDS, Pool
 from convoy.problem.spec import DTYPE_BYTES, FLOAT_DTYPES, LAYOUTS, TensorSpec
 
 DIRECTIONS: Final = ("fprop", "dgrad", "wgrad")
@@ -16,14 +17,16 @@ NUMERICS: Final = ("strict", "as_torch", "half")
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What follows the main operation in the same kernel: y = activation(conv(x, weight) + bias + residual).
+    """What follows the main operation in the same kernel: y = pool(activation(conv(x, weight) + bias + residual)).
 
-    `residual` has y's shape, dtype and layout. `gelu` is the exact (erf) form.
+    `residual` has the dtype and layout of y, and its shape before the pooling. `gelu` is the exact (erf) form. `pool` is for
+    convolutions alone; most problems have none.
     """
 
     bias: bool = False
     residual: bool = False
     activation: str = "none"
+    pool: Pool | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -36,16 +39,19 @@ class Epilogue:
         parts = [name for name in ("bias", "residual") if getattr(self, name)]
         if self.activation != "none":
             parts.append(self.activation)
+        if self.pool is not None:
+            parts.append(str(self.pool))
         return "+".join(parts) or "none"
 
     @staticmethod
     def parse(text: str) -> Epilogue:
         """Inverse of `str`."""
         parts = [] if text == "none" else text.split("+")
+        pool = Pool.parse(parts.pop()) if parts and parts[-1].startswith(KINDS) else None
         activations = [p for p in parts if p not in ("bias", "residual")]
         if len(activations) > 1 or len(set(parts)) != len(parts) or "none" in activations:
-            raise InputError("epilogue", text, "the form bias+residual+relu")
-        return Epilogue("bias" in parts, "residual" in parts, activations[0] if activations else "none")
+            raise InputError("epilogue", text, "the form bias+residual+relu+max2x2s2x2p0x0")
+        return Epilogue("bias" in parts, "residual" in parts, activations[0] if activations else "none", pool)
 
 
 NO_EPILOGUE: Final = Epilogue()
@@ -56,7 +62,8 @@ class ConvProblem:
     """A 2-D cross-correlation, as `torch.nn.functional.conv2d` defines it. x is always the forward input, y the forward output.
 
     Fields follow cuDNN's letters: x is [n, c, h, w], weight is [k, c / groups, r, s], y is [n, k, p, q]; both x and y lie
-    in `layout`. `direction` says which of the three is computed from the other two. `acc_dtype` is the type that sums are
+    in `layout`. Where the epilogue pools, p and q are still those of the convolution, and y is smaller (`y_spec`).
+    `direction` says which of the three is computed from the other two. `acc_dtype` is the type that sums are
     kept in; `numerics` is the rounding that the user allows. `weight_mask` is the digest of the weight's zero pattern, for
     engines specialised to it; empty for a dense problem. `fresh_weight` says that weight and bias change from call to call, as
     in training, so that arranging them is part of the work. Equality covers every field.
@@ -115,15 +122,24 @@ class ConvProblem:
                 (self.r, self.s),
                 f"a dilated filter no larger than the padded input of h = {self.h}, w = {self.w}",
             )
+        self._check_pool()
+
+    def _check_pool(self) -> None:
+        pool = self.epilogue.pool
+        if pool is None:
+            return
+        if self.direction != "fprop":
+            raise InputError("epilogue", str(self.epilogue), f"no pooling with direction {self.direction}")
+        pool.size(self.p, self.q)
 
     @property
     def p(self) -> int:
-        """Output height."""
+        """Output height of the convolution."""
         return (self.h + 2 * self.pad_h - self.dilation_h * (self.r - 1) - 1) // self.stride_h + 1
 
     @property
     def q(self) -> int:
-        """Output width."""
+        """Output width of the convolution."""
         return (self.w + 2 * self.pad_w - self.dilation_w * (self.s - 1) - 1) // self.stride_w + 1
 
     @property
@@ -137,9 +153,17 @@ class ConvProblem:
         return TensorSpec((self.k, self.c // self.groups, self.r, self.s), self.weight_dtype)
 
     @property
-    def y_spec(self) -> TensorSpec:
-        """y: [n, k, p, q]."""
+    def conv_spec(self) -> TensorSpec:
+        """What the convolution gives before any pooling, and what a residual has: [n, k, p, q]."""
         return TensorSpec((self.n, self.k, self.p, self.q), self.y_dtype)
+
+    @property
+    def y_spec(self) -> TensorSpec:
+        """y: [n, k, p, q], or what the epilogue's pooling makes of that."""
+        pool = self.epilogue.pool
+        return (
+            self.conv_spec if pool is None else TensorSpec((self.n, self.k, *pool.size(self.p, self.q)), self.y_dtype)
+        )
 
     @property
     def reduction_length(self) -> int:
@@ -158,7 +182,7 @@ class ConvProblem:
         """Least bytes to move: each tensor once."""
         total = self.x_spec.size_bytes + self.weight_spec.size_bytes + self.y_spec.size_bytes
         total += self.k * DTYPE_BYTES[self.y_dtype] if self.epilogue.bias else 0
-        return total + (self.y_spec.size_bytes if self.epilogue.residual else 0)
+        return total + (self.conv_spec.size_bytes if self.epilogue.residual else 0)
 
     @property
     def intensity(self) -> float:
@@ -222,7 +246,7 @@ _KEY = re.compile(
     r":p(?P<pad_h>\d{1,9})x(?P<pad_w>\d{1,9}):s(?P<stride_h>\d{1,9})x(?P<stride_w>\d{1,9})"
     r":d(?P<dilation_h>\d{1,9})x(?P<dilation_w>\d{1,9}):g(?P<groups>\d{1,9})"
     r":(?P<layout>\w{1,8}):(?P<x_dtype>\w{1,8})\.(?P<weight_dtype>\w{1,8})\.(?P<y_dtype>\w{1,8})\.(?P<acc_dtype>\w{1,8})"
-    r":(?P<numerics>\w{1,10}):(?P<epilogue>[\w+]{1,64})(?::mask=(?P<weight_mask>[0-9a-f]{16}))?"
+    r":(?P<numerics>\w{1,10}):(?P<epilogue>[\w+]{1,96})(?::mask=(?P<weight_mask>[0-9a-f]{16}))?"
     r"(?P<fresh>:fresh)?",
     re.ASCII,
 )

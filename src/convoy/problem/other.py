@@ -30,6 +30,8 @@ class LinearProblem:
             raise InputError("dtype", self.dtype, "one of " + ", ".join(sorted(FLOAT_DTYPES)))
         if self.numerics not in NUMERICS:
             raise InputError("numerics", self.numerics, "one of " + ", ".join(NUMERICS))
+        if self.epilogue.pool is not None:
+            raise InputError("epilogue", str(self.epilogue), "no pooling after a linear layer")
 
     layout = "any"
     """A linear layer's values are matrices: no layout to choose."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
+from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Pool, SubgraphProblem, TensorSpec
 
 BIAS_RELU = Epilogue(bias=True, activation="relu")
 
@@ -50,6 +50,37 @@ EPILOGUES = [
     ),
     Epilogue(residual=True, activation="silu"),
 ]
+
+POOLS = {
+    "2x2": Pool("max", 2, 2, 2, 2),
+    "3x3 stride 2, padded": Pool("max", 3, 3, 2, 2, 1, 1),
+    "3x3 stride 2, ceil": Pool("max", 3, 3, 2, 2, ceil_mode=True),
+    "overlapping, uneven": Pool("max", 3, 2, 1, 2, 1, 0),
+    "gaps": Pool("max", 2, 1, 3, 2),
+    "average": Pool("avg", 2, 2, 2, 2),
+    "average with counted padding, ceil": Pool("avg", 3, 3, 2, 2, 1, 1, ceil_mode=True, count_include_pad=True),
+    "average without counted padding, ceil": Pool("avg", 3, 3, 2, 2, 1, 1, ceil_mode=True),
+    "average of the whole image": Pool("avg", 9, 10, 9, 10),
+}
+"""Poolings that fit what the shapes of `POOLED` give, 9 x 10 at least."""
+
+POOLED = {
+    "3x3": ConvProblem(2, 8, 9, 10, 6, 3, 3, 1, 1),
+    "3x3 stride 2, one image": ConvProblem(1, 3, 21, 20, 70, 3, 3, 1, 1, 2, 2),
+    "1x1": ConvProblem(2, 20, 10, 11, 4, 1, 1),
+    "grouped, dilated": ConvProblem(1, 4, 13, 15, 6, 3, 3, 1, 1, dilation_h=2, dilation_w=2, groups=2),
+}
+
+
+def pooled(shape):
+    """A shape of `POOLED` with every pooling, in every layout and dtype; residual and other activations in fp32."""
+    for pool in POOLS.values():
+        for layout in ("nchw", "nhwc"):
+            for dtype in DTYPES:
+                yield replace(of_dtype(shape, dtype).with_layout(layout), epilogue=replace(BIAS_RELU, pool=pool))
+            for epilogue in (Epilogue(), Epilogue(residual=True, activation="silu")):
+                yield replace(of_dtype(shape, "fp32").with_layout(layout), epilogue=replace(epilogue, pool=pool))
+
 
 DTYPES = ("fp32", "fp16", "bf16", "fp64")
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from conv_cases import BIAS_RELU, LINEAR, ODD, OTHERS, SHAPES, of_dtype, variants
+from conv_cases import BIAS_RELU, LINEAR, ODD, OTHERS, POOLED, SHAPES, of_dtype, pooled, variants
 from planted_faults import FAULTS, AccumulatesInHalf, Right
 
 from convoy.engines.base import Buffers
@@ -56,6 +56,19 @@ def test_yes_is_kept_on_convolutions(engine, shape):
 
 
 @pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("shape", POOLED)
+def test_yes_is_kept_on_poolings(engine, shape):
+    faults = []
+    for problem in pooled(POOLED[shape]):
+        support = engine.supports(problem, CPU)
+        if support:
+            faults += faults_of(engine, problem)
+        else:
+            assert len(support.reason) >= 8
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("engine", engines())
 def test_yes_is_kept_on_everything_else(engine):
     faults = []
     for problem in (*LINEAR, *OTHERS, *ODD[:-2]):
@@ -98,6 +111,7 @@ def test_support_is_a_value_with_a_reason(engine, target):
 def test_the_baseline_does_every_problem_of_the_list():
     baseline = load_engine("aten")
     problems = [p for shape in SHAPES.values() for p in variants(shape)] + LINEAR + OTHERS
+    problems += [p for shape in POOLED.values() for p in pooled(shape)]
     assert [p for p in problems if not baseline.supports(p, CPU)] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoy.engines.conditions import without_pooling
 from convoy.engines.triton.compiled import device_support
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
@@ -18,6 +19,8 @@ def conv_support(problem: Problem, target: Target, capability: int) -> Support:
         return device
     if problem.direction != "fprop":
         return Support.no(f"computes direction fprop only, got {problem.direction}")
+    if not (unpooled := without_pooling(problem)):
+        return unpooled
     if problem.layout != "nhwc":
         return Support.no(f"needs layout nhwc, got {problem.layout}")
     if problem.weight_mask:

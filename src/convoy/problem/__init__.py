@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from convoy.errors import InputError
 from convoy.problem.config import EngineConfig, Knob, Knobs
 from convoy.problem.conv import ACTIVATIONS, DIRECTIONS, ConvProblem, Epilogue
+from convoy.problem.mask import WeightMask
 from convoy.problem.other import LayoutProblem, LinearProblem, SubgraphProblem
 from convoy.problem.pool import Pool
 from convoy.problem.spec import ANY_LAYOUT, DTYPE_BYTES, LAYOUTS, TensorSpec
@@ -29,15 +32,21 @@ __all__ = [
     "Problem",
     "SubgraphProblem",
     "TensorSpec",
+    "WeightMask",
     "parse_problem",
 ]
 
 
 def parse_problem(key: str, text: str = "") -> Problem:
-    """Read a problem back from its key (a subgraph needs its `text` too); raises InputError on anything else."""
+    """Read a problem back from its key; raises InputError on anything else.
+
+    A subgraph needs its `text` too. A convolution on pruned weights gets its mask from the mask's text, and without it is known
+    by the mask's digest alone.
+    """
     kind = key.partition(":")[0]
     if kind == "conv":
-        return ConvProblem.parse(key)
+        problem = ConvProblem.parse(key)
+        return replace(problem, mask=WeightMask.parse(text)) if text else problem
     if kind == "linear":
         return LinearProblem.parse(key)
     if kind == "layout":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from convoy.errors import InputError
+from convoy.problem.mask import WeightMask
 from convoy.problem.pool import KINDS, Pool
 from convoy.problem.spec import DTYPE_BYTES, FLOAT_DTYPES, LAYOUTS, TensorSpec
 
@@ -65,8 +66,9 @@ class ConvProblem:
     in `layout`. Where the epilogue pools, p and q are still those of the convolution, and y is smaller (`y_spec`).
     `direction` says which of the three is computed from the other two. `acc_dtype` is the type that sums are
     kept in; `numerics` is the rounding that the user allows. `weight_mask` is the digest of the weight's zero pattern, for
-    engines specialised to it; empty for a dense problem. `fresh_weight` says that weight and bias change from call to call, as
-    in training, so that arranging them is part of the work. Equality covers every field.
+    engines specialised to it; empty for a dense problem. `mask` is that pattern itself, which the key and equality leave to its
+    digest: a problem read back from its key has none until it is given. `fresh_weight` says that weight and bias change from
+    call to call, as in training, so that arranging them is part of the work. Equality covers every field but `mask`.
 
     Raises:
         InputError: naming the field, for sizes that torch would refuse too.
@@ -96,6 +98,7 @@ class ConvProblem:
     weight_mask: str = ""
     direction: str = "fprop"
     fresh_weight: bool = False
+    mask: WeightMask | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("c", "h", "w", "k", "r", "s", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups"):
@@ -123,6 +126,7 @@ class ConvProblem:
                 f"a dilated filter no larger than the padded input of h = {self.h}, w = {self.w}",
             )
         self._check_pool()
+        self._check_mask()
 
     def _check_pool(self) -> None:
         pool = self.epilogue.pool
@@ -131,6 +135,16 @@ class ConvProblem:
         if self.direction != "fprop":
             raise InputError("epilogue", str(self.epilogue), f"no pooling with direction {self.direction}")
         pool.size(self.p, self.q)
+
+    def _check_mask(self) -> None:
+        mask = self.mask
+        if mask is None:
+            return
+        if mask.shape != self.weight_spec.shape:
+            raise InputError("mask", mask.shape, f"the weight's shape, {self.weight_spec.shape}")
+        if self.weight_mask not in ("", mask.digest):
+            raise InputError("weight_mask", self.weight_mask, f"the digest of the mask given, {mask.digest}")
+        object.__setattr__(self, "weight_mask", mask.digest)
 
     @property
     def p(self) -> int:
@@ -202,6 +216,10 @@ class ConvProblem:
     def with_layout(self, layout: str) -> ConvProblem:
         """The same problem in another memory format."""
         return replace(self, layout=layout)
+
+    def with_mask(self, mask: WeightMask | None) -> ConvProblem:
+        """The same problem on weights with another pattern of zeros; None: on dense ones."""
+        return replace(self, weight_mask="" if mask is None else mask.digest, mask=mask)
 
     @property
     def key(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convoy.errors import InputError
-from convoy.problem import ACTIVATIONS, ConvProblem, Epilogue, parse_problem
+from convoy.problem import ACTIVATIONS, ConvProblem, Epilogue, WeightMask, parse_problem
 
 BASE = ConvProblem(2, 6, 9, 21, 4, 3, 5, 1, 2, 2, 1, 1, 2, 2, epilogue=Epilogue(True, True, "relu"))
 
@@ -96,6 +96,7 @@ def test_every_field_enters_the_key(name: str) -> None:
         "weight_mask": "f" * 16,
         "groups": 1,
         "fresh_weight": True,
+        "mask": WeightMask((4, 3, 3, 5), bytes(23)),
     }
     value = other.get(name, "fp16" if name.endswith("dtype") else None)
     if value is None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from convoy._version import __version__
-from convoy.cli import db, doctor, engines, explain, layers, optimize, run
+from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("optimize")(optimize.optimize)
 app.command("run")(run.run)
+app.command("prune")(prune.prune)
 app.command("explain")(explain.explain)
 app.command("layers")(layers.layers)
 app.command("engines")(engines.engines)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="alexnet or any torchvision name, timm:NAME, path/to/file.py:factory, or a saved .pt2 program."
+        help="alexnet or any torchvision name, timm:NAME, resnet20_cifar10, path/to/file.py:factory, or a saved .pt2 program."
     ),
 ]
 Input = Annotated[

@@ -1,0 +1,199 @@
+"""convoy prune: make a model's weights sparse, fine-tune it, say what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from convoy.cli import options
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from convoy.prune import PruneSummary, Recipe, Schedule
+    from convoy.zoo import Dataset
+
+
+def prune(
+    model: options.Model,
+    sparsity: Annotated[
+        float | None, typer.Option("--sparsity", help="Share of weights to make zero, such as 0.9.")
+    ] = None,
+    pattern: Annotated[
+        str, typer.Option("--pattern", help="unstructured, N:M (2:4), block:RxC (block:1x8) or channel.")
+    ] = "unstructured",
+    scope: Annotated[
+        str, typer.Option("--scope", help="Rank weights within each layer, or in all layers together: global.")
+    ] = "layer",
+    skip: Annotated[
+        str | None, typer.Option("--skip", help="Layers to leave as they are: names, first, last; with commas.")
+    ] = None,
+    weights: options.Weights = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the pruned weights to this .safetensors file.")
+    ] = None,
+    finetune: Annotated[
+        str | None,
+        typer.Option("--finetune", help="Train on this data afterwards: a folder, cifar10:PATH, a file or synthetic."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="How often to go through it; by default once.")] = None,
+    evaluate: Annotated[
+        str | None,
+        typer.Option("--evaluate", help="Data to take the accuracy on; by default what --finetune held out."),
+    ] = None,
+    images: Annotated[int | None, typer.Option("--images", help="Use no more images of each than this.")] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Images in a step.")] = 128,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the first step; it falls to 0.")] = 0.01,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the order of images and of their augmentation.")] = 0,
+    size: options.Size = None,
+    device: options.Device = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Set weights of MODEL to zero by magnitude; fine-tune it, the zeros kept; write plain weights with true zeros."""
+    from convoy.prune import Recipe, Schedule, check_weights_path
+
+    words = tuple(word.strip() for word in (skip or "").split(",") if word.strip())
+    recipe = Recipe.of(pattern, sparsity, scope, words)
+    if epochs is not None and finetune is None:
+        raise InputError("--epochs", epochs, "nothing without --finetune DATA")
+    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=batch, lr=lr, seed=seed)
+    options.check_outputs({"--out": out})
+    if out is not None:
+        check_weights_path(out)
+        if weights is not None and out.resolve() == Path(weights).resolve():
+            raise InputError("--out", str(out), "another file than --weights names")
+    check_weights_given(model, weights)
+    where = options.pick_device(device)
+    module = options.load(model, weights, "fp32", where)
+    summary = run(module, model, recipe, schedule, finetune, evaluate, images, size, where)
+    if out is not None:
+        from convoy.prune import save_weights
+
+        about = {"pattern": summary.pattern, "sparsity": f"{summary.sparsity:g}", "scope": summary.scope}
+        save_weights(module, out, about)
+    show(summary, out, as_json)
+
+
+def check_weights_given(model: str, weights: str | None) -> None:
+    """Refuse random weights: their magnitudes say nothing. A factory's or a .pt2's own are its own affair."""
+    from convoy.zoo.models import is_exported, split_factory
+
+    if weights is None and not is_exported(model) and split_factory(model)[0] is None:
+        expected = "a .safetensors file, or DEFAULT for the library's own"
+        raise InputError("--weights", None, expected, "Random weights have no magnitude to go by.")
+
+
+def run(
+    module: nn.Module,
+    name: str,
+    recipe: Recipe,
+    schedule: Schedule,
+    finetune_on: str | None,
+    evaluate_on: str | None,
+    images: int | None,
+    size: int | None,
+    device: str,
+) -> PruneSummary:
+    """Prune in place, fine-tune, and take the accuracy before, between and after."""
+    from convoy.cli.progress import Bar
+    from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, finetune, prune_model
+
+    args = options.example(module, name, None, None, size, "fp32", device)
+    with options.fitting(module, args):
+        training, test = datasets(module, name, args, finetune_on, evaluate_on, images, size)
+        before = 0.0
+        with Bar() as bar:
+            if test is not None:
+                before = accuracy(module, test, on_progress=bar)
+            pruned = prune_model(module, recipe, args)
+            between = accuracy(module, test, on_progress=bar) if test is not None else 0.0
+            done = after = None
+            if training is not None:
+                losses = finetune(module, pruned.masks, training, schedule, bar)
+                done = Finetune(
+                    training.name, len(training), schedule.epochs, schedule.lr, schedule.seed, tuple(losses)
+                )
+                after = accuracy(module, test, on_progress=bar) if test is not None else None
+    found = Accuracy(test.name, len(test), before, between, after) if test is not None else None
+    return PruneSummary(
+        model=name,
+        pattern=str(recipe.pattern),
+        sparsity=recipe.sparsity,
+        scope=recipe.scope,
+        layers=pruned.layers,
+        accuracy=found,
+        finetune=done,
+        notes=pruned.notes,
+    )
+
+
+def datasets(
+    module: nn.Module,
+    name: str,
+    args: tuple[object, ...],
+    finetune_on: str | None,
+    evaluate_on: str | None,
+    images: int | None,
+    size: int | None,
+) -> tuple[Dataset | None, Dataset | None]:
+    """What to train on and what to take the accuracy on; the model is run once to count its classes."""
+    if finetune_on is None and evaluate_on is None:
+        return None, None
+    from dataclasses import replace
+
+    import torch
+
+    from convoy.prune.finetune import class_scores
+    from convoy.zoo import load_dataset, own_splits, preprocessing
+
+    wanted = preprocessing(name) if size is None else replace(preprocessing(name), size=size)
+    with torch.no_grad():
+        classes = class_scores(module(*args)).shape[1]
+    of = {"preprocessing": wanted, "classes": classes, "limit": images}
+    training = load_dataset(finetune_on, "train", **of) if finetune_on else None
+    if evaluate_on is None:
+        return training, load_dataset(str(finetune_on), "test", **of)
+    return training, load_dataset(evaluate_on, "test" if own_splits(evaluate_on) else "all", **of)
+
+
+def show(summary: PruneSummary, out: Path | None, as_json: bool) -> None:
+    """The layers, what was asked for and what it cost; or all of it as JSON."""
+    import json
+
+    if as_json:
+        typer.echo(json.dumps(summary.to_dict(), indent=1))
+        return
+    from convoy.report import print_table
+
+    rows = [
+        (
+            layer.name,
+            "x".join(map(str, layer.shape)),
+            f"{layer.zeros_before / layer.weights:.1%}",
+            f"{layer.zeros_after / layer.weights:.1%}",
+            f"{layer.kept_norm:.1%}",
+            layer.reason,
+        )
+        for layer in summary.layers
+    ]
+    print_table(("layer", "weight", "zeros before", "zeros", "norm kept", "left as it is"), rows, numbers=(2, 3, 4))
+    weights = sum(layer.weights for layer in summary.layers)
+    zeros = sum(layer.zeros_after for layer in summary.layers)
+    typer.echo(f"{summary.pattern}, {summary.scope}: {zeros:,} of {weights:,} weights are zero ({zeros / weights:.2%})")
+    if summary.finetune is not None:
+        done = summary.finetune
+        losses = ", ".join(f"{loss:.3f}" for loss in done.losses)
+        typer.echo(f"fine-tuned on {done.images:,} images of {done.data}: loss by epoch {losses}")
+    if summary.accuracy is not None:
+        found = summary.accuracy
+        tuned = "" if found.finetuned is None else f", fine-tuned {found.finetuned:.2%}"
+        typer.echo(
+            f"accuracy on {found.images:,} images of {found.data}: "
+            f"before {found.before:.2%}, pruned {found.pruned:.2%}{tuned}"
+        )
+    for note in summary.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"weights:   {out}" if out is not None else "nothing is written: give --out FILE.safetensors")

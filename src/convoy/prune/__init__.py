@@ -1,0 +1,27 @@
+"""Make a model sparse by magnitude, keep it so through a fine-tune, and say from which sparsity a layer pays (docs/prune.md)."""
+
+from __future__ import annotations
+
+from convoy.prune.finetune import Schedule, accuracy, finetune
+from convoy.prune.magnitude import Recipe
+from convoy.prune.model import Pruned, prune_model
+from convoy.prune.patterns import Pattern, parse_pattern
+from convoy.prune.result import Accuracy, Finetune, PrunedLayer, PruneSummary
+from convoy.prune.save import check_weights_path, save_weights
+
+__all__ = [
+    "Accuracy",
+    "Finetune",
+    "Pattern",
+    "PruneSummary",
+    "Pruned",
+    "PrunedLayer",
+    "Recipe",
+    "Schedule",
+    "accuracy",
+    "check_weights_path",
+    "finetune",
+    "parse_pattern",
+    "prune_model",
+    "save_weights",
+]

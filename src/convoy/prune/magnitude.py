@@ -1,0 +1,179 @@
+"""Magnitude pruning: which weights of which layers become zero."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from convoy.errors import InputError
+from convoy.prune.patterns import (
+    Pattern,
+    as_filters,
+    group_ids,
+    group_scores,
+    misfit,
+    nm_mask,
+    parse_pattern,
+    parse_sparsity,
+)
+
+SCOPES = ("layer", "global")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to prune.
+
+    Attributes:
+        pattern: where zeros may lie.
+        sparsity: share of a layer's weights (scope `layer`) or of all layers' weights (`global`) that become zero.
+        scope: whether layers are ranked each by itself or all together.
+        skip: layers to leave as they are: names, patterns with `*`, `first` and `last`.
+    """
+
+    pattern: Pattern
+    sparsity: float
+    scope: str = "layer"
+    skip: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        pattern: str = "unstructured", sparsity: float | None = None, scope: str = "layer", skip: Sequence[str] = ()
+    ) -> Recipe:
+        """A recipe from words; raises InputError naming the one that is wrong."""
+        wanted = parse_pattern(pattern)
+        share = parse_sparsity(wanted, sparsity)
+        if scope not in SCOPES:
+            raise InputError("scope", scope, "one of " + ", ".join(SCOPES))
+        return Recipe(wanted, share, scope, tuple(skip))
+
+
+@dataclass(frozen=True, slots=True)
+class PrunableLayer:
+    """A convolution or linear layer of a model, by its weight.
+
+    Attributes:
+        names: paths of the modules that have this weight: more than one where it is shared.
+        module: the first of them.
+        reason: why it is left as it is; empty where it is pruned.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Conv2d | nn.Linear
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Path of the first module."""
+        return self.names[0]
+
+    @property
+    def groups(self) -> int:
+        """Of the convolution; 1 for a linear layer."""
+        return self.module.groups if isinstance(self.module, nn.Conv2d) else 1
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[k, c / groups, r, s], detached."""
+        return as_filters(self.module.weight.detach())
+
+
+def prunable_layers(model: nn.Module, recipe: Recipe) -> list[PrunableLayer]:
+    """The model's Conv2d and Linear layers in order of registration, with the reasons of those that stay as they are.
+
+    Raises:
+        InputError: there is none, `skip` names none, or nothing is left to be pruned.
+    """
+    names: dict[int, list[str]] = {}
+    modules: dict[int, nn.Conv2d | nn.Linear] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            names.setdefault(id(module.weight), []).append(name)
+            modules.setdefault(id(module.weight), module)
+    if not modules:
+        raise InputError("model", type(model).__name__, "a model with Conv2d or Linear layers")
+    layers = [PrunableLayer(tuple(names[key]), module) for key, module in modules.items()]
+    skipped = _skipped(layers, recipe.skip)
+    found = [PrunableLayer(x.names, x.module, _reason(x, recipe.pattern, skipped)) for x in layers]
+    if all(layer.reason for layer in found):
+        raise InputError("pattern", str(recipe.pattern), "a layer that it fits", f"{found[0].name}: {found[0].reason}.")
+    return found
+
+
+def _skipped(layers: Sequence[PrunableLayer], skip: Sequence[str]) -> set[str]:
+    known = [name for layer in layers for name in layer.names]
+    found: set[str] = set()
+    for word in skip:
+        ends = {"first": layers[0].names, "last": layers[-1].names}
+        hits = fnmatch.filter(known, word) or list(ends.get(word, ()))
+        if not hits:
+            near = difflib.get_close_matches(word, [*known, *ends], n=3, cutoff=0.5)
+            todo = f"Did you mean {', '.join(near)}?" if near else f"It has: {', '.join(known[:8])}."
+            raise InputError("skip", word, "first, last, or the name of a convolution or linear layer", todo)
+        found.update(hits)
+    return found
+
+
+def _reason(layer: PrunableLayer, pattern: Pattern, skipped: set[str]) -> str:
+    if skipped & set(layer.names):
+        return "skipped, as asked"
+    if any(parametrize.is_parametrized(layer.module, name) for name in ("weight", "bias")):
+        return "its weight is computed by a parametrization"
+    return misfit(pattern, layer.weight)
+
+
+def check_finite(layers: Sequence[PrunableLayer]) -> None:
+    """Refuse weights that have no magnitude to go by; raises InputError naming the first such layer."""
+    for layer in layers:
+        bad = int((~torch.isfinite(layer.weight)).sum())
+        if bad:
+            raise InputError(
+                "weights", layer.name, "finite numbers alone", f"{bad} of its weights are NaN or infinite."
+            )
+
+
+def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str, torch.Tensor]:
+    """What stays, by magnitude: of each layer that is pruned, True where its weight [k, c / groups, r, s] stays.
+
+    Groups of weights (see `patterns.group_ids`) are ranked by their root mean square; of equals, the first goes first. As
+    many go as come nearest to the share asked for. The strongest group of each layer always stays: a layer without
+    weights cuts the net in two.
+
+    Args:
+        layers: as `prunable_layers` gave them; weights are finite.
+        recipe: pattern, sparsity and scope.
+    """
+    chosen = [layer for layer in layers if not layer.reason]
+    if recipe.pattern.kind == "nm":
+        return {layer.name: nm_mask(recipe.pattern, layer.weight) for layer in chosen}
+    ids = {layer.name: group_ids(recipe.pattern, layer.weight, layer.groups) for layer in chosen}
+    ranked = {layer.name: group_scores(layer.weight, ids[layer.name]) for layer in chosen}
+    parts = [list(ranked)] if recipe.scope == "global" else [[name] for name in ranked]
+    kept: dict[str, torch.Tensor] = {}
+    for names in parts:
+        kept |= _kept_groups({name: ranked[name] for name in names}, recipe.sparsity)
+    return {name: kept[name][ids[name]] for name in ids}
+
+
+def _kept_groups(ranked: Mapping[str, tuple[torch.Tensor, torch.Tensor]], sparsity: float) -> dict[str, torch.Tensor]:
+    """Which groups stay, of layers that are ranked together."""
+    scores, sizes = (torch.cat([pair[i] for pair in ranked.values()]) for i in (0, 1))
+    counts = [len(pair[0]) for pair in ranked.values()]
+    safe = torch.zeros_like(scores, dtype=torch.bool)
+    start = 0
+    for count in counts:
+        safe[start + int(scores[start : start + count].argmax())] = True
+        start += count
+    order = torch.argsort(scores, stable=True)
+    order = order[~safe[order]]
+    wanted = round(sparsity * int(sizes.sum()))  # as torch.nn.utils.prune rounds
+    gone = torch.cat([torch.zeros(1, dtype=torch.int64, device=sizes.device), sizes[order].cumsum(0)])
+    kept = torch.ones_like(safe)
+    kept[order[: int((gone - wanted).abs().argmin())]] = False
+    return dict(zip(ranked, kept.split(counts), strict=True))

@@ -1,0 +1,96 @@
+"""What pruning did, as data: `to_dict` is the schema of `convoy prune --json`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedLayer:
+    """One convolution or linear layer.
+
+    Attributes:
+        name: path of its module.
+        shape: of its weight.
+        zeros_before: zeros among its weights before.
+        zeros_after: and after.
+        kept_norm: norm of the weight after pruning over that before, before any fine-tune; 1 for a weight of zeros.
+        reason: why it was not pruned; empty where it was.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    zeros_before: int
+    zeros_after: int
+    kept_norm: float
+    reason: str = ""
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Share of test images that the model gets right: as it was, pruned, and fine-tuned where it was.
+
+    Attributes:
+        data: where the images came from.
+        images: how many.
+        before: before pruning.
+        pruned: after it.
+        finetuned: after the fine-tune; None where there was none.
+    """
+
+    data: str
+    images: int
+    before: float
+    pruned: float
+    finetuned: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finetune:
+    """What the fine-tune was, and the mean loss of each of its epochs."""
+
+    data: str
+    images: int
+    epochs: int
+    lr: float
+    seed: int
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneSummary:
+    """Everything that `convoy prune` found out.
+
+    Attributes:
+        model: what the user called it.
+        pattern: where zeros may lie.
+        sparsity: the share of zeros asked for, or the pattern's own.
+        scope: `layer` or `global`.
+        layers: in order of registration.
+        accuracy: where there was data.
+        finetune: where it was asked for.
+        notes: what a reader must know, a line each.
+    """
+
+    model: str
+    pattern: str
+    sparsity: float
+    scope: str
+    layers: tuple[PrunedLayer, ...]
+    accuracy: Accuracy | None = None
+    finetune: Finetune | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON's types, nested."""
+        return dataclasses.asdict(self)

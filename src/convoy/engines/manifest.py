@@ -25,6 +25,7 @@ MANIFEST: Final[dict[str, str]] = {
     "winograd4": "convoy.engines.winograd4",
     "fft": "convoy.engines.fft",
     "fft_tiled": "convoy.engines.fft_tiled",
+    "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
@@ -34,6 +35,14 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.split_fp32": "convoy.engines.triton.split_fp32",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
+
+WAITING: Final[dict[str, str]] = {
+    "cudnn": "convoy.engines.cudnn",
+    "triton.persistent": "convoy.engines.triton.persistent",
+    "triton.dgrad": "convoy.engines.triton.dgrad",
+    "triton.wgrad": "convoy.engines.triton.wgrad",
+}
+"""Engines that have not run on a device yet: not offered, named as `id=module:ENGINE` by benchmarks and tests that run them."""
 
 RETIRED: Final[dict[str, str]] = {}
 """Withdrawn id → why."""
@@ -45,6 +54,11 @@ BASELINE: Final = "aten"
 def engine_ids(extra: Iterable[str] = ()) -> list[str]:
     """All ids, those of `extra` entries (`id=module:Class`) last."""
     return [*MANIFEST, *(entry.partition("=")[0] for entry in extra)]
+
+
+def waiting(beginning: str = "") -> tuple[str, ...]:
+    """Extra entries for the engines that wait, those whose id has a beginning."""
+    return tuple(f"{engine}={module}:ENGINE" for engine, module in WAITING.items() if engine.startswith(beginning))
 
 
 @cache

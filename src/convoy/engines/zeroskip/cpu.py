@@ -1,0 +1,262 @@
+"""zeroskip.cpu: a convolution by the input's non-zero values alone, with its epilogue and pooling, in C (zeroskip.c).
+
+    for every pixel of x, once:          list = [(value, channel) for non-zero values]
+    for every output, tap and list:      sums[0:tile] += value · weight[tap, channel, 0:tile]
+    y = pool(activation(sums + bias + residual))
+
+The lists serve all taps and all output channels (ECR, arXiv 1909.09927, with the filters side by side), and bias, activation and
+pooling follow in the same call (PECR). A band of rows that holds few zeros is multiplied densely by the same call: see
+`skip_under`. Zeros are skipped only where all weights are finite: PyTorch's product of a zero and an infinity is NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.conditions import plain_convolution
+from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared
+from convoy.engines.roofline import Work, estimate_us
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+SOURCE: Final = Path(__file__).with_name("zeroskip.c")
+FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+
+ACTIVATIONS: Final = ("none", "relu", "relu6")
+VECTORS: Final = 4
+"""Registers of output channels in a tile, as in zeroskip.c."""
+
+ROOM: Final = 16
+"""Elements by which a list may be overrun while it is written, as in zeroskip.c."""
+
+BLOCK_C: Final = 96
+"""Input channels of a block: with 64 output channels its weights fill 24 of the first cache's 32 KB, and stay for all pixels of
+a band."""
+
+BAND_BYTES: Final = 512 << 10
+"""Sums and lists of a band: half of a second-level cache of 1 MB."""
+
+BAND_PIXELS: Final = 96
+"""A band of so many outputs reads the weights seldom enough; smaller images are shared out by output channels."""
+
+UNITS_A_THREAD: Final = 3
+"""Units are handed out as threads become free, for their zeros differ."""
+
+
+# fmt: off
+_CONVOLUTION: Final = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h",
+                       "dilation_w", "p", "q")
+_POOLING: Final = ("pool", "window_h", "window_w", "pool_stride_h", "pool_stride_w", "pool_pad_h", "pool_pad_w",
+                   "count_include_pad", "y_h", "y_w")
+_REST: Final = ("activation", "residual", "band", "tiles_a_unit", "block_c", "threads", "slot_bytes", "skip_under")
+# fmt: on
+
+
+@cache
+def lanes() -> int:
+    """Floats of a vector register."""
+    return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled kernel; raises CompileError where it cannot be had."""
+    flags = [*FLAGS, f"-DLANES={lanes()}", *(["-fopenmp"] if torch.backends.openmp.is_available() else [])]
+    return load_shared(compile_shared(SOURCE.read_text(encoding="utf-8"), flags, "zeroskip.cpu"))
+
+
+class _Sizes(ctypes.Structure):
+    """`Sizes` of zeroskip.c."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, *_POOLING, *_REST))
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a problem is cut into units.
+
+    Attributes:
+        band: rows of the result.
+        tiles_a_unit: tiles of output channels.
+        block_c: input channels of a list.
+        threads: slots of the workspace.
+        slot_bytes: of one thread's sums and lists.
+    """
+
+    band: int
+    tiles_a_unit: int
+    block_c: int
+    threads: int
+    slot_bytes: int
+
+    @staticmethod
+    def of(problem: ConvProblem, threads: int) -> Division:
+        """Bands large enough to reuse the weights, small enough for the cache, and units enough for all threads."""
+        tile = VECTORS * lanes()
+        tiles = -(-problem.k // tile)
+        blocks = -(-problem.c // BLOCK_C)
+        block_c = -(-problem.c // blocks)
+        y_h = problem.y_spec.shape[2]
+        wanted = UNITS_A_THREAD * threads if threads > 1 else 1
+        band = 1
+        while band < y_h:
+            larger = band + 1
+            enough = (larger - 1) * problem.y_spec.shape[3] >= BAND_PIXELS
+            units = max(problem.n, 1) * -(-y_h // larger)
+            if _slot_bytes(problem, larger, block_c) > BAND_BYTES or (enough and units < wanted):
+                break
+            band = larger
+        bands = max(problem.n, 1) * -(-y_h // band)
+        groups = min(tiles, max(1, -(-wanted // bands))) if threads > 1 else 1
+        return Division(band, -(-tiles // groups), block_c, threads, _slot_bytes(problem, band, block_c))
+
+
+def _slot_bytes(problem: ConvProblem, band: int, block_c: int) -> int:
+    """Sums, values, offsets and counts of one band, on a 256-byte boundary."""
+    pool = problem.epilogue.pool
+    rows = band if pool is None else min(problem.p, (band - 1) * pool.stride_h + pool.window_h)
+    inputs = min(problem.h, (rows - 1) * problem.stride_h + (problem.r - 1) * problem.dilation_h + 1)
+    lists = -(-problem.c // block_c) * inputs * problem.w
+    words = rows * problem.q * VECTORS * lanes() + lists * (2 * (block_c + ROOM) + 1)
+    return -(-4 * words // 256) * 256
+
+
+def skip_under(problem: ConvProblem, block_c: int) -> float:
+    """The share of non-zero values under which a band is worked off by lists rather than densely.
+
+    A value costs about five cycles on four registers of output channels where a dense product costs four and a half; a list
+    costs twenty more (its sums are loaded and stored, and its end is not foreseen), and making it about one a value, once for all
+    taps and filters.
+    """
+    tiles = -(-problem.k // (VECTORS * lanes()))
+    share = 0.88 - 4.5 / block_c - 0.2 / (problem.r * problem.s * tiles)
+    return min(max(share, 0.0), 1.0)
+
+
+class _Convolution(Executable):
+    """One call of the library."""
+
+    def __init__(self, problem: ConvProblem, knobs: Knobs) -> None:
+        self._problem = problem
+        division = Division.of(problem, torch.get_num_threads())
+        self.workspace_bytes = division.threads * division.slot_bytes
+        self._sizes, self._dense = (_sizes(problem, division, share) for share in _shares(problem, division, knobs))
+        self._tile = VECTORS * lanes()
+        self._run = library().convoy_zeroskip
+        self._run.argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 6]
+        self._run.restype = None
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as [tiles, r, s, c, tile], the bias padded to whole tiles, and whether zeros may be skipped."""
+        problem, tile = self._problem, self._tile
+        tiles = -(-problem.k // tile)
+        weight = constants[0].detach()
+        padded = weight.new_zeros(tiles * tile, problem.c, problem.r, problem.s)
+        padded[: problem.k] = weight
+        packed = padded.view(tiles, tile, problem.c, problem.r, problem.s).permute(0, 3, 4, 2, 1).contiguous()
+        bias = weight.new_zeros(tiles * tile)
+        if problem.epilogue.bias:
+            bias[: problem.k] = constants[1].detach()
+        return packed, bias, bool(torch.isfinite(weight).all())
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Count, list, multiply, add, activate, pool."""
+        if not self._problem.n:
+            return
+        weight, bias, finite = buffers.constants
+        y = buffers.results[0]
+        assert y is not None
+        self._run(
+            self._sizes if finite else self._dense,
+            buffers.args[0].data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
+            buffers.args[1].data_ptr() if self._problem.epilogue.residual else None,
+            y.data_ptr(),
+            workspace.data_ptr() if workspace is not None else None,
+        )
+
+
+def _shares(problem: ConvProblem, division: Division, knobs: Knobs) -> tuple[float, float]:
+    """The share of non-zero values under which zeros are skipped: by the knob, and where weights are not finite."""
+    wanted = {"auto": skip_under(problem, division.block_c), "always": 1.1, "never": 0.0}
+    return wanted[str(knobs["skip"])], 0.0
+
+
+def _sizes(problem: ConvProblem, division: Division, share: float) -> _Sizes:
+    pool = problem.epilogue.pool
+    _, _, y_h, y_w = problem.y_spec.shape
+    values = {name: getattr(problem, name) for name in _CONVOLUTION}
+    if pool is not None:
+        values |= {"pool": 1 if pool.kind == "max" else 2, "window_h": pool.window_h, "window_w": pool.window_w}
+        values |= {"pool_stride_h": pool.stride_h, "pool_stride_w": pool.stride_w, "pool_pad_h": pool.pad_h}
+        values |= {"pool_pad_w": pool.pad_w, "count_include_pad": pool.count_include_pad}
+    values |= {name: getattr(division, name) for name in ("band", "tiles_a_unit", "block_c", "threads", "slot_bytes")}
+    return _Sizes(
+        **values,
+        y_h=y_h,
+        y_w=y_w,
+        activation=ACTIVATIONS.index(problem.epilogue.activation),
+        residual=problem.epilogue.residual,
+        skip_under=round(1000 * share),
+    )
+
+
+class ZeroSkipCpu(Engine):
+    """fp32 convolutions in nhwc on a CPU, faster the more zeros their input holds."""
+
+    id = "zeroskip.cpu"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6 and any pooling."""
+        if target.device != "cpu":
+            return Support.no(f"runs on CPUs, got {target.device}")
+        support = plain_convolution(problem, pools=True)
+        if not support or not isinstance(problem, ConvProblem):
+            return support
+        if problem.weight_mask:
+            return Support.no("computes dense weights only, got a weight mask")
+        for name, wanted, given in (
+            ("fp32", "fp32", problem.x_dtype),
+            ("layout nhwc", "nhwc", problem.layout),
+            ("groups = 1", 1, problem.groups),
+        ):
+            if given != wanted:
+                return Support.no(f"needs {name}, got {given}")
+        if problem.epilogue.activation not in ACTIVATIONS:
+            return Support.no(f"has the activations {', '.join(ACTIVATIONS)}, got {problem.epilogue.activation}")
+        return compiler_support()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Whether to skip is decided at run time, band by band."""
+        return (Knobs.of(skip="auto"),)
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """Each thread's sums and lists."""
+        assert isinstance(problem, ConvProblem)
+        division = Division.of(problem, torch.get_num_threads())
+        return division.threads * division.slot_bytes
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """As if half of the input were zeros."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(Work(problem.flops / 2, problem.bytes_min, 1), target)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """The library is compiled once for all problems."""
+        assert isinstance(problem, ConvProblem)
+        return _Convolution(problem, knobs)
+
+
+ENGINE = ZeroSkipCpu()

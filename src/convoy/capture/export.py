@@ -28,7 +28,7 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         CaptureError: the model cannot be exported, with the exporter's own words.
     """
     try:
-        with evaluation_mode(model), _quiet():
+        with evaluation_mode(model), quiet():
             try:
                 with torch.no_grad():
                     return _export(model, args, kwargs)
@@ -61,7 +61,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the exporter's log and warnings off the screen: what it has to say when it fails is in its exception."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +10,11 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
-from convoy.capture.draft import Draft, dtype_name, spec_of
-from convoy.capture.names import Namer, is_bookkeeping
+from convoy.capture.draft import Draft, spec_of
+from convoy.capture.lower_nodes import NodeLowering
+from convoy.capture.names import Namer
 from convoy.capture.structure import Baked, Leaf, Structure
-from convoy.engines.interpret import resolve
-from convoy.errors import CaptureError, InputError
-from convoy.graph.ir import Arg, Node, Ref, Symbol
-
-_MEMORY_FORMATS = {
-    torch.contiguous_format: "memory_format.nchw",
-    torch.channels_last: "memory_format.nhwc",
-    torch.preserve_format: "memory_format.preserve",
-}
-
-# What they say holds for every graph: strided tensors of the inputs' device in ordinary memory.
-_NEEDLESS_KEYWORDS = frozenset({"pin_memory", "layout", "non_blocking"})
+from convoy.errors import CaptureError
 
 
 @dataclass(slots=True)
@@ -47,13 +36,10 @@ def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any
     return _Lowering(program).run(plain=not kwargs and all(isinstance(arg, torch.Tensor) for arg in args))
 
 
-class _Lowering:
+class _Lowering(NodeLowering):
     def __init__(self, program: ExportedProgram) -> None:
+        super().__init__(_device(program), Namer(program.graph.nodes))
         self.program = program
-        self.draft = Draft(device=_device(program))
-        self.namer = Namer(program.graph.nodes)
-        # What each node of the exporter's graph became: a value, several, or something that is no tensor.
-        self.found: dict[fx.Node, str | tuple[str, ...] | Baked] = {}
 
     def run(self, *, plain: bool) -> Lowered:
         nodes = list(self.program.graph.nodes)
@@ -62,7 +48,7 @@ class _Lowering:
         leaves = self._inputs([(n, s) for n, s in zip(placeholders, specs, strict=True)])
         for node in nodes:
             if node.op == "call_function":
-                self._call(node)
+                self.call(node)
             elif node.op not in ("placeholder", "output"):
                 raise CaptureError(f"the exported program holds {node.format_node()}, which a graph cannot hold")
         call = self.program.call_spec
@@ -77,8 +63,7 @@ class _Lowering:
             if spec.kind is not InputKind.USER_INPUT:
                 continue
             if isinstance(spec.arg, TensorArgument):
-                self.found[node] = self._define(node.name, node.meta["val"])
-                self.draft.inputs.append(str(self.found[node]))
+                self.input(node, node.name)
                 leaves.append(None)
             elif isinstance(spec.arg, ConstantArgument):
                 self.found[node] = Baked(spec.arg.value)
@@ -106,78 +91,6 @@ class _Lowering:
         spec_of(tensor, spec.target)
         held[place] = self.draft.add_constant(spec.target, tensor.to(self.draft.device))
         return held[place]
-
-    def _define(self, wanted: str, value: Any) -> str:
-        name = self.draft.unique(wanted)
-        self.draft.specs[name] = spec_of(value, name)
-        return name
-
-    def _call(self, node: fx.Node) -> None:
-        if node.target is operator.getitem:
-            source, index = node.args
-            made = self.found[source] if isinstance(source, fx.Node) else ()
-            assert isinstance(made, tuple)
-            assert isinstance(index, int)
-            self.found[node] = made[index]
-            return
-        if is_bookkeeping(node):
-            return
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-            raise CaptureError(f"the model calls {target}, which is no ATen operator")
-        try:
-            resolve(str(target))
-        except InputError as error:
-            raise CaptureError(f"the model calls {target}: expected {error.expected}") from error
-        name = self.draft.unique(self.namer.name(node))
-        outputs = self._results(node, name)
-        kwargs = tuple(
-            (k, self._arg(v)) for k, v in node.kwargs.items() if v is not None and k not in _NEEDLESS_KEYWORDS
-        )
-        self.draft.nodes.append(Node(name, str(target), tuple(map(self._arg, node.args)), kwargs, outputs))
-
-    def _results(self, node: fx.Node, name: str) -> tuple[str, ...]:
-        """Define what a call makes. An output that is no tensor has the empty name: nothing may read it."""
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor):
-            self.draft.specs[name] = spec_of(value, name)
-            self.found[node] = name
-            return (name,)
-        if not isinstance(value, (list, tuple)):
-            raise CaptureError(f"{name} makes a {type(value).__name__}, which depends on data ({node.target})")
-        names: list[str] = []
-        for index, part in enumerate(value):
-            wanted = name if index == 0 else f"{name}.{index}"
-            names.append(self._define(wanted, part) if isinstance(part, torch.Tensor) else "")
-        self.found[node] = tuple(names)
-        return tuple(names)
-
-    def _arg(self, arg: Any) -> Arg:
-        if isinstance(arg, fx.Node):
-            return self._used(arg)
-        if isinstance(arg, (list, tuple)):
-            return tuple(self._arg(item) for item in arg)
-        if isinstance(arg, torch.dtype):
-            return Symbol(f"dtype.{dtype_name(arg)}")
-        if isinstance(arg, torch.memory_format) and arg in _MEMORY_FORMATS:
-            return Symbol(_MEMORY_FORMATS[arg])
-        if isinstance(arg, torch.device):
-            return Symbol("device.inputs")
-        if arg is None or isinstance(arg, (bool, int, float, str)):
-            return arg
-        raise CaptureError(
-            f"the model passes {arg!r} to an operator: a {type(arg).__name__}, which a graph cannot hold"
-        )
-
-    def _used(self, node: fx.Node) -> Arg:
-        found = self.found[node]
-        if isinstance(found, Baked):
-            return self._arg(found.value)
-        if isinstance(found, tuple):
-            return tuple(Ref(name) for name in found)
-        if not found:
-            raise CaptureError(f"the model reads {node.name}, which is no tensor")
-        return Ref(found)
 
     def _outputs(self, output: fx.Node) -> list[Leaf]:
         leaves: list[Leaf] = []

@@ -21,7 +21,7 @@ def layers(
     args = options.example(module, model, None, batch, size, dtype, "cpu")
 
     from convoy.capture import capture_inference
-    from convoy.graph.verify import conv_problem, linear_problem
+    from convoy.graph.layers import conv_problem, linear_problem
     from convoy.report import print_table
 
     with options.fitting(module, args):

@@ -43,8 +43,9 @@ class Buffers:
 
     `args` are what the region reads, `results` what it writes, `constants` what `pack` returned. For a convolution or a
     linear layer in direction `fprop`: args = (x,) or (x, residual), results = [y]; weight and bias are constants, or, in a
-    convolution with `fresh_weight`, stand behind x (see `engines.fresh`). For `dgrad`: args = (dy, weight), results = [dx]. For `wgrad`: args = (x, dy), results = [dweight] (and [dbias] where the epilogue has a bias). For a
-    subgraph: its inputs and its outputs, in order.
+    convolution with `fresh_weight`, stand behind x (see `engines.fresh`). For `dgrad`: args = (dy, weight), results = [dx].
+    For `wgrad`: args = (x, dy), results = [dweight] (and [dbias] where the epilogue has a bias). For a subgraph: its inputs
+    and its outputs, in order.
 
     Logical shapes are those of the problem; the memory format of every 4-D tensor is the problem's layout. An engine never
     writes to `args` or `constants`. `results` hold allocated tensors, unless the executable `allocates_results`: then each

@@ -17,7 +17,8 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import DTYPES, compile_graph
 from convoy.engines.piece import MEMORY_FORMATS, Results, read, runnable
 from convoy.errors import CompileError
-from convoy.graph.ir import Graph
+from convoy.graph.ir import LAYERS, Graph
+from convoy.graph.randomness import draws
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
@@ -99,9 +100,12 @@ def _has_compiler(target: Target) -> Support:
 
 def _worthwhile(graph: Graph) -> Support:
     """Whether compiling can gain anything."""
-    layers = [node.op for node in graph.nodes if node.op in ("conv2d", "linear")]
+    layers = [node.op for node in graph.nodes if node.op in LAYERS]
     if layers:
         return Support.no(f"compiles what lies between the layers, got {layers[0]}")
+    random = [node.op for node in graph.nodes if draws(node)]
+    if random:
+        return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")
     if any(value.spec.elements == 0 for value in graph.values.values()):
         return Support.no("needs tensors with elements, got an empty one")
     if len(graph.nodes) > 1 or any(part in graph.nodes[0].op for part in _WORTHWHILE_ALONE):

@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import linear
 
 from convoy.errors import InputError
-from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol
+from convoy.graph.ir import GRADIENTS, LAYERS, Arg, Graph, Node, Ref, Symbol
+from convoy.graph.layers import gradient_problem
 from convoy.graph.text import print_arg
 from convoy.graph.verify import verify
 
@@ -153,7 +154,7 @@ def resolve(op: str) -> Callable[..., Any]:
 
 def _returns_many(op: str) -> bool:
     """Whether an operator gives a sequence of tensors; one such as a split may hold a single one."""
-    if op in ("conv2d", "linear"):
+    if op in LAYERS:
         return False
     _, name, overload = _VIEWS.get(op, op).split(".")
     returns = getattr(getattr(torch.ops.aten, name), overload)._schema.returns
@@ -171,6 +172,8 @@ class _Compiler:
         node = self.node
         if node.op == "conv2d":
             return self._convolution()
+        if node.op in GRADIENTS:
+            return self._gradient()
         if _is_channel_affine(self.graph, node):
             return self._multiply_add()
         function = linear if node.op == "linear" else resolve(node.op)
@@ -198,6 +201,27 @@ class _Compiler:
             slots[result] = convolve(slots[source], slots[kernel], None, *sizes)
 
         return run
+
+    def _gradient(self) -> _Step:
+        """One direction of ATen's convolution_backward; of the operand whose gradient is asked for only the sizes are read."""
+        first, second = (self.slots[name] for name in self.node.refs())
+        result = self.slots[self.node.outputs[0]]
+        problem = gradient_problem(self.graph, self.node)
+        _, _, _, stride, padding, dilation, groups = self.node.args
+        backward, sizes = torch.ops.aten.convolution_backward.default, (stride, padding, dilation, False, (0, 0), groups)
+        x_shape, weight_shape, biases = problem.x_spec.shape, problem.weight_spec.shape, [problem.k]
+
+        def run_dgrad(slots: Slots) -> None:
+            dy, weight = slots[first], slots[second]
+            x = dy.new_empty(1).expand(x_shape)
+            slots[result] = backward(dy, x, weight, biases, *sizes, (True, False, False))[0]
+
+        def run_wgrad(slots: Slots) -> None:
+            x, dy = slots[first], slots[second]
+            weight = dy.new_empty(1).expand(weight_shape)
+            slots[result] = backward(dy, x, weight, biases, *sizes, (False, True, False))[1]
+
+        return run_dgrad if problem.direction == "dgrad" else run_wgrad
 
     def _multiply_add(self) -> _Step:
         """A per-channel `shift + x * scale`, which is what a batch norm that cannot be folded becomes.

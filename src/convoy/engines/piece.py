@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.interpret import compile_graph, resolve
 from convoy.errors import InputError
-from convoy.graph.ir import Graph, Node
+from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.text import parse_graph
 from convoy.problem import SubgraphProblem
 from convoy.support import Support
@@ -77,7 +77,7 @@ def _may_alias(graph: Graph, name: str) -> bool:
     node = graph.producer(name)
     if node is None:
         return True
-    if node.op in ("conv2d", "linear"):
+    if node.op in LAYERS:
         return False
     overload = _overload(node)
     if any(returned.alias_info is not None for returned in overload._schema.returns):

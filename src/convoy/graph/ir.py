@@ -1,19 +1,25 @@
 """The IR: Graph, Node, Value, Ref. Plain data, no torch; a graph is a list of nodes in an order that can be executed.
 
 A net is a graph over values. A value is a graph input, a constant (a weight: its tensor is kept beside the graph, by
-name) or the output of one node. A node names its operator: `conv2d` and `linear`, whose arguments Convoy understands,
-or any ATen overload by its own name (`aten.max_pool2d.default`), which it runs as it is.
+name) or the output of one node. A node names its operator: one of `LAYERS`, whose arguments Convoy understands, or any ATen
+overload by its own name (`aten.max_pool2d.default`), which it runs as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from convoy.problem import TensorSpec
 
 Kind = Literal["input", "constant", "node"]
+
+GRADIENTS: Final = ("conv2d_dgrad", "conv2d_wgrad")
+"""Operators that are one direction of a convolution's backward pass."""
+
+LAYERS: Final = ("conv2d", "linear", *GRADIENTS)
+"""Operators whose arguments Convoy understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,8 @@ class Node:
     Attributes:
         name: unique among nodes; by convention the first output's name.
         op: `conv2d` (x, weight, bias or None, stride, padding, dilation, groups: pairs of integers, then an integer),
-            `linear` (x, weight, bias or None), or an ATen overload, `aten.NAME.OVERLOAD`.
+            `linear` (x, weight, bias or None), `conv2d_dgrad` (dy, weight, (h, w) of x, stride, padding, dilation, groups),
+            `conv2d_wgrad` (x, dy, (r, s), stride, padding, dilation, groups), or an ATen overload, `aten.NAME.OVERLOAD`.
         args: positional arguments.
         kwargs: keyword arguments, in order.
         outputs: names of the values that it makes, in order. An empty name is an output that nobody reads.

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from convoy.errors import InputError
-from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol
-from convoy.problem import DTYPE_BYTES, ConvProblem, LinearProblem, TensorSpec
+from convoy.graph.ir import GRADIENTS, LAYERS, Graph, Node, Ref, Symbol
+from convoy.graph.layers import conv_problem, gradient_problem, is_integer, is_pair, linear_problem
+from convoy.problem import DTYPE_BYTES, TensorSpec
 
 _NAME = re.compile(r"\w[\w.]*", re.ASCII)
 _ATEN = re.compile(r"aten\.(\w+)\.(\w+)", re.ASCII)
@@ -122,13 +123,13 @@ def alive(graph: Graph) -> Iterator[Breach]:
 
 
 def operators(graph: Graph) -> Iterator[Breach]:
-    """Operators are `conv2d`, `linear` and functional ATen overloads, by their names."""
+    """Operators are layers (`LAYERS`) and functional ATen overloads, by their names."""
     for node in graph.nodes:
-        if node.op in ("conv2d", "linear"):
+        if node.op in LAYERS:
             continue
         match = _ATEN.fullmatch(node.op)
         if match is None:
-            yield node.name, f"the operator conv2d, linear or aten.NAME.OVERLOAD, not {node.op!r}"
+            yield node.name, f"one of {', '.join(LAYERS)} or aten.NAME.OVERLOAD, not {node.op!r}"
         elif (match[1].endswith("_") and not match[1].endswith("__")) or match[2].endswith("out"):
             yield node.name, f"an operator that makes new values, not {node.op!r}, which overwrites one"
 
@@ -165,7 +166,7 @@ def _convolution(graph: Graph, node: Node) -> Iterator[str]:
     if len(node.args) != 7 or node.kwargs or len(node.outputs) != 1:
         yield "seven arguments (x, weight, bias, stride, padding, dilation, groups), none by keyword, and one output"
         return
-    if not all(_is_pair(arg) for arg in node.args[3:6]) or not _is_int(node.args[6]):
+    if not all(is_pair(arg) for arg in node.args[3:6]) or not is_integer(node.args[6]):
         yield "pairs of integers for stride, padding and dilation, and an integer for groups"
         return
     found = _operand_specs(graph, node)
@@ -179,29 +180,6 @@ def _convolution(graph: Graph, node: Node) -> Iterator[str]:
         return
     right = (problem.x_spec, problem.weight_spec, TensorSpec((problem.k,), problem.y_dtype), problem.y_spec)
     yield from _disagreements(found, right)
-
-
-def conv_problem(graph: Graph, node: Node) -> ConvProblem:
-    """The problem of a `conv2d` node, without epilogue; x, weight and y have the dtype of x.
-
-    Raises:
-        InputError: the arguments describe no convolution.
-    """
-    x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
-    if len(x.shape) != 4 or len(weight.shape) != 4:
-        raise InputError("shape", (x.shape, weight.shape), "x and weight with four sides each")
-    stride, pad, dilation = (_pair(arg) for arg in node.args[3:6])
-    n, c, h, w = x.shape
-    k, _, r, s = weight.shape
-    groups = node.args[6]
-    return ConvProblem(
-        *(n, c, h, w, k, r, s, *pad, *stride, *dilation),
-        groups=groups if isinstance(groups, int) else 0,
-        x_dtype=x.dtype,
-        weight_dtype=x.dtype,
-        y_dtype=x.dtype,
-        acc_dtype="fp64" if x.dtype == "fp64" else "fp32",
-    )
 
 
 def linears(graph: Graph) -> Iterator[Breach]:
@@ -229,18 +207,6 @@ def _linear(graph: Graph, node: Node) -> Iterator[str]:
     yield from _disagreements(found, (problem.x_spec, problem.weight_spec, bias, problem.y_spec))
 
 
-def linear_problem(graph: Graph, node: Node) -> LinearProblem:
-    """The problem of a `linear` node, without epilogue.
-
-    Raises:
-        InputError: the arguments describe no linear layer.
-    """
-    x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
-    if len(x.shape) != 2 or len(weight.shape) != 2:
-        raise InputError("shape", (x.shape, weight.shape), "x and weight with two sides each")
-    return LinearProblem(*x.shape, k=weight.shape[0], dtype=x.dtype)
-
-
 def _operand_specs(graph: Graph, node: Node) -> tuple[TensorSpec, TensorSpec, TensorSpec | None, TensorSpec] | str:
     """Specs of x, weight, bias and y; or what was expected of the arguments."""
     x, weight, bias = node.args[:3]
@@ -262,20 +228,35 @@ def _disagreements(
             yield f"{name} of spec {want}, not {have}"
 
 
-def _is_int(arg: Arg) -> bool:
-    return isinstance(arg, int) and not isinstance(arg, bool)
+def gradients(graph: Graph) -> Iterator[Breach]:
+    """`conv2d_dgrad` has (dy, weight, size of x, ...), `conv2d_wgrad` (x, dy, size of the filter, ...), as `ir.Node` says."""
+    for node in graph.nodes:
+        if node.op in GRADIENTS:
+            for expected in _gradient(graph, node):
+                yield node.name, expected
 
 
-def _is_pair(arg: Arg) -> bool:
-    return isinstance(arg, tuple) and len(arg) == 2 and all(map(_is_int, arg))
-
-
-def _pair(arg: Arg) -> tuple[int, int]:
-    if isinstance(arg, tuple) and len(arg) == 2:
-        first, second = arg
-        if isinstance(first, int) and isinstance(second, int):
-            return first, second
-    raise InputError("argument", arg, "a pair of integers")
+def _gradient(graph: Graph, node: Node) -> Iterator[str]:
+    if len(node.args) != 7 or node.kwargs or len(node.outputs) != 1 or not node.outputs[0]:
+        yield "seven arguments, none by keyword, and one output with a name"
+        return
+    if not all(isinstance(arg, Ref) for arg in node.args[:2]):
+        yield "values for its first two arguments"
+        return
+    if not all(is_pair(arg) for arg in node.args[2:6]) or not is_integer(node.args[6]):
+        yield "pairs of integers for sizes, stride, padding and dilation, and an integer for groups"
+        return
+    try:
+        problem = gradient_problem(graph, node)
+    except InputError as error:
+        yield f"a gradient that can be computed ({error})"
+        return
+    first, second, made = (graph.values[name].spec for name in (*node.refs(), node.outputs[0]))
+    x, weight, y = problem.x_spec, problem.weight_spec, problem.y_spec
+    right = (y, weight, x) if problem.direction == "dgrad" else (x, y, weight)
+    for position, have, want in zip(("first", "second", "made"), (first, second, made), right, strict=True):
+        if have != want:
+            yield f"the {position} value of spec {want}, not {have}"
 
 
 RULES: Final[tuple[Callable[[Graph], Iterator[Breach]], ...]] = (
@@ -289,6 +270,7 @@ RULES: Final[tuple[Callable[[Graph], Iterator[Breach]], ...]] = (
     operators,
     convolutions,
     linears,
+    gradients,
     alive,
     constant_order,
 )

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import torch
 
 from convoy.engines.base import Executable
+from convoy.graph.randomness import draws
+from convoy.graph.text import parse_graph
 from convoy.measurement.data import (
     Data,
     dense,
@@ -68,6 +71,11 @@ UNIT: Final = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 SMALL: Final = 4096
 """Results of so few elements may all be near zero by chance; their error is then taken against what such sums amount to."""
+
+
+FLIPPED: Final = {"fp64": 0.0, "fp32": 1e-4, "fp16": 2e-3, "bf16": 2e-2}
+"""Share of a piece's integers and flags that may differ from float64's: rounding what is compared makes ties, and turns near
+ones. After a batch norm and ReLU, 0.13 % of a 3x3 maximum pooling's positions differ in bf16, 0.02 % in fp16, none in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,7 @@ def check(
     """
     limit = bound(problem, family, tf32=tf32)
     worst = 0.0
+    random = _is_random(problem)
     for index, (result, wanted) in enumerate(zip(results, exact, strict=True)):
         if result is None:
             return Verdict(False, math.inf, limit, f"result {index} was not written")
@@ -191,6 +200,14 @@ def check(
             shapes = f"{tuple(result.shape)}, expected {tuple(wanted.shape)}"
             return Verdict(False, math.inf, limit, f"result {index} has shape {shapes}")
         found = dense(result)
+        if random:
+            continue  # numbers drawn cannot be compared: that something of this shape was written is all that can be said
+        if not found.is_floating_point() and isinstance(problem, SubgraphProblem):
+            changed = _equal(found, wanted.to(found.dtype)).logical_not()
+            if int(changed.sum()) > FLIPPED[_narrowest(problem)] * changed.numel():
+                share = float(changed.double().mean())
+                return Verdict(False, share, FLIPPED[_narrowest(problem)], _first_wrong(index, found, wanted, changed))
+            continue
         if not found.is_floating_point() or is_exact(problem, family, kind, found.device.type):
             same = _equal(found, wanted.to(found.dtype))
             if not same.all():
@@ -265,6 +282,18 @@ def _error(
     if family in FAMILY_FACTOR:
         scale = max(scale, spread_norm(problem, data, index))
     return relative_error(found, wanted, scale) if scale > norm else error
+
+
+@lru_cache(maxsize=1024)
+def _narrowest(problem: SubgraphProblem) -> str:
+    """The narrowest floating dtype inside a piece."""
+    found = {value.spec.dtype for value in parse_graph(problem.text).values.values()}
+    return next((d for d in ("bf16", "fp16", "fp32") if d in found), "fp64")
+
+
+@lru_cache(maxsize=1024)
+def _is_random(problem: Problem) -> bool:
+    return isinstance(problem, SubgraphProblem) and any(map(draws, parse_graph(problem.text).nodes))
 
 
 def _equal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,8 @@ after:  conv(y)         y = conv(x, w) + b                     args x
         conv(y+z)       z = conv(x, w) + b + other             args x, other
         conv(y+z+a)     a = relu(conv(x, w) + b + other)       args x, other
 
-and conv(y+a), where the activation follows at once. Every one is a proposal of its own, in every memory format.
+and conv(y+a), where the activation follows at once. Every one is a proposal of its own, in every memory format. In a graph
+that computes or is given its weights, as in training, %w and %b are args behind x, and the problem says `fresh_weight`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from convoy.graph.ir import Graph
-from convoy.graph.verify import conv_problem
+from convoy.graph.layers import conv_problem
 from convoy.regions.epilogue import Chain
 from convoy.regions.region import Region
 
@@ -26,12 +27,14 @@ def conv_region(graph: Graph, chain: Chain, layouts: Sequence[str], numerics: st
     """The region of a `conv2d` node's chain."""
     layer = chain.nodes[0]
     x, weight, *bias = layer.refs()
-    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue())
+    fresh = chain.is_fresh(graph)
+    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue(), fresh_weight=fresh)
+    added = (chain.residual,) if chain.residual else ()
     return Region(
         pattern="conv",
         nodes=chain.names,
-        args=(x, chain.residual) if chain.residual else (x,),
-        constants=(weight, *bias),
+        args=(x, weight, *bias, *added) if fresh else (x, *added),
+        constants=() if fresh else (weight, *bias),
         results=(chain.result,),
         problems=tuple(problem.with_layout(layout) for layout in layouts),
     )

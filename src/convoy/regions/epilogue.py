@@ -34,6 +34,10 @@ class Chain:
         """Names of the nodes."""
         return tuple(node.name for node in self.nodes)
 
+    def is_fresh(self, graph: Graph) -> bool:
+        """Whether the layer's weight is no constant: it changes from call to call."""
+        return graph.values[list(self.nodes[0].refs())[1]].kind != "constant"
+
     def epilogue(self) -> Epilogue:
         """What follows the main operation; a bias is always taken along."""
         return Epilogue(self.nodes[0].args[2] is not None, bool(self.residual), self.activation)
@@ -42,11 +46,12 @@ class Chain:
 def chains(graph: Graph, layer: Node) -> list[Chain]:
     """All legal chains of a `conv2d` or `linear` node: alone, + activation, + addition, + both. The longest is last.
 
-    Empty for a layer whose weight or bias is computed by the graph, or whose x is a constant: no engine packs those.
+    Empty for a layer whose x is a constant, for a linear one whose weight or bias is computed by the graph, and where only one
+    of weight and bias is: no engine packs those.
     """
-    operands = list(layer.refs())
-    kinds = [graph.values[name].kind for name in operands]
-    if kinds[0] == "constant" or any(kind != "constant" for kind in kinds[1:]):
+    kinds = [graph.values[name].kind for name in layer.refs()]
+    constant = [kind == "constant" for kind in kinds[1:]]
+    if kinds[0] == "constant" or any(constant) != all(constant) or (layer.op == "linear" and not all(constant)):
         return []
     alone = Chain((layer,), "", "none", layer.outputs[0])
     added = _with_residual(graph, alone)
@@ -54,14 +59,15 @@ def chains(graph: Graph, layer: Node) -> list[Chain]:
     return [chain for chain in found if chain]
 
 
-def _only_reader(graph: Graph, value: str) -> Node | None:
+def only_reader(graph: Graph, value: str) -> Node | None:
+    """The one node that reads a value which is not returned; None where there are more or none."""
     users = graph.users(value)
     return users[0] if len(users) == 1 and value not in graph.outputs else None
 
 
 def _with_residual(graph: Graph, chain: Chain) -> Chain | None:
     """Before: %z = aten.add.Tensor(%y, %other).  After: the layer's epilogue adds %other, of %y's shape and dtype."""
-    node = _only_reader(graph, chain.result)
+    node = only_reader(graph, chain.result)
     if node is None or node.op != "aten.add.Tensor" or len(node.args) != 2 or dict(node.kwargs).get("alpha", 1) != 1:
         return None
     others = [arg.name for arg in node.args if isinstance(arg, Ref) and arg.name != chain.result]
@@ -73,7 +79,7 @@ def _with_residual(graph: Graph, chain: Chain) -> Chain | None:
 
 def _with_activation(graph: Graph, chain: Chain) -> Chain | None:
     """Before: %z = aten.relu.default(%y).  After: the layer's epilogue applies it."""
-    node = _only_reader(graph, chain.result)
+    node = only_reader(graph, chain.result)
     if node is None or list(node.refs()) != [chain.result] or not activation_of(node):
         return None
     if graph.values[node.outputs[0]].spec != graph.values[chain.result].spec:

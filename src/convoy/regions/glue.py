@@ -7,24 +7,21 @@ before: %r = aten.relu.default(%y)                      y made by a convolution
 after:  glue(r+p+c)
         glue(p+c)         for the cover in which the convolution's epilogue takes r
 
-Nodes are grouped by depth, the number of layers (conv2d, linear) on the longest way to them, and connected ones of one depth
-make a group. (Layers that no glue comes before are not counted: they are in nobody's way.) A group is convex: depth never
-falls along a way, so a way from one of its nodes to another runs at one depth; a layer on it would have raised the depth,
-so it runs through glue of that depth, which is connected to both ends and therefore in the group. The same holds of what
-is left when epilogues take some nodes: those count as layers do.
+Nodes are grouped by depth, the number of layers on the longest way to them (`LAYERS`, and nodes that draw random numbers),
+and connected ones of one depth make a group. (Layers that no glue comes before are not counted: they are in nobody's way.)
+A group is convex: depth never falls along a way, so a way from one of its nodes to another runs at one depth; a layer on it
+would have raised the depth, so it runs through glue of that depth, which is connected to both ends and therefore in the
+group. The same holds of what is left when epilogues take some nodes: those count as layers do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
 
-from convoy.graph.ir import Graph, Node
+from convoy.graph.ir import LAYERS, Graph, Node
+from convoy.graph.randomness import draws
 from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
-
-LAYERS: Final = frozenset({"conv2d", "linear"})
-"""Operators that end a group."""
 
 
 def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> list[Region]:
@@ -38,7 +35,7 @@ def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> l
         epilogues: names of all nodes that some layer's epilogue could take.
         layouts: memory formats to offer.
     """
-    layers = [node.name for node in graph.nodes if node.op in LAYERS]
+    layers = [node.name for node in graph.nodes if node.op in LAYERS or draws(node)]
     found: dict[tuple[str, ...], None] = {}
     for names in groups(graph, graph.nodes, layers):
         group = [graph.node(name) for name in names]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convoy.graph.ir import Graph
-from convoy.graph.verify import linear_problem
+from convoy.graph.layers import linear_problem
 from convoy.regions.epilogue import Chain
 from convoy.regions.region import Region
 

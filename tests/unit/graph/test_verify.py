@@ -30,6 +30,21 @@ constant %fc.weight: fp32[5,64]
 return %fc, %half
 """
 
+BACKWARD = """\
+graph 1
+input %x: fp32[2,3,8,8]
+input %dy: fp32[2,4,4,4]
+input %weight: fp32[4,3,3,3]
+%dx: fp32[2,3,8,8] = conv2d_dgrad(%dy, %weight, (8, 8), (2, 2), (1, 1), (1, 1), 1)
+%dw: fp32[4,3,3,3] = conv2d_wgrad(%x, %dy, (3, 3), (2, 2), (1, 1), (1, 1), 1)
+return %dx, %dw
+"""
+
+
+def backward(old: str = "", new: str = "") -> Graph:
+    assert not old or BACKWARD.count(old) == 1
+    return parse_graph(BACKWARD.replace(old, new) if old else BACKWARD)
+
 
 def changed(old: str, new: str) -> Graph:
     assert GOOD.count(old) == 1
@@ -125,11 +140,21 @@ BREACHES: list[tuple[str, str, Graph]] = [
     ),
     ("linears", "fc", changed("[5,64]", "[6,64]")),
     ("linears", "fc", changed("%fc: fp32[2,5]", "%fc: fp16[2,5]")),
+    ("gradients", "dx", backward("%weight, (8, 8)", "%weight, (9, 9)")),
+    ("gradients", "dx", backward("%weight, (8, 8)", "%weight, (8, 8, 8)")),
+    ("gradients", "dx", backward("(%dy, %weight", "(%dy, None")),
+    ("gradients", "dx", backward("(%dy, %weight", "(%x, %weight")),
+    ("gradients", "dw", backward("%dy, (3, 3)", "%dy, (3, 5)")),
+    ("gradients", "dw", backward("%dw: fp32[4,3,3,3]", "%dw: fp16[4,3,3,3]")),
+    ("gradients", "dw", backward("(3, 3), (2, 2), (1, 1), (1, 1), 1)", "(3, 3), (2, 2), (1, 1), (1, 1), 1, 1)")),
+    ("gradients", "dw", backward("(3, 3), (2, 2), (1, 1), (1, 1), 1)", "(3, 3), (2, 2), (1, 1), (1, 1), 5)")),
 ]
 
 
 def test_a_good_graph_passes():
     verify(good())
+    verify(backward())
+    assert parse_graph(print_graph(backward())) == backward()
 
 
 def test_a_graph_of_nothing_passes():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from convoy.engines.base import Executable
+from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement.accuracy import (
     Guarded,
@@ -25,8 +26,9 @@ from convoy.measurement.accuracy import (
     tf32_bound,
 )
 from convoy.measurement.data import result_specs, tensor_specs, terms_norm
+from convoy.measurement.detect import detect_target
 from convoy.measurement.guards import GUARD_BYTES
-from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
+from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 
 BIASED = Epilogue(bias=True, residual=True, activation="relu")
 LIMITS = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8}
@@ -254,6 +256,43 @@ def test_integers_must_be_exact_for_direct_methods_only():
     assert is_exact(STRICT, "library", "integer", "cpu")
     assert not is_exact(STRICT, "library", "integer", "cuda")
     assert is_exact(replace(STRICT, r=1, s=1), "library", "integer", "cuda")
+
+
+POSITIONS = """\
+graph 1
+input %x: {dtype}[4,16,32,32]
+input %w: fp32[16]
+input %b: fp32[16]
+%y: {dtype}[4,16,32,32], %mean: fp32[16], %std: fp32[16] = \
+aten.native_batch_norm.default(%x, %w, %b, None, None, True, 0.1, 1e-05)
+%z: {dtype}[4,16,32,32] = aten.relu.default(%y)
+%p: {dtype}[4,16,16,16], %at: i64[4,16,16,16] = aten.max_pool2d_with_indices.default(%z, (3, 3), (2, 2), (1, 1))
+return %p, %at, %mean, %std
+"""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_positions_may_move_as_far_as_rounding_moves_them(dtype):
+    problem = SubgraphProblem(POSITIONS.format(dtype=dtype))
+    data = make_data(problem, 1)
+    executable = load_engine("aten").build(problem, Knobs(), detect_target("cpu"))
+    trial, exact = run_guarded(executable, problem, data), oracle(problem, data)
+    assert check(problem, "library", trial.results, exact, "normal").ok
+    shifted = [trial.results[0], trial.results[1] + 1, *trial.results[2:]]
+    assert "result 1 is" in check(problem, "library", shifted, exact, "normal").reason
+    half = trial.results[1].clone()
+    half[:, :8] += 1  # planted: every second channel's positions are off by one
+    assert not check(problem, "library", [trial.results[0], half, *trial.results[2:]], exact, "normal").ok
+
+
+def test_numbers_that_are_drawn_need_only_be_there():
+    text = "graph 1\ninput %x: fp32[8,8]\n%y: fp32[8,8], _ = aten.native_dropout.default(%x, 0.5, True)\nreturn %y\n"
+    problem = SubgraphProblem(text)
+    data = make_data(problem, 1)
+    exact = oracle(problem, data)
+    assert check(problem, "library", [torch.zeros(8, 8)], exact, "normal").ok
+    assert not check(problem, "library", [torch.zeros(8, 9)], exact, "normal").ok
+    assert not check(problem, "library", [None], exact, "normal").ok
 
 
 def test_results_that_vanish_by_chance_are_measured_against_what_such_sums_amount_to():

@@ -111,15 +111,6 @@ def test_two_convolutions_that_meet_may_each_take_the_addition():
     assert found["conv(d+s)"].args == ("x", "c")
 
 
-def test_a_convolution_with_a_computed_weight_stays_an_operator():
-    text = (
-        "input %x: fp32[2,3,8,8]\ninput %w: fp32[4,3,3,3]\n"
-        "%c: fp32[2,4,8,8] = conv2d(%x, %w, None, (1, 1), (1, 1), (1, 1), 1)\n"
-        "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n"
-    )
-    assert list(proposed(text)) == ["op(c)", "op(a)"]
-
-
 @pytest.mark.parametrize(("dtype", "accumulator"), [("fp16", "fp32"), ("bf16", "fp32"), ("fp64", "fp64")])
 def test_dtypes_reach_the_problem(dtype: str, accumulator: str):
     problem = proposed(f"{HEAD}return %c, %r\n".replace("fp32", dtype))["conv(c)"].problems[0]

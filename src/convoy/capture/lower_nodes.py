@@ -1,0 +1,133 @@
+"""The calls of an ATen graph, one by one, to nodes of a draft: what exported programs and training graphs have in common."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from convoy.capture.draft import Draft, dtype_name, spec_of
+from convoy.capture.names import is_bookkeeping
+from convoy.capture.structure import Baked
+from convoy.engines.interpret import resolve
+from convoy.errors import CaptureError, InputError
+from convoy.graph.ir import Arg, Node, Ref, Symbol
+
+_MEMORY_FORMATS = {
+    torch.contiguous_format: "memory_format.nchw",
+    torch.channels_last: "memory_format.nhwc",
+    torch.preserve_format: "memory_format.preserve",
+}
+
+# What they say holds for every graph: strided tensors of the inputs' device in ordinary memory.
+_NEEDLESS_KEYWORDS = frozenset({"pin_memory", "layout", "non_blocking"})
+
+
+class Names(Protocol):
+    """Gives calls their names."""
+
+    def name(self, node: fx.Node) -> str:
+        """The name wanted for a call; it need not be free."""
+        ...
+
+
+class NodeLowering:
+    """Lowers calls into a draft.
+
+    Args:
+        device: where the model's tensors are.
+        namer: names the calls.
+
+    Attributes:
+        draft: what is made.
+        found: what each node of the fx graph became: a value, several, or something that is no tensor.
+    """
+
+    def __init__(self, device: torch.device, namer: Names) -> None:
+        self.draft = Draft(device=device)
+        self.namer = namer
+        self.found: dict[fx.Node, str | tuple[str, ...] | Baked] = {}
+
+    def input(self, node: fx.Node, wanted: str) -> None:
+        """Make a placeholder an input of the draft."""
+        self.found[node] = self._define(wanted, node.meta["val"])
+        self.draft.inputs.append(str(self.found[node]))
+
+    def _define(self, wanted: str, value: Any) -> str:
+        name = self.draft.unique(wanted)
+        self.draft.specs[name] = spec_of(value, name)
+        return name
+
+    def call(self, node: fx.Node) -> None:
+        """Add what a call computes.
+
+        Raises:
+            CaptureError: an operator that is not ATen's, or a result that depends on data.
+        """
+        if node.target is operator.getitem:
+            source, index = node.args
+            made = self.found[source] if isinstance(source, fx.Node) else ()
+            assert isinstance(made, tuple)
+            assert isinstance(index, int)
+            self.found[node] = made[index]
+            return
+        if is_bookkeeping(node):
+            return
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            raise CaptureError(f"the model calls {target}, which is no ATen operator")
+        try:
+            resolve(str(target))
+        except InputError as error:
+            raise CaptureError(f"the model calls {target}: expected {error.expected}") from error
+        name = self.draft.unique(self.namer.name(node))
+        outputs = self._results(node, name)
+        kwargs = tuple(
+            (k, self._arg(v)) for k, v in node.kwargs.items() if v is not None and k not in _NEEDLESS_KEYWORDS
+        )
+        self.draft.nodes.append(Node(name, str(target), tuple(map(self._arg, node.args)), kwargs, outputs))
+
+    def _results(self, node: fx.Node, name: str) -> tuple[str, ...]:
+        """Define what a call makes. An output that is no tensor has the empty name: nothing may read it."""
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            self.draft.specs[name] = spec_of(value, name)
+            self.found[node] = name
+            return (name,)
+        if not isinstance(value, (list, tuple)):
+            raise CaptureError(f"{name} makes a {type(value).__name__}, which depends on data ({node.target})")
+        names: list[str] = []
+        for index, part in enumerate(value):
+            wanted = name if index == 0 else f"{name}.{index}"
+            names.append(self._define(wanted, part) if isinstance(part, torch.Tensor) else "")
+        self.found[node] = tuple(names)
+        return tuple(names)
+
+    def _arg(self, arg: Any) -> Arg:
+        if isinstance(arg, fx.Node):
+            return self._used(arg)
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._arg(item) for item in arg)
+        if isinstance(arg, torch.dtype):
+            return Symbol(f"dtype.{dtype_name(arg)}")
+        if isinstance(arg, torch.memory_format) and arg in _MEMORY_FORMATS:
+            return Symbol(_MEMORY_FORMATS[arg])
+        if isinstance(arg, torch.device):
+            return Symbol("device.inputs")
+        if arg is None or isinstance(arg, (bool, int, float, str)):
+            return arg
+        raise CaptureError(
+            f"the model passes {arg!r} to an operator: a {type(arg).__name__}, which a graph cannot hold"
+        )
+
+    def _used(self, node: fx.Node) -> Arg:
+        found = self.found[node]
+        if isinstance(found, Baked):
+            return self._arg(found.value)
+        if isinstance(found, tuple):
+            return tuple(Ref(name) for name in found)
+        if not found:
+            raise CaptureError(f"the model reads {node.name}, which is no tensor")
+        return Ref(found)

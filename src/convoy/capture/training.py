@@ -1,0 +1,175 @@
+"""capture_training: from a model, its loss and a batch to one graph of the whole step but for the optimizer's update."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from convoy.capture.captured import Captured
+from convoy.capture.draft import Draft
+from convoy.capture.fold_constants import fold_constants
+from convoy.capture.joint import Joint, LossModule, trace_joint
+from convoy.capture.lower_nodes import NodeLowering
+from convoy.capture.names import operator_name
+from convoy.capture.recognise_layers import recognise_layers
+from convoy.capture.remove_identities import remove_identities
+from convoy.capture.split_backward import split_backward
+from convoy.capture.structure import Leaf, Structure
+from convoy.errors import CaptureError
+from convoy.graph.ir import Node, Ref
+from convoy.graph.randomness import draws
+from convoy.graph.verify import verify
+
+PASSES: Final = (remove_identities, fold_constants, recognise_layers, split_backward)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCapture:
+    """A training step as a graph.
+
+    Attributes:
+        captured: the graph; inputs are the parameters, the buffers and the batch's tensors, outputs the loss, the gradients and
+            the buffers' new values, in the orders below.
+        parameters: names of the parameters.
+        buffers: names of the buffers.
+        learned: names of the parameters whose gradients are outputs.
+        updated: names of the buffers whose new values are outputs.
+        counted: names of the integer buffers that every step adds one to, and that the graph leaves out.
+        random: whether the step draws random numbers.
+    """
+
+    captured: Captured
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    learned: tuple[str, ...]
+    updated: tuple[str, ...]
+    counted: tuple[str, ...]
+    random: bool
+
+
+def capture_training(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    batch: tuple[Any, ...],
+    *,
+    amp: torch.dtype | None = None,
+    scaled: bool = False,
+) -> TrainingCapture:
+    """Capture what one training step computes, for a batch of these shapes and in the module's present training modes.
+
+    Args:
+        model: any module that AOTAutograd can trace; not changed.
+        loss_fn: (output, *targets) → one number.
+        batch: (x, *targets); x may be a tuple, for a model of several arguments.
+        amp: dtype of autocast, or None.
+        scaled: whether the batch's last entry is a factor that the loss is multiplied by before it is derived.
+
+    Raises:
+        CaptureError: it cannot be traced, with the tracer's own words, or does what a graph cannot hold.
+    """
+    joint = trace_joint(LossModule(model, loss_fn, amp, scaled=scaled), batch)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    draft = _lower(joint, device)
+    for rewrite in PASSES:
+        rewrite(draft)
+    counted, kept = _counters(draft, joint)
+    draft.outputs = [draft.outputs[index] for index in kept]
+    _copy_what_is_returned_as_it_came(draft)
+    graph, constants = draft.finish()
+    verify(graph)
+    leaves = pytree.tree_leaves(batch)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise CaptureError("batch: expected tensors alone, in tuples")
+    held: list[Leaf] = [None] * len(graph.inputs)
+    arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
+    results = Structure(pytree.tree_structure(list(graph.outputs)), [None] * len(graph.outputs))
+    return TrainingCapture(
+        captured=Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes))),
+        parameters=joint.parameters,
+        buffers=joint.buffers,
+        learned=joint.learned,
+        updated=tuple(name for name in joint.updated if name not in counted),
+        counted=counted,
+        random=any(draws(node) for node in graph.nodes),
+    )
+
+
+def _lower(joint: Joint, device: torch.device) -> Draft:
+    """The joint graph as a draft whose outputs are the loss, the gradients, and the buffers' new values."""
+    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    names = [*joint.parameters, *joint.buffers]
+    batch = [f"batch.{index}" for index in range(len(placeholders) - len(names))]
+    lowering = NodeLowering(device, _Names(dict(zip(placeholders, joint.parameters, strict=False))))
+    for node, name in zip(placeholders, [*names, *batch], strict=True):
+        lowering.input(node, name)
+    for node in joint.graph.nodes:
+        if node.op == "call_function":
+            lowering.call(node)
+    (output,) = (node for node in joint.graph.nodes if node.op == "output")
+    returned = list(output.args[0])
+    updates, rest = returned[: len(joint.updated)], returned[len(joint.updated) :]
+    for node in (rest[joint.losses - 1], *rest[joint.losses :], *updates):
+        found = lowering.found[node] if isinstance(node, fx.Node) else None
+        if not isinstance(found, str):
+            raise CaptureError(f"the training step returns {node}, which is no tensor")
+        lowering.draft.outputs.append(found)
+    return lowering.draft
+
+
+def _counters(draft: Draft, joint: Joint) -> tuple[tuple[str, ...], list[int]]:
+    """Buffers that are but counted up (a batch norm's), and the positions of the outputs that stay.
+
+    One call counts all of them up; in the graph each would be a launch of its own.
+    """
+    makers = {output: node for node in draft.nodes for output in node.outputs}
+    first = 1 + len(joint.learned)
+    counted: list[str] = []
+    kept = list(range(first))
+    for index, name in enumerate(joint.updated, first):
+        node = makers.get(draft.outputs[index])
+        counts = node is not None and node.op == "aten.add.Tensor" and node.args == (Ref(name), 1) and not node.kwargs
+        if counts and draft.specs[name].dtype == "i64" and draft.read_counts()[draft.outputs[index]] == 1:
+            counted.append(name)
+        else:
+            kept.append(index)
+    return tuple(counted), kept
+
+
+def _copy_what_is_returned_as_it_came(draft: Draft) -> None:
+    """Return copies of inputs, constants, and values returned before: a caller adds to gradients in place."""
+    seen: set[str] = {*draft.inputs, *draft.constants}
+    for index, name in enumerate(draft.outputs):
+        if name in seen:
+            copy = draft.unique(f"{name}.copy")
+            draft.specs[copy] = draft.specs[name]
+            draft.nodes.append(Node(copy, "aten.clone.default", (Ref(name),), (), (copy,)))
+            draft.outputs[index] = copy
+        seen.add(draft.outputs[index])
+
+
+class _Names:
+    """Names the calls of a joint graph after the parameter that they read; the tracer keeps no module paths."""
+
+    def __init__(self, parameters: dict[fx.Node, str]) -> None:
+        self._parameters = parameters
+
+    def name(self, node: fx.Node) -> str:
+        """`layer1.0.conv1` for what reads `layer1.0.conv1.weight`, with `.backward` behind it in the backward pass."""
+        op = operator_name(node)
+        paths = [path for path in map(self._path, node.all_input_nodes) if path]
+        layer = re.search("convolution|batch_norm|addmm|_norm", str(node.target))
+        if not paths or not layer:
+            return op
+        return f"{paths[0]}.backward" if "backward" in str(node.target) else paths[0]
+
+    def _path(self, node: fx.Node) -> str:
+        """Path of the module whose parameter a value is, casts and transpositions aside."""
+        while node.op == "call_function" and len(node.all_input_nodes) == 1 and operator_name(node) in ("to_copy", "t"):
+            node = node.all_input_nodes[0]
+        return self._parameters.get(node, "").rpartition(".")[0]

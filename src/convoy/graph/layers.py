@@ -1,0 +1,88 @@
+"""From a layer's node to the problem that it poses: sizes and dtypes, without what a region would add."""
+
+from __future__ import annotations
+
+from convoy.errors import InputError
+from convoy.graph.ir import Arg, Graph, Node
+from convoy.problem import ConvProblem, LinearProblem
+
+
+def conv_problem(graph: Graph, node: Node) -> ConvProblem:
+    """The problem of a `conv2d` node, without epilogue; x, weight and y have the dtype of x.
+
+    Raises:
+        InputError: the arguments describe no convolution.
+    """
+    x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
+    if len(x.shape) != 4 or len(weight.shape) != 4:
+        raise InputError("shape", (x.shape, weight.shape), "x and weight with four sides each")
+    stride, pad, dilation = (pair(arg) for arg in node.args[3:6])
+    n, c, h, w = x.shape
+    k, _, r, s = weight.shape
+    groups = node.args[6]
+    return ConvProblem(
+        *(n, c, h, w, k, r, s, *pad, *stride, *dilation),
+        groups=groups if isinstance(groups, int) else 0,
+        x_dtype=x.dtype,
+        weight_dtype=x.dtype,
+        y_dtype=x.dtype,
+        acc_dtype="fp64" if x.dtype == "fp64" else "fp32",
+    )
+
+
+def gradient_problem(graph: Graph, node: Node) -> ConvProblem:
+    """The problem of a `conv2d_dgrad` or `conv2d_wgrad` node; all its values have the dtype of the first.
+
+    Raises:
+        InputError: the arguments describe no gradient of a convolution.
+    """
+    first, second = (graph.values[name].spec for name in list(node.refs())[:2])
+    if len(first.shape) != 4 or len(second.shape) != 4:
+        raise InputError("shape", (first.shape, second.shape), "two values with four sides each")
+    size, stride, pad, dilation = (pair(arg) for arg in node.args[2:6])
+    groups = node.args[6] if isinstance(node.args[6], int) else 0
+    if node.op == "conv2d_dgrad":
+        n, k = first.shape[:2]
+        c, (h, w), (r, s) = second.shape[1] * groups, size, second.shape[2:]
+    else:
+        (n, c, h, w), k, (r, s) = first.shape, second.shape[1], size
+    return ConvProblem(
+        *(n, c, h, w, k, r, s, *pad, *stride, *dilation),
+        groups=groups,
+        x_dtype=first.dtype,
+        weight_dtype=first.dtype,
+        y_dtype=first.dtype,
+        acc_dtype="fp64" if first.dtype == "fp64" else "fp32",
+        direction=node.op.removeprefix("conv2d_"),
+    )
+
+
+def linear_problem(graph: Graph, node: Node) -> LinearProblem:
+    """The problem of a `linear` node, without epilogue.
+
+    Raises:
+        InputError: the arguments describe no linear layer.
+    """
+    x, weight = (graph.values[name].spec for name in list(node.refs())[:2])
+    if len(x.shape) != 2 or len(weight.shape) != 2:
+        raise InputError("shape", (x.shape, weight.shape), "x and weight with two sides each")
+    return LinearProblem(*x.shape, k=weight.shape[0], dtype=x.dtype)
+
+
+def is_integer(arg: Arg) -> bool:
+    """Whether an argument is an integer, and no flag."""
+    return isinstance(arg, int) and not isinstance(arg, bool)
+
+
+def is_pair(arg: Arg) -> bool:
+    """Whether an argument is a pair of integers."""
+    return isinstance(arg, tuple) and len(arg) == 2 and all(map(is_integer, arg))
+
+
+def pair(arg: Arg) -> tuple[int, int]:
+    """A pair of integers; InputError for anything else."""
+    if isinstance(arg, tuple) and len(arg) == 2:
+        first, second = arg
+        if isinstance(first, int) and isinstance(second, int):
+            return first, second
+    raise InputError("argument", arg, "a pair of integers")

@@ -1,0 +1,40 @@
+"""Which nodes draw random numbers. PyTorch computes each by itself and in order, so that a seed gives the same numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from convoy.graph.ir import Node
+
+RANDOM: Final = frozenset({
+    "_cudnn_rnn", "_fused_dropout", "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout",
+    "exponential", "feature_alpha_dropout", "feature_dropout", "geometric", "gru", "log_normal", "lstm",
+    "miopen_rnn", "multinomial", "native_dropout", "normal", "poisson", "rand", "rand_like", "randint",
+    "randint_like", "randn", "randn_like", "randperm", "rnn_relu", "rnn_tanh", "rrelu_with_noise",
+    "rrelu_with_noise_functional", "uniform",
+})  # fmt: skip
+"""Bare names of ATen's functional operators that draw random numbers, or may."""
+
+DROPOUT_P: Final = {
+    "_efficient_attention_forward": 8,
+    "_flash_attention_forward": 7,
+    "_scaled_dot_product_attention_math_for_mps": 4,
+    "_scaled_dot_product_cudnn_attention": 5,
+    "_scaled_dot_product_cudnn_attention_backward": 13,
+    "_scaled_dot_product_efficient_attention": 5,
+    "_scaled_dot_product_efficient_attention_backward": 9,
+    "_scaled_dot_product_flash_attention": 3,
+    "_scaled_dot_product_flash_attention_for_cpu": 3,
+    "_scaled_dot_product_fused_attention_overrideable": 4,
+    "scaled_dot_product_attention": 4,
+}
+"""Attention draws random numbers only with a dropout probability: where that stands among the arguments."""
+
+
+def draws(node: Node) -> bool:
+    """Whether a node draws random numbers. A dropout out of training is taken for one that does: capture removes those."""
+    name = node.op.split(".")[1] if node.op.startswith("aten.") else ""
+    if name in DROPOUT_P:
+        at = DROPOUT_P[name]
+        return (node.args[at] if len(node.args) > at else dict(node.kwargs).get("dropout_p", 0.0)) != 0.0
+    return name in RANDOM

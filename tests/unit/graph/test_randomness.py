@@ -1,0 +1,47 @@
+"""Which operators draw random numbers: PyTorch's own tags are the judge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convoy.graph.ir import Node, Ref
+from convoy.graph.randomness import DROPOUT_P, RANDOM, draws
+
+
+def tagged() -> dict[str, list[str]]:
+    """Names of the functional ATen operators that PyTorch tags as random, with the names of their arguments."""
+    found: dict[str, list[str]] = {}
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in sorted(getattr(packet, "overloads", list)(), key=lambda overload: overload == "default"):
+            operator = getattr(packet, overload)
+            if torch.Tag.nondeterministic_seeded in operator.tags and not operator._schema.is_mutable:
+                found[name] = [argument.name for argument in operator._schema.arguments]
+    return found
+
+
+def test_every_operator_that_pytorch_calls_random_is_known():
+    unknown = [name for name in tagged() if name not in RANDOM and name not in DROPOUT_P]
+    assert unknown == []
+
+
+def test_the_dropout_of_attention_stands_where_the_table_says():
+    for name, arguments in tagged().items():
+        if name in DROPOUT_P:
+            assert arguments.index("dropout_p") == DROPOUT_P[name]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kwargs", "random"),
+    [
+        ("aten.native_dropout.default", (0.5, True), (), True),
+        ("aten.relu.default", (), (), False),
+        ("conv2d", (), (), False),
+        ("aten.scaled_dot_product_attention.default", (Ref("k"), Ref("v")), (), False),
+        ("aten.scaled_dot_product_attention.default", (Ref("k"), Ref("v"), None, 0.1), (), True),
+        ("aten.scaled_dot_product_attention.default", (Ref("k"), Ref("v")), (("dropout_p", 0.1),), True),
+    ],
+)
+def test_a_node_draws(op, args, kwargs, random):
+    assert draws(Node("y", op, (Ref("x"), *args), kwargs, ("y",))) is random

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 FILES = sorted((BENCH / "results").glob("*.csv"))
 UNITS = {"latency_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s", "solve_budget_s": "s"}
+UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction"), "1")
+WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
+"""Ways to choose that `bench/criteria.py` compares."""
 NUMERICS = {"strict", "as_torch", "half"}
 
 
@@ -33,7 +36,7 @@ def bench_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
 
 def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
     """What is wrong with a row."""
-    ours = {"convoy", *(f"convoy.{engine}" for engine in (*MANIFEST, *RETIRED))}
+    ours = {"convoy", *(f"convoy.{engine}" for engine in (*MANIFEST, *RETIRED)), *WAYS}
     word = re.sub(r"[^a-z0-9]+", "-", row["device"].lower()).strip("-")
     p20, p50, p80 = (float(row[name]) for name in ("p20", "p50", "p80"))
     rules = {

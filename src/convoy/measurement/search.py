@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 from typing import Protocol as Interface
 
@@ -11,6 +12,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
+from convoy.measurement.criteria_file import find_criteria
 from convoy.measurement.predict import Experience
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
@@ -96,7 +98,7 @@ def search(
         baseline_only: keys of problems that the baseline alone need be measured on.
 
     Raises:
-        InputError: an unknown engine id, or an extra engine that cannot be imported.
+        InputError: an unknown engine id, an extra engine that cannot be imported, or a damaged criteria file.
         LaunchError: nothing can be measured here (see `Runner`).
     """
     protocol = protocol_for(settings.effort, target.device)
@@ -111,7 +113,7 @@ def search(
     if settings.effort is not Effort.NONE:
         _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
     else:
-        _predict(tasks, target, protocol, database, on_progress or _silent)
+        _predict(tasks, target, protocol, database, settings.db, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
@@ -125,14 +127,17 @@ def _silent(done: int, total: int, message: str) -> None:
     del done, total, message
 
 
-def _predict(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store, report: Progress) -> None:
+def _predict(
+    tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store, path: Path | None, report: Progress
+) -> None:
     """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
         experience = Experience.of(database.related(target, protocol.id))
+        criteria = find_criteria(target, path)
         for task in unknown:
-            task.predict(experience, protocol.id)
+            task.predict(experience, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
 
 

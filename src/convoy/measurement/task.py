@@ -8,6 +8,7 @@ from typing import Final
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
+from convoy.measurement.criteria import Criteria
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
@@ -104,9 +105,19 @@ class Task:
         """Whether the baseline and whatever else was tried have rows: nothing need be predicted."""
         return bool(self._baseline())
 
-    def predict(self, experience: Experience, protocol: str) -> None:
+    def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
         """Add rows without samples for configs that have none (see `predict.Experience`)."""
-        for row in predicted_rows(experience, self.problem, self._spaces, self.target.digest, protocol):
+        versions = {name: engine.version for name, engine in self._engines.items()}
+        predicted = predicted_rows(
+            experience,
+            self.problem,
+            self._spaces,
+            self.target.digest,
+            protocol,
+            regrets=criteria.regrets(self.problem, versions) if criteria else None,
+            estimate=self._estimate_us,
+        )
+        for row in predicted:
             if row.config not in self.rows:
                 self.rows[row.config] = replace(row, workspace_bytes=self._workspace_bytes(row.config))
                 self.predicted.add(row.config)

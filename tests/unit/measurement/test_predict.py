@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from convoy.measurement.predict import Experience, distance, kind_of, predicted_rows, traits_of
+from convoy.measurement.predict import PROMISE, Experience, distance, kind_of, predicted_rows, traits_of
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, SubgraphProblem, TensorSpec
 
@@ -113,3 +113,46 @@ def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     assert found[ATEN].deterministic
     assert not found[ONE].deterministic
     assert "predicted from 2 measurements" in found[ONE].reason
+
+
+def models(config):
+    return {"two": 1.0}.get(config.engine)
+
+
+def test_an_engine_that_was_never_measured_is_taken_at_its_cost_models_word():
+    known = experience(KNOWN)
+    without = Experience.of(row(p, c, law(p, c)) for p in KNOWN for c in (ATEN, ONE))
+    problem = conv(c=256, k=48)
+    assert known.predict_with(problem, SPACE, estimate=models) == known.predict(problem, SPACE)
+    times = without.predict_with(problem, SPACE, estimate=models)
+    assert times[TWO] == pytest.approx(PROMISE)
+    assert {c: t for c, t in times.items() if c != TWO} == without.predict(problem, SPACE)
+    assert Experience.of([]).predict_with(problem, SPACE, estimate=models).keys() == {ATEN}
+
+
+def test_criteria_move_a_choice_that_neighbours_leave_open():
+    known = experience(KNOWN)
+    problem = conv(c=256, k=96)
+    times = known.predict(problem, SPACE)
+    assert min(times, key=times.__getitem__) == ONE
+    other = known.predict_with(problem, SPACE, regrets={"one": 1.0, "two": 0.0})
+    assert min(other, key=other.__getitem__) == TWO
+    assert other[ATEN] == times[ATEN]  # they say nothing of it
+    expected = {ONE: 0.5 * 1.0, TWO: 0.5 * math.log(times[TWO] / times[ONE])}
+    for config, behind in expected.items():
+        assert other[config] == pytest.approx(times[ONE] * math.exp(behind))
+
+
+def test_criteria_cannot_make_up_for_a_clear_measurement():
+    slow = [row(p, c, law(p, c) * (40 if c == TWO else 1)) for p in KNOWN for c in (ATEN, ONE, TWO)]
+    times = Experience.of(slow).predict_with(conv(c=256, k=96), SPACE, regrets={"one": 1.0, "two": 0.0, "aten": 1.0})
+    assert min(times, key=times.__getitem__) != TWO
+
+
+def test_on_a_device_without_rows_criteria_and_cost_models_decide():
+    regrets = {"aten": 0.7, "two": 0.0, "one": 0.1}
+    times = Experience.of([]).predict_with(conv(), SPACE, regrets=regrets, estimate=models)
+    assert times[TWO] == pytest.approx(PROMISE)
+    assert times[ATEN] == pytest.approx(PROMISE * math.exp(0.7))
+    assert ONE not in times  # without a cost model there is nothing to base a time on
+    assert set(Experience.of([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}

@@ -9,6 +9,8 @@ from convoy.engines.manifest import load_engine
 from convoy.errors import InputError, LaunchError
 from convoy.measurement import ReplayRunner, detect_target, protocol_for, search
 from convoy.measurement.child import ChildRunner
+from convoy.measurement.criteria import Criteria, Leaf, kind_name
+from convoy.measurement.criteria_file import criteria_json, user_file
 from convoy.measurement.runner import InProcessRunner
 from convoy.measurement.search import label
 from convoy.perfdb import Database
@@ -119,6 +121,21 @@ def test_effort_none_looks_into_the_database_alone(fakes, database):
     found = run([PROBLEM], ids, database, runner, effort=Effort.NONE)
     assert len(found.rows[PROBLEM.key]) == 2
     assert (found.measured, found.from_database, found.predicted, runner.asked) == (0, 2, 0, [])
+
+
+def test_effort_none_asks_the_criteria_beside_the_database(fakes, database, tmp_path):
+    path = tmp_path / "perf.db"
+    ids = fakes(Fake("aten"), Fake("a", estimate=lambda k: 10.0), Fake("b", estimate=lambda k: 10.0))
+    regret = {"b": 0.0, "a": 0.3, "aten": 0.6}
+    criteria = Criteria(CPU, "v", dict.fromkeys(ids, 1), (kind_name(PROBLEM),), Leaf(12, regret), 12)
+    user_file(CPU, path).write_text(criteria_json(criteria))
+    found = run([PROBLEM], ids, database, Timed(lambda engine, k: pytest.fail("measured")), effort="none", db=path)
+    rows = sorted(found.rows[PROBLEM.key], key=lambda row: row.median_us)
+    assert [row.config.engine for row in rows] == ["b", "a", "aten"]
+    assert all("criteria" in row.reason and not row.samples for row in rows)
+    user_file(CPU, path).write_text("{}")
+    with pytest.raises(InputError, match="criteria"):
+        run([PROBLEM], ids, database, ReplayRunner([]), effort="none", db=path)
 
 
 def test_full_effort_tries_the_whole_space(fakes, database):

@@ -1,0 +1,211 @@
+"""How good are the criteria on layers that they were not learned from? Question `criteria`, by replay: no device is needed.
+
+Every measured layer is left out once, in every batch, memory format, dtype and epilogue: with a twelfth of all layers at a time
+(`layers left out`), and with all layers of its net (`nets left out`, the harder test: a net's layers are like each other). From
+the rest are learned the criteria, and what effort `none` predicts from. Each says which engine it would take, of those that were
+measured on the layer; a figure is the best engine's time over that engine's, each with its own best knobs.
+
+    convoy.criteria      the decision table alone; PyTorch's own choice where it does not cover the layer
+    convoy.neighbours    prediction from neighbours alone
+    convoy.models        the same, and cost models of engines that were never measured on anything like the layer
+    convoy               all three: what effort `none` does
+    convoy.aten          PyTorch's own choice
+
+`convoy.config` is `convoy` with the knobs that it predicts, and not the engine's best. A row a layer where layers are left out;
+shares by net (`within_5`, `within_10`) for both tests.
+
+    python bench/criteria.py [--db perf.db] [--learn FOLDER]
+
+`--learn` writes the criteria that are learned from all layers, in the form that ships with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from make_layers import COLUMNS as SIZES
+from record import Recorder
+
+from convoy.compare.criteria import Check, Known, known_layers, learn, sizes_of
+from convoy.compare.manifest import commit
+from convoy.engines.manifest import BASELINE, load_engine
+from convoy.measurement.criteria import Criteria, leaves, rules
+from convoy.measurement.criteria_file import SUFFIX, criteria_json
+from convoy.measurement.predict import LEAST_SAMPLES, Experience
+from convoy.perfdb import Database, Measurement
+from convoy.perfdb.shipped import read_shipped, shipped_descriptions
+from convoy.problem import ConvProblem, EngineConfig
+from convoy.target import Target
+
+FOLDER = Path(__file__).parent / "layers"
+PARTS = 12
+SEED = 0
+PROVIDERS = ("convoy.aten", "convoy.neighbours", "convoy.models", "convoy.criteria", "convoy", "convoy.config")
+
+
+def nets() -> dict[str, set[str]]:
+    """The sizes of each net's layers."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(FOLDER.glob("*.csv")):
+        with path.open() as file:
+            rows = [{name: int(row[name]) for name in SIZES} for row in csv.DictReader(file)]
+        found[path.stem] = {sizes_of(ConvProblem(**row)) for row in rows}
+    del found["targets"]
+    return found
+
+
+def parts(layers: Sequence[Known]) -> list[set[str]]:
+    """All sizes in twelve parts, drawn by a seed."""
+    sizes = sorted({sizes_of(layer.problem) for layer in layers})
+    random.Random(SEED).shuffle(sizes)
+    return [set(sizes[index::PARTS]) for index in range(PARTS)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All rows of a target, by layer."""
+
+    target: Target
+    rows: list[Measurement]
+    layers: list[Known]
+    times: dict[str, dict[EngineConfig, float]]
+
+    @staticmethod
+    def of(target: Target, rows: Sequence[Measurement]) -> Measured:
+        """Arrange rows."""
+        times: dict[str, dict[EngineConfig, float]] = defaultdict(dict)
+        for row in rows:
+            if row.ok and row.samples >= LEAST_SAMPLES:
+                times[row.problem][row.config] = row.median_us
+        return Measured(target, list(rows), known_layers(rows), times)
+
+    def without(self, sizes: set[str]) -> list[Measurement]:
+        """The rows of all other layers."""
+        gone = {layer.problem.key for layer in self.layers if sizes_of(layer.problem) in sizes}
+        return [row for row in self.rows if row.problem not in gone]
+
+
+def fractions(measured: Measured, layer: Known, known: Experience, criteria: Criteria) -> dict[str, float]:
+    """By provider, the best time over that of what it takes."""
+    problem, times = layer.problem, measured.times[layer.problem.key]
+    space: dict[str, list[EngineConfig]] = defaultdict(list)
+    for config in times:
+        space[config.engine].append(config)
+    versions = {engine: configs[0].version for engine, configs in space.items()}
+
+    def estimate(config: EngineConfig) -> float | None:
+        return load_engine(config.engine).estimate_us(problem, config.knobs, measured.target)
+
+    regrets = criteria.regrets(problem, versions)
+    predicted = {
+        "convoy.neighbours": known.predict(problem, space),
+        "convoy.models": known.predict_with(problem, space, estimate=estimate),
+        "convoy": known.predict_with(problem, space, regrets=regrets, estimate=estimate),
+    }
+    picks = {name: min(found, key=found.__getitem__) for name, found in predicted.items()}
+    ranked = criteria.ranking(problem, versions)
+    engines = {name: config.engine for name, config in picks.items()}
+    engines |= {"convoy.aten": BASELINE, "convoy.criteria": ranked[0] if ranked else BASELINE}
+    found = {
+        name: layer.least_us / layer.best_us[engine] for name, engine in engines.items() if engine in layer.best_us
+    }
+    return found | {"convoy.config": layer.least_us / times[picks["convoy"]]}
+
+
+def left_out(measured: Measured, sizes: set[str]) -> Iterator[tuple[Known, dict[str, float]]]:
+    """Layers of these sizes, each with what is picked by those who know all others."""
+    rows = measured.without(sizes)
+    if not rows:
+        return
+    known = Experience.of(rows)
+    criteria = learn(rows, measured.target, protocol=rows[0].protocol)
+    for layer in measured.layers:
+        if sizes_of(layer.problem) in sizes and layer.is_choice():
+            yield layer, fractions(measured, layer, known, criteria)
+
+
+def shares(recorder: Recorder, subject: str, found: Sequence[dict[str, float]], note: str) -> None:
+    """Write how often each provider comes near the best, and print it."""
+    print(f"{subject}: {len(found)} layers")
+    for provider in PROVIDERS:
+        own = Check.of([f[provider] for f in found if provider in f])
+        print(f"  {provider:18} {own}")
+        for metric, value in (("within_5", own.within_5), ("within_10", own.within_10), ("mean_fraction", own.mean)):
+            said = f"{note}, {own.layers} layers"
+            recorder.add(subject=subject, provider=provider, metric=metric, unit="1", p50=value, note=said)
+
+
+def by_layers(measured: Measured, recorder: Recorder) -> None:
+    """A twelfth of all layers left out at a time."""
+    found = list(itertools.chain.from_iterable(left_out(measured, sizes) for sizes in parts(measured.layers)))
+    for layer, own in found:
+        problem: Any = layer.problem
+        for provider in PROVIDERS:
+            if provider in own:
+                recorder.add(
+                    subject=problem.key, provider=provider, metric="fraction_of_best", unit="1", batch=problem.n,
+                    dtype=problem.x_spec.dtype, numerics=problem.numerics, p50=own[provider],
+                )  # fmt: skip
+    shares(recorder, "layers left out", [own for _, own in found], "a twelfth of the layers at a time")
+
+
+def by_nets(measured: Measured, recorder: Recorder) -> None:
+    """A net left out at a time."""
+    every: list[dict[str, float]] = []
+    for net, sizes in nets().items():
+        found = [own for _, own in left_out(measured, sizes)]
+        if found:
+            shares(recorder, net, found, "the net's layers left out")
+        every += found
+    shares(recorder, "nets left out", every, "all nets, each in its turn; a layer of two nets counts twice")
+
+
+def measurements(db: Path | None) -> tuple[Target, list[Measurement]]:
+    """Rows of the one target of a database, or of the first that results are shipped for."""
+    if db is None:
+        digest, target = next(iter(shipped_descriptions().items()))
+        return target, read_shipped(digest)
+    with Database.open(db, shipped=False, create=False) as database:
+        rows = database.rows()
+        target = database.target(rows[0].target) if rows else None
+    if target is None or len({row.target for row in rows}) != 1:
+        raise SystemExit("--db: the database must hold measurements of one described target")
+    return target, rows
+
+
+def main() -> None:
+    """Leave out, learn, compare; print shares, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--learn", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    target, rows = measurements(options.db)
+    protocol = rows[0].protocol
+    criteria = learn(rows, target, protocol=protocol, commit=commit())
+    print("\n".join(rules(criteria)), f"\n{len(leaves(criteria.root))} leaves, {criteria.problems} layers\n")
+    if options.learn:
+        path = options.learn / f"{target.digest}{SUFFIX}"
+        path.write_text(criteria_json(criteria), encoding="utf-8")
+        print(path)
+    measured = Measured.of(target, rows)
+    recorder = Recorder(
+        "criteria",
+        device=target.name,
+        versions=next((row.versions for row in rows if row.versions), ""),
+        protocol=f"{protocol}, replay of {len(rows)} rows, seed {SEED}",
+    )
+    by_layers(measured, recorder)
+    by_nets(measured, recorder)
+    print(recorder.write())
+
+
+if __name__ == "__main__":
+    main()

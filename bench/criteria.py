@@ -11,8 +11,8 @@ measured on the layer; a figure is the best engine's time over that engine's, ea
     convoy               all three: what effort `none` does
     convoy.aten          PyTorch's own choice
 
-`convoy.config` is `convoy` with the knobs that it predicts, and not the engine's best. A row a layer where layers are left out;
-shares by net (`within_5`, `within_10`) for both tests.
+`convoy.config` is `convoy` with the knobs that it predicts, and not the engine's best. A row a layer where layers are left out
+(of `convoy` and `convoy.criteria`), shares by net (`within_5`, `within_10`) for both tests.
 
     python bench/criteria.py [--db perf.db] [--learn FOLDER]
 
@@ -49,6 +49,9 @@ FOLDER = Path(__file__).parent / "layers"
 PARTS = 12
 SEED = 0
 PROVIDERS = ("convoy.aten", "convoy.neighbours", "convoy.models", "convoy.criteria", "convoy", "convoy.config")
+
+KEPT = ("convoy.criteria", "convoy")
+"""Those that a row a layer is kept of; of the others the shares say enough."""
 
 
 def nets() -> dict[str, set[str]]:
@@ -148,7 +151,7 @@ def by_layers(measured: Measured, recorder: Recorder) -> None:
     found = list(itertools.chain.from_iterable(left_out(measured, sizes) for sizes in parts(measured.layers)))
     for layer, own in found:
         problem: Any = layer.problem
-        for provider in PROVIDERS:
+        for provider in KEPT:
             if provider in own:
                 recorder.add(
                     subject=problem.key, provider=provider, metric="fraction_of_best", unit="1", batch=problem.n,

@@ -166,7 +166,7 @@ def outdone(regions: Sequence[Region]) -> set[str]:
     shorter: set[str] = set()
     longest: set[str] = set()
     for region in regions:
-        if region.pattern in ("conv", "linear"):
+        if region.pattern in ("conv", "conv_pool", "linear"):
             full = len(region.nodes) == chains[region.pattern, region.nodes[0], len(region.args)]
             (longest if full else shorter).update(problem.key for problem in region.problems)
     return shorter - longest

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from convoy.graph.ir import Graph
+from convoy.graph.ir import GRADIENTS, LAYERS, Graph
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
-from convoy.regions.glue import LAYERS, glue_regions
+from convoy.regions.glue import glue_regions
+from convoy.regions.gradient import gradient_regions
 from convoy.regions.linear import linear_region
 from convoy.regions.op import op_region
+from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 
 
 def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue last.
 
-    Every node has a region of its own (`conv`, `linear` or `op`), so that a cover always exists. Every region is convex.
+    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad` or `op`), so that a cover always exists. Every region
+    is convex.
 
     Args:
         graph: a graph that `verify` accepts.
@@ -24,6 +27,11 @@ def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Re
     found: list[Region] = []
     epilogues: set[str] = set()
     for node in graph.nodes:
+        if node.op in GRADIENTS:
+            regions = list(gradient_regions(graph, node, layouts, numerics))
+            epilogues.update(set(regions[-1].nodes) - {node.name})
+            found += regions
+            continue
         own = chains(graph, node) if node.op in LAYERS else []
         if own:
             epilogues.update(own[-1].names[1:])
@@ -34,4 +42,6 @@ def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Re
             found.append(
                 conv_region(graph, chain, layouts, numerics) if conv else linear_region(graph, chain, numerics)
             )
+        if node.op == "conv2d":
+            found += pool_regions(graph, own, layouts, numerics)
     return found + glue_regions(graph, epilogues, layouts)

@@ -245,7 +245,7 @@ def check_numbers(region: Region, values: dict[str, torch.Tensor]) -> None:
 def by_problem(
     problem: ConvProblem | LinearProblem, args: list[torch.Tensor], constants: list[torch.Tensor]
 ) -> torch.Tensor:
-    """What the problem's words say, and nothing else: y = activation(main(x, weight) + bias + residual)."""
+    """What the problem's words say, and nothing else: y = pool(activation(main(x, weight) + bias + residual))."""
     epilogue = problem.epilogue
     x, weight = args[0], constants[0]
     assert tuple(x.shape) == problem.x_spec.shape
@@ -262,15 +262,22 @@ def by_problem(
     if epilogue.residual:
         assert args[1].shape == y.shape
         y = y + args[1]
-    return y if epilogue.activation == "none" else getattr(F, epilogue.activation)(y)
+    y = y if epilogue.activation == "none" else getattr(F, epilogue.activation)(y)
+    if epilogue.pool is None:
+        return y
+    assert str(epilogue.pool) == "max3x3s1x1p1x1", "the only pooling that is drawn"
+    return F.max_pool2d(y, 3, 1, 1)
 
 
 def test_random_graphs_hold_every_pattern_and_case():
     """The fuzz above is worth something: over its seeds every kind of region comes up, with every part of an epilogue."""
     graphs = [draw(seed) for seed in SEEDS]
     regions = [region for graph in graphs for region in propose(graph, layouts=LAYOUTS, numerics="as_torch")]
-    assert {region.pattern for region in regions} == {"conv", "linear", "op", "glue"}
+    assert {region.pattern for region in regions} == {"conv", "conv_pool", "linear", "op", "glue"}
     epilogues = {p.epilogue for region in regions for p in region.problems if isinstance(p, ConvProblem)}
+    pooled = [e for e in epilogues if e.pool is not None]
+    assert {e.residual for e in pooled} == {False, True}
+    assert len({e.activation for e in pooled}) > 1
     assert {(e.bias, e.residual) for e in epilogues} == {(a, b) for a in (False, True) for b in (False, True)}
     assert {e.activation for e in epilogues} == {"none", "relu", "relu6", "silu", "gelu", "sigmoid"}
     assert any(len(region.results) > 1 for region in regions if region.pattern == "glue")

@@ -16,8 +16,8 @@ class Region:
             (several nodes together).
         nodes: names of the nodes covered, in graph order.
         args: names of the values read, in the order in which an executable takes them. For `conv`, `conv_pool` and `linear`: x,
-            then the residual where the epilogue has one; fresh weight and bias stand between. For `dgrad`: dy, weight; for `wgrad`:
-            x, dy. For `op` and `glue`: as the subgraph's inputs.
+            then the residual where the epilogue has one; fresh weight and bias stand between. For `dgrad`: dy, weight; for
+            `wgrad`: x, dy. For `op` and `glue`: as the subgraph's inputs.
         constants: names of the constants read: weight, then bias where there is one; for `op` and `glue` as the subgraph's
             constants.
         results: names of the values made that are read outside the region or returned by the graph.

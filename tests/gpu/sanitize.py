@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from convoy.engines.base import Buffers
-from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.base import Buffers, Executable
+from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Problem
 
@@ -57,15 +57,19 @@ SIZES = [
 MATRICES = [(1, 512, 1000), (7, 520, 136), (40, 512, 264), (1, 96, 10)]
 
 
-def problems() -> Iterator[Problem]:
-    """Every size in every arithmetic, with a full epilogue or none in turn."""
+DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
+
+
+def problems(direction: str) -> Iterator[Problem]:
+    """Every size in every arithmetic, forward with a full epilogue or none in turn."""
     for index, (dtype, numerics) in enumerate((("fp16", "half"), ("fp32", "as_torch"), ("fp32", "strict"))):
         for size, (n, c, h, w, k, r, s, pad, stride, dilation, groups) in enumerate(SIZES):
             yield ConvProblem(
                 n, c, h, w, k, r, s, *pad, *stride, *dilation, groups, "nhwc", dtype, dtype, dtype,
-                numerics=numerics, epilogue=(FULL, PLAIN)[(index + size) % 2],
+                numerics=numerics, epilogue=(FULL, PLAIN)[(index + size) % 2] if direction == "fprop" else PLAIN,
+                direction=direction,
             )  # fmt: skip
-        for size, (n, c, k) in enumerate(MATRICES):
+        for size, (n, c, k) in enumerate(MATRICES if direction == "fprop" else ()):
             yield LinearProblem(n, c, k, dtype, numerics, (FULL, PLAIN)[(index + size) % 2])
 
 
@@ -75,18 +79,33 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
+def launch_gradient(executable: Executable, problem: ConvProblem, dtype: torch.dtype) -> None:
+    """One dgrad or wgrad."""
+    x, weight, dy = (filled(s.shape, dtype) for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
+    args, result = ((dy, weight), x) if problem.direction == "dgrad" else ((x, dy), weight)
+    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
+    executable.launch(Buffers(args, [torch.empty_like(result)]), workspace)
+    torch.cuda.synchronize()
+
+
 def main() -> int:
     """Launch, wait, and say how much was launched."""
     target = detect_target("cuda")
     only = sys.argv[1:]
     launches, shapes = 0, set()
-    for name in (name for name in MANIFEST if name.startswith("triton.") and (not only or name in only)):
-        engine = load_engine(name)
-        for problem in problems():
+    for name in (name for name in (*MANIFEST, *WAITING) if name.startswith(("triton.", "cuda."))):
+        if only and name not in only:
+            continue
+        engine = load_engine(name, waiting())
+        for problem in problems(DIRECTIONS.get(name, "fprop")):
             if not engine.supports(problem, target):
                 continue
             dtype = DTYPES[problem.x_spec.dtype]
             executable = engine.build(problem, engine.space(problem, target)[0], target)
+            if name in DIRECTIONS:
+                launch_gradient(executable, problem, dtype)
+                launches, shapes = launches + 1, shapes | {(problem.x_spec.shape, problem.weight_spec.shape)}
+                continue
             epilogue = problem.epilogue
             constants = [filled(problem.weight_spec.shape, dtype).contiguous()]
             constants += [filled((problem.k,), dtype)] if epilogue.bias else []

@@ -1,20 +1,27 @@
 """Every Triton engine on the GPU: exact on integers, within the bounds on real numbers, inside guards, the same in a graph."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines import manifest
+from convoy.engines.manifest import MANIFEST, WAITING, waiting
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
 pytestmark = pytest.mark.gpu
 
-ENGINES = [name for name in MANIFEST if name.startswith("triton.")]
+ENGINES = [name for name in (*MANIFEST, *WAITING) if name.startswith(("triton.", "cuda."))]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 GUARD = 4096
+
+
+def load_engine(engine_id):
+    return manifest.load_engine(engine_id, waiting())
 
 
 def conv(*sizes, **rest):
@@ -163,6 +170,79 @@ def test_right_wherever_it_says_yes(engine_id, name, kind, target):
                 exact.launch(executable), exact.expected.to(exact.dtype).double(), rtol=0, atol=0, msg=str(knobs)
             )
         assert real.error(executable) <= bound, knobs
+
+
+GRADIENTS = ["triton.dgrad", "triton.wgrad"]
+GRADIENT_SHAPES = {
+    "3x3": conv(2, 64, 14, 14, 96, 3, 3, 1, 1),
+    "3x3 batch 32": conv(32, 128, 14, 14, 128, 3, 3, 1, 1),
+    "3x3 odd": conv(3, 40, 13, 11, 72, 3, 3, 1, 1),
+    "3x3 stride 2": conv(8, 64, 28, 28, 64, 3, 3, 1, 1, 2, 2),
+    "3x3 stride 2 odd": conv(20, 32, 35, 35, 48, 3, 3, 0, 0, 2, 2),
+    "dilated": conv(4, 32, 17, 17, 32, 3, 3, 4, 4, 1, 1, 4, 4),
+    "1x7": conv(16, 128, 17, 17, 128, 1, 7, 0, 3),
+    "1x1": conv(32, 256, 14, 14, 64, 1, 1),
+    "1x1 stride 2": conv(4, 64, 15, 15, 128, 1, 1, 0, 0, 2, 2),
+    "1x1 padded": conv(1, 16, 6, 6, 16, 1, 1, 2, 2),
+    "one pixel": conv(64, 96, 1, 1, 32, 1, 1),
+    "stride over filter": conv(2, 16, 20, 20, 16, 1, 2, 0, 0, 3, 4),
+    "filter over image": conv(1, 16, 3, 3, 16, 7, 7, 3, 3),
+}
+
+
+def gradient(problem, x, weight, dy):
+    """Float64, by torch."""
+    stride, pad = [problem.stride_h, problem.stride_w], [problem.pad_h, problem.pad_w]
+    wanted = [problem.direction == "dgrad", problem.direction == "wgrad", False]
+    made = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), weight.double(), None, stride, pad, [problem.dilation_h, problem.dilation_w],
+        False, [0, 0], 1, wanted,
+    )  # fmt: skip
+    return made[0] if problem.direction == "dgrad" else made[1]
+
+
+@pytest.mark.parametrize("engine_id", GRADIENTS)
+@pytest.mark.parametrize("name", GRADIENT_SHAPES)
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_gradients_are_right_and_the_same_every_time(engine_id, name, kind, target):
+    engine = load_engine(engine_id)
+    problem = typed(GRADIENT_SHAPES[name], *kind)
+    problem = replace(problem, direction=engine_id.partition(".")[2])
+    support = engine.supports(problem, target)
+    if not support:
+        pytest.skip(support.reason)
+    shapes = [spec.shape for spec in (problem.x_spec, problem.weight_spec, problem.y_spec)]
+    dtype = DTYPES[kind[0]]
+    bound = {"fp16": 4e-4, "bf16": 3e-3, "fp32": 2.0**-10}[kind[0]]
+    for knobs in some_knobs(engine, problem, target):
+        executable = engine.build(problem, knobs, target)
+        size = executable.workspace_bytes
+        assert size == engine.workspace_bytes(problem, knobs)
+        workspace = torch.full((size,), 255, dtype=torch.uint8, device="cuda") if size else None
+        for make in (integers, torch.randn):
+            torch.manual_seed(1)
+            tensors = [make(shape).to("cuda", dtype) for shape in shapes]
+            x, weight, dy = (t.contiguous(memory_format=torch.channels_last) for t in tensors)
+            args = (dy, weight) if problem.direction == "dgrad" else (x, dy)
+            like = x if problem.direction == "dgrad" else weight
+            expected = gradient(problem, x, weight, dy)
+            made = []
+            for _ in range(3):
+                room = torch.full((like.numel() + 2 * GUARD,), 12345.0, device="cuda").to(dtype)
+                n, c, h, w = like.shape
+                result = room[GUARD : GUARD + like.numel()].view(n, h, w, c).permute(0, 3, 1, 2)
+                result.fill_(float("nan"))
+                executable.launch(Buffers(args, [result]), workspace)
+                assert (room[:GUARD] == room[0]).all(), "wrote before the result"
+                assert (room[-GUARD:] == room[0]).all(), "wrote behind the result"
+                made.append(result)
+            assert torch.equal(made[0], made[1])
+            assert torch.equal(made[0], made[2])
+            if make is integers:
+                torch.testing.assert_close(made[0], expected.to(dtype), rtol=0, atol=0, msg=str(knobs))
+            else:
+                error = ((made[0].double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+                assert error <= bound, (knobs, error)
 
 
 @pytest.mark.parametrize("engine_id", ["triton.split_fp32", "triton.implicit_gemm"])

@@ -11,14 +11,14 @@ from convoy.target import Target
 _INDEX_LIMIT = 2**31
 
 
-def conv_support(problem: Problem, target: Target, capability: int) -> Support:
-    """A dense forward convolution in NHWC, of one dtype, on a device that is new enough."""
+def conv_support(problem: Problem, target: Target, capability: int, direction: str = "fprop") -> Support:
+    """A dense convolution in one direction, in NHWC, of one dtype, on a device that is new enough."""
     if not isinstance(problem, ConvProblem):
         return Support.no("computes convolutions only")
     if not (device := device_support(target, capability)):
         return device
-    if problem.direction != "fprop":
-        return Support.no(f"computes direction fprop only, got {problem.direction}")
+    if problem.direction != direction:
+        return Support.no(f"computes direction {direction} only, got {problem.direction}")
     if not (unpooled := without_pooling(problem)):
         return unpooled
     if problem.layout != "nhwc":

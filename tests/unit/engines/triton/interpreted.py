@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine
+from convoy.engines.manifest import load_engine, waiting
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
+# Engines that wait outside the manifest for their first run on a device.
+EXTRA = waiting("triton.")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 ACTIVATIONS = {
@@ -45,9 +47,55 @@ def oracle(problem, x, weight, bias, residual):
     return ACTIVATIONS[problem.epilogue.activation](y)
 
 
+def gradient(problem, first, second):
+    """Float64 dx, or dweight and dbias."""
+    if problem.direction == "dgrad":
+        dy, weight, x = first, second, torch.zeros(problem.x_spec.shape)
+    else:
+        x, dy, weight = first, second, torch.zeros(problem.weight_spec.shape)
+    wanted = [problem.direction == "dgrad", problem.direction == "wgrad", problem.direction == "wgrad"]
+    stride, pad = [problem.stride_h, problem.stride_w], [problem.pad_h, problem.pad_w]
+    dilation = [problem.dilation_h, problem.dilation_w]
+    made = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), weight.double(), [problem.k], stride, pad, dilation, False, [0, 0], 1, wanted
+    )
+    return [t for t in made if t is not None]
+
+
+def backward(engine_id, problem, knobs=None):
+    """Largest error of one gradient against float64; operands and results in channels_last."""
+    engine = load_engine(engine_id, EXTRA)
+    support = engine.supports(problem, TARGET)
+    if not support:
+        return {"refused": support.reason}
+    knobs = knobs or engine.space(problem, TARGET)[0]
+    executable = engine.build(problem, knobs, TARGET)
+    assert executable.workspace_bytes == engine.workspace_bytes(problem, knobs)
+    generator = torch.Generator().manual_seed(7)
+    dtype = DTYPES[problem.x_dtype]
+
+    def integers(shape):
+        return torch.randint(-2, 3, shape, generator=generator).to(dtype).contiguous(memory_format=torch.channels_last)
+
+    shapes = {"x": problem.x_spec.shape, "weight": problem.weight_spec.shape, "dy": problem.y_spec.shape}
+    first, second, result = ("dy", "weight", "x") if problem.direction == "dgrad" else ("x", "dy", "weight")
+    args = integers(shapes[first]), integers(shapes[second])
+    results = [torch.full_like(integers(shapes[result]), float("nan"))]
+    if problem.epilogue.bias:
+        results.append(torch.full((problem.k,), float("nan"), dtype=dtype))
+    size = executable.workspace_bytes
+    workspace = torch.full((size,), 255, dtype=torch.uint8) if size else None
+    executable.launch(Buffers(args, results), workspace)
+    expected = gradient(problem, *args)
+    error = max((made.double() - right).abs().max().item() for made, right in zip(results, expected, strict=False))
+    return {"error": error, "splits": getattr(executable, "split_count", 1)}
+
+
 def run(engine_id, problem, knobs=None, corrupt=False):
     """Largest error of one launch against float64, with NaN in the output and garbage in the workspace before."""
-    engine = load_engine(engine_id)
+    if getattr(problem, "direction", "fprop") != "fprop":
+        return backward(engine_id, problem, knobs)
+    engine = load_engine(engine_id, EXTRA)
     support = engine.supports(problem, TARGET)
     if not support:
         return {"refused": support.reason}
@@ -100,6 +148,34 @@ def gemv_knobs(**changes):
     return Knobs.of(**(base | changes))
 
 
+def persistent_knobs(**changes):
+    base = {
+        "block_k": 16,
+        "block_n": 1,
+        "block_h": 4,
+        "block_w": 4,
+        "block_c": 16,
+        "stages": 2,
+        "warps": 4,
+        "pdl": False,
+    }
+    return Knobs.of(**(base | {"parts": 1, "blocks": 1, "swapped": True} | changes))
+
+
+def dgrad_knobs(**changes):
+    return swapped_knobs(**({"block_k": 16, "block_h": 4, "block_w": 4} | changes))
+
+
+def wgrad_knobs(**changes):
+    base = {"block_k": 16, "block_c": 16, "block_n": 2, "block_h": 1, "block_w": 1, "stages": 2, "warps": 4, "split": 1}
+    return Knobs.of(**(base | {"images": True, "pdl": False} | changes))
+
+
+def grad(direction, *sizes, **rest):
+    return conv(*sizes, direction=direction, **rest)
+
+
+PERSISTENT, DGRAD, WGRAD = "triton.persistent", "triton.dgrad", "triton.wgrad"
 SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
 DEPTHWISE, GEMV, SPLIT = "triton.depthwise", "triton.gemv", "triton.split_fp32"
 STEM = "triton.stem"
@@ -127,6 +203,60 @@ CASES = {
     "split parts": (SPLIT, conv(1, 40, 5, 5, 24, 3, 3, 1, 1, dtype="fp32", epilogue=FULL), swapped_knobs(split=3)),
     "split 1x1": (SPLIT, conv(2, 24, 3, 5, 24, 1, 1, dtype="fp32", numerics="strict"), swapped_knobs(block_h=1)),
     "split stride 2": (SPLIT, conv(1, 16, 6, 6, 16, 3, 3, 1, 1, 2, 2, dtype="fp32"), swapped_knobs()),
+    "persistent": (
+        PERSISTENT,
+        conv(1, 16, 9, 7, 24, 3, 3, 1, 1, epilogue=FULL),
+        persistent_knobs(),
+    ),
+    "persistent parts": (
+        PERSISTENT,
+        conv(2, 16, 5, 6, 40, 3, 3, 1, 1, 1, 2, epilogue=FULL),
+        persistent_knobs(block_n=2, block_h=2, block_k=32, parts=2),
+    ),
+    "persistent quarters": (PERSISTENT, conv(1, 8, 5, 5, 64, 3, 1, 1, 0), persistent_knobs(block_k=64, parts=4)),
+    "persistent row": (
+        PERSISTENT,
+        conv(2, 40, 5, 5, 24, 1, 1, epilogue=FULL),
+        persistent_knobs(block_h=1, block_w=16, block_k=32, swapped=False, parts=2),
+    ),
+    "persistent 1x1 stride 2": (PERSISTENT, conv(2, 16, 7, 9, 24, 1, 1, 0, 0, 2, 2), persistent_knobs()),
+    "persistent few blocks": (
+        PERSISTENT,
+        conv(3, 8, 14, 14, 16, 1, 1, epilogue=FULL),
+        persistent_knobs(block_h=1, block_w=4, block_k=16),
+    ),
+    "dgrad": (DGRAD, grad("dgrad", 1, 24, 7, 6, 40, 3, 3, 1, 1), dgrad_knobs()),
+    "dgrad stride 2": (DGRAD, grad("dgrad", 2, 16, 7, 8, 24, 3, 3, 1, 1, 2, 2), dgrad_knobs(block_n=2)),
+    "dgrad strides 3 and 2": (DGRAD, grad("dgrad", 1, 16, 11, 9, 16, 5, 4, 2, 0, 3, 2), dgrad_knobs(block_c=32)),
+    "dgrad stride over filter": (DGRAD, grad("dgrad", 1, 8, 8, 9, 16, 1, 2, 0, 0, 2, 3), dgrad_knobs()),
+    "dgrad unseen rows": (DGRAD, grad("dgrad", 1, 8, 8, 8, 8, 2, 2, 0, 0, 3, 3), dgrad_knobs()),
+    "dgrad dilation": (DGRAD, grad("dgrad", 1, 16, 8, 7, 16, 3, 3, 2, 1, 1, 1, 2, 3), dgrad_knobs()),
+    "dgrad 1x1": (DGRAD, grad("dgrad", 2, 24, 3, 5, 24, 1, 1), dgrad_knobs(block_h=1, block_w=16)),
+    "dgrad padded 1x1": (DGRAD, grad("dgrad", 1, 8, 3, 3, 16, 1, 1, 2, 2), dgrad_knobs()),
+    "dgrad tf32": (DGRAD, grad("dgrad", 1, 12, 5, 5, 48, 3, 3, 1, 1, dtype="fp32"), dgrad_knobs()),
+    "dgrad first guess": (DGRAD, grad("dgrad", 1, 8, 4, 4, 8, 3, 3, 1, 1)),
+    "wgrad": (WGRAD, grad("wgrad", 3, 24, 3, 3, 24, 3, 2, 1, 1), wgrad_knobs(split=3)),
+    "wgrad bias": (WGRAD, grad("wgrad", 2, 8, 5, 4, 16, 3, 3, 1, 1, epilogue=Epilogue(bias=True)), wgrad_knobs()),
+    "wgrad stride 2": (WGRAD, grad("wgrad", 2, 16, 7, 9, 16, 3, 3, 1, 1, 2, 2), wgrad_knobs(split=2)),
+    "wgrad dilation": (WGRAD, grad("wgrad", 2, 8, 8, 7, 8, 3, 2, 2, 1, 1, 3, 2, 1), wgrad_knobs()),
+    "wgrad 1x1": (WGRAD, grad("wgrad", 2, 24, 3, 5, 24, 1, 1), wgrad_knobs(block_n=1, block_w=16, images=False)),
+    "wgrad box": (
+        WGRAD,
+        grad("wgrad", 1, 16, 6, 7, 24, 3, 3, 1, 1),
+        wgrad_knobs(block_n=1, block_h=4, block_w=4, images=False, split=2),
+    ),
+    "wgrad box stride 2": (
+        WGRAD,
+        grad("wgrad", 2, 16, 8, 6, 16, 3, 3, 1, 1, 2, 2),
+        wgrad_knobs(block_n=2, block_h=2, block_w=4, images=False),
+    ),
+    "wgrad 1x1 stride 2": (
+        WGRAD,
+        grad("wgrad", 1, 16, 7, 9, 16, 1, 1, 0, 0, 2, 2),
+        wgrad_knobs(block_n=1, block_h=4, block_w=4, images=False),
+    ),
+    "wgrad tf32": (WGRAD, grad("wgrad", 2, 8, 4, 4, 12, 3, 3, 1, 1, dtype="fp32"), wgrad_knobs(split=2)),
+    "wgrad first guess": (WGRAD, grad("wgrad", 20, 8, 3, 3, 8, 2, 2)),
     "stem 7x7": (STEM, conv(2, 3, 12, 11, 16, 7, 7, 3, 3, 2, 2, epilogue=FULL)),
     "stem 11x11": (STEM, conv(1, 3, 23, 23, 8, 11, 11, 2, 2, 4, 4, epilogue=FULL)),
     "stem 3x3": (STEM, conv(1, 3, 6, 7, 8, 3, 3, 1, 1, epilogue=FULL)),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from convoy.engines.manifest import load_engine
+from convoy.engines import manifest
 from convoy.engines.triton.compiled import assembler_log
 from convoy.errors import CompileError
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
@@ -16,6 +16,10 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 def conv(*sizes, dtype="fp16", **rest):
     return ConvProblem(*sizes, layout="nhwc", x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype, **rest)
+
+
+def load_engine(engine_id):
+    return manifest.load_engine(engine_id, manifest.waiting("triton."))
 
 
 # Engine, problem, instruction that must be there, instruction that must not.
@@ -32,6 +36,12 @@ CASES = [
         "LDGSTS.E.BYPASS.128",
         "LDSM",
     ),
+    ("triton.persistent", conv(32, 256, 14, 14, 256, 3, 3, 1, 1, epilogue=FULL), "HGMMA", " HMMA"),
+    ("triton.persistent", conv(32, 1024, 14, 14, 512, 1, 1), "UTMALDG", "LDSM"),
+    ("triton.dgrad", conv(32, 128, 28, 28, 128, 3, 3, 1, 1, 2, 2, direction="dgrad"), "HGMMA", "LDSM"),
+    ("triton.dgrad", conv(32, 128, 28, 28, 96, 3, 3, 1, 1, dtype="fp32", direction="dgrad"), "HGMMA", " HMMA"),
+    ("triton.wgrad", conv(32, 128, 28, 28, 128, 3, 3, 1, 1, 2, 2, direction="wgrad"), "HGMMA", "LDSM"),
+    ("triton.wgrad", conv(1, 64, 28, 28, 128, 3, 3, 1, 1, direction="wgrad"), "HGMMA", " HMMA"),
     ("triton.depthwise", conv(1, 96, 14, 14, 96, 3, 3, 1, 1, groups=96), "LDG.E.128", "LDL"),
     ("triton.gemv", LinearProblem(1, 4096, 1000, "fp16", "half"), ".128", "STL"),
 ]

@@ -7,23 +7,33 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines import manifest
+from convoy.engines.manifest import MANIFEST, WAITING, waiting
 from convoy.engines.triton import compiled
+from convoy.engines.triton.persistent import Form
 from convoy.engines.triton.tiles import Tile, conv_view
-from convoy.problem import ConvProblem, LinearProblem
+from convoy.engines.triton.wgrad import Share
+from convoy.problem import ConvProblem, Epilogue, LinearProblem
 from convoy.target import Target
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
 AMPERE = replace(GPU, arch="sm_80", name="an A100 that is not there")
-ENGINES = [name for name in MANIFEST if name.startswith("triton.")]
+ENGINES = [name for name in (*MANIFEST, *WAITING) if name.startswith("triton.")]
+DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
 HALF = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
+DGRAD, WGRAD = replace(HALF, direction="dgrad"), replace(HALF, direction="wgrad")
 STRICT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numerics="strict")
 
 
+def load_engine(engine_id):
+    return manifest.load_engine(engine_id, waiting("triton."))
+
+
 def test_importing_the_engines_does_not_import_triton():
-    code = "import sys\nfrom convoy.engines.manifest import MANIFEST, load_engine\n"
-    code += "[load_engine(e) for e in MANIFEST if e.startswith('triton.')]\nassert 'triton' not in sys.modules"
+    code = "import sys\nfrom convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting\n"
+    code += "[load_engine(e, waiting()) for e in (*MANIFEST, *WAITING) if e.startswith('triton.')]\n"
+    code += "assert 'triton' not in sys.modules"
     # torch itself may import triton where it is installed: only what these modules add is looked at.
     code = "import sys, torch\nfor m in [m for m in sys.modules if m.startswith('triton')]: del sys.modules[m]\n" + code
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -35,7 +45,6 @@ def test_importing_the_engines_does_not_import_triton():
     [
         (HALF, CPU, "needs a CUDA device of capability"),
         (replace(HALF, layout="nchw"), GPU, "needs layout nhwc, got nchw"),
-        (replace(HALF, direction="dgrad"), GPU, "direction fprop only"),
         (replace(HALF, y_dtype="fp32"), GPU, "of one dtype"),
         (replace(HALF, acc_dtype="fp16"), GPU, "accumulates in fp32"),
         (replace(HALF, weight_mask="0" * 16), GPU, "dense weights only"),
@@ -43,9 +52,18 @@ def test_importing_the_engines_does_not_import_triton():
     ],
 )
 def test_refusals_say_why(engine_id, problem, target, reason):
+    problem = replace(problem, direction=DIRECTIONS.get(engine_id, "fprop"))
     support = load_engine(engine_id).supports(problem, target)
     assert not support
     assert reason in support.reason
+
+
+@pytest.mark.parametrize("engine_id", ENGINES)
+def test_each_engine_has_one_direction(engine_id):
+    own = DIRECTIONS.get(engine_id, "fprop")
+    for direction in {"fprop", "dgrad", "wgrad"} - {own}:
+        support = load_engine(engine_id).supports(replace(HALF, direction=direction), GPU)
+        assert f"computes direction {own} only, got {direction}" in support.reason
 
 
 @pytest.mark.parametrize(
@@ -62,6 +80,13 @@ def test_refusals_say_why(engine_id, problem, target, reason):
         ("triton.gemv", HALF, "1x1 map"),
         ("triton.gemv", LinearProblem(9, 64, 64), "batch of at most 8"),
         ("triton.split_fp32", HALF, "splits fp32"),
+        ("triton.persistent", replace(HALF, groups=2), "groups = 1"),
+        ("triton.persistent", STRICT, "strict"),
+        ("triton.dgrad", replace(DGRAD, stride_h=2, dilation_h=2), "dilation 1 where it has a stride"),
+        ("triton.dgrad", replace(DGRAD, k=60), "multiples of 8"),
+        ("triton.dgrad", replace(STRICT, direction="dgrad", numerics="as_torch", k=24), "multiple of 16 in fp32"),
+        ("triton.wgrad", replace(WGRAD, c=60), "multiples of 8"),
+        ("triton.wgrad", replace(WGRAD, epilogue=Epilogue(activation="relu")), "no epilogue but the bias's"),
     ],
 )
 def test_each_engine_names_its_own_limits(engine_id, problem, reason):
@@ -95,6 +120,12 @@ def typical():
     yield "triton.depthwise", replace(HALF, groups=64)
     yield "triton.gemv", LinearProblem(8, 4096, 1000, "fp32", "strict")
     yield "triton.split_fp32", STRICT
+    yield "triton.persistent", replace(HALF, n=32, c=256, k=256)
+    yield "triton.persistent", replace(point, n=128, c=1024, k=256)
+    yield "triton.dgrad", replace(DGRAD, n=32, stride_h=2, stride_w=2)
+    yield "triton.dgrad", replace(DGRAD, n=1)
+    yield "triton.wgrad", replace(WGRAD, n=32)
+    yield "triton.wgrad", WGRAD
 
 
 @pytest.mark.parametrize(("engine_id", "problem"), list(typical()))
@@ -113,6 +144,13 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(engine_id, proble
 def test_a_tile_survives_its_knobs():
     tile = Tile(64, 1, 8, 16, 128, stages=6, warps=8, split=4, pdl=True)
     assert Tile.of(tile.knobs) == tile
+
+
+def test_forms_and_shares_survive_their_knobs():
+    form = Form(Tile(128, 2, 8, 8, 64, stages=3, warps=8, pdl=True), 2, 1, True)
+    assert Form.of(form.knobs) == form
+    share = Share(128, 64, 32, 1, 1, 4, 8, 7, True)
+    assert Share.of(share.knobs) == share
 
 
 def test_splits_leave_no_share_empty():

@@ -48,6 +48,7 @@ def test_split_cases_do_split(outcomes):
     assert outcomes["swapped split"]["splits"] == 3
     assert outcomes["gather split"]["splits"] == 3
     assert outcomes["swapped images"]["splits"] == 2
+    assert outcomes["wgrad"]["splits"] == 3
 
 
 def test_a_planted_fault_is_seen(outcomes):

@@ -1,0 +1,112 @@
+"""Persistent convolution: thread blocks that stay and take tile after tile, so that a store overlaps the next tile's loads."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from convoy.engines.triton.kernels.epilogue import activate
+from convoy.engines.triton.kernels.swapped import load_pixels
+
+
+@triton.jit
+def finish_columns(
+    y, residual, bias, part, n0, p0, q0, k0,
+    BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, COLUMNS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Bias, residual and activation of [pixels, COLUMNS channels], and their store."""
+    PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
+    if bias is not None:
+        part += tl.load(bias + k0 + tl.arange(0, COLUMNS))[None, :].to(tl.float32)
+    if residual is not None:
+        part += residual.load([n0, p0, q0, k0]).reshape(PIXELS, COLUMNS).to(tl.float32)
+    y.store([n0, p0, q0, k0], activate(part, ACTIVATION).to(DTYPE).reshape(BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS))
+
+
+@triton.jit
+def halves(out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The left and the right half of a tile's columns: a warp's own columns are split, no data moves between threads."""
+    return tl.split(out.reshape(ROWS, 2, COLUMNS // 2).permute(0, 2, 1))
+
+
+@triton.jit
+def persistent_conv(
+    x, w, y, residual, bias, tiles, tiles_k, tiles_h, tiles_w, c_blocks, iterations, channels,
+    pad_h, pad_w, dilation_h, dilation_w,
+    S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, SWAPPED: tl.constexpr, PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
+    """Tiles of [BLOCK_N x BLOCK_H x BLOCK_W pixels, BLOCK_K channels] of y, block after block of them in the order of k.
+
+    Tiles that run at one time share their pixels: those come from memory once, the weights from L2. With SWAPPED the weight is
+    the tensor core's first operand, as in `swapped_conv`; without, pixels are (plain rows of pixels only: a box's tile would
+    take a detour through registers). The epilogue stores the channels in PARTS pieces, so that its tile of shared memory is
+    that much smaller. w is the packed weight of `swapped_conv`.
+    """
+    PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
+    COLUMNS: tl.constexpr = BLOCK_K // PARTS
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        tile_k = tile % tiles_k
+        rest = tile // tiles_k
+        q0 = (rest % tiles_w) * BLOCK_W
+        rest = rest // tiles_w
+        p0 = (rest % tiles_h) * BLOCK_H
+        n0 = (rest // tiles_h) * BLOCK_N
+        if SWAPPED:
+            acc = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
+        else:
+            acc = tl.zeros((PIXELS, BLOCK_K), dtype=tl.float32)
+        for i in range(iterations):
+            tap = i // c_blocks
+            c0 = (i - tap * c_blocks) * BLOCK_C
+            weights = w.load([(tile_k * iterations + i) * BLOCK_K, 0])
+            if SWAPPED:
+                pixels = load_pixels(
+                    x, n0, p0, q0, tap, c0, channels, pad_h, pad_w, dilation_h, dilation_w,
+                    S, STRIDE_H, STRIDE_W, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C,
+                )  # fmt: skip
+                acc = tl.dot(weights, pixels.T, acc, input_precision=PRECISION)
+            else:
+                pixels = x.load([q0, c0])
+                acc = tl.dot(pixels, weights.T, acc, input_precision=PRECISION)
+        out = acc
+        if SWAPPED:
+            out = acc.T
+        k0 = tile_k * BLOCK_K
+        if PARTS == 1:
+            finish_columns(
+                y, residual, bias, out, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
+            )
+        else:
+            left, right = halves(out, PIXELS, BLOCK_K)
+            if PARTS == 2:
+                finish_columns(
+                    y, residual, bias, left, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
+                )
+                finish_columns(
+                    y, residual, bias, right, n0, p0, q0, k0 + COLUMNS,
+                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
+                )  # fmt: skip
+            else:
+                first, second = halves(left, PIXELS, 2 * COLUMNS)
+                third, fourth = halves(right, PIXELS, 2 * COLUMNS)
+                finish_columns(
+                    y, residual, bias, first, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
+                )
+                finish_columns(
+                    y, residual, bias, second, n0, p0, q0, k0 + COLUMNS,
+                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
+                )  # fmt: skip
+                finish_columns(
+                    y, residual, bias, third, n0, p0, q0, k0 + 2 * COLUMNS,
+                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
+                )  # fmt: skip
+                finish_columns(
+                    y, residual, bias, fourth, n0, p0, q0, k0 + 3 * COLUMNS,
+                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
+                )  # fmt: skip

@@ -1,0 +1,244 @@
+"""triton.persistent: convolutions over many pixels, by thread blocks that stay and take tile after tile (see docs/kernels)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.triton.compiled import Build, interpreting
+from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.swapped import block_channels, tensor_support
+from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
+from convoy.engines.triton.tensors import checked, descriptor
+from convoy.engines.triton.tiles import Tile, View, boxes, conv_view, row_view
+from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+_SIZES = ("tiles", "tiles_k", "tiles_h", "tiles_w", "c_blocks", "iterations", "channels", "pad_h", "pad_w",
+          "dilation_h", "dilation_w")  # fmt: skip
+_SHARED_BYTES = 232448
+_REGISTERS = 65536
+_FLOPS_NS_PER_SM = {2: 4096 * 1.6, 4: 2048 * 1.6}
+"""Half and TF32 operations a nanosecond of one multiprocessor at 1.6 GHz, what an H100 keeps up under such a load."""
+
+_LOAD_BYTES_NS_PER_SM = 56.0
+"""7.4 TB/s from L2 over 132 multiprocessors (measured)."""
+
+_MEMORY_BYTES_NS = 2900.0
+_START_NS = 2500.0
+"""Launch, first loads and last store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A tile with how blocks work through it: `parts` of the store, `blocks` a multiprocessor, whose operand comes first."""
+
+    tile: Tile
+    parts: int
+    blocks: int
+    swapped: bool
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        tile = self.tile
+        return Knobs.of(
+            block_k=tile.block_k, block_n=tile.block_n, block_h=tile.block_h, block_w=tile.block_w,
+            block_c=tile.block_c, stages=tile.stages, warps=tile.warps, pdl=tile.pdl,
+            parts=self.parts, blocks=self.blocks, swapped=self.swapped,
+        )  # fmt: skip
+
+    @staticmethod
+    def of(knobs: Knobs) -> Form:
+        """Inverse of `knobs`."""
+        sizes = ("block_k", "block_n", "block_h", "block_w", "block_c", "stages", "warps")
+        tile = Tile(*(knobs.integer(name) for name in sizes), pdl=bool(knobs["pdl"]))
+        return Form(tile, knobs.integer("parts"), knobs.integer("blocks"), bool(knobs["swapped"]))
+
+    def shared_bytes(self, view: View, residual: bool) -> int:
+        """Shared memory that a block will want: the ring of loads, and one part of the result and of the residual."""
+        tile = self.tile
+        ring = tile.stages * (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each
+        part = tile.block_k * tile.pixels * view.bytes_each // self.parts
+        return ring + part * (2 if residual else 1) + 1024
+
+
+def view_of(problem: ConvProblem) -> View:
+    """A 1x1 convolution of stride 1 is one row of pixels; others keep their images."""
+    plain = problem.is_pointwise and problem.stride_h == problem.stride_w == 1
+    return row_view(problem) if plain else conv_view(problem)
+
+
+def estimate_us(view: View, form: Form, units: int) -> float:
+    """A guess in microseconds: the busiest multiprocessor's products or loads, or the memory's bytes."""
+    tile = form.tile
+    tiles = math.prod(tile.tiles(view))
+    resident = min(form.blocks, tiles)
+    rounds = -(-tiles // (units * resident)) * resident
+    iteration = 2 * tile.block_k * tile.pixels * tile.block_c
+    loads = (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each / _LOAD_BYTES_NS_PER_SM
+    step = max(iteration / _FLOPS_NS_PER_SM[view.bytes_each], loads)
+    # One block a multiprocessor stores while its next tile loads, but does not multiply then: half of the store is seen.
+    store = tile.block_k * tile.pixels * view.bytes_each / _LOAD_BYTES_NS_PER_SM / (2 * form.blocks)
+    busy = rounds * (tile.iterations(view) * step + store)
+    moved = view.n * view.h * view.w * view.c + view.pixels * view.k + view.k * view.c * view.r * view.s
+    return (max(busy, moved * view.bytes_each / _MEMORY_BYTES_NS) + _START_NS) / 1000
+
+
+def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[Form]:
+    """Forms worth trying, the best guess first."""
+    found: list[tuple[float, int, Form]] = []
+    row = view.is_1x1 and view.n == view.p == 1
+    for swapped in (False, True) if row else (True,):
+        for block_k in (64, 128, 256):
+            if block_k > 64 and block_k >= 2 * view.k:
+                continue
+            for box in boxes(view, (64, 128, 256)):
+                for block_c in block_channels(view)[:2]:
+                    for form in _staged(view, Tile(block_k, *box, block_c, pdl=True), swapped, residual):
+                        found.append((estimate_us(view, form, units), len(found), form))
+    found.sort(key=lambda entry: entry[:2])
+    kept: dict[tuple[object, ...], int] = {}
+    chosen: list[Form] = []
+    for _, _, form in found:
+        shape = (form.tile.block_k, form.tile.pixels, form.tile.block_c, form.swapped)
+        if kept.get(shape, 0) < 4 and len(chosen) < limit:
+            kept[shape] = kept.get(shape, 0) + 1
+            chosen.append(form)
+    return chosen
+
+
+def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[Form]:
+    """A tile's forms: those whose accumulator does not spill, as deep a ring as fits."""
+    found: list[Form] = []
+    area = tile.block_k * tile.pixels
+    rows = tile.block_k if swapped else tile.pixels  # of the tensor core's first operand: 64 a warpgroup
+    for warps in (4, 8):
+        if area > warps * 32 * 128 or (warps == 8 and (area < 128 * 128 or rows < 128)):
+            continue
+        # Swapped, the split of the columns costs a pass over shared memory in all other cases.
+        for parts in (1, 2) if not swapped or (tile.block_k, tile.pixels, warps) == (128, 128, 4) else (1,):
+            for blocks in (1, 2):
+                if blocks * warps * 32 * (area // (warps * 32) + 48) > _REGISTERS:
+                    continue
+                deep = (Form(replace(tile, stages=n, warps=warps), parts, blocks, swapped) for n in (8, 6, 5, 4, 3))
+                fitting = [form for form in deep if form.shared_bytes(view, residual) <= _SHARED_BYTES // blocks]
+                found += fitting[:1]
+    return found
+
+
+class PersistentExecutable(SwappedExecutable):
+    """One form for one problem."""
+
+    def __init__(self, engine: str, view: View, form: Form, dtype: str, epilogue: Epilogue, target: Target) -> None:
+        self.form = form
+        super().__init__(engine, view, form.tile, dtype, epilogue, target)
+        self.total = math.prod(form.tile.tiles(view))
+        self.grid = max(1, min(self.total, target.units * form.blocks))
+
+    @property
+    def y_box(self) -> list[int]:
+        """Block of y's descriptor: one part of the channels."""
+        tile = self.tile
+        return [tile.block_n, tile.block_h, tile.block_w, tile.block_k // self.form.parts]
+
+    @property
+    def x_box(self) -> list[int]:
+        """Block of x's descriptor; two sizes where pixels are the first operand."""
+        return super().x_box if self.form.swapped else [self.tile.pixels, self.tile.block_c]
+
+    def _build(self, engine: str, dtype: str) -> Build:
+        import triton.language as tl
+
+        from convoy.engines.triton.kernels.persistent import persistent_conv
+
+        tile, view, fused = self.tile, self.view, self.epilogue
+        signature = {
+            "x": box_type(dtype, self.x_box), "w": box_type(dtype, [tile.block_k, tile.block_c]),
+            "y": box_type(dtype, self.y_box), "residual": box_type(dtype, self.y_box) if fused.residual else "none",
+            "bias": f"*{dtype}" if fused.bias else "none",
+        } | dict.fromkeys(_SIZES, "i32")  # fmt: skip
+        constants: dict[str, Any] = {
+            "S": view.s, "STRIDE_H": view.stride_h if view.strided else 1,
+            "STRIDE_W": view.stride_w if view.strided else 1,
+            "BLOCK_K": tile.block_k, "BLOCK_N": tile.block_n, "BLOCK_H": tile.block_h, "BLOCK_W": tile.block_w,
+            "BLOCK_C": tile.block_c, "SWAPPED": self.form.swapped, "PARTS": self.form.parts,
+            "ACTIVATION": fused.activation, "PRECISION": "tf32",
+            "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype],
+            "WAIT": tile.pdl and not interpreting(),
+        }  # fmt: skip
+        rounded = ["x"] if dtype == "fp32" else []
+        return Build(
+            engine, persistent_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl, rounded
+        )
+
+    def x_descriptor(self, x: torch.Tensor) -> Any:
+        """A matrix of pixels and channels where they are the first operand."""
+        if self.form.swapped:
+            return super().x_descriptor(x)
+        return descriptor(x, [self.view.pixels, self.view.c], self.x_box)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        view = self.view
+        if not view.pixels:
+            return
+        x, y, residual = checked(buffers, self.epilogue.residual)
+        weight, bias = buffers.constants[0], buffers.constants[1] if self.epilogue.bias else None
+        out_shape = [view.n, view.p, view.q, view.k]
+        tiles_k, _, tiles_h, tiles_w = self.tile.tiles(view)
+        arguments = [
+            self.x_descriptor(x),
+            descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
+            descriptor(y, out_shape, self.y_box),
+            None if residual is None else descriptor(residual, out_shape, self.y_box),
+            bias,
+            self.total, tiles_k, tiles_h, tiles_w, self.tile.c_blocks(view), self.tile.iterations(view), view.c,
+            view.pad_h, view.pad_w, view.dilation_h, view.dilation_w,
+        ]  # fmt: skip
+        self.kernel((self.grid, 1, 1), arguments)
+
+
+class PersistentEngine(Engine):
+    """Large tiles, one or two thread blocks a multiprocessor; see `kernels/persistent.py`."""
+
+    id = "triton.persistent"
+    family = "implicit_gemm"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """What `triton.swapped` takes."""
+        if not (found := conv_support(problem, target, 90)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if is_strict(problem):
+            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
+        if problem.groups != 1:
+            return Support.no(f"needs groups = 1, got {problem.groups}")
+        return tensor_support(view_of(problem))
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Forms by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        return [form.knobs for form in forms(view_of(problem), target.units, problem.epilogue.residual)]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The guess of `estimate_us`."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(view_of(problem), Form.of(knobs), target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one form."""
+        assert isinstance(problem, ConvProblem)
+        return PersistentExecutable(
+            self.id, view_of(problem), Form.of(knobs), problem.x_dtype, problem.epilogue, target
+        )
+
+
+ENGINE = PersistentEngine()

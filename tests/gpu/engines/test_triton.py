@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convoy.engines.base import Buffers
 from convoy.engines import manifest
+from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, WAITING, waiting
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target

@@ -23,8 +23,9 @@ def prune(
         float | None, typer.Option("--sparsity", help="Share of weights to make zero, such as 0.9.")
     ] = None,
     pattern: Annotated[
-        str, typer.Option("--pattern", help="unstructured, N:M (2:4), block:RxC (block:1x8) or channel.")
-    ] = "unstructured",
+        str | None,
+        typer.Option("--pattern", help="unstructured (default), N:M (2:4), block:RxC (block:1x8) or channel."),
+    ] = None,
     scope: Annotated[
         str, typer.Option("--scope", help="Rank weights within each layer, or in all layers together: global.")
     ] = "layer",
@@ -45,26 +46,38 @@ def prune(
         typer.Option("--evaluate", help="Data to take the accuracy on; by default what --finetune held out."),
     ] = None,
     images: Annotated[int | None, typer.Option("--images", help="Use no more images of each than this.")] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Images in a step.")] = 128,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Images in a step, by default 128; with --advise in a call, 1.")
+    ] = None,
     lr: Annotated[float, typer.Option("--lr", help="Learning rate of the first step; it falls to 0.")] = 0.01,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order of images and of their augmentation.")] = 0,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Write nothing: measure from which sparsity each layer would be faster.")
+    ] = False,
+    effort: Annotated[str, typer.Option("--effort", help="With --advise: quick or full.")] = "quick",
+    dtype: Annotated[str, typer.Option("--dtype", help="With --advise: fp32, fp16 or bf16.")] = "fp32",
+    numerics: Annotated[str, typer.Option("--numerics", help="With --advise: strict, as_torch or half.")] = "as_torch",
+    db: options.Db = None,
     size: options.Size = None,
     device: options.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Set weights of MODEL to zero by magnitude; fine-tune it, the zeros kept; write plain weights with true zeros."""
-    from convoy.prune import Recipe, Schedule, check_weights_path
+    if advise:
+        from convoy.cli import advise as measured
+
+        measured.refuse({"--sparsity": sparsity, "--out": out, "--finetune": finetune, "--evaluate": evaluate})
+        settings = options.settings_from(effort=effort, numerics=numerics, db=db)
+        measured.show(measured.run(model, weights, pattern, settings, batch, size, dtype, device), as_json)
+        return
+    from convoy.prune import Recipe, Schedule
 
     words = tuple(word.strip() for word in (skip or "").split(",") if word.strip())
-    recipe = Recipe.of(pattern, sparsity, scope, words)
+    recipe = Recipe.of(pattern or "unstructured", sparsity, scope, words)
     if epochs is not None and finetune is None:
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
-    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=batch, lr=lr, seed=seed)
-    options.check_outputs({"--out": out})
-    if out is not None:
-        check_weights_path(out)
-        if weights is not None and out.resolve() == Path(weights).resolve():
-            raise InputError("--out", str(out), "another file than --weights names")
+    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=batch or 128, lr=lr, seed=seed)
+    check_files(out, weights)
     check_weights_given(model, weights)
     where = options.pick_device(device)
     module = options.load(model, weights, "fp32", where)
@@ -75,6 +88,18 @@ def prune(
         about = {"pattern": summary.pattern, "sparsity": f"{summary.sparsity:g}", "scope": summary.scope}
         save_weights(module, out, about)
     show(summary, out, as_json)
+
+
+def check_files(out: Path | None, weights: str | None) -> None:
+    """Refuse an output that cannot be written, read again, or that is the weights themselves."""
+    from convoy.prune import check_weights_path
+
+    options.check_outputs({"--out": out})
+    if out is None:
+        return
+    check_weights_path(out)
+    if weights is not None and out.resolve() == Path(weights).resolve():
+        raise InputError("--out", str(out), "another file than --weights names")
 
 
 def check_weights_given(model: str, weights: str | None) -> None:

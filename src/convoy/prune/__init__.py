@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoy.prune.advise import PATTERNS, Advice, advise, break_even
 from convoy.prune.finetune import Schedule, accuracy, finetune
 from convoy.prune.magnitude import Recipe
 from convoy.prune.model import Pruned, prune_model
@@ -10,7 +11,9 @@ from convoy.prune.result import Accuracy, Finetune, PrunedLayer, PruneSummary
 from convoy.prune.save import check_weights_path, save_weights
 
 __all__ = [
+    "PATTERNS",
     "Accuracy",
+    "Advice",
     "Finetune",
     "Pattern",
     "PruneSummary",
@@ -19,6 +22,8 @@ __all__ = [
     "Recipe",
     "Schedule",
     "accuracy",
+    "advise",
+    "break_even",
     "check_weights_path",
     "finetune",
     "parse_pattern",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -150,21 +150,25 @@ def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str
         recipe: pattern, sparsity and scope.
     """
     chosen = [layer for layer in layers if not layer.reason]
-    if recipe.pattern.kind == "nm":
-        return {layer.name: nm_mask(recipe.pattern, layer.weight) for layer in chosen}
+    if recipe.scope == "layer" or recipe.pattern.kind == "nm":
+        return {x.name: magnitude_mask(x.weight, x.groups, recipe.pattern, recipe.sparsity) for x in chosen}
     ids = {layer.name: group_ids(recipe.pattern, layer.weight, layer.groups) for layer in chosen}
-    ranked = {layer.name: group_scores(layer.weight, ids[layer.name]) for layer in chosen}
-    parts = [list(ranked)] if recipe.scope == "global" else [[name] for name in ranked]
-    kept: dict[str, torch.Tensor] = {}
-    for names in parts:
-        kept |= _kept_groups({name: ranked[name] for name in names}, recipe.sparsity)
-    return {name: kept[name][ids[name]] for name in ids}
+    kept = _kept_groups([group_scores(layer.weight, ids[layer.name]) for layer in chosen], recipe.sparsity)
+    return {layer.name: groups[ids[layer.name]] for layer, groups in zip(chosen, kept, strict=True)}
 
 
-def _kept_groups(ranked: Mapping[str, tuple[torch.Tensor, torch.Tensor]], sparsity: float) -> dict[str, torch.Tensor]:
-    """Which groups stay, of layers that are ranked together."""
-    scores, sizes = (torch.cat([pair[i] for pair in ranked.values()]) for i in (0, 1))
-    counts = [len(pair[0]) for pair in ranked.values()]
+def magnitude_mask(weight: torch.Tensor, groups: int, pattern: Pattern, sparsity: float) -> torch.Tensor:
+    """What stays of one weight [k, c / groups, r, s] that the pattern fits, by `magnitude_masks`' rules; boolean."""
+    if pattern.kind == "nm":
+        return nm_mask(pattern, weight)
+    ids = group_ids(pattern, weight, groups)
+    return _kept_groups([group_scores(weight, ids)], sparsity)[0][ids]
+
+
+def _kept_groups(ranked: Sequence[tuple[torch.Tensor, torch.Tensor]], sparsity: float) -> list[torch.Tensor]:
+    """Which groups stay, of layers that are ranked together by their groups' scores; their sizes say how many."""
+    scores, sizes = (torch.cat([pair[i] for pair in ranked]) for i in (0, 1))
+    counts = [len(pair[0]) for pair in ranked]
     safe = torch.zeros_like(scores, dtype=torch.bool)
     start = 0
     for count in counts:
@@ -176,4 +180,4 @@ def _kept_groups(ranked: Mapping[str, tuple[torch.Tensor, torch.Tensor]], sparsi
     gone = torch.cat([torch.zeros(1, dtype=torch.int64, device=sizes.device), sizes[order].cumsum(0)])
     kept = torch.ones_like(safe)
     kept[order[: int((gone - wanted).abs().argmin())]] = False
-    return dict(zip(ranked, kept.split(counts), strict=True))
+    return list(kept.split(counts))

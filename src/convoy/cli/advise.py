@@ -1,0 +1,98 @@
+"""convoy prune --advise: from which sparsity and pattern each layer would be faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+from convoy.cli import options
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.prune import Advice
+    from convoy.prune.advise import LayerAdvice, PatternAdvice
+    from convoy.settings import Settings
+
+
+def refuse(words: Mapping[str, object]) -> None:
+    """Refuse options that mean nothing here."""
+    for option, value in words.items():
+        if value is not None:
+            raise InputError(option, str(value), "nothing with --advise, which measures and writes nothing")
+
+
+def run(
+    model: str,
+    weights: str | None,
+    pattern: str | None,
+    settings: Settings,
+    batch: int | None,
+    size: int | None,
+    dtype: str,
+    device: str | None,
+) -> Advice:
+    """Measure what pruning would bring; patterns are those that are tried by default, or the one asked for."""
+    from convoy.prune import PATTERNS, advise, parse_pattern
+
+    patterns = PATTERNS if pattern is None else (str(parse_pattern(pattern)),)
+    where = options.pick_device(device)
+    module = options.load(model, weights, dtype, where)
+    args = options.example(module, model, None, batch, size, dtype, where)
+
+    from convoy.capture import capture_inference
+    from convoy.cli.progress import Bar
+    from convoy.measurement import detect_target
+    from convoy.perfdb import Database
+    from convoy.pipeline.stages import competing_engines, make_runner
+
+    target = detect_target(where)
+    with Bar() as bar, options.fitting(module, args), Database.open(settings.db) as database:
+        captured = capture_inference(module, args)
+        runner = make_runner(target, settings)
+        try:
+            return advise(
+                model,
+                captured,
+                target=target,
+                settings=settings,
+                database=database,
+                runner=runner,
+                engine_ids=competing_engines(settings),
+                patterns=patterns,
+                observer=bar,
+            )
+        finally:
+            runner.close()
+
+
+def show(advice: Advice, as_json: bool) -> None:
+    """A row for each layer and pattern; or all of it as JSON."""
+    if as_json:
+        typer.echo(json.dumps(advice.to_dict(), indent=1))
+        return
+    from convoy.report import print_table
+
+    if advice.layers:
+        heads = ("layer", "dense us", "pattern", "faster from", "at most", "us", "engine", "why not")
+        rows = [_row(layer, found) for layer in advice.layers for found in layer.patterns]
+        print_table(heads, rows, numbers=(1, 3, 4, 5))
+        typer.echo(
+            f"{advice.model} on {advice.target['name']}: sparsities from which a layer would be faster than its best"
+        )
+        typer.echo("dense engine, with what follows it in the same kernel; changes of memory format are not counted")
+    for note in advice.notes:
+        typer.echo(f"note: {note}")
+
+
+def _row(layer: LayerAdvice, found: PatternAdvice) -> tuple[str, ...]:
+    name = layer.names[0] + (f" and {len(layer.names) - 1} more" if len(layer.names) > 1 else "")
+    dense = f"{layer.dense_us:.1f} {layer.dense_engine}"
+    best = found.best
+    if best is None:
+        return (name, dense, found.pattern, "", "", "", "", found.reason)
+    least = f"{found.break_even:.0%}" if found.break_even is not None else "never"
+    gain = f"{layer.dense_us / best.us:.2f}x at {best.sparsity:.0%}" if best.us and layer.dense_us else ""
+    return (name, dense, found.pattern, least, gain, f"{best.us:.1f}", best.engine, found.reason)

@@ -1,0 +1,290 @@
+"""From which sparsity a layer would be faster, pattern by pattern: dense engines against those that read masks, by the clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from convoy.capture import Captured
+from convoy.engines.base import Engine
+from convoy.engines.manifest import load_engine
+from convoy.errors import InputError
+from convoy.measurement import Runner, SearchResult, search
+from convoy.measurement.task import ask
+from convoy.perfdb import Database, Measurement
+from convoy.problem import ConvProblem, WeightMask
+from convoy.prune.magnitude import magnitude_mask
+from convoy.prune.patterns import Pattern, misfit, parse_pattern
+from convoy.regions import Region, propose
+from convoy.settings import Effort, Settings
+from convoy.target import Target
+
+PATTERNS: Final = ("unstructured", "2:4", "block:1x8", "channel")
+"""Patterns that are tried where none is named."""
+
+QUICK_GRID: Final = (0.5, 0.7, 0.9)
+FULL_GRID: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+"""Sparsities that are tried, by effort; the full ones are those that papers on pruned kernels report."""
+
+LAYOUTS: Final = ("nchw", "nhwc")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The fastest way to use one share of zeros; 0 us and no engine where there is none, and then a reason."""
+
+    sparsity: float
+    us: float
+    engine: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PatternAdvice:
+    """What one pattern would bring a layer.
+
+    Attributes:
+        pattern: as `parse_pattern` reads it.
+        points: by rising sparsity.
+        break_even: least sparsity from which it is faster than dense, between points by straight lines; None where it never is.
+        reason: why nothing could be measured; empty where something was.
+    """
+
+    pattern: str
+    points: tuple[Point, ...]
+    break_even: float | None
+    reason: str = ""
+
+    @property
+    def best(self) -> Point | None:
+        """The fastest of its points."""
+        return min((point for point in self.points if point.engine), key=lambda point: point.us, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdvice:
+    """A convolution, or several of the same sizes.
+
+    Attributes:
+        names: of the layers; the masks were made from the first one's weights.
+        problem: key of the dense problem, what follows in the same kernel included.
+        dense_us: the fastest dense engine.
+        dense_engine: its id.
+        patterns: in the order asked for.
+    """
+
+    names: tuple[str, ...]
+    problem: str
+    dense_us: float
+    dense_engine: str
+    patterns: tuple[PatternAdvice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What `convoy prune --advise` found out; `to_dict` is the schema of its `--json`."""
+
+    model: str
+    target: dict[str, Any]
+    layers: tuple[LayerAdvice, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON's types, nested."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A distinct convolution: its dense problem in every memory format, and a weight to make masks of."""
+
+    names: tuple[str, ...]
+    problems: tuple[ConvProblem, ...]
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One share of zeros: the masked problem in every memory format."""
+
+    sparsity: float
+    problems: tuple[ConvProblem, ...]
+
+
+class _Progress:
+    """Tells an observer what the search does."""
+
+    def __init__(self, observer: Any) -> None:
+        self._observer = observer
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        if self._observer is not None:
+            self._observer(message, done, total)
+
+
+def advise(
+    name: str,
+    captured: Captured,
+    *,
+    target: Target,
+    settings: Settings,
+    database: Database,
+    runner: Runner,
+    engine_ids: Sequence[str],
+    patterns: Sequence[str] = PATTERNS,
+    observer: Any = None,
+) -> Advice:
+    """Measure what pruning would bring each convolution of a net.
+
+    For each distinct convolution, with what follows it in the same kernel, the fastest dense engine is found as `optimize`
+    finds it; then, for each pattern and each sparsity of a grid, a mask is made of the layer's weights by magnitude, and
+    the engines that do such a masked problem and not the dense one are measured on it, in both memory formats. Changes of
+    layout are not counted.
+
+    Args:
+        name: the model's.
+        captured: the net.
+        target: the device.
+        settings: effort (quick or full), numerics, and what `search` takes from it.
+        database: where rows come from and go to.
+        runner: who measures.
+        engine_ids: engines that compete.
+        patterns: to be tried.
+        observer: told (message, done, total).
+
+    Raises:
+        InputError: effort none, an unknown pattern, or a net without convolutions of constant weights.
+    """
+    if settings.effort is Effort.NONE:
+        raise InputError("effort", "none", "quick or full", "Advice is measured, not predicted.")
+    wanted = [parse_pattern(pattern) for pattern in patterns]
+    layers = _layers(captured, str(settings.numerics))
+    grid = FULL_GRID if settings.effort is Effort.FULL else QUICK_GRID
+    trials = {(i, p): _trials(layer, p, grid) for i, layer in enumerate(layers) for p in wanted}
+    engines = [load_engine(engine, settings.engines) for engine in engine_ids]
+    sparse = _mask_readers(engines, [t for found in trials.values() for t in found], target)
+    if not sparse:
+        note = f"no engine reads masks on {target.name} at numerics {settings.numerics}: pruning makes no layer faster here"
+        return Advice(name, target.to_dict(), (), (note,))
+    options = {"target": target, "settings": settings, "database": database, "runner": runner}
+    progress = _Progress(observer)
+    dense = search([p for x in layers for p in x.problems], engine_ids=engine_ids, on_progress=progress, **options)
+    problems = [p for found in trials.values() for trial in found for p in trial.problems]
+    masked = search(problems, engine_ids=[e.id for e in sparse], on_progress=progress, **options)
+    found = tuple(
+        _layer_advice(layer, wanted, [trials[i, p] for p in wanted], dense, masked) for i, layer in enumerate(layers)
+    )
+    return Advice(name, target.to_dict(), found, ())
+
+
+def break_even(points: Sequence[tuple[float, float]], dense_us: float) -> float | None:
+    """Least sparsity from which times stay at or below the dense one; between two points by a straight line.
+
+    Args:
+        points: (sparsity, us), by rising sparsity.
+        dense_us: what to beat.
+
+    Returns:
+        The first point's sparsity where it wins already; None where the last does not.
+    """
+    found: float | None = None
+    for index in range(len(points) - 1, -1, -1):
+        sparsity, us = points[index]
+        if us > dense_us:
+            break
+        found = sparsity
+        if index and points[index - 1][1] > dense_us:
+            before, slower = points[index - 1]
+            return before + (sparsity - before) * (slower - dense_us) / (slower - us)
+    return found
+
+
+def weight_mask(mask: torch.Tensor) -> WeightMask:
+    """A boolean mask [k, c / groups, r, s], True where a weight stays, as a problem's data."""
+    k, c, r, s = mask.shape
+    return WeightMask((k, c, r, s), np.packbits(mask.cpu().numpy().reshape(-1)).tobytes())
+
+
+def _layers(captured: Captured, numerics: str) -> list[_Layer]:
+    """The net's distinct convolutions with all that can follow them in one kernel, in graph order."""
+    fullest: dict[str, Region] = {}
+    for region in propose(captured.graph, layouts=LAYOUTS, numerics=numerics):
+        if region.pattern == "conv" and region.constants:
+            known = fullest.get(region.nodes[0])
+            fullest[region.nodes[0]] = region if known is None or len(region.nodes) > len(known.nodes) else known
+    same: dict[str, list[str]] = {}
+    for node, region in fullest.items():
+        same.setdefault(region.problems[0].key, []).append(node)
+    if not same:
+        raise InputError("model", "no convolution", "a model with convolutions of constant weights")
+    found: list[_Layer] = []
+    for names in same.values():
+        region = fullest[names[0]]
+        problems = tuple(p for p in region.problems if isinstance(p, ConvProblem))
+        dense = tuple(p.with_mask(None) for p in problems)
+        weight = captured.constants[region.constants[0]].detach().cpu()
+        if not bool(torch.isfinite(weight).all()):
+            raise InputError("weights", names[0], "finite numbers alone", "Some of its weights are NaN or infinite.")
+        found.append(_Layer(tuple(names), dense, weight))
+    return found
+
+
+def _trials(layer: _Layer, pattern: Pattern, grid: Sequence[float]) -> list[_Trial]:
+    """Masked problems by sparsity; none where the pattern does not fit the layer."""
+    if misfit(pattern, layer.weight):
+        return []
+    shares = [pattern.fixed_sparsity] if pattern.fixed_sparsity is not None else grid
+    found: list[_Trial] = []
+    for share in shares:
+        mask = weight_mask(magnitude_mask(layer.weight, layer.problems[0].groups, pattern, share))
+        found.append(_Trial(mask.sparsity, tuple(problem.with_mask(mask) for problem in layer.problems)))
+    return found
+
+
+def _mask_readers(engines: Sequence[Engine], trials: Sequence[_Trial], target: Target) -> list[Engine]:
+    """Engines that do some masked problem and refuse the same one dense: a mask is nothing to the others."""
+    problems = [problem for trial in trials for problem in trial.problems]
+    return [
+        engine
+        for engine in engines
+        if any(ask(engine, p, target)[0] and not ask(engine, p.with_mask(None), target)[0] for p in problems)
+    ]
+
+
+def _layer_advice(
+    layer: _Layer,
+    patterns: Sequence[Pattern],
+    trials: Sequence[Sequence[_Trial]],
+    dense: SearchResult,
+    masked: SearchResult,
+) -> LayerAdvice:
+    best = _fastest(dense.rows, layer.problems)
+    dense_us = best.median_us if best is not None else 0.0
+    found: list[PatternAdvice] = []
+    for pattern, tried in zip(patterns, trials, strict=True):
+        points = tuple(_point(trial, masked) for trial in tried)
+        times = [(point.sparsity, point.us) for point in points if point.engine]
+        reason = misfit(pattern, layer.weight) if not tried else "" if times else points[0].reason
+        found.append(PatternAdvice(str(pattern), points, break_even(times, dense_us) if best else None, reason))
+    return LayerAdvice(layer.names, layer.problems[0].key, dense_us, best.config.engine if best else "", tuple(found))
+
+
+def _point(trial: _Trial, masked: SearchResult) -> Point:
+    best = _fastest(masked.rows, trial.problems)
+    if best is not None:
+        return Point(trial.sparsity, best.median_us, best.config.engine)
+    keys = [problem.key for problem in trial.problems]
+    failed = [f"{row.config.engine}: {row.status}, {row.reason}" for key in keys for row in masked.rows.get(key, ())]
+    refused = [f"{engine}: {why}" for key in keys for engine, why in masked.refusals.get(key, {}).items()]
+    reason = next(iter([*failed, *refused]), "no engine reads masks")
+    return Point(trial.sparsity, 0.0, "", reason)
+
+
+def _fastest(rows: Mapping[str, Sequence[Measurement]], problems: Sequence[ConvProblem]) -> Measurement | None:
+    found = [row for problem in problems for row in rows.get(problem.key, ()) if row.ok]
+    return min(found, key=lambda row: row.median_us, default=None)

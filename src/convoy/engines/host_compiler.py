@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -52,11 +54,11 @@ def compiler() -> str:
     return next(filter(None, map(shutil.which, COMPILERS)), "")
 
 
-def compile_shared(source: str, flags: Sequence[str], name: str) -> Path:
+def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str) -> Path:
     """Compile a C source, or take what was compiled before.
 
     Args:
-        source: one translation unit.
+        source: one translation unit, or several that are compiled side by side and linked.
         flags: what the compiler is given besides `-shared -fPIC`; `-march=native` is allowed, for the processor is part of
             the cache's key.
         name: the engine's id: beginning of the file's name, and what errors are said of.
@@ -70,10 +72,11 @@ def compile_shared(source: str, flags: Sequence[str], name: str) -> Path:
     found = compiler()
     if not found:
         raise CompileError(name, compiler_support().reason)
-    key = hashlib.sha256("\0".join((source, *flags, _identity(found))).encode()).hexdigest()[:24]
+    units = (source,) if isinstance(source, str) else tuple(source)
+    key = hashlib.sha256("\0".join((*units, *flags, _identity(found))).encode()).hexdigest()[:24]
     path = _folder() / f"{name}-{key}.so"
     if not is_whole(path):
-        _compile(found, source, flags, name, path)
+        _compile(found, units, flags, name, path)
     return path
 
 
@@ -93,15 +96,22 @@ def is_whole(path: Path) -> bool:
     return bool(mark) and not rest and hashlib.sha256(body).digest() == content[-_DIGEST_BYTES:]
 
 
-def _compile(found: str, source: str, flags: Sequence[str], name: str, path: Path) -> None:
-    """Object, then library, in a folder of its own; what appears in the cache is whole."""
+def _compile(found: str, units: Sequence[str], flags: Sequence[str], name: str, path: Path) -> None:
+    """Objects, then library, in a folder of its own; what appears in the cache is whole."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".building-") as folder:
-        text, made, library = (Path(folder) / f"kernel.{suffix}" for suffix in ("c", "o", "so"))
-        text.write_text(source, encoding="utf-8")
-        _run([found, *flags, "-fPIC", "-c", str(text), "-o", str(made)], name)
+        objects = [Path(folder) / f"kernel{index}.o" for index in range(len(units))]
+
+        def compile_unit(unit: str, made: Path) -> None:
+            text = made.with_suffix(".c")
+            text.write_text(unit, encoding="utf-8")
+            _run([found, *flags, "-fPIC", "-c", str(text), "-o", str(made)], name)
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(compile_unit, units, objects))
+        library = Path(folder) / "kernel.so"
         # The link is without -fopenmp: that would bring the compiler's own OpenMP library beside torch's.
         threads = [_openmp()] if "-fopenmp" in flags else []
-        _run([found, "-shared", str(made), *filter(None, threads), "-lm", "-o", str(library)], name)
+        _run([found, "-shared", *map(str, objects), *filter(None, threads), "-lm", "-o", str(library)], name)
         body = library.read_bytes()
         library.write_bytes(body + _MARK + hashlib.sha256(body).digest())
         library.replace(path)

@@ -31,7 +31,7 @@ def engines(
     target = detect_target(options.pick_device(device))
     rows: list[tuple[str, ...]] = []
     for engine in found:
-        support = engine.supports(wanted, target)
+        support = engine.accepts(wanted, target)
         rows.append(
             (engine.id, "yes" if support else "no", support.reason or f"{len(engine.space(wanted, target))} settings")
         )

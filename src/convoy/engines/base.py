@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from convoy.problem import EngineConfig, Knobs, Problem
+from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -109,6 +109,16 @@ class Engine(ABC):
 
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
+
+    reads_mask: ClassVar[bool] = False
+    """Whether it is made for pruned weights: then problems with a mask are its own. All others are never asked for one, because
+    the same problem without the mask stands beside it and has their rows."""
+
+    def accepts(self, problem: Problem, target: Target) -> Support:
+        """`supports`, after what holds for every engine: what callers ask."""
+        if isinstance(problem, ConvProblem) and problem.weight_mask and not self.reads_mask:
+            return Support.no("computes dense weights: its rows are those of the problem without the mask")
+        return self.supports(problem, target)
 
     @abstractmethod
     def supports(self, problem: Problem, target: Target) -> Support:

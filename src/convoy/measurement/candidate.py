@@ -274,7 +274,7 @@ def _supporting(config: EngineConfig, problem: Problem, target: Target, extra: t
         engine = load_engine(config.engine, extra)
         if engine.version != config.version:
             raise Failure(Status.UNSUPPORTED, f"version {config.version} was asked for, {engine.version} is here")
-        support = engine.supports(problem, target)
+        support = engine.accepts(problem, target)
     except (InputError, ImportError, AttributeError) as error:
         raise Failure(Status.UNSUPPORTED, first_lines(f"cannot be loaded: {error}")) from error
     except Exception as error:

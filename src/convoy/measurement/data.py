@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeGuard
 
+import numpy as np
 import torch
 from torch.nn.functional import conv2d, linear
 
@@ -124,6 +125,8 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     arg_specs, constant_specs = tensor_specs(problem)
     if isinstance(problem, (ConvProblem, LinearProblem)):
         args, constants = _operands(problem, kind, generator)
+        if isinstance(problem, ConvProblem) and problem.weight_mask:
+            constants[0] = constants[0] * _kept(problem)
     else:
         args = [_plain(spec, kind, generator) for spec in arg_specs]
         constants = [_plain(spec, kind, generator) for spec in constant_specs]
@@ -183,6 +186,15 @@ def _by_output(problem: ConvProblem | LinearProblem, rows: torch.Tensor) -> torc
         by_group = rows.reshape(p.groups, p.c // p.groups, p.k // p.groups, p.r, p.s)
         return by_group.transpose(1, 2).reshape(p.weight_spec.shape)
     return rows.reshape(p.weight_spec.shape)
+
+
+def _kept(problem: ConvProblem) -> torch.Tensor:
+    """The mask of a problem's weight, booleans [k, c / groups, r, s]."""
+    if problem.mask is None:
+        expected = "a problem with its mask's positions"
+        raise InputError("weight_mask", problem.weight_mask, expected, "A key names a mask by its digest alone.")
+    bits = np.unpackbits(np.frombuffer(problem.mask.bits, np.uint8), count=problem.mask.positions)
+    return torch.from_numpy(bits.astype(bool)).reshape(problem.weight_spec.shape)
 
 
 def _outputs(problem: ConvProblem | LinearProblem) -> int:

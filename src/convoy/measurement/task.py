@@ -246,7 +246,7 @@ class Task:
 def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
     """Whether an engine can do a problem, and its space; an engine that raises says no, with what it raised as the reason."""
     try:
-        support = engine.supports(problem, target)
+        support = engine.accepts(problem, target)
         space = engine.space(problem, target) if support else ()
     except Exception as error:  # one broken engine must not end the search for all others
         return Support.no(f"raised {type(error).__name__} when asked: {error}"), ()

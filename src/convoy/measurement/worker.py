@@ -26,7 +26,7 @@ from convoy.measurement.heap import keep_freed_memory
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import InProcessRunner, Request
 from convoy.perfdb.record import to_record
-from convoy.problem import EngineConfig, Knobs, Problem, SubgraphProblem, parse_problem
+from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, SubgraphProblem, parse_problem
 from convoy.target import Target
 
 Say = Callable[[dict[str, Any]], None]
@@ -126,7 +126,10 @@ def _builder(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict[
 
 def problem_fields(problem: Problem) -> dict[str, str]:
     """What `parse_problem` needs to make the problem again."""
-    return {"problem": problem.key, "text": problem.text if isinstance(problem, SubgraphProblem) else ""}
+    text = problem.text if isinstance(problem, SubgraphProblem) else ""
+    if isinstance(problem, ConvProblem) and problem.mask is not None:
+        text = problem.mask.text
+    return {"problem": problem.key, "text": text}
 
 
 def config_fields(config: EngineConfig) -> list[Any]:

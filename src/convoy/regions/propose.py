@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from convoy.graph.ir import GRADIENTS, LAYERS, Graph
+from convoy.problem import WeightMask
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
 from convoy.regions.glue import glue_regions
 from convoy.regions.gradient import gradient_regions
 from convoy.regions.linear import linear_region
+from convoy.regions.mask import with_mask
 from convoy.regions.op import op_region
 from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 
 
-def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Region]:
+def propose(
+    graph: Graph, *, layouts: tuple[str, ...], numerics: str, masks: Mapping[str, WeightMask] | None = None
+) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue last.
 
     Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad` or `op`), so that a cover always exists. Every region
@@ -23,6 +29,7 @@ def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Re
         graph: a graph that `verify` accepts.
         layouts: memory formats to offer for 4-D values, the caller's first.
         numerics: the rounding that the user allows; part of every layer's problem.
+        masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
     """
     found: list[Region] = []
     epilogues: set[str] = set()
@@ -44,4 +51,5 @@ def propose(graph: Graph, *, layouts: tuple[str, ...], numerics: str) -> list[Re
             )
         if node.op == "conv2d":
             found += pool_regions(graph, own, layouts, numerics)
+    found = [with_mask(region, masks or {}) for region in found]
     return found + glue_regions(graph, epilogues, layouts)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_inference
+from convoy.capture.masks import weight_masks
 from convoy.engines.manifest import BASELINE, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.text import digest
@@ -101,7 +102,7 @@ def capture_net(
     first = next(iter(border.values()), "nchw")
     border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
     layouts = allowed_layouts(settings.layout, first)
-    regions = propose(graph, layouts=layouts, numerics=str(settings.numerics))
+    regions = propose(graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured))
     return Net(name, captured, regions, layouts, border, layout_problems(graph, layouts), target)
 
 

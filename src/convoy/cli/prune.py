@@ -76,7 +76,9 @@ def prune(
     recipe = Recipe.of(pattern or "unstructured", sparsity, scope, words)
     if epochs is not None and finetune is None:
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
-    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=batch or 128, lr=lr, seed=seed)
+    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed)
+    if images is not None and images < 1:
+        raise InputError("--images", images, "an integer of at least 1")
     check_files(out, weights)
     check_weights_given(model, weights)
     where = options.pick_device(device)

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from convoy.capture import Captured
+from convoy.capture.masks import mask_of
 from convoy.engines.base import Engine
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement import Runner, SearchResult, search
 from convoy.measurement.task import ask
 from convoy.perfdb import Database, Measurement
-from convoy.problem import ConvProblem, WeightMask
+from convoy.problem import ConvProblem
 from convoy.prune.magnitude import magnitude_mask
 from convoy.prune.patterns import Pattern, misfit, parse_pattern
 from convoy.regions import Region, propose
@@ -143,8 +143,7 @@ def advise(
 
     For each distinct convolution, with what follows it in the same kernel, the fastest dense engine is found as `optimize`
     finds it; then, for each pattern and each sparsity of a grid, a mask is made of the layer's weights by magnitude, and
-    the engines that do such a masked problem and not the dense one are measured on it, in both memory formats. Changes of
-    layout are not counted.
+    the engines that read masks are measured on it, in both memory formats. Changes of layout are not counted.
 
     Args:
         name: the model's.
@@ -204,12 +203,6 @@ def break_even(points: Sequence[tuple[float, float]], dense_us: float) -> float 
     return found
 
 
-def weight_mask(mask: torch.Tensor) -> WeightMask:
-    """A boolean mask [k, c / groups, r, s], True where a weight stays, as a problem's data."""
-    k, c, r, s = mask.shape
-    return WeightMask((k, c, r, s), np.packbits(mask.cpu().numpy().reshape(-1)).tobytes())
-
-
 def _layers(captured: Captured, numerics: str) -> list[_Layer]:
     """The net's distinct convolutions with all that can follow them in one kernel, in graph order."""
     fullest: dict[str, Region] = {}
@@ -226,11 +219,10 @@ def _layers(captured: Captured, numerics: str) -> list[_Layer]:
     for names in same.values():
         region = fullest[names[0]]
         problems = tuple(p for p in region.problems if isinstance(p, ConvProblem))
-        dense = tuple(p.with_mask(None) for p in problems)
         weight = captured.constants[region.constants[0]].detach().cpu()
         if not bool(torch.isfinite(weight).all()):
             raise InputError("weights", names[0], "finite numbers alone", "Some of its weights are NaN or infinite.")
-        found.append(_Layer(tuple(names), dense, weight))
+        found.append(_Layer(tuple(names), problems, weight))
     return found
 
 
@@ -241,19 +233,15 @@ def _trials(layer: _Layer, pattern: Pattern, grid: Sequence[float]) -> list[_Tri
     shares = [pattern.fixed_sparsity] if pattern.fixed_sparsity is not None else grid
     found: list[_Trial] = []
     for share in shares:
-        mask = weight_mask(magnitude_mask(layer.weight, layer.problems[0].groups, pattern, share))
+        mask = mask_of(layer.weight * magnitude_mask(layer.weight, layer.problems[0].groups, pattern, share))
         found.append(_Trial(mask.sparsity, tuple(problem.with_mask(mask) for problem in layer.problems)))
     return found
 
 
 def _mask_readers(engines: Sequence[Engine], trials: Sequence[_Trial], target: Target) -> list[Engine]:
-    """Engines that do some masked problem and refuse the same one dense: a mask is nothing to the others."""
+    """Engines made for pruned weights that do some of the masked problems."""
     problems = [problem for trial in trials for problem in trial.problems]
-    return [
-        engine
-        for engine in engines
-        if any(ask(engine, p, target)[0] and not ask(engine, p.with_mask(None), target)[0] for p in problems)
-    ]
+    return [engine for engine in engines if engine.reads_mask and any(ask(engine, p, target)[0] for p in problems)]
 
 
 def _layer_advice(

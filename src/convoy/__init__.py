@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from convoy.functional import engines as engines
     from convoy.pipeline import load as load
     from convoy.pipeline import optimize as optimize
+    from convoy.pipeline import training_step as training_step
 
 _LAZY = {
     "optimize": "convoy.pipeline",
     "load": "convoy.pipeline",
     "conv2d": "convoy.functional",
+    "training_step": "convoy.pipeline",
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "engines",
     "load",
     "optimize",
+    "training_step",
 ]
 
 

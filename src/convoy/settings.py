@@ -95,6 +95,9 @@ class Settings:
             raise InputError("memory_budget_bytes", self.memory_budget_bytes, "a positive number of bytes, or None")
         if not 1 <= self.streams <= MOST_STREAMS:
             raise InputError("streams", self.streams, f"an integer from 1 to {MOST_STREAMS}")
+        if self.db is not None and not isinstance(self.db, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError("db", self.db, "a path, or None")
+        object.__setattr__(self, "db", None if self.db is None else Path(self.db))
         if not self.timeout_s > 0:
             raise InputError("timeout_s", self.timeout_s, "a positive number of seconds")
 

@@ -4,5 +4,15 @@ from __future__ import annotations
 
 from convoy.pipeline.dynamo import dynamo_backend
 from convoy.pipeline.optimize import Result, load, optimize, optimize_model
+from convoy.pipeline.training import TrainingResult, train_model, training_step
 
-__all__ = ["Result", "dynamo_backend", "load", "optimize", "optimize_model"]
+__all__ = [
+    "Result",
+    "TrainingResult",
+    "dynamo_backend",
+    "load",
+    "optimize",
+    "optimize_model",
+    "train_model",
+    "training_step",
+]

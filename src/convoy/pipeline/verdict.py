@@ -140,19 +140,34 @@ def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     cudnn.benchmark is on while it warms up, so that the captured kernels are those that cuDNN found fastest.
     """
+
+    def run() -> object:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+
+    return capture_stock(run, reads=(model, args, kwargs))
+
+
+def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], object]:
+    """What a function launches, captured as one CUDA graph on one stream.
+
+    Args:
+        run: launches the work.
+        reads: what must live as long as the graph: the graph holds addresses alone.
+    """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):
             for _ in range(3):
-                model(*args, **kwargs)
+                run()
             stream.synchronize()
             forget_library_workspaces()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                kept = model(*args, **kwargs)
+                kept = run()
         torch.cuda.current_stream().wait_stream(stream)
     finally:
         torch.backends.cudnn.benchmark = before
@@ -161,6 +176,5 @@ def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         graph.replay()
         return kept
 
-    replay.reads = (model, args, kwargs)  # type: ignore[attr-defined] - weights and inputs must live as long as the graph
-
+    replay.reads = reads  # type: ignore[attr-defined]
     return replay

@@ -26,6 +26,9 @@ class GraphProgram:
         bound: the plan with its executables.
         device: a CUDA device.
         static_outputs: return the graph's own output buffers, which the next call overwrites.
+
+    Attributes:
+        eager: the same launches one by one: what was captured, and what another graph may capture.
     """
 
     def __init__(self, bound: Bound, device: torch.device, *, static_outputs: bool = False) -> None:
@@ -34,7 +37,7 @@ class GraphProgram:
         self.static_outputs = static_outputs
         self._lock = threading.Lock()
         several = any(step.step.stream for step in bound.steps)
-        self._eager = StreamedProgram(bound, device) if several else EagerProgram(bound, device)
+        self.eager = StreamedProgram(bound, device) if several else EagerProgram(bound, device)
         self._inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
         for tensor in self._inputs:
             tensor.zero_()
@@ -43,11 +46,11 @@ class GraphProgram:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(stream):
             for _ in range(_WARMUP_CALLS):
-                self._eager(self._inputs)
+                self.eager(self._inputs)
             stream.synchronize()
             forget_library_workspaces()
             with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._outputs = self._eager(self._inputs)
+                self._outputs = self.eager(self._inputs)
         torch.cuda.current_stream(device).wait_stream(stream)
         self._done = torch.cuda.Event()
         self._done.record(torch.cuda.current_stream(device))

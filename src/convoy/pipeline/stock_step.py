@@ -1,0 +1,103 @@
+"""Loss and gradients as PyTorch computes them, and the check of a tuned step against them: is it right, is it faster?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy.capture import TrainingCapture
+from convoy.capture.joint import LossModule
+from convoy.pipeline import verdict
+from convoy.pipeline.summarize import Outcome
+from convoy.program import Program
+from convoy.program.graph import GraphProgram
+
+
+class StockStep:
+    """Loss and gradients as PyTorch computes them, on a copy of the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        amp: torch.dtype | None,
+        batch: tuple[Any, ...],
+        *,
+        scaled: bool,
+    ) -> None:
+        self._module = LossModule(copy.deepcopy(model), loss_fn, amp, scaled=scaled)
+        self._batch = batch
+
+    def run(self) -> list[torch.Tensor]:
+        """The loss, then the gradients of the parameters that have one."""
+        learned = [parameter for parameter in self._module.model.parameters() if parameter.requires_grad]
+        made = self._module(*self._batch)
+        return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
+
+    def exact(self) -> list[torch.Tensor]:
+        """The same in float64, without autocast."""
+        wide = copy.deepcopy(self._module).double()
+        wide.amp = None
+        twin = StockStep.__new__(StockStep)
+        twin._module = wide
+        twin._batch = pytree.tree_map(
+            lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, self._batch
+        )
+        return twin.run()
+
+    def captured(self) -> Callable[[], object]:
+        """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""
+        return verdict.capture_stock(self.run, reads=self)
+
+
+def _seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    """A run from a fixed seed, which leaves the generators as they were."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        return run()
+
+
+def check_step(
+    stock: StockStep, program: Program, inputs: Sequence[torch.Tensor], capture: TrainingCapture, *, flops: int
+) -> tuple[Outcome, str]:
+    """Loss and gradients against float64, then stock step and program timed in turn; the user's model is not touched.
+
+    Args:
+        stock: PyTorch's step.
+        program: the tuned one.
+        inputs: parameters, buffers and batch.
+        capture: what the program's outputs are.
+        flops: operations of the step: where float64 would take too long on a CPU, PyTorch's own step is compared with.
+
+    Returns:
+        Times and errors, and a note on what was compared; empty where it was float64.
+    """
+    runnable = program.runnable
+    assert runnable is not None
+    cuda = inputs[0].is_cuda
+
+    def ours() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return runnable(inputs)[: 1 + len(capture.learned)]
+
+    note = ""
+    if capture.random or (not cuda and flops > verdict.ORACLE_FLOPS):
+        why = "draws random numbers" if capture.random else "takes too long in float64 here"
+        note = f"the step {why}: its gradients were compared with PyTorch's own and not with float64"
+        exact = [t.double() for t in _seeded(stock.run)]
+    else:
+        exact = stock.exact()
+    baseline_errors = verdict.errors_against(_seeded(stock.run), exact)
+    errors = verdict.errors_against(_seeded(ours), exact)
+    runs: dict[str, Callable[[], object]] = {"torch.eager": stock.run, "convoy": ours}
+    if isinstance(runnable, GraphProgram):
+        runs = {"torch.graph": stock.captured(), "convoy": runnable.replay}
+    timed = verdict.interleave(runs, cuda=cuda)
+    name = "torch.graph" if cuda else "torch.eager"
+    return Outcome(timed[name], timed["convoy"], errors, baseline_errors), note

@@ -1,0 +1,276 @@
+"""training_step: from a model, its loss and its optimizer to a step that computes the same sooner, or to the stock one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy import plan as plans
+from convoy.capture import TrainingCapture, capture_training
+from convoy.errors import InputError, PlanError
+from convoy.graph.text import digest
+from convoy.measurement import SearchResult
+from convoy.perfdb import Database
+from convoy.pipeline import verdict
+from convoy.pipeline.agreement import agree
+from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.stages import (
+    Choice,
+    Net,
+    Observer,
+    Stopwatch,
+    device_of,
+    input_formats,
+    make_net,
+    make_plan,
+    measure,
+    memory_format,
+    prediction_notes,
+    select,
+    silent,
+    target_for,
+)
+from convoy.pipeline.stock_step import StockStep, check_step
+from convoy.pipeline.summarize import Outcome, summarize
+from convoy.plan import Plan
+from convoy.program import Program, build_program
+from convoy.program.graph import GraphProgram
+from convoy.program.module import signature_of
+from convoy.program.step import StepOptions, StepProgram, TrainingStep, scale_of
+from convoy.report.summary import Summary
+from convoy.settings import Settings
+from convoy.target import Target
+
+WORST_ERROR = 4.0
+"""Times the error of PyTorch's own step against float64 that the gradients as a whole may have: candidates are held to their
+own bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What `train_model` found.
+
+    Attributes:
+        step: the step to call.
+        plan: what it runs.
+        summary: everything that was found out; None where a plan was replayed.
+    """
+
+    step: TrainingStep
+    plan: Plan
+    summary: Summary | None
+
+
+def training_step(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    amp: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
+    plan: str | Path | None = None,
+    settings: Settings | None = None,
+    name: str = "",
+) -> TrainingStep:
+    """Make a function that trains a model on a batch: forward pass, loss, backward pass and update in one call.
+
+    The gradients are those of PyTorch up to rounding; the update is the optimizer's own. On a GPU the whole step becomes one
+    CUDA graph.
+
+    Args:
+        model: any module, or one inside DistributedDataParallel: then gradients are averaged over its process group, and all
+            processes run one plan. Parameters stay its own; its training flags are those of this moment.
+        loss_fn: (output, *targets) → one number, such as `torch.nn.functional.cross_entropy`.
+        optimizer: over the model's parameters; one that needs no closure.
+        batch: an example, (x, *targets); x may be a tuple. Its shapes, dtypes and memory format are tuned for.
+        amp: run under autocast with this dtype (bf16 or fp16).
+        scaler: a `torch.amp.GradScaler`, for fp16.
+        clip_grad_norm: scale gradients down to this joint L2 norm before the update.
+        accumulate: calls to an update; each adds its gradients divided by this number.
+        plan: replay this saved plan and measure nothing.
+        settings: what may be done; `Settings()` by default.
+        name: what to call the model in plans and reports.
+
+    Returns:
+        `step`, called as `loss = step(x, y)`; with `plan`, `notes`, `explain()` and `save(path)`.
+
+    Raises:
+        InputError: arguments that cannot be used.
+        CaptureError: the model or its loss cannot be traced.
+        PlanError: `plan` is of another model, shape or machine.
+    """
+    return train_model(
+        model,
+        loss_fn,
+        optimizer,
+        batch,
+        options=StepOptions(amp, scaler, clip_grad_norm, accumulate),
+        plan=plan,
+        settings=settings or Settings(),
+        name=name,
+    ).step
+
+
+def train_model(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    options: StepOptions | None = None,
+    plan: str | Path | None = None,
+    settings: Settings,
+    name: str = "",
+    observer: Observer | None = None,
+) -> TrainingResult:
+    """`training_step`, with everything that was found out; `observer` is told of the progress."""
+    options = options or StepOptions()
+    _check_arguments(model, batch, options)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        options = dataclasses.replace(options, group=model.process_group)
+        model = model.module
+    job = _Job(model, loss_fn, optimizer, batch, options, settings, name or type(model).__name__)
+    replayed = plans.load(Path(plan)) if plan is not None else None
+    if options.group is not None and replayed is None:
+        found: list[TrainingResult] = []
+
+        def tune() -> Plan:
+            found.append(job.tune(observer))
+            return found[0].plan
+
+        agreed = agree(tune, options.group, job.target)
+        return found[0] if found else job.replay(agreed)
+    return job.tune(observer) if replayed is None else job.replay(replayed)
+
+
+def _check_arguments(model: nn.Module, batch: tuple[Any, ...], options: StepOptions) -> None:
+    if not isinstance(batch, tuple) or len(batch) < 1:
+        raise InputError("batch", type(batch).__name__, "a tuple (x, *targets)")
+    if options.accumulate < 1:
+        raise InputError("accumulate", options.accumulate, "an integer of at least 1")
+    if options.clip_grad_norm is not None and not options.clip_grad_norm > 0:
+        raise InputError("clip_grad_norm", options.clip_grad_norm, "a positive number, or None")
+    if options.amp not in (None, torch.float16, torch.bfloat16):
+        raise InputError("amp", options.amp, "torch.bfloat16, torch.float16 or None")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("model", type(model).__name__, "a model with a parameter that requires a gradient")
+
+
+class _Job:
+    """One model with its batch on the way through the stages."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        batch: tuple[Any, ...],
+        options: StepOptions,
+        settings: Settings,
+        name: str,
+    ) -> None:
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.batch, self.options, self.settings = batch, options, settings
+        self.target: Target = target_for(device_of(model, batch, {}))
+        scaled = options.scaler is not None
+        self.given = batch
+        if options.scaler is not None:
+            self.given = (*batch, scale_of(options.scaler, pytree.tree_leaves(batch)[0].device))
+        self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=options.amp, scaled=scaled)
+        self.net = self._net(name)
+
+    def _net(self, name: str) -> Net:
+        """The captured step; gradients have their parameters' memory format."""
+        capture = self.capture
+        graph = capture.captured.graph
+        border = input_formats(capture.captured, self.inputs())
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        returned = [*(parameters[n] for n in capture.learned), *(buffers[n] for n in capture.updated)]
+        for value, tensor in zip(graph.outputs[1:], returned, strict=True):
+            if tensor.dim() == 4:
+                border[value] = memory_format(tensor)
+        images = [value for value in graph.inputs if value.startswith("batch.")]
+        first = next((border[value] for value in images if value in border), "nchw")
+        net = make_net(name, capture.captured, border, first, self.settings, self.target)
+        net.batch_input = images[0]
+        return net
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Parameters, buffers and batch, in the graph's order."""
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        held = [
+            *(parameters[n].detach() for n in self.capture.parameters),
+            *(buffers[n] for n in self.capture.buffers),
+        ]
+        return [*held, *pytree.tree_leaves(self.given)]
+
+    def tune(self, observer: Observer | None) -> TrainingResult:
+        """Measure, select, build, check."""
+        watch = observer or silent
+        with Database.open(self.settings.db) as database:
+            clock = Stopwatch()
+            found = measure(self.net, self.settings, database, watch)
+            choice = select(self.net, found, self.settings)
+            plan = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
+            tuned_s = clock.seconds
+        watch("checking the whole step", 0, 0)
+        plan, program = build_fastest(plan, self.net, self.settings)
+        return self._conclude(plan, program, found, choice, tuned_s)
+
+    def _conclude(
+        self, plan: Plan, program: Program, found: SearchResult, choice: Choice, tuned_s: float
+    ) -> TrainingResult:
+        flops = sum(region.problems[0].flops for region in self.net.regions if len(region.nodes) == 1)
+        stock = StockStep(
+            self.model, self.loss_fn, self.options.amp, self.given, scaled=self.options.scaler is not None
+        )
+        outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
+        plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
+        reason = self._why_baseline(outcome)
+        if reason and self.settings.solver != "baseline":
+            plan = dataclasses.replace(plan, baseline=True, steps=(), notes=(*plan.notes, reason))
+            program = Program(plan, self.capture.captured, None)
+            outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
+        summary = summarize(self.net, found, choice, plan, program, outcome, self.settings, tuned_s)
+        return TrainingResult(self._step(plan, program), plan, summary)
+
+    def _why_baseline(self, outcome: Outcome) -> str:
+        ours, stock = outcome.optimized, outcome.baseline
+        if not verdict.is_faster(ours, stock):
+            return (
+                f"loss and gradients took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs"
+                " them: not faster by more than the spread, so the plan is the baseline"
+            )
+        error, allowed = outcome.errors.rel_l2_error, WORST_ERROR * outcome.baseline_errors.rel_l2_error
+        if not error <= max(allowed, 1e-6):
+            return f"the gradients' error of {error:.2e} is over {allowed:.2e}: the plan is the baseline"
+        return ""
+
+    def replay(self, plan: Plan) -> TrainingResult:
+        """Bind a plan that exists already, after checking that it is for this step and target."""
+        if plan.target.get("digest") != self.target.digest:
+            made = f"{plan.target.get('name')} ({plan.target.get('digest')})"
+            here = f"this machine and software, {self.target.name} ({self.target.digest})"
+            raise PlanError("plan.target", made, here, "Tune here: `convoy.training_step`.")
+        if plan.graph_digest != digest(self.net.captured.graph):
+            raise PlanError("plan", plan.model, "a plan of this model, loss and batch", "Tune it anew.")
+        settings = dataclasses.replace(self.settings, numerics=plan.numerics)
+        program = build_program(plan, self.net.captured, self.net.regions_by_nodes, self.target, settings)
+        return TrainingResult(self._step(plan, program), plan, None)
+
+    def _step(self, plan: Plan, program: Program) -> TrainingStep:
+        runnable = program.runnable
+        if isinstance(runnable, GraphProgram):
+            runnable = runnable.eager  # the whole step is captured, with the update
+        bound = StepProgram(plan, self.capture, runnable, signature_of(self.batch, {}))
+        return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)

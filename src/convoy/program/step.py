@@ -1,0 +1,255 @@
+"""TrainingStep: loss, gradients and update of one batch in one call, by a tuned program where one fits the batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy import plan as plans
+from convoy.capture import TrainingCapture
+from convoy.capture.joint import LossModule
+from convoy.plan.plan import Plan
+from convoy.program.gradients import average, clip, has_hooks, put_gradients
+from convoy.program.module import Runnable, Signature, signature_of
+from convoy.program.step_graph import StepGraph, why_not_capturable
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What belongs to a step besides the model, its loss and the optimizer.
+
+    Attributes:
+        amp: dtype of autocast, or None.
+        scaler: a gradient scaler for fp16, or None.
+        clip_grad_norm: largest joint L2 norm of the gradients, or None.
+        accumulate: micro-batches to an update.
+        group: process group to average gradients over, or None.
+    """
+
+    amp: torch.dtype | None = None
+    scaler: torch.amp.GradScaler | None = None
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
+    group: Any = None
+
+
+@dataclass(slots=True)
+class StepProgram:
+    """Loss, gradients and buffers of batches of one signature.
+
+    Attributes:
+        plan: what it runs.
+        capture: the graph's inputs and outputs by name.
+        runnable: (parameters, buffers, batch) → (loss, gradients, new buffers); None where stock PyTorch runs.
+        signature: the batches that it serves.
+        random: whether it draws random numbers.
+    """
+
+    plan: Plan
+    capture: TrainingCapture
+    runnable: Runnable | None
+    signature: Signature
+
+
+class TrainingStep:
+    """A whole training step: `loss = step(x, y)`.
+
+    Parameters, buffers, gradients and optimizer state stay the model's and the optimizer's own tensors, so `state_dict`,
+    checkpoints, learning-rate schedules and hooks on parameters work as always. A batch of another shape, and a model whose
+    training flags were changed, run as stock PyTorch would run them, with one warning.
+
+    On a GPU the step becomes one CUDA graph with its second call (the first initialises the optimizer), the update included
+    where the optimizer can be captured; `notes` says why where it cannot.
+
+    Args:
+        model: the module, without a DistributedDataParallel around it.
+        loss_fn: (output, *targets) → one number.
+        optimizer: any that needs no closure.
+        options: autocast, scaler, clipping, accumulation, process group.
+        program: made by `convoy.training_step`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        options: StepOptions,
+        program: StepProgram,
+    ) -> None:
+        self.model, self.loss_fn, self.optimizer, self.options = model, loss_fn, optimizer, options
+        self.program = program
+        self.notes: list[str] = list(program.plan.notes)
+        self._stock = LossModule(model, loss_fn, options.amp, scaled=options.scaler is not None)
+        self._modes = _modes(model)
+        self._warned: set[str] = set()
+        self._micro = 0
+        self._calls = 0
+        self._graph: StepGraph | None = None
+        self._graph_refused = False
+
+    @property
+    def plan(self) -> Plan:
+        """What runs."""
+        return self.program.plan
+
+    def explain(self, layer: str | None = None) -> str:
+        """The plan in words: every step's engine, layout and time, or all that is known of one layer."""
+        return plans.explain(self.plan, layer)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan."""
+        plans.save(self.plan, Path(path))
+        return Path(path)
+
+    def __call__(self, x: Any, *targets: Any) -> torch.Tensor:
+        """Train on a batch.
+
+        Args:
+            x: the model's input, or a tuple of its inputs.
+            targets: what the loss takes behind the model's output.
+
+        Returns:
+            The loss, a tensor without gradient that later calls leave alone.
+        """
+        last = self._micro + 1 == self.options.accumulate
+        reason = self._why_stock((x, *targets))
+        if reason:
+            self._warn_once(reason)
+        if reason is not None:
+            loss = self._run_stock((x, *targets), update=last)
+        elif self._wants_graph():
+            loss = self._run_graph((x, *targets))
+        else:
+            with torch.no_grad():
+                loss = self._work(self._leaves((x, *targets)), first=self._micro == 0, last=last)
+        self._micro = 0 if last else self._micro + 1
+        self._calls += 1
+        return loss
+
+    # --- the step itself ------------------------------------------------------------------------------------------------
+
+    def _work(self, batch: Sequence[torch.Tensor], *, first: bool, last: bool) -> torch.Tensor:
+        """Everything, on torch's current stream; without gradient mode. What a CUDA graph captures."""
+        runnable, capture = self.program.runnable, self.program.capture
+        assert runnable is not None
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        inputs = [*(parameters[n].detach() for n in capture.parameters), *(buffers[n] for n in capture.buffers), *batch]
+        loss, *made = runnable(inputs)
+        gradients, updates = made[: len(capture.learned)], made[len(capture.learned) :]
+        if updates:
+            torch._foreach_copy_([buffers[name] for name in capture.updated], updates)
+        if capture.counted:
+            torch._foreach_add_([buffers[name] for name in capture.counted], 1)
+        if self.options.accumulate > 1:
+            torch._foreach_mul_(gradients, 1 / self.options.accumulate)
+        learned = [parameters[name] for name in capture.learned]
+        put_gradients(learned, gradients, add=not first)
+        if last:
+            self._update(learned)
+        return loss
+
+    def _update(self, learned: Sequence[nn.Parameter]) -> None:
+        """Average, unscale, clip, step."""
+        options = self.options
+        if options.group is not None:
+            average([p.grad for p in learned if p.grad is not None], options.group)
+        if options.scaler is not None:
+            options.scaler.unscale_(self.optimizer)
+        if options.clip_grad_norm is not None:
+            clip(learned, options.clip_grad_norm)
+        if options.scaler is None:
+            self.optimizer.step()
+        else:
+            options.scaler.step(self.optimizer)
+            options.scaler.update()
+
+    def _leaves(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
+        leaves = list(pytree.tree_leaves(batch))
+        return leaves if self.options.scaler is None else [*leaves, scale_of(self.options.scaler, leaves[0].device)]
+
+    def _run_stock(self, batch: tuple[Any, ...], *, update: bool) -> torch.Tensor:
+        """The same step by PyTorch's autograd."""
+        learned = [p for p in self.model.parameters() if p.requires_grad]
+        if self._micro == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+        given = batch if self.options.scaler is None else (*batch, scale_of(self.options.scaler, _device(batch)))
+        made = self._stock(*given)
+        (made[0] / self.options.accumulate).backward()
+        if update:
+            with torch.no_grad():
+                self._update(learned)
+        return made[-1].detach()
+
+    # --- one CUDA graph -------------------------------------------------------------------------------------------------
+
+    def _wants_graph(self) -> bool:
+        """Whether this call is to be replayed: on a GPU, from the second call on, where nothing speaks against it."""
+        if self._graph_refused or self._calls == 0 or _device((*self.model.parameters(),)).type != "cuda":
+            return False
+        reason = why_not_capturable(self.optimizer, scaled=self.options.scaler is not None)
+        if self.options.accumulate > 1:
+            reason = "gradients are accumulated over several calls"
+        elif has_hooks(list(self.model.parameters())):
+            reason = "a parameter has hooks, which Python must call"
+        if reason:
+            self._graph_refused = True
+            self.notes.append(f"the step is launched kernel by kernel, not as one CUDA graph: {reason}")
+        return not reason
+
+    def _run_graph(self, batch: tuple[Any, ...]) -> torch.Tensor:
+        leaves = self._leaves(batch)
+        if self._graph is None or self._graph.is_stale():
+            work = lambda static: self._work(static, first=True, last=True)  # noqa: E731 - a name would say nothing
+            try:
+                self._graph = StepGraph(work, leaves, self.model, self.optimizer)
+            except RuntimeError as error:
+                self._graph_refused = True
+                self._graph = None
+                words = str(error).splitlines()[0]
+                self._warn_once(
+                    f"the step could not be captured as a CUDA graph and is launched kernel by kernel: {words}"
+                )
+                self.notes.append(f"the step could not be captured as a CUDA graph: {words}")
+                with torch.no_grad():
+                    return self._work(leaves, first=True, last=True)
+        return self._graph(leaves)
+
+    # --- when stock PyTorch runs ----------------------------------------------------------------------------------------
+
+    def _why_stock(self, batch: tuple[Any, ...]) -> str | None:
+        """Why PyTorch's autograd must run; empty where it need not be said; None where the program may run."""
+        if self.program.runnable is None:
+            return ""
+        if signature_of(batch, {}) != self.program.signature:
+            return "no plan for this batch's shapes or dtypes: the stock step runs"
+        if _modes(self.model) != self._modes:
+            return "training or requires_grad flags were changed after capture: the stock step runs"
+        return None
+
+    def _warn_once(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(f"convoy: {reason}", stacklevel=4)
+
+
+def scale_of(scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
+    """The factor that a scaler multiplies the loss by, as a tensor of its own device."""
+    return scaler.scale(torch.ones((), device=device))
+
+
+def _modes(model: nn.Module) -> tuple[bool, ...]:
+    """What a captured step rests on besides shapes."""
+    return (*(m.training for m in model.modules()), *(p.requires_grad for p in model.parameters()))
+
+
+def _device(values: Sequence[Any] | Mapping[str, Any]) -> torch.device:
+    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
+    return tensors[0].device if tensors else torch.device("cpu")

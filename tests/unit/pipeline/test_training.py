@@ -1,0 +1,325 @@
+"""training_step: the steps of PyTorch, by a plan; every option of a step; what it refuses; one plan for all processes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import convoy
+from convoy import plan as plans
+from convoy.errors import CaptureError, InputError, PlanError
+from convoy.pipeline import train_model, verdict
+from convoy.program.gradients import buckets
+
+SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
+
+
+class Net(nn.Module):
+    """A stem, a shortcut and a classifier."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(8)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.drop = nn.Dropout(dropout)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn(self.stem(x)))
+        x = torch.relu(self.conv(x) + x)
+        return self.fc(self.drop(x.mean((2, 3))))
+
+
+def net(dropout: float = 0.0) -> Net:
+    torch.manual_seed(1)
+    return Net(dropout)
+
+
+def batches(count: int, n: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    return [(torch.randn(n, 3, 10, 10, generator=generator), torch.arange(n) % 5) for _ in range(count)]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
+    return dataclasses.replace(SETTINGS, db=tmp_path_factory.mktemp("training") / "perf.db")
+
+
+@pytest.fixture(scope="module")
+def plan(settings: convoy.Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of the net, so that the tests measure nothing."""
+    model = net()
+    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
+    return step.save(tmp_path_factory.mktemp("training") / "net.plan.json")
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [sgd, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01), lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01)],
+    ids=["sgd", "adamw", "rmsprop"],
+)
+def test_steps_are_those_of_pytorch(plan: Path, optimizer: Callable[[nn.Module], torch.optim.Optimizer]):
+    model, stock = net(), net()
+    ours, theirs = optimizer(model), optimizer(stock)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (ours, theirs)]
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], plan=plan)
+    assert step.program.runnable is not None
+    for x, y in batches(6):
+        loss = step(x, y)
+        theirs.zero_grad()
+        wanted = cross_entropy(stock(x), y)
+        wanted.backward()
+        theirs.step()
+        for schedule in schedules:
+            schedule.step()
+        torch.testing.assert_close(loss, wanted.detach(), rtol=1e-4, atol=1e-5)
+        assert not loss.requires_grad
+    assert_close(state(model), state(stock))
+    assert model.bn.num_batches_tracked == 6
+
+
+def test_clipping_accumulation_and_a_scaler_are_those_of_pytorch(plan: Path, settings: convoy.Settings):
+    model, stock = net(), net()
+    ours, theirs = sgd(model), sgd(stock)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+    step = convoy.training_step(
+        model,
+        cross_entropy,
+        ours,
+        batches(1)[0],
+        scaler=scalers[0],
+        clip_grad_norm=0.1,
+        accumulate=2,
+        settings=settings,
+    )
+    assert step.program.runnable is not None
+    for index, (x, y) in enumerate(batches(6)):
+        before = state(model)
+        step(x, y)
+        scalers[1].scale(cross_entropy(stock(x), y) / 2).backward()
+        if index % 2 == 0:
+            assert torch.equal(before["fc.weight"], model.fc.weight)
+            continue
+        scalers[1].unscale_(theirs)
+        torch.nn.utils.clip_grad_norm_(stock.parameters(), 0.1)
+        scalers[1].step(theirs)
+        scalers[1].update()
+        theirs.zero_grad()
+    assert_close(state(model), state(stock))
+    assert scalers[0].get_scale() == scalers[1].get_scale()
+
+
+def test_a_step_whose_gradients_overflow_is_skipped(settings: convoy.Settings):
+    model = net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], scaler=scaler, settings=settings)
+    before = model.fc.weight.clone()
+    x, y = batches(1)[0]
+    x[0, 0, 0, 0] = float("inf")
+    step(x, y)
+    assert torch.equal(before, model.fc.weight)
+    assert scaler.get_scale() == 32
+
+
+def test_hooks_on_parameters_are_called(plan: Path):
+    model, stock = net(), net()
+    seen: list[torch.Tensor] = []
+    for module in (model, stock):
+        module.fc.weight.register_hook(lambda gradient: gradient * 0.5)
+        module.fc.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    ours, theirs = sgd(model), sgd(stock)
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], plan=plan)
+    x, y = batches(1)[0]
+    step(x, y)
+    cross_entropy(stock(x), y).backward()
+    theirs.step()
+    assert_close(state(model), state(stock))
+    assert len(seen) == 2
+    torch.testing.assert_close(*seen)
+
+
+def test_a_checkpoint_resumes_where_it_was(plan: Path):
+    whole = net()
+    optimizer = sgd(whole)
+    step = convoy.training_step(whole, cross_entropy, optimizer, batches(1)[0], plan=plan)
+    for x, y in batches(4)[:2]:
+        step(x, y)
+    kept = copy.deepcopy((whole.state_dict(), optimizer.state_dict()))
+    for x, y in batches(4)[2:]:
+        step(x, y)
+    resumed = net()
+    again = sgd(resumed)
+    step = convoy.training_step(resumed, cross_entropy, again, batches(1)[0], plan=plan)
+    resumed.load_state_dict(kept[0])
+    again.load_state_dict(kept[1])
+    for x, y in batches(4)[2:]:
+        step(x, y)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_another_batch_runs_the_stock_step_with_one_warning(plan: Path):
+    model, stock = net(), net()
+    ours, theirs = sgd(model), sgd(stock)
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], plan=plan)
+    with pytest.warns(UserWarning, match="no plan for this batch"):
+        step(*batches(1, n=2)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(*batches(1, n=2)[0])
+    for _ in range(2):
+        theirs.zero_grad()
+        x, y = batches(1, n=2)[0]
+        cross_entropy(stock(x), y).backward()
+        theirs.step()
+    assert_close(state(model), state(stock))
+
+
+def test_a_changed_mode_runs_the_stock_step(plan: Path):
+    model = net()
+    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], plan=plan)
+    model.bn.eval()
+    mean = model.bn.running_mean.clone()
+    with pytest.warns(UserWarning, match="flags were changed"):
+        step(*batches(1)[0])
+    assert torch.equal(mean, model.bn.running_mean)
+
+
+def test_dropout_follows_the_seed(settings: convoy.Settings):
+    def losses() -> list[float]:
+        model = net(0.5)
+        step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings)
+        torch.manual_seed(7)
+        return [float(step(x, y)) for x, y in batches(4)]
+
+    stock = net(0.5)
+    optimizer = sgd(stock)
+    torch.manual_seed(7)
+    wanted: list[float] = []
+    for x, y in batches(4):
+        optimizer.zero_grad()
+        loss = cross_entropy(stock(x), y)
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    assert losses() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_autocast_trains_in_bf16(settings: convoy.Settings):
+    model, stock = net(), net()
+    ours, theirs = sgd(model), sgd(stock)
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], amp=torch.bfloat16, settings=settings)
+    assert any(".bf16." in s.problem for s in step.plan.steps)
+    for x, y in batches(3):
+        theirs.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = cross_entropy(stock(x), y)
+        wanted.backward()
+        theirs.step()
+        assert float(step(x, y)) == pytest.approx(float(wanted), rel=0.03)
+
+
+def test_a_step_that_is_not_faster_is_the_stock_one(settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: False)
+    model = net()
+    chosen = dataclasses.replace(settings, solver="exact")
+    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
+    assert result.plan.baseline
+    assert "not faster by more than the spread" in result.plan.notes[-1]
+    assert result.summary.speedup == 1
+    before = model.fc.weight.clone()
+    result.step(*batches(1)[0])
+    assert not torch.equal(before, model.fc.weight)
+
+
+def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(
+    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: True)
+    right = verdict.errors_against
+    calls: list[int] = []
+
+    def planted(outputs: Any, exact: Any) -> verdict.Errors:
+        calls.append(1)
+        return right(outputs, exact) if len(calls) % 2 else verdict.Errors(0.5, 0.5)
+
+    monkeypatch.setattr(verdict, "errors_against", planted)
+    model = net()
+    chosen = dataclasses.replace(settings, solver="exact")
+    result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
+    assert result.plan.baseline
+    assert "gradients' error of 5.00e-01" in result.plan.notes[-1]
+
+
+def test_the_summary_holds_all_three_directions(settings: convoy.Settings):
+    model = net()
+    summary = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary
+    assert summary.batch == 4
+    directions = {layer.problem.split(":")[1] for layer in summary.layers if layer.problem.startswith("conv:")}
+    assert directions == {"fprop", "dgrad", "wgrad"}
+    assert all(layer.baseline_us > 0 for layer in summary.layers if layer.engine)
+    assert summary.rel_l2_error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"batch": [1, 2]}, InputError, "batch"),
+        ({"batch": ()}, InputError, "batch"),
+        ({"accumulate": 0}, InputError, "accumulate"),
+        ({"clip_grad_norm": -1.0}, InputError, "clip_grad_norm"),
+        ({"amp": torch.float64}, InputError, "amp"),
+        ({"loss_fn": lambda y, t: y}, CaptureError, "one number"),
+        ({"plan": "nowhere.json"}, PlanError, "nowhere"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict[str, Any], error: type[Exception], words: str):
+    model = net()
+    given = {"loss_fn": cross_entropy, "batch": batches(1)[0]} | change
+    loss_fn, batch = given.pop("loss_fn"), given.pop("batch")
+    with pytest.raises(error, match=words):
+        convoy.training_step(model, loss_fn, sgd(model), batch, **given)
+
+
+def test_a_model_without_a_parameter_to_learn_is_refused():
+    model = net().requires_grad_(False)
+    with pytest.raises(InputError, match="requires a gradient"):
+        convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0])
+
+
+def test_a_plan_of_another_batch_is_refused(plan: Path):
+    model = net()
+    with pytest.raises(PlanError, match="this model, loss and batch"):
+        convoy.training_step(model, cross_entropy, sgd(model), batches(1, n=3)[0], plan=plan)
+
+
+def test_a_saved_plan_reads_back(plan: Path):
+    assert {step.pattern for step in plans.load(plan).steps} >= {"conv", "dgrad", "wgrad"}
+
+
+def test_buckets_hold_one_dtype_and_stay_under_the_limit():
+    tensors = [torch.zeros(10), torch.zeros(10), torch.zeros(5, dtype=torch.float64), torch.zeros(100), torch.zeros(1)]
+    found = buckets(tensors, limit=80)
+    assert [[t.numel() for t in bucket] for bucket in found] == [[10, 10], [5], [100], [1]]

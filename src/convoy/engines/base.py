@@ -82,6 +82,15 @@ class Executable(ABC):
         """Bytes of device memory that packed constants hold."""
         return sum(t.numel() * t.element_size() for t in constants if isinstance(t, torch.Tensor))
 
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Whether a result may be channels [offset, ...) of an NHWC tensor of `pitch` channels, as `torch.narrow` gives it.
+
+        Asked once for each such place before the first launch, so that an executable can get ready for it; what it is given
+        later is told by the result's strides. The default takes dense results alone.
+        """
+        del result, pitch, offset
+        return False
+
     @abstractmethod
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Compute the results, on torch's current stream of the device, without waiting for it.
@@ -106,6 +115,10 @@ class Engine(ABC):
 
     trusted: ClassVar[bool] = True
     """False for kernels generated or compiled here: their first runs are made in a child process with a time limit."""
+
+    skips_zeros: ClassVar[bool] = False
+    """Whether its time depends on the zeros in its input: it is then measured for the shares that layers have
+    (`convoy.engines.zeros`)."""
 
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""

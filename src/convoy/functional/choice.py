@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from convoy.engines.manifest import BASELINE, load_engine
+from convoy.engines.zeros import expected
 from convoy.errors import InputError, UnsupportedError
 from convoy.measurement.protocol import protocol_for
 from convoy.measurement.statistics import Timing, is_faster
@@ -64,6 +65,8 @@ def _allowed(row: Measurement, problem: ConvProblem, target: Target, settings: S
     if not row.ok or name in settings.deny_engines or (settings.only_engines and name not in settings.only_engines):
         return False
     if settings.deterministic and not row.deterministic:
+        return False
+    if expected(row.config.knobs):  # a time for an input with zeros, and nothing is known of this one
         return False
     try:
         engine = load_engine(name, settings.engines)

@@ -9,6 +9,7 @@ from convoy.measurement.peaks import Peaks, floor_us, peaks
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import InProcessRunner, ReplayRunner, Request, Runner
 from convoy.measurement.search import SearchResult, search
+from convoy.measurement.zeros import zero_shares
 
 __all__ = [
     "ChildRunner",
@@ -27,4 +28,5 @@ __all__ = [
     "peaks",
     "protocol_for",
     "search",
+    "zero_shares",
 ]

@@ -11,9 +11,10 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
+from convoy.engines.zeros import expected
 from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import check
-from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, result_specs
+from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, result_specs, with_zeros
 from convoy.measurement.guards import ALIGNMENT, Guarded, checksum, run_guarded
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
@@ -92,6 +93,7 @@ class Bench:
         self._data: dict[str, Data] = {}
         self._exact: dict[str, list[torch.Tensor]] = {}
         self._sums: dict[str, list[torch.Tensor]] = {}
+        self._thinned: dict[int, Data] = {}
         if sibling is not None and shared_data(sibling.problem) == shared_data(problem):
             layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
             for kind in list(sibling._data):
@@ -117,6 +119,16 @@ class Bench:
         if kind not in self._exact:
             self._exact[kind] = oracle(self._small, self._picked(self._data[kind]))
         return self._data[kind], self._exact[kind]
+
+    def timed_on(self, config: EngineConfig) -> Data:
+        """What a candidate is timed on: the ordinary data, or, where its engine skips zeros, the same with that many in x."""
+        data, _ = self.of("normal")
+        share = expected(config.knobs)
+        if share is None:
+            return data
+        if share not in self._thinned:
+            self._thinned[share] = with_zeros(data, share, SEED)
+        return self._thinned[share]
 
     def _remake_if_spoilt(self, kind: str) -> None:
         """Make the data again where an earlier candidate has written to it, so that nobody else is taken for wrong."""
@@ -222,7 +234,7 @@ class Ready:
     ) -> None:
         self.config, self.executable, self.error = config, executable, error
         self.resident_bytes = executable.resident_bytes(packed)
-        self._data, _ = bench.of("normal")
+        self._data = bench.timed_on(config)
         self._cache_bytes = bench.target.cache_bytes
         self._copies = [packed]
         self._turn = 0

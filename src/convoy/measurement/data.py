@@ -136,6 +136,21 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     return Data(placed, held)
 
 
+def with_zeros(data: Data, percent: int, seed: int) -> Data:
+    """The same data with so many percent of zeros in the first arg, in places drawn at random, and none elsewhere in it."""
+    x = dense(data.args[0])
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.rand(x.shape, generator=generator).to(x.device) >= percent / 100
+    # Values that are zero already (rectified ones) become ones of the usual size.
+    filled = torch.where(x == 0, torch.rand(x.shape, generator=generator).to(x) + 0.5, x)
+    return Data((torch.where(kept, filled, 0.0).contiguous(memory_format=_format(x)), *data.args[1:]), data.constants)
+
+
+def _format(tensor: torch.Tensor) -> torch.memory_format:
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
 def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Tensor:
     """A value of a piece of the graph."""
     if not DTYPES[spec.dtype].is_floating_point:

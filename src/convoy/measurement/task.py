@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
+from convoy.engines.zeros import expected, expecting
 from convoy.measurement.criteria import Criteria
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
@@ -52,6 +53,9 @@ class Task:
         target: the device.
         deterministic: whether candidates that may give other bits from run to run are out.
         baseline_only: whether to measure the baseline alone, because a larger region does the same and more.
+        zeros: percentages of zeros that the layers with this problem have in their inputs: engines that skip zeros are
+            measured for each, and compete for each (`convoy.engines.zeros`).
+        curve: further percentages that such engines are looked at for, for the report's sake.
 
     Attributes:
         rows: by config: every row that counts, of an engine that supports the problem, in its present version, with knobs
@@ -69,6 +73,8 @@ class Task:
         *,
         deterministic: bool = False,
         baseline_only: bool = False,
+        zeros: Collection[int] = (0,),
+        curve: Collection[int] = (),
     ) -> None:
         self.problem = problem
         self.target = target
@@ -80,6 +86,8 @@ class Task:
         self._spaces: dict[str, list[EngineConfig]] = {}
         self._engines: dict[str, Engine] = {}
         self._finalised: set[EngineConfig] = set()
+        self._zeros = sorted(zeros)
+        shares = [*self._zeros, *(share for share in curve if share not in zeros)]
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
                 self.refusals[engine.id] = "not measured: the same region with its activation is on offer"
@@ -87,7 +95,8 @@ class Task:
             support, space = ask(engine, problem, target)
             if support:
                 self._engines[engine.id] = engine
-                self._spaces[engine.id] = [engine.config(knobs) for knobs in space]
+                wanted = [expecting(k, share) for share in shares for k in space] if engine.skips_zeros else space
+                self._spaces[engine.id] = [engine.config(knobs) for knobs in wanted]
             else:
                 self.refusals[engine.id] = support.reason
 
@@ -134,12 +143,11 @@ class Task:
 
         An engine that was passed over as hopeless stays so while the best moves a little: the limit is lower here.
         """
-        best = self._best()
-        untried = [space[0] for space in self._spaces.values() if space[0] not in self.rows]
+        untried = self._untried()
         if any(not self._is_hopeless(config, effort, HOPELESS / 2) for config in untried):
             return False
         self._pass_over(untried)
-        return best is None or all(protocol.is_thorough(row.samples) for row in (best, *self._baseline()))
+        return not self._best() or all(protocol.is_thorough(r.samples) for r in (*self._bests(), *self._baseline()))
 
     # --- the stages -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +156,7 @@ class Task:
 
         At effort `quick` engines with a cost model come after the others, and those without hope not at all.
         """
-        untried = [space[0] for space in self._spaces.values() if space[0] not in self.rows]
+        untried = self._untried()
         untried.sort(key=lambda config: config.engine != BASELINE)
         wanted = untried
         if effort is not Effort.FULL:
@@ -161,23 +169,23 @@ class Task:
 
     def widen(self, protocol: Protocol, effort: Effort) -> Request | None:
         """Other knobs of the engines that may win: the cost model's favourites, then neighbours of the best so far."""
-        best = self._best()
-        if best is None:
-            return None
         wanted = [
             config
             for engine in self._engines.values()
-            for config in self._wider(engine, best.median_us, full=effort is Effort.FULL)
+            for share in (self._zeros if engine.skips_zeros else [None])
+            for config in self._wider(engine, share, full=effort is Effort.FULL)
         ]
         return self._request(wanted[:BATCH], protocol.few)
 
     def finals(self, protocol: Protocol, effort: Effort) -> Request | None:
         """The best few and the baseline, all samples, against each other, until one that has them all is the best."""
         best = self._best()
-        if best is None or best.config in self._finalised or self.is_done(protocol, effort):
+        known = all(row.config in self._finalised for row in self._bests())
+        if best is None or known or self.is_done(protocol, effort):
             return None
         ranked = sorted(filter(self._usable, self.rows.values()), key=lambda row: row.median_us)
-        wanted = list(dict.fromkeys(row.config for row in (*self._baseline(), *ranked[:FINALISTS])))
+        finalists = [row for share in self._classes() for row in _of_share(ranked, share)[:FINALISTS]]
+        wanted = list(dict.fromkeys(row.config for row in (*self._baseline(), *finalists)))
         self._finalised.update(wanted)
         slow = best.median_us > SLOW_US
         return self._request(wanted, (protocol.rounds + 1) // 2 if slow else protocol.rounds)
@@ -185,8 +193,9 @@ class Task:
     # --- what they ask themselves ---------------------------------------------------------------------------------------
 
     def _request(self, configs: Sequence[EngineConfig], rounds: int) -> Request | None:
-        best = self._best()
-        return Request(self.problem, tuple(configs), rounds, best.median_us if best else 0.0) if configs else None
+        # Later candidates are pruned against earlier ones, so those that are for many zeros come last.
+        ordered = sorted(configs, key=lambda config: expected(config.knobs) or 0)
+        return Request(self.problem, tuple(ordered), rounds, self._limit_us() or 0.0) if configs else None
 
     def _estimate_us(self, config: EngineConfig) -> float | None:
         try:
@@ -195,33 +204,59 @@ class Task:
             return None
 
     def _is_hopeless(self, config: EngineConfig, effort: Effort, ratio: float) -> bool:
-        best, estimate = self._best(), self._estimate_us(config)
-        if effort is Effort.FULL or best is None or estimate is None or config.engine == BASELINE:
+        limit_us, estimate = self._limit_us(), self._estimate_us(config)
+        if effort is Effort.FULL or limit_us is None or estimate is None or config.engine == BASELINE:
             return False
-        return estimate > ratio * best.median_us
+        return estimate > ratio * limit_us
 
     def _pass_over(self, configs: Sequence[EngineConfig]) -> None:
         """Say why engines were not tried."""
-        best = self._best()
+        limit_us = self._limit_us()
         for config in configs:
-            if best is not None:
+            if limit_us is not None:
                 self.refusals[config.engine] = (
                     f"not tried at effort quick: its cost model expects {self._estimate_us(config):.0f} us, "
-                    f"the best takes {best.median_us:.0f} us"
+                    f"the best takes {limit_us:.0f} us"
                 )
 
     def _usable(self, row: Measurement) -> bool:
         return row.ok and (row.deterministic or not self._deterministic)
 
-    def _best(self) -> Measurement | None:
-        return min(filter(self._usable, self.rows.values()), key=lambda row: row.median_us, default=None)
+    def _untried(self) -> list[EngineConfig]:
+        """The default of every engine that has no row: of one that skips zeros, for every share."""
+        first: dict[tuple[str, int | None], EngineConfig] = {}
+        for config in (config for space in self._spaces.values() for config in space):
+            first.setdefault((config.engine, expected(config.knobs)), config)
+        return [config for config in first.values() if config not in self.rows]
+
+    def _classes(self) -> list[int]:
+        """The shares of zeros that there is a winner for: one where no engine skips any."""
+        return self._zeros if any(engine.skips_zeros for engine in self._engines.values()) else self._zeros[:1]
+
+    def _best(self, share: int | None = None) -> Measurement | None:
+        """The fastest that may be used; at a share of zeros, or at any."""
+        rows = filter(self._usable, self.rows.values())
+        found = rows if share is None else _of_share(rows, share)
+        return min(found, key=lambda row: row.median_us, default=None)
+
+    def _bests(self) -> list[Measurement]:
+        """The fastest at each share."""
+        return [row for share in self._classes() if (row := self._best(share)) is not None]
+
+    def _limit_us(self) -> float | None:
+        """What a candidate must come near to be worth a look: the best time, at the share of zeros at which it is longest."""
+        return max((row.median_us for row in self._bests()), default=None)
 
     def _baseline(self) -> list[Measurement]:
         return [row for row in self.rows.values() if row.config.engine == BASELINE and self._usable(row)][:1]
 
-    def _wider(self, engine: Engine, best_us: float, *, full: bool) -> list[EngineConfig]:
-        """Settings of one engine to try next; empty when it is out of the race or its share is used up."""
-        space = self._spaces[engine.id]
+    def _wider(self, engine: Engine, share: int | None, *, full: bool) -> list[EngineConfig]:
+        """Settings of one engine to try next, at a share of zeros; empty when it is out of the race or has had its turns."""
+        best = self._best(share)
+        if best is None:
+            return []
+        best_us = best.median_us
+        space = [config for config in self._spaces[engine.id] if expected(config.knobs) == share]
         tried = [self.rows[config] for config in space if config in self.rows]
         untried = [config for config in space if config not in self.rows]
         quick = QUICK_KNOBS if engine.trusted else QUICK_COMPILED
@@ -241,6 +276,11 @@ class Task:
             return ordered[: min(budget, max(1, favourites + 1 - len(tried)))]
         near = neighbours(own.config.knobs, [config.knobs for config in untried])
         return [replace(own.config, knobs=knobs) for knobs in near][:budget]
+
+
+def _of_share(rows: Iterable[Measurement], share: int) -> list[Measurement]:
+    """The rows of configs that are for a share of zeros, or for any."""
+    return [row for row in rows if expected(row.config.knobs) in (None, share)]
 
 
 def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:

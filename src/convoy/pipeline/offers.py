@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from convoy.engines.manifest import BASELINE
+from convoy.engines.zeros import expected, quantise
 from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
-from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem
+from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
 from convoy.regions import Region
 from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
 
@@ -50,6 +51,7 @@ def selection_problem(
     layouts: Sequence[str],
     border: Mapping[str, str],
     memory_budget_bytes: int | None = None,
+    zeros: Mapping[str, float] | None = None,
 ) -> SelectionProblem:
     """Put measurements beside the regions that they are for.
 
@@ -61,13 +63,17 @@ def selection_problem(
         layouts: memory formats allowed, first the one that PyTorch would use.
         border: memory format of 4-D inputs and outputs.
         memory_budget_bytes: limit for the whole net, or None.
+        zeros: the share of zeros in what convolutions read, by the value's name: an engine that skips zeros is offered with
+            what it takes for that share. None: with what it takes where there are none.
     """
+    shares = zeros or {}
     fastest = _fastest_copies(copies, rows)
     candidates: list[Candidate] = []
     for index, region in enumerate(regions):
         constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
         for problem in region.problems:
-            found = sorted((row for row in rows.get(problem.key, ()) if row.ok), key=lambda row: row.median_us)
+            fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0], 0.0) if region.args else 0.0)
+            found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
             baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
             kept = frugal_and_fast(found) + [row for row in found if row.config.engine == BASELINE]
             candidates += [
@@ -97,6 +103,21 @@ def selection_problem(
         border=dict(border),
         memory_budget_bytes=memory_budget_bytes,
     )
+
+
+def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, float]) -> dict[str, set[int]]:
+    """By problem key, the percentages of zeros that engines which skip them are to be measured for."""
+    found: dict[str, set[int]] = {}
+    for region in regions:
+        for problem in region.problems:
+            if isinstance(problem, ConvProblem) and region.args[0] in zeros:
+                found.setdefault(problem.key, set()).add(quantise(zeros[region.args[0]]))
+    return found
+
+
+def rows_at(rows: Sequence[Measurement], share: float) -> list[Measurement]:
+    """Those that hold for an input with a share of zeros: all but those of engines that skip zeros at other shares."""
+    return [row for row in rows if expected(row.config.knobs) in (None, quantise(share))]
 
 
 def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:

@@ -16,9 +16,10 @@ from convoy.capture.masks import weight_masks
 from convoy.engines.manifest import BASELINE, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.text import digest
-from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search
+from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
+from convoy.measurement.search import load
 from convoy.perfdb import Database
-from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem
+from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem, zeros_by_problem
 from convoy.plan import Plan, serial
 from convoy.problem import LayoutProblem
 from convoy.regions import Region, propose
@@ -43,6 +44,9 @@ class Net:
         border: memory format of 4-D inputs and outputs.
         copies: problems of layout changes, by (value, from, to).
         target: the device.
+        inputs: the tensors that it was captured with; empty where they are not kept.
+        zeros: the share of zeros in what each convolution reads, 0..1, by the value's name, on these inputs; empty where it
+            was not counted, because no engine asks.
     """
 
     name: str
@@ -52,6 +56,8 @@ class Net:
     border: dict[str, str]
     copies: dict[tuple[str, str, str], LayoutProblem]
     target: Target
+    inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    zeros: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def regions_by_nodes(self) -> dict[tuple[str, tuple[str, ...]], Region]:
@@ -103,7 +109,7 @@ def capture_net(
     border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
     layouts = allowed_layouts(settings.layout, first)
     regions = propose(graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured))
-    return Net(name, captured, regions, layouts, border, layout_problems(graph, layouts), target)
+    return Net(name, captured, regions, layouts, border, layout_problems(graph, layouts), target, given)
 
 
 def memory_format(tensor: torch.Tensor) -> str:
@@ -138,16 +144,21 @@ def make_runner(target: Target, settings: Settings) -> Runner:
 
 def measure(net: Net, settings: Settings, database: Database, observer: Observer) -> SearchResult:
     """Everything that the net's regions and layout changes need, from the database or from the clock."""
+    engines = competing_engines(settings)
+    if net.inputs and not net.zeros and any(load(engine, settings.engines).skips_zeros for engine in engines):
+        observer("counting zeros", 0, 0)
+        net.zeros = zero_shares(net.captured.graph, net.captured.constants, net.inputs)
     runner = make_runner(net.target, settings)
     try:
         return search(
             distinct_problems(net.regions, net.copies),
-            engine_ids=competing_engines(settings),
+            engine_ids=engines,
             target=net.target,
             settings=settings,
             database=database,
             runner=runner,
             baseline_only=outdone(net.regions),
+            zeros=zeros_by_problem(net.regions, net.zeros),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
     finally:
@@ -183,6 +194,7 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
         layouts=net.layouts,
         border=net.border,
         memory_budget_bytes=settings.memory_budget_bytes,
+        zeros=net.zeros,
     )
     chosen = solve(problem, _solver_name(settings))
     strategies: dict[str, float] = {}

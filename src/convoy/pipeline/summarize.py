@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from convoy._version import __version__
 from convoy.engines.manifest import BASELINE
+from convoy.engines.zeros import expected
 from convoy.measurement import SearchResult, floor_us, peaks, protocol_for
 from convoy.perfdb import Measurement
+from convoy.pipeline.offers import rows_at
 from convoy.pipeline.stages import Choice, Net
 from convoy.pipeline.verdict import Errors, Timed
 from convoy.plan import Plan, Step
 from convoy.problem import ConvProblem, LinearProblem, Problem, TensorSpec
 from convoy.program import Program
-from convoy.report.summary import CandidateRow, Layer, Memory, SelectionSummary, Strategy, Summary, Timing, Tuning
+from convoy.report.summary import (
+    CandidateRow,
+    CurvePoint,
+    Layer,
+    Memory,
+    SelectionSummary,
+    Strategy,
+    Summary,
+    Timing,
+    Tuning,
+)
 from convoy.settings import Settings
 
 
@@ -100,7 +112,9 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer
     else:
         problems = {p.key: p for p in net.regions_by_nodes[step.pattern, step.nodes].problems}
     problem = problems[step.problem]
-    rows = [(p.layout, row) for key, p in problems.items() for row in found.rows.get(key, ())]
+    share = net.zeros.get(step.args[0]) if isinstance(problem, ConvProblem) else None
+    every = [(p.layout, row) for key, p in problems.items() for row in found.rows.get(key, ())]
+    rows = [(layout, row) for layout, row in every if rows_at([row], share or 0.0)]
     refused = [
         CandidateRow(engine, "", p.layout, "unsupported", 0.0, 0.0, 0, 0.0, reason)
         for key, p in problems.items()
@@ -120,7 +134,20 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer
         flops=problem.flops,
         bytes_min=problem.bytes_min,
         candidates=(*(_candidate(layout, row) for layout, row in sorted(rows, key=_by_time)), *refused),
+        zeros=share,
+        curve=_curve(row for _, row in every),
     )
+
+
+def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:
+    """What engines that skip zeros take at each share that they were measured at, the fastest config of each."""
+    best: dict[tuple[str, int], float] = {}
+    for row in rows:
+        share = expected(row.config.knobs)
+        if row.ok and share is not None:
+            key = (row.config.engine, share)
+            best[key] = min(best.get(key, row.median_us), row.median_us)
+    return tuple(CurvePoint(engine, share, time) for (engine, share), time in sorted(best.items()))
 
 
 def _by_time(item: tuple[str, Measurement]) -> tuple[bool, float]:

@@ -73,8 +73,21 @@ class CandidateRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What an engine that skips zeros takes for a layer whose input has so many percent of them."""
+
+    engine: str
+    zeros: int
+    median_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One step of the plan: what was chosen, beside what, and how far from the floor."""
+    """One step of the plan: what was chosen, beside what, and how far from the floor.
+
+    `zeros` is the share of zeros in a convolution's input, on the inputs that were tuned with; None where it was not counted.
+    `candidates` are those for that share; `curve` is the time over the share, where an engine skips zeros.
+    """
 
     name: str
     problem: str
@@ -88,6 +101,8 @@ class Layer:
     flops: int
     bytes_min: int
     candidates: tuple[CandidateRow, ...]
+    zeros: float | None = None
+    curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from convoy.pipeline.offers import (
     image_values,
     layout_problems,
     selection_problem,
+    zeros_by_problem,
 )
 from convoy.problem import EngineConfig, Knobs, LayoutProblem, Problem
 from convoy.regions import Region, propose
@@ -146,3 +147,29 @@ def test_sizes_and_formats_of_values() -> None:
     assert found.value_layouts == dict.fromkeys(("x", "c", "a"), LAYOUTS)
     assert found.value_bytes == {"x": 1536, "c": 2048, "a": 2048, "f": 2048, "l": 40}
     assert (found.inputs, found.outputs, found.nodes) == (("x",), ("l", "a"), ("c", "a", "f", "l"))
+
+
+def test_an_engine_that_skips_zeros_is_offered_with_its_time_for_the_zeros_that_there_are() -> None:
+    problem = region("conv(c+a)").problems[0]
+    rows = {
+        problem.key: [
+            row(problem, 9.0),
+            *(row(problem, 10.0 - z / 10, "skip", knobs={"zeros": z}) for z in (0, 70, 90)),
+        ]
+    }
+
+    def times(zeros: dict[str, float] | None) -> list[float]:
+        border = {"x": "nchw", "a": "nchw"}
+        found = selection_problem(GRAPH, REGIONS, COPIES, rows, layouts=LAYOUTS, border=border, zeros=zeros)
+        return [c.median_us for c in found.candidates if c.config.engine == "skip"]
+
+    assert times({"x": 0.75}) == [3.0]
+    assert times({"x": 0.99}) == [], "nothing was measured for so many"
+    assert times({}) == times(None) == [10.0]
+
+
+def test_problems_are_measured_for_the_shares_of_all_layers_that_have_them() -> None:
+    found = zeros_by_problem(REGIONS, {"x": 0.75})
+    assert set(found) == {p.key for r in REGIONS if r.pattern == "conv" for p in r.problems}
+    assert all(shares == {70} for shares in found.values())
+    assert zeros_by_problem(REGIONS, {}) == {}

@@ -24,6 +24,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import plain_convolution
 from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared
 from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.zeros import expected
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -217,6 +218,7 @@ class ZeroSkipCpu(Engine):
     id = "zeroskip.cpu"
     family = "direct"
     trusted = False
+    skips_zeros = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6 and any pooling."""
@@ -249,9 +251,10 @@ class ZeroSkipCpu(Engine):
         return division.threads * division.slot_bytes
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """As if half of the input were zeros."""
+        """The multiplications that are left, and a tenth for looking."""
         assert isinstance(problem, ConvProblem)
-        return estimate_us(Work(problem.flops / 2, problem.bytes_min, 1), target)
+        left = min(1.0, 1.1 - (expected(knobs) or 0) / 100)
+        return estimate_us(Work(problem.flops * left, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""

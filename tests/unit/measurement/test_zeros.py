@@ -1,0 +1,172 @@
+"""Zeros in the inputs of convolutions: counted on the user's own, given to the data that skipping engines are timed on, and kept
+apart in the search: a time at many zeros says nothing of an input with few."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_task import PROTOCOL, TARGET, Fake
+
+from convoy.capture import capture_inference
+from convoy.engines.zeros import CURVE, SHARES, expected, expecting, quantise
+from convoy.graph.text import parse_graph
+from convoy.measurement.candidate import Bench
+from convoy.measurement.data import make_data, with_zeros
+from convoy.measurement.task import Task
+from convoy.measurement.zeros import zero_shares
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import ConvProblem, EngineConfig, Knobs, LinearProblem
+from convoy.settings import Effort
+
+CONV = ConvProblem(2, 6, 8, 9, 4, 3, 3, layout="nhwc", numerics="strict")
+PROBLEM = LinearProblem(2, 8, 4)
+
+
+class Skipping(Fake):
+    skips_zeros = True
+
+
+# ---- words
+
+
+def test_shares_are_taken_for_the_next_lower_one():
+    assert [quantise(share) for share in (0.0, 0.099, 0.1, 0.55, 0.949, 0.95, 0.9999, 1.0)] == [
+        0,
+        0,
+        10,
+        50,
+        90,
+        95,
+        99,
+        99,
+    ]
+    assert [quantise(share / 100) for share in SHARES] == list(SHARES)
+    assert set(CURVE) <= {*SHARES, 75}
+
+
+def test_a_configs_share_travels_with_its_knobs():
+    knobs = expecting(Knobs.of(skip="auto"), 70)
+    assert str(knobs) == "skip=auto,zeros=70"
+    assert expected(Knobs.parse(str(knobs))) == 70
+    assert expected(Knobs.of(skip="auto")) is None
+
+
+# ---- counting
+
+
+def test_zeros_are_counted_where_convolutions_read():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 4, 1),
+    )
+    x = torch.randn(2, 3, 12, 12)
+    x[0, :, :6] = 0
+    x[1, 0, 0, 0] = -0.0
+    captured = capture_inference(net, (x,))
+    shares = zero_shares(captured.graph, captured.constants, captured.flatten_inputs((x,), {}))
+    seen = [x, net[:2](x), net[:4](x)]
+    assert list(shares.values()) == pytest.approx([float((t == 0).double().mean()) for t in seen])
+    assert shares[captured.graph.inputs[0]] == pytest.approx(217 / 864)
+
+
+def test_a_value_that_two_convolutions_read_is_counted_once_and_none_is_fine_too():
+    text = """graph 1
+input %x: fp32[1,2,4,4]
+constant %w: fp32[2,2,1,1]
+%a: fp32[1,2,4,4] = conv2d(%x, %w, None, (1, 1), (0, 0), (1, 1), 1)
+%b: fp32[1,2,4,4] = conv2d(%x, %w, None, (1, 1), (0, 0), (1, 1), 1)
+return %a, %b
+"""
+    x = torch.zeros(1, 2, 4, 4)
+    assert zero_shares(parse_graph(text), {"w": torch.ones(2, 2, 1, 1)}, [x]) == {"x": 1.0}
+    nothing = parse_graph("graph 1\ninput %x: fp32[1]\n%a: fp32[1] = aten.relu.default(%x)\nreturn %a\n")
+    assert zero_shares(nothing, {}, [torch.zeros(1)]) == {}
+
+
+# ---- data
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("percent", [0, 30, 90])
+def test_data_gets_the_zeros_that_are_asked_for_and_keeps_all_else(percent, layout):
+    problem = ConvProblem(2, 40, 20, 20, 4, 3, 3, layout=layout)
+    data = make_data(problem, 1)
+    thin = with_zeros(data, percent, 2)
+    x, before = thin.args[0], data.args[0]
+    assert float((x == 0).double().mean()) == pytest.approx(percent / 100, abs=0.01)
+    assert x.stride() == before.stride()
+    kept = (x != 0) & (before != 0)
+    assert torch.equal(x[kept], before[kept])
+    assert thin.constants is data.constants
+    assert torch.equal(with_zeros(data, percent, 2).args[0], x)
+
+
+def test_only_configs_with_a_share_are_timed_on_thinned_data():
+    bench = Bench(CONV, TARGET)
+    plain = bench.timed_on(EngineConfig("aten"))
+    thin = bench.timed_on(EngineConfig("zeroskip.cpu", 1, Knobs.of(skip="auto", zeros=90)))
+    assert plain is bench.of("normal")[0]
+    assert int((thin.args[0] == 0).sum()) > int((plain.args[0] == 0).sum())
+    assert bench.timed_on(EngineConfig("other", 1, Knobs.of(zeros=90))) is thin
+
+
+# ---- the search
+
+
+def config(engine: str, k: int = 0, zeros: int | None = None) -> EngineConfig:
+    knobs = Knobs.of(k=k)
+    return EngineConfig(engine, 1, knobs if zeros is None else expecting(knobs, zeros))
+
+
+def row(engine: str, us: float, zeros: int | None = None, samples: int = 3, k: int = 0) -> Measurement:
+    return Measurement(PROBLEM.key, config(engine, k, zeros), TARGET.digest, PROTOCOL.id, Status.OK, samples, us)
+
+
+def test_an_engine_that_skips_zeros_is_tried_for_every_share_of_its_layers_and_the_curve():
+    task = Task(PROBLEM, [Fake("aten"), Skipping("skip", 2), Fake("z")], TARGET, zeros={70, 40}, curve=(0, 70, 90))
+    request = task.first_look(PROTOCOL, Effort.QUICK)
+    wanted = [config("aten"), config("z"), *(config("skip", zeros=share) for share in (0, 40, 70, 90))]
+    assert sorted(map(str, request.configs)) == sorted(map(str, wanted))
+    assert [expected(c.knobs) or 0 for c in request.configs] == [0, 0, 0, 40, 70, 90], (
+        "many zeros last: they prune others"
+    )
+
+
+def test_without_anything_known_it_competes_without_zeros():
+    task = Task(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET)
+    assert config("skip", zeros=0) in task.first_look(PROTOCOL, Effort.QUICK).configs
+
+
+def test_each_share_has_its_own_finals():
+    task = Task(
+        PROBLEM, [Fake("aten"), *(Fake(n) for n in "abcd"), Skipping("skip")], TARGET, zeros={0, 90}, curve=(99,)
+    )
+    task.take_known([row("aten", 100.0), *(row(n, 50.0 + i) for i, n in enumerate("abcd"))])
+    task.take_known([row("skip", 80.0, 0), row("skip", 20.0, 90), row("skip", 1.0, 99)])
+    assert not task.is_done(PROTOCOL, Effort.QUICK)
+    request = task.finals(PROTOCOL, Effort.QUICK)
+    assert {str(c) for c in request.configs} == {
+        str(c) for c in (config("aten"), *(config(n) for n in "abc"), config("skip", zeros=90))
+    }
+    assert request.best_us == 50.0, "dense candidates are not pruned by what skipping takes at 90 %"
+    for found in request.configs:
+        task.take(row(found.engine, task.rows[found].median_us, expected(found.knobs), PROTOCOL.rounds))
+    assert task.is_done(PROTOCOL, Effort.QUICK)
+    assert task.finals(PROTOCOL, Effort.QUICK) is None
+
+
+def test_knobs_are_widened_within_a_share():
+    task = Task(PROBLEM, [Fake("aten"), Skipping("skip", 5)], TARGET, zeros={0, 90})
+    task.take_known([row("aten", 100.0, samples=9), row("skip", 300.0, 0), row("skip", 30.0, 90)])
+    request = task.widen(PROTOCOL, Effort.QUICK)
+    assert {expected(c.knobs) for c in request.configs} == {90}, "at 0 it is out of the race"
+
+
+def test_rows_of_shares_that_no_layer_has_are_left_in_the_database():
+    task = Task(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET, zeros={50})
+    task.take_known([row("skip", 5.0, 95), row("skip", 40.0, 50)])
+    assert list(task.rows) == [config("skip", zeros=50)]

@@ -29,6 +29,7 @@ from convoy.pipeline.stages import (
     measure,
     prediction_notes,
     select,
+    silent,
     target_for,
 )
 from convoy.pipeline.summarize import Outcome, summarize
@@ -53,10 +54,6 @@ class Result:
     program: OptimizedModule
     plan: Plan
     summary: Summary
-
-
-def _silent(message: str, done: int, total: int) -> None:
-    del message, done, total
 
 
 def optimize(
@@ -99,7 +96,7 @@ def optimize_model(
 ) -> Result:
     """`optimize`, with everything that was found out; `observer` is told of the progress."""
     kwargs = kwargs or {}
-    watch = observer or _silent
+    watch = observer or silent
     target = target_for(device_of(model, args, kwargs))
     training = model.training
     model.eval()

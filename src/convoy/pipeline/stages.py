@@ -32,6 +32,11 @@ Observer = Callable[[str, int, int], None]
 """Told what happens: message, how much is done, how much there is (0: unknown)."""
 
 
+def silent(message: str, done: int, total: int) -> None:
+    """An observer that tells nobody."""
+    del message, done, total
+
+
 @dataclass(slots=True)
 class Net:
     """A captured net with everything that is derived from its shapes alone.
@@ -44,6 +49,7 @@ class Net:
         border: memory format of 4-D inputs and outputs.
         copies: problems of layout changes, by (value, from, to).
         target: the device.
+        batch_input: the input whose first side is the batch; empty where there is no input.
         inputs: the tensors that it was captured with; empty where they are not kept.
         zeros: the share of zeros in what each convolution reads, 0..1, by the value's name, on these inputs; empty where it
             was not counted, because no engine asks.
@@ -56,6 +62,7 @@ class Net:
     border: dict[str, str]
     copies: dict[tuple[str, str, str], LayoutProblem]
     target: Target
+    batch_input: str = ""
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     zeros: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -102,14 +109,29 @@ def capture_net(
     captured = capture_inference(model, args, kwargs)
     graph = captured.graph
     given = captured.flatten_inputs(args, kwargs)
-    border = {
-        value: memory_format(tensor) for value, tensor in zip(graph.inputs, given, strict=True) if tensor.dim() == 4
-    }
+    border = input_formats(captured, given)
     first = next(iter(border.values()), "nchw")
     border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
+    net = make_net(name, captured, border, first, settings, target)
+    net.inputs = given
+    return net
+
+
+def input_formats(captured: Captured, given: Sequence[torch.Tensor]) -> dict[str, str]:
+    """Memory format of each 4-D input, by value name."""
+    named = zip(captured.graph.inputs, given, strict=True)
+    return {value: memory_format(tensor) for value, tensor in named if tensor.dim() == 4}
+
+
+def make_net(
+    name: str, captured: Captured, border: dict[str, str], first: str, settings: Settings, target: Target
+) -> Net:
+    """A captured graph with its regions and layout changes; `first` is the memory format that PyTorch would use inside."""
+    graph = captured.graph
     layouts = allowed_layouts(settings.layout, first)
     regions = propose(graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured))
-    return Net(name, captured, regions, layouts, border, layout_problems(graph, layouts), target, given)
+    copies = layout_problems(graph, layouts)
+    return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))
 
 
 def memory_format(tensor: torch.Tensor) -> str:

@@ -30,6 +30,9 @@ from convoy.report.summary import (
 )
 from convoy.settings import Settings
 
+SINGLE = ("conv", "linear", "dgrad", "wgrad", "op")
+"""Patterns of the regions that hold one node alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -53,7 +56,7 @@ def summarize(
 ) -> Summary:
     """Everything that was found out about one net."""
     graph = net.captured.graph
-    first = graph.values[graph.inputs[0]].spec if graph.inputs else TensorSpec((), "fp32")
+    first = graph.values[net.batch_input].spec if net.batch_input else TensorSpec((), "fp32")
     ceilings = peaks(net.target)
     protocol = protocol_for(settings.effort, net.target.device)
     return Summary(
@@ -172,7 +175,7 @@ def _baseline_us(step: Step, net: Net, found: SearchResult) -> float:
     """What PyTorch takes for the same nodes one by one, in the caller's memory format; 0 for a copy, which it does not make."""
     total = 0.0
     for node in step.nodes:
-        patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in ("conv", "linear", "op")]
+        patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in SINGLE]
         region = next(region for region in patterns if region is not None)
         rows = found.rows.get(region.problems[0].key, ())
         total += min((row.median_us for row in rows if row.ok and row.config.engine == BASELINE), default=0.0)

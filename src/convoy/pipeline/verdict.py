@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from convoy.capture.copies import copy_module
 from convoy.program.graph import forget_library_workspaces
 
 ROUNDS = 15
@@ -56,7 +56,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
     Above `ORACLE_FLOPS` on a CPU the first images of a batch stand for all: `errors_against` compares as many.
     """
-    exact = copy.deepcopy(model).double()
+    exact = copy_module(model).double()
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor) and t.dim()]
     batches = {t.shape[0] for t in tensors}

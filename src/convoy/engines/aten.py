@@ -128,6 +128,10 @@ class _Piece(Executable):
 class _Copy(Executable):
     """Copies a value into another memory format."""
 
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """A copy goes anywhere."""
+        return True
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
         assert buffers.results[0] is not None

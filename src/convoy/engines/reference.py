@@ -43,6 +43,10 @@ class _Convolution(Executable):
             "stride": (problem.stride_h, problem.stride_w),
         }
 
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Results are copied to where they belong, image by image."""
+        return True
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
         {"fprop": self._fprop, "dgrad": self._dgrad, "wgrad": self._wgrad}[self._problem.direction](buffers)
@@ -129,6 +133,10 @@ class _Piece(Executable):
 
 class _Copy(Executable):
     """A change of memory format."""
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """A copy goes anywhere."""
+        return True
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
 from convoy.engines.triton.requirements import conv_support, is_strict
 from convoy.engines.triton.swapped_launch import ReduceSplits
-from convoy.engines.triton.tensors import as_floats, checked, round_tf32, scratch, vector
+from convoy.engines.triton.tensors import as_floats, checked, fits_tma, pitch_of, round_tf32, scratch, vector
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-_SIZES = ("pixels", "p", "q", "h", "width", "c", "k", "c_group", "k_group", "c_blocks", "iterations", "iterations_split",
+_SIZES = ("pixels", "p", "q", "h", "width", "c", "k", "pitch", "c_group", "k_group", "c_blocks", "iterations", "iterations_split",
           "tiles_k", "pad_h", "pad_w", "dilation_h", "dilation_w")  # fmt: skip
 
 
@@ -49,10 +49,10 @@ class GatherExecutable(Executable):
         self.splits, self.each = self.tile.splits(self.view)
         self.vector_c, self.vector_k = vector(problem.c // problem.groups), vector(problem.k // problem.groups)
         self.workspace_bytes = split_bytes(problem, knobs)
+        self.reduce: ReduceSplits | None = None
         if self.view.pixels == 0:
             return
         self.kernel = Kernel(self._build(engine, target), target)
-        self.reduce = None
         if self.splits > 1:
             elements = self.view.pixels * problem.k
             self.reduce = ReduceSplits(
@@ -82,11 +82,21 @@ class GatherExecutable(Executable):
             engine, gather_conv, signature, constants, divisible, tile.warps, tile.stages, dependent, tensor_cores=False
         )
 
-    def _sizes(self) -> list[int]:
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to the vectors that the kernel stores."""
+        aligned = fits_tma(TORCH_DTYPE[self.problem.y_dtype], pitch, offset)
+        if self.view.pixels == 0 or not aligned or pitch % self.vector_k:
+            return False
+        if self.reduce is not None:
+            self.reduce.accept_pitch()
+        return True
+
+    def _sizes(self, pitch: int) -> list[int]:
         problem, view, tile = self.problem, self.view, self.tile
         return [
             view.pixels, problem.p, problem.q, problem.h, problem.w, problem.c // self.vector_c,
-            problem.k // self.vector_k, problem.c // problem.groups // self.vector_c, view.k // self.vector_k,
+            problem.k // self.vector_k, pitch // self.vector_k, problem.c // problem.groups // self.vector_c,
+            view.k // self.vector_k,
             tile.c_blocks(view), tile.iterations(view), self.each, -(-view.k // tile.block_k),
             problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w,
         ]  # fmt: skip
@@ -101,15 +111,15 @@ class GatherExecutable(Executable):
         problem, view = self.problem, self.view
         if view.pixels == 0:
             return
-        x, y, residual = checked(buffers, problem.epilogue.residual)
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
         grid = (math.prod(self.tile.tiles(view)), self.splits, problem.groups)
         partial = scratch(workspace, self.workspace_bytes)
         if partial is None or self.reduce is None:
-            self.kernel(grid, [x, weight, y, residual, bias, *self._sizes()])
+            self.kernel(grid, [x, weight, y, residual, bias, *self._sizes(pitch_of(y))])
             return
         partial = as_floats(partial, self.splits * view.pixels * problem.k)
-        self.kernel(grid, [x, weight, partial, None, None, *self._sizes()])
+        self.kernel(grid, [x, weight, partial, None, None, *self._sizes(problem.k)])
         self.reduce.launch(partial, y, residual, bias)
 
 

@@ -189,14 +189,14 @@ class PersistentExecutable(SwappedExecutable):
         view = self.view
         if not view.pixels:
             return
-        x, y, residual = checked(buffers, self.epilogue.residual)
+        x, y, residual = checked(buffers, self.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if self.epilogue.bias else None
         out_shape = [view.n, view.p, view.q, view.k]
         tiles_k, _, tiles_h, tiles_w = self.tile.tiles(view)
         arguments = [
             self.x_descriptor(x),
             descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
-            descriptor(y, out_shape, self.y_box),
+            descriptor(y, out_shape, self.y_box, self.y_strides(y)),
             None if residual is None else descriptor(residual, out_shape, self.y_box),
             bias,
             self.total, tiles_k, tiles_h, tiles_w, self.tile.c_blocks(view), self.tile.iterations(view), view.c,

@@ -110,7 +110,7 @@ class SplitExecutable(SwappedExecutable):
         view = self.view
         if view.pixels == 0:
             return
-        x, _, _ = checked(buffers, self.epilogue.residual)
+        x, _, _ = checked(buffers, self.epilogue.residual, slices=True)
         room = scratch(workspace, self.workspace_bytes)
         assert room is not None
         maxima = as_floats(room, _MAXIMA)

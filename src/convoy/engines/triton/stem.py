@@ -107,7 +107,7 @@ class StemExecutable(SwappedExecutable):
         problem, padded = self.problem, self.padded
         if self.view.pixels == 0:
             return
-        x, _, _ = checked(buffers, problem.epilogue.residual)
+        x, _, _ = checked(buffers, problem.epilogue.residual, slices=True)
         room = scratch(workspace, self.workspace_bytes)
         assert room is not None
         size = padded.bytes(problem)

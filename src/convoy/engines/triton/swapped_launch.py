@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
-from convoy.engines.triton.tensors import as_floats, checked, descriptor, round_tf32, scratch
+from convoy.engines.triton.tensors import as_floats, checked, descriptor, fits_tma, pitch_of, round_tf32, scratch
 from convoy.engines.triton.tiles import Tile, View
 from convoy.problem import Epilogue
 from convoy.target import Target
@@ -55,42 +56,57 @@ class ReduceSplits:
     def __init__(
         self, engine: str, elements: int, channels: int, splits: int, dtype: str, epilogue: Epilogue, target: Target
     ) -> None:
+        self.elements, self.channels = elements, channels
+        self._make = partial(self._build, engine, splits, dtype, epilogue, target)
+        self.kernel = self._make(pitched=False)
+        self.pitched: Kernel | None = None
+
+    def _build(
+        self, engine: str, splits: int, dtype: str, epilogue: Epilogue, target: Target, *, pitched: bool
+    ) -> Kernel:
         from convoy.engines.triton.kernels.epilogue import reduce_splits
 
-        self.elements, self.channels = elements, channels
+        channels = self.channels
         dependent = target.capability >= 90 and not interpreting()
         signature = {
             "partial": "*fp32", "y": f"*{dtype}", "residual": f"*{dtype}" if epilogue.residual else "none",
             "bias": f"*{dtype}" if epilogue.bias else "none", "elements": "i32", "channels": "i32",
+            "pitch": "i32",
         }  # fmt: skip
         constants = {
-            "SPLITS": splits, "BLOCK": self.BLOCK, "ACTIVATION": epilogue.activation, "WAIT": dependent,
+            "SPLITS": splits, "BLOCK": self.BLOCK, "ACTIVATION": epilogue.activation, "PITCHED": pitched,
+            "WAIT": dependent,
         }  # fmt: skip
         whole = ["elements", "channels"] if channels % 16 == 0 else []
         pointers = ["partial", "y", "residual", "bias"]
-        self.kernel = Kernel(
-            Build(engine, reduce_splits, signature, constants, pointers + whole, warps=4, dependent=dependent), target
-        )
+        build = Build(engine, reduce_splits, signature, constants, pointers + whole, warps=4, dependent=dependent)
+        return Kernel(build, target)
+
+    def accept_pitch(self) -> None:
+        """Get ready for a y whose pixels lie further apart than its channels."""
+        self.pitched = self.pitched or self._make(pitched=True)
 
     def launch(
         self, partial: torch.Tensor, y: torch.Tensor, residual: torch.Tensor | None, bias: torch.Tensor | None
     ) -> None:
-        """Sum `partial` into y."""
+        """Sum `partial` into y, which is dense unless `accept_pitch` was called."""
         grid = (-(-self.elements // self.BLOCK), 1, 1)
-        self.kernel(grid, [partial, y, residual, bias, self.elements, self.channels])
+        pitch = self.channels if self.pitched is None else pitch_of(y)
+        kernel = self.kernel if self.pitched is None or pitch == self.channels else self.pitched
+        kernel(grid, [partial, y, residual, bias, self.elements, self.channels, pitch])
 
 
 class SwappedExecutable(Executable):
     """One tile of the swapped kernel for one view of a convolution."""
 
     def __init__(self, engine: str, view: View, tile: Tile, dtype: str, epilogue: Epilogue, target: Target) -> None:
-        self.view, self.tile, self.epilogue = view, tile, epilogue
+        self.view, self.tile, self.epilogue, self.dtype = view, tile, epilogue, dtype
+        self.reduce: ReduceSplits | None = None
         self.splits, self.each = tile.splits(view)
         self.workspace_bytes = workspace_bytes(view, tile)
         if view.pixels == 0:
             return
         self.kernel = Kernel(self._build(engine, dtype), target)
-        self.reduce = None
         if self.splits > 1:
             self.reduce = ReduceSplits(engine, view.pixels * view.k, view.k, self.splits, dtype, epilogue, target)
 
@@ -144,6 +160,19 @@ class SwappedExecutable(Executable):
         packed = pack_tiles(round_tf32(weight), self.tile)
         return (packed, pack_bias(constants[1], self.tile.block_k)) if self.epilogue.bias else (packed,)
 
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where TMA can describe the slice."""
+        if self.view.pixels == 0 or not fits_tma(TORCH_DTYPE[self.dtype], pitch, offset):
+            return False
+        if self.reduce is not None:
+            self.reduce.accept_pitch()
+        return True
+
+    def y_strides(self, y: torch.Tensor) -> list[int]:
+        """Strides of y as [n, p, q, k]: dense, or those of a slice of the channels of a larger tensor."""
+        pitch, view = pitch_of(y), self.view
+        return [view.p * view.q * pitch, view.q * pitch, pitch, 1]
+
     def x_images(self) -> int:
         """Images that x's descriptor spans."""
         return self.view.n
@@ -188,7 +217,7 @@ class SwappedExecutable(Executable):
             extra: arguments of the kernel between the bias and the sizes; the weight's address, where none are given.
         """
         view = self.view
-        _, y, residual = checked(buffers, self.epilogue.residual)
+        _, y, residual = checked(buffers, self.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if self.epilogue.bias else None
         out_shape = [view.n, view.p, view.q, view.k]
         sums = None
@@ -199,7 +228,9 @@ class SwappedExecutable(Executable):
         arguments = [
             self.x_descriptor(x),
             descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
-            descriptor(y if sums is None else sums, out_shape, self.y_box),
+            descriptor(y, out_shape, self.y_box, self.y_strides(y))
+            if sums is None
+            else descriptor(sums, out_shape, self.y_box),
             fused_residual,
             bias if sums is None else None,
             *((weight if self.tile.prefetch else None,) if extra is None else extra),

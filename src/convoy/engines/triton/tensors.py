@@ -22,13 +22,41 @@ def dense_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def checked(buffers: Buffers, residual: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """x, y and the residual of a launch, each dense and aligned."""
+def sliced_nhwc(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, where it is dense NHWC or some of the channels of such a tensor, from a multiple of 16 bytes on."""
+    if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):
+        _, _, h, w = tensor.shape
+        pitch = tensor.stride(3)
+        whole = pitch >= tensor.shape[1] and pitch * tensor.element_size() % 16 == 0
+        if not whole or tensor.stride() != (h * w * pitch, 1, w * pitch, pitch) or tensor.data_ptr() % 16:
+            says = "are not those of some channels of a channels_last tensor, 16-byte aligned"
+            raise LaunchError(f"{name}: strides {tuple(tensor.stride())} {says}")
+        return tensor
+    return dense_nhwc(name, tensor)
+
+
+def pitch_of(tensor: torch.Tensor) -> int:
+    """Elements from one pixel of an NHWC tensor (or row of a matrix) to the next: its channels, where it is dense."""
+    if tensor.dim() != 4:
+        return tensor.shape[1]
+    return tensor.shape[1] if tensor.is_contiguous(memory_format=torch.channels_last) else tensor.stride(3)
+
+
+def fits_tma(dtype: torch.dtype, pitch: int, offset: int) -> bool:
+    """Whether a slice of a tensor can be described to TMA: pixels and the slice's start at multiples of 16 bytes."""
+    return pitch * dtype.itemsize % 16 == 0 and offset * dtype.itemsize % 16 == 0
+
+
+def checked(
+    buffers: Buffers, residual: bool, *, slices: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """x, y and the residual of a launch, each dense and aligned; with `slices` y may be channels of a larger tensor."""
     x = dense_nhwc("x", buffers.args[0])
     result = buffers.results[0]
     if result is None:
         raise LaunchError("y: no tensor was given to write to")
-    return x, dense_nhwc("y", result), dense_nhwc("residual", buffers.args[1]) if residual else None
+    y = sliced_nhwc("y", result) if slices else dense_nhwc("y", result)
+    return x, y, dense_nhwc("residual", buffers.args[1]) if residual else None
 
 
 def scratch(workspace: torch.Tensor | None, needed: int) -> torch.Tensor | None:

@@ -91,7 +91,11 @@ def backward(engine_id, problem, knobs=None):
     return {"error": error, "splits": getattr(executable, "split_count", 1)}
 
 
-def run(engine_id, problem, knobs=None, corrupt=False):
+BEFORE = 16
+"""Channels of the larger tensor in front of a slice; behind it are 24, and as many as make pixels whole 16 bytes."""
+
+
+def run(engine_id, problem, knobs=None, corrupt=False, sliced=False):
     """Largest error of one launch against float64, with NaN in the output and garbage in the workspace before."""
     if getattr(problem, "direction", "fprop") != "fprop":
         return backward(engine_id, problem, knobs)
@@ -112,7 +116,13 @@ def run(engine_id, problem, knobs=None, corrupt=False):
     x, weight = integers(problem.x_spec.shape), integers(problem.weight_spec.shape).contiguous()
     bias = integers((problem.k,)) if problem.epilogue.bias else None
     residual = integers(problem.y_spec.shape) if problem.epilogue.residual else None
-    y = torch.full_like(integers(problem.y_spec.shape), float("nan"))
+    y = whole = torch.full_like(integers(problem.y_spec.shape), float("nan"))
+    if sliced:
+        n, k, p, q = problem.y_spec.shape
+        pitch = BEFORE + k + -k % 8 + 24
+        whole = torch.full((n, p, q, pitch), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
+        y = whole.narrow(1, BEFORE, k)
+        assert executable.accept_slice(0, pitch, BEFORE)
     constants = executable.pack([weight] if bias is None else [weight, bias])
     if corrupt:
         constants[0].view(-1)[0] += 1
@@ -122,6 +132,9 @@ def run(engine_id, problem, knobs=None, corrupt=False):
     executable.launch(Buffers((x,) if residual is None else (x, residual), [y], constants), workspace)
     expected = oracle(problem, x, weight, bias, residual)
     error = (y.double() - expected).abs().max().item() if y.numel() else 0.0
+    if sliced:
+        outside = whole.isnan().sum().item() - (whole.numel() - y.numel())
+        return {"error": error, "outside": outside, "splits": getattr(executable, "splits", 1)}
     return {"error": error, "splits": getattr(executable, "splits", 1), "space": len(space)}
 
 
@@ -279,8 +292,14 @@ CASES = {
 for _name in ACTIVATIONS:
     CASES[f"activation {_name}"] = (SWAPPED, conv(1, 8, 3, 3, 8, 1, 3, 0, 1, epilogue=Epilogue(True, True, _name)))
 
+SLICED = ["swapped 3x3", "swapped split", "swapped stride 2", "pointwise", "persistent parts", "persistent row",
+          "split parts", "stem 7x7", "gather stem", "gather split groups", "gather dilation"]  # fmt: skip
+"""Cases that are run once more with y as some of the channels of a larger tensor."""
+
 if __name__ == "__main__":
     for name, case in CASES.items():
         print(json.dumps({"case": name, **run(*case)}))
+    for name in SLICED:
+        print(json.dumps({"case": f"slice {name}", **run(*CASES[name], sliced=True)}))
     print(json.dumps({"case": "a planted fault", **run(*CASES["gather stem"], corrupt=True)}))
     sys.stdout.flush()

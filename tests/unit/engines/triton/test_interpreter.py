@@ -13,18 +13,21 @@ pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("interpreted.py")
 
 
-def case_names():
-    """Names of the cases, read from the script's text: importing it would turn the interpreter on in this process."""
+def tables():
+    """The script's tables, read from its text: importing it would turn the interpreter on in this process."""
     tree = ast.parse(SCRIPT.read_text())
-    tables = {
+    return {
         t.id: node.value
         for node in tree.body
         if isinstance(node, ast.Assign)
         for t in node.targets
         if isinstance(t, ast.Name)
     }
-    names = [ast.literal_eval(key) for key in tables["CASES"].keys]
-    return names + [f"activation {ast.literal_eval(key)}" for key in tables["ACTIVATIONS"].keys]
+
+
+def case_names():
+    names = [ast.literal_eval(key) for key in tables()["CASES"].keys]
+    return names + [f"activation {ast.literal_eval(key)}" for key in tables()["ACTIVATIONS"].keys]
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,13 @@ def test_agrees_with_float64(outcomes, name):
     # fp16 rounds what these activations make of an integer: half a unit in the last place at 8, and exp's own error.
     bound = 5e-3 if activation in ("silu", "hardswish", "hardsigmoid", "sigmoid", "gelu") else 0.0
     assert row["error"] <= bound, row
+
+
+@pytest.mark.parametrize("name", ast.literal_eval(tables()["SLICED"]))
+def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(outcomes, name):
+    row = outcomes[f"slice {name}"]
+    assert row["error"] == 0
+    assert row["outside"] == 0
 
 
 def test_split_cases_do_split(outcomes):

@@ -36,15 +36,18 @@ def reduce_splits(
     bias,
     elements,
     channels,
+    pitch,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PITCHED: tl.constexpr,
     WAIT: tl.constexpr,
 ):
     """y[pixel, channel] = activation(sum over splits of partial[split, pixel, channel] + bias + residual).
 
     partial is fp32 and dense; the splits are added in ascending order, so equal inputs give equal bits. With WAIT the
-    kernel may be launched before its forerunner has ended (programmatic dependent launch) and waits here.
+    kernel may be launched before its forerunner has ended (programmatic dependent launch) and waits here. With PITCHED, y's
+    pixels lie `pitch` elements apart: it is a slice of the channels of a larger tensor.
     """
     if WAIT:
         tl.extra.cuda.gdc_wait()
@@ -57,4 +60,7 @@ def reduce_splits(
         total += tl.load(bias + index % channels, mask=inside, other=0.0).to(tl.float32)
     if residual is not None:
         total += tl.load(residual + index, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + index, activate(total, ACTIVATION).to(y.dtype.element_ty), mask=inside)
+    place = index
+    if PITCHED:
+        place = index // channels * pitch + index % channels
+    tl.store(y + place, activate(total, ACTIVATION).to(y.dtype.element_ty), mask=inside)

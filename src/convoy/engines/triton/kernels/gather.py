@@ -11,7 +11,7 @@ from convoy.engines.triton.kernels.epilogue import activate
 @triton.jit
 def gather_conv(
     x, w, y, residual, bias,
-    pixels, p, q, h, width, c, k, c_group, k_group, c_blocks, iterations, iterations_split, tiles_k,
+    pixels, p, q, h, width, c, k, pitch, c_group, k_group, c_blocks, iterations, iterations_split, tiles_k,
     pad_h, pad_w, dilation_h, dilation_w,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr, VECTOR_C: tl.constexpr, VECTOR_K: tl.constexpr,
@@ -28,6 +28,7 @@ def gather_conv(
     c *= VECTOR_C
     c_group *= VECTOR_C
     k *= VECTOR_K
+    pitch *= VECTOR_K
     k_group *= VECTOR_K
     if WAIT:
         tl.extra.cuda.gdc_wait()
@@ -74,7 +75,7 @@ def gather_conv(
     out = acc.T
     channel_out = group * k_group + k_local
     inside = pixel_inside[:, None] & k_inside[None, :]
-    offset = pixel[:, None] * k + channel_out[None, :]
+    offset = pixel[:, None] * k + channel_out[None, :]  # of dense tensors: the partial sums and the residual
     if SPLIT:
         tl.store(y + tl.program_id(1) * (pixels.to(tl.int64) * k) + offset, out, mask=inside)
     else:
@@ -82,4 +83,5 @@ def gather_conv(
             out += tl.load(bias + channel_out, mask=k_inside, other=0.0)[None, :].to(tl.float32)
         if residual is not None:
             out += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y + offset, activate(out, ACTIVATION).to(y.dtype.element_ty), mask=inside)
+        place = pixel[:, None] * pitch + channel_out[None, :]
+        tl.store(y + place, activate(out, ACTIVATION).to(y.dtype.element_ty), mask=inside)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from convoy._version import __version__
-from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run
+from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run, study
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("explain")(explain.explain)
 app.command("layers")(layers.layers)
 app.command("engines")(engines.engines)
 app.add_typer(db.app, name="db")
+app.command("study")(study.study)
 app.command("doctor")(doctor.doctor)
 
 INTERRUPTED = 130

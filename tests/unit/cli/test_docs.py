@@ -40,7 +40,9 @@ def sections() -> dict[str, tuple[str, str]]:
 
 
 def options(command: Any) -> set[str]:
-    return {name for p in command.params if p.param_type_name == "option" for name in (*p.opts, *p.secondary_opts)}
+    """The long names; a short one stands beside its long one in words."""
+    found = {name for p in command.params if p.param_type_name == "option" for name in (*p.opts, *p.secondary_opts)}
+    return {name for name in found if name.startswith("--")}
 
 
 def test_every_command_has_a_section_and_every_section_a_command() -> None:

@@ -1,0 +1,70 @@
+"""Energy of one launch: a captured candidate again and again, until the driver's counter has moved enough to be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from convoy.compare.energy import joules_counter
+from convoy.errors import ConvoyError
+from convoy.measurement.candidate import Bench, Failure, prepare
+from convoy.perfdb import Measurement
+from convoy.problem import parse_problem
+from convoy.target import Target
+
+SECONDS: Final = 1.0
+"""How long a candidate runs for one figure: the counter moves every 20 to 100 ms, so the figure is good to a few per cent."""
+
+
+def gpu_counter() -> Callable[[], float] | None:
+    """The energy counter of torch's current GPU, or None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    bus = f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    return joules_counter(bus)
+
+
+def launch_joules(
+    target: Target, counter: Callable[[], float], extra: tuple[str, ...] = (), seconds: float = SECONDS
+) -> Callable[[Measurement], float | None]:
+    """A function that gives the joules of one launch of what a row measured; None where it cannot be run again.
+
+    Args:
+        target: the device.
+        counter: joules used so far.
+        extra: extra engines as `id=module:Class`.
+        seconds: how long each runs.
+    """
+
+    @torch.no_grad()
+    def joules(row: Measurement) -> float | None:
+        try:
+            bench = Bench(parse_problem(row.problem), target)
+            bench.fill()
+            ready = prepare(bench, row.config, extra)
+        except (
+            Failure,
+            ConvoyError,
+            RuntimeError,
+        ):  # the row says how it ended when it was measured; here there is no figure
+            return None
+        ready.launch()
+        _wait(target)
+        before, start, launches = counter(), time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            for _ in range(32):
+                ready.launch()
+            launches += 32
+            _wait(target)
+        return (counter() - before) / launches
+
+    return joules
+
+
+def _wait(target: Target) -> None:
+    if target.device == "cuda":
+        torch.cuda.synchronize()

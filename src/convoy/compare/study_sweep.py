@@ -1,0 +1,153 @@
+"""The layers of a study: one size swept while the others stay, or the layers of a file. Sizes and names, nothing is measured."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from convoy.errors import InputError
+from convoy.problem import ConvProblem
+
+BASE: Final = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1)
+"""What is swept around: a layer of the middle of a ResNet, which every algorithm can do."""
+
+SWEEPS: Final[dict[str, tuple[int, ...]]] = {
+    "batch": (1, 2, 4, 8, 16, 32, 64),
+    "channels": (8, 16, 32, 64, 128, 256, 512),
+    "filters": (8, 16, 32, 64, 128, 256, 512),
+    "size": (7, 14, 28, 56, 112),
+    "kernel": (1, 3, 5, 7, 11),
+    "stride": (1, 2, 4),
+}
+"""What may be swept, and where it is looked at."""
+
+CPU_BATCHES: Final = (1, 2, 4, 8, 16)
+"""A CPU's time grows with the batch from the start; more images only take longer."""
+
+LAYOUTS: Final = ("nchw", "nhwc")
+
+COLUMNS: Final = (
+    "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups",
+)  # fmt: skip
+"""Columns that a file of layers must have, those of ConvProblem; others, such as `count`, are left alone."""
+
+LARGEST_FILE: Final = 1 << 20
+MOST_LAYERS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One layer of a study.
+
+    Attributes:
+        subject: the curve that it lies on (`sweep:batch`), or what names the layer in its file (`alexnet:3`).
+        axes: the swept size and its value; empty for a file's layer.
+        problem: the layer in nchw; it is measured in every memory format.
+    """
+
+    subject: str
+    axes: Mapping[str, int | float | str]
+    problem: ConvProblem
+
+    def problems(self) -> tuple[ConvProblem, ...]:
+        """The layer in every memory format."""
+        return tuple(self.problem.with_layout(layout) for layout in LAYOUTS)
+
+
+def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[Point]:
+    """The points of some sweeps; what a point cannot be (a filter larger than the image) is left out.
+
+    Args:
+        names: what to sweep, of `SWEEPS`.
+        base: what stays.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        InputError: a name that is none, or twice.
+    """
+    for name in names:
+        if name not in SWEEPS or list(names).count(name) > 1:
+            raise InputError("--sweep", name, "each of these at most once: " + ", ".join(SWEEPS))
+    points: list[Point] = []
+    for name in names:
+        values = CPU_BATCHES if name == "batch" and device == "cpu" else SWEEPS[name]
+        for value in values:
+            try:
+                points.append(Point(f"sweep:{name}", {name: value}, swept(base, name, value)))
+            except InputError:
+                continue
+    return points
+
+
+def swept(base: ConvProblem, name: str, value: int) -> ConvProblem:
+    """The base with one size changed. A filter keeps the output's size by its padding, as in nets."""
+    if name == "kernel":
+        return replace(base, r=value, s=value, pad_h=value // 2, pad_w=value // 2)
+    fields = {
+        "batch": ("n",),
+        "channels": ("c",),
+        "filters": ("k",),
+        "size": ("h", "w"),
+        "stride": ("stride_h", "stride_w"),
+    }
+    return replace(base, **dict.fromkeys(fields[name], value))
+
+
+_PAIR = re.compile(r"([a-z_]{1,10})=(\d{1,6})")
+
+
+def parse_base(text: str, base: ConvProblem = BASE) -> ConvProblem:
+    """The base with sizes such as `c=64,h=56,w=56` changed; raises InputError for other text and for sizes that do not fit."""
+    changes: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _PAIR.fullmatch(part)
+        if match is None or match[1] not in COLUMNS:
+            raise InputError("--base", part, "sizes such as c=64,h=56,w=56; names are " + ", ".join(COLUMNS))
+        changes[match[1]] = int(match[2])
+    return replace(base, **changes)
+
+
+def read_layers(path: Path, like: ConvProblem = BASE) -> list[Point]:
+    """The layers of a CSV file with the columns of ConvProblem, as those of bench/layers; `count` and others are left alone.
+
+    Args:
+        path: the file.
+        like: where dtype, numerics and direction come from.
+
+    Raises:
+        InputError: the file cannot be read, lacks a column, or a line holds no layer; the line is named.
+    """
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError("--layers", str(path), f"a file of at most {LARGEST_FILE >> 10} KiB")
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError("--layers", str(path), "a CSV file with the columns " + ", ".join(COLUMNS))
+            points = [
+                Point(f"{path.stem}:{number}", {}, _layer(line, like, f"{path}:{number}"))
+                for number, line in enumerate(reader, start=2)
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError("--layers", str(path), "a CSV file of layers", f"It says: {error}.") from None
+    if not 0 < len(points) <= MOST_LAYERS:
+        raise InputError("--layers", str(path), f"a file of 1 to {MOST_LAYERS} layers")
+    return points
+
+
+def _layer(line: Mapping[str, str | None], like: ConvProblem, where: str) -> ConvProblem:
+    sizes: dict[str, int] = {}
+    for name in COLUMNS:
+        text = line[name] or ""
+        if not re.fullmatch(r"\d{1,9}", text):
+            raise InputError(f"{where}, {name}", text, "an integer")
+        sizes[name] = int(text)
+    try:
+        return replace(like, **sizes)
+    except InputError as error:
+        raise InputError(where, dict(line), "a layer", f"It says: {error}") from None

@@ -77,7 +77,7 @@ def commit() -> str:
     root = Path(__file__).parents[3]
     if named or not (root / ".git").exists():
         return named
-    return _ask(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"])
+    return ask_tool(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"])
 
 
 def cpu_clocks(directory: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq")) -> dict[str, str]:
@@ -99,12 +99,12 @@ def cpu_clocks(directory: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq")) -
 def gpu_clocks() -> dict[str, str]:
     """What nvidia-smi says of the first visible GPU's clocks and power now; empty where it cannot be asked."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu", "persistence_mode")
-    answer = _ask(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"])
+    answer = ask_tool(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"])
     words = [word.strip() for word in answer.splitlines()[0].split(",")] if answer else []
     return dict(zip(names, words, strict=True)) if len(words) == len(names) else {}
 
 
-def _ask(command: Sequence[str]) -> str:
+def ask_tool(command: Sequence[str]) -> str:
     """What a tool on the PATH prints; empty where it is absent or fails."""
     tool = shutil.which(command[0])
     if tool is None:

@@ -22,8 +22,7 @@ START_S: Final = 120.0
 """Time for a process to import torch and open the device, on a loaded machine."""
 
 _BOOTSTRAP: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
-    "from convoy.measurement.worker import main; main()"
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.stdin.readline()); importlib.import_module(sys.argv[1]).main()"
 )
 """The worker imports from where its parent does, extra engines included, whatever its own start-up made of sys.path."""
 
@@ -46,12 +45,15 @@ class WorkerProcess:
     Args:
         hello: the first message; the answer says that the worker is ready.
         environment: variables to set for it.
+        module: whose `main` it runs.
     """
 
-    def __init__(self, hello: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, hello: Mapping[str, Any], environment: Mapping[str, str], module: str = "convoy.measurement.worker"
+    ) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
-            [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP],
+            [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -1,0 +1,53 @@
+"""Case: one net in one setting, as every framework is given it. Plain data that crosses to a child process as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+MODES: Final = ("inference", "training")
+
+LEARNING_RATE: Final = 0.01
+MOMENTUM: Final = 0.9
+"""Of the SGD step that training times: every framework updates parameters by the same rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is run.
+
+    Attributes:
+        model: as `convoy.zoo.load_model` takes it.
+        weights: a .safetensors file, `DEFAULT`, or empty for the seeded random ones.
+        batch: images of one call.
+        size: height and width of the images, pixels; 0: the model's own.
+        dtype: `fp32`, `fp16` or `bf16`; in training, the type of autocast (parameters stay fp32).
+        mode: `inference` or `training` (forward, backward and an SGD step).
+        device: `cpu` or `cuda`.
+        threads: threads of a CPU that each framework may use.
+        effort: how much Convoy may tune (`none`, `quick`, `full`).
+    """
+
+    model: str
+    weights: str = ""
+    batch: int = 1
+    size: int = 0
+    dtype: str = "fp32"
+    mode: str = "inference"
+    device: str = "cpu"
+    threads: int = 1
+    effort: str = "quick"
+
+    @property
+    def training(self) -> bool:
+        """Whether whole steps are run."""
+        return self.mode == "training"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON's types."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Case:
+        """Inverse of `to_dict`."""
+        return Case(**data)

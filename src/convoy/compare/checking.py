@@ -1,0 +1,74 @@
+"""Whether a framework gave the right numbers; without torch, because frameworks are checked in processes that have none."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from convoy.compare.case import Case
+from convoy.compare.frameworks.base import Material, Outputs
+
+LEAST_ERROR: Final = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}
+WORSE: Final = 3.0
+"""An output is right within this relative L2 error, or `WORSE` times that of stock PyTorch on the same device: nets with random
+weights magnify rounding (as in bench/inference.py)."""
+
+LEAST_GRADIENT_ERROR: Final = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 0.1}
+"""The same for the gradients of a whole step: sums over batch and image of terms that cancel."""
+
+LOSS_ERROR: Final = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 5e-2}
+"""For the loss before and after the first step, relative."""
+
+
+def check(case: Case, material: Material, found: Outputs) -> tuple[float, str]:
+    """Compare a framework's outputs with the exact ones: the relative error, and what is wrong (empty: nothing)."""
+    exact = material.exact()
+    limits = material.facts["limits"]
+    try:
+        if not case.training:
+            error = relative_error(found, exact)
+            return error, "" if error <= limits["out"] else _too_far("the outputs are", error, limits["out"])
+        error = relative_error(part(found, "grad:"), part(exact, "grad:"))
+    except ValueError as mismatch:
+        return float("inf"), str(mismatch)
+    if not error <= limits["grad"]:
+        return error, _too_far("the gradients are", error, limits["grad"])
+    for name in ("loss0", "loss1"):
+        off = float(abs(found[name] - exact[name]) / max(abs(exact[name]), 1e-6))
+        if not off <= limits["loss"]:
+            return error, _too_far(
+                f"the loss {'after' if name == 'loss1' else 'before'} the first step is", off, limits["loss"]
+            )
+    return error, ""
+
+
+def relative_error(found: Outputs, exact: Outputs) -> float:
+    """Relative L2 error over all arrays together; `exact` may hold the first images alone.
+
+    Raises:
+        ValueError: other arrays or shapes than are wanted.
+    """
+    squared = norm = 0.0
+    if set(found) != set(exact):
+        raise ValueError(f"outputs are {', '.join(sorted(found))}; wanted are {', '.join(sorted(exact))}"[:400])
+    for name, wanted in exact.items():
+        given = np.asarray(found[name], dtype=np.float64)
+        given = given[: wanted.shape[0]] if wanted.ndim else given
+        if given.shape != wanted.shape:
+            raise ValueError(f"{name} has the shape {given.shape}; wanted is {wanted.shape}")
+        difference = given - wanted
+        if not np.isfinite(difference).all():
+            return float("inf")
+        squared += float(np.square(difference).sum())
+        norm += float(np.square(np.asarray(wanted, dtype=np.float64)).sum())
+    return (squared / norm) ** 0.5 if norm else squared**0.5
+
+
+def _too_far(what: str, error: float, limit: float) -> str:
+    return f"{what} {error:.1e} off (relative), and may be {limit:.1e}"
+
+
+def part(outputs: Outputs, prefix: str) -> Outputs:
+    """The arrays whose names begin so."""
+    return {name: array for name, array in outputs.items() if name.startswith(prefix)}

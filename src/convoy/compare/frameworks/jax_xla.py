@@ -1,0 +1,213 @@
+"""JAX: the nets as plain functions over jax.lax, compiled by XLA with jax.jit; training updates donated buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
+from convoy.compare.frameworks.base import Built, Material, Outputs, Way, net_of
+from convoy.compare.nets import NETS, transform_input
+
+DTYPES: Final = {"fp32": jnp.float32, "fp16": jnp.float16, "bf16": jnp.bfloat16}
+
+BATCH_NORM_MOMENTUM: Final = 0.1
+"""torch's word for the weight of the new statistics."""
+
+Parameters = dict[str, jax.Array]
+
+
+class Jax:
+    """JAX by its own rules: jit, weights as arguments, both layouts tried."""
+
+    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+        """The memory formats: which one XLA likes depends on the device."""
+        net_of(case)
+        jax.config.update("jax_platforms", "cpu" if case.device == "cpu" else "cuda")
+        build = _train if case.training else _infer
+        return [
+            Way(
+                f"jax.jit, {layout}" + (", donated buffers" if case.training else ""),
+                partial(build, case, material, layout),
+            )
+            for layout in ("nhwc", "nchw")
+        ]
+
+
+FRAMEWORK = Jax()
+
+
+class Lax:
+    """The operators in jax.lax.
+
+    Args:
+        parameters: weights by torch's names, filters already in the layout's order.
+        layout: `nhwc` or `nchw`.
+        training: batch norm by the batch's statistics; what the running ones become stands in `statistics`.
+    """
+
+    def __init__(self, parameters: Parameters, layout: str, *, training: bool) -> None:
+        self.parameters, self.nhwc, self.training = parameters, layout == "nhwc", training
+        self.statistics: Parameters = {}
+
+    def conv(self, x: jax.Array, name: str, stride: int = 1, pad: int = 0) -> jax.Array:
+        """Without an accumulator type of its own: XLA accumulates halves in fp32."""
+        numbers = ("NHWC", "HWIO", "NHWC") if self.nhwc else ("NCHW", "OIHW", "NCHW")
+        weight = self.parameters[f"{name}.weight"].astype(x.dtype)
+        y = lax.conv_general_dilated(x, weight, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=numbers)
+        bias = self.parameters.get(f"{name}.bias")
+        return y if bias is None else y + self._channels(bias.astype(x.dtype))
+
+    def batch_norm(self, x: jax.Array, name: str, eps: float) -> jax.Array:
+        """Statistics in fp32."""
+        scale, shift, mean, variance = (
+            self.parameters[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        if self.training:
+            axes = (0, 1, 2) if self.nhwc else (0, 2, 3)
+            wide = x.astype(jnp.float32)
+            old_mean, old_variance = mean, variance
+            mean, variance = wide.mean(axes), wide.var(axes)
+            count = x.size // mean.size
+            unbiased = variance * (count / max(1, count - 1))
+            for part, old, new in (("running_mean", old_mean, mean), ("running_var", old_variance, unbiased)):
+                self.statistics[f"{name}.{part}"] = lax.stop_gradient(old + BATCH_NORM_MOMENTUM * (new - old))
+        factor = scale * lax.rsqrt(variance + eps)
+        return (x * self._channels(factor) + self._channels(shift - mean * factor)).astype(x.dtype)
+
+    def relu(self, x: jax.Array) -> jax.Array:
+        """jax.nn's."""
+        return jax.nn.relu(x)
+
+    def max_pool(self, x: jax.Array, size: int, stride: int, low: int, high: int) -> jax.Array:
+        """reduce_window pads with the operation's own neutral value."""
+        sides = {True: lambda v, one: (one, v, v, one), False: lambda v, one: (one, one, v, v)}[self.nhwc]
+        return lax.reduce_window(x, -jnp.inf, lax.max, sides(size, 1), sides(stride, 1), sides((low, high), (0, 0)))
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        """Over the two sides."""
+        return x.mean((1, 2) if self.nhwc else (2, 3))
+
+    def flatten(self, x: jax.Array) -> jax.Array:
+        """In torch's order."""
+        return (x.transpose(0, 3, 1, 2) if self.nhwc else x).reshape(x.shape[0], -1)
+
+    def linear(self, x: jax.Array, name: str) -> jax.Array:
+        """The weight lies as [c, k]."""
+        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        return x @ weight.astype(x.dtype) + bias.astype(x.dtype)
+
+    def concat(self, xs: Sequence[jax.Array]) -> jax.Array:
+        """Along channels."""
+        return jnp.concatenate(xs, 3 if self.nhwc else 1)
+
+    def add(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """Sum."""
+        return x + y
+
+    def affine(self, x: jax.Array, scale: Sequence[float], shift: Sequence[float]) -> jax.Array:
+        """By channel."""
+        return x * self._channels(jnp.array(scale, x.dtype)) + self._channels(jnp.array(shift, x.dtype))
+
+    def height(self, x: jax.Array) -> int:
+        """Known when traced."""
+        return int(x.shape[1 if self.nhwc else 2])
+
+    def _channels(self, values: jax.Array) -> jax.Array:
+        return values if self.nhwc else values[:, None, None]
+
+
+def forward(case: Case, layout: str, facts: Any, parameters: Parameters, x: jax.Array) -> tuple[jax.Array, Parameters]:
+    """The net's outputs [n, classes] and, in training, its new running statistics."""
+    ops = Lax(parameters, layout, training=case.training)
+    x = transform_input(ops, x) if facts.get("transform_input") else x
+    return NETS[case.model](ops, x), ops.statistics
+
+
+def parameters_of(material: Material, layout: str, dtype: Any) -> Parameters:
+    """Weights on the device, in the order that the layout wants."""
+    found: Parameters = {}
+    for name, weight in material.weights().items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        if weight.ndim == 4 and layout == "nhwc":
+            weight = weight.transpose(2, 3, 1, 0)
+        elif weight.ndim == 2:
+            weight = weight.transpose(1, 0)
+        keep = weight.ndim == 1 or "running" in name  # batch norm stays in fp32
+        found[name] = jnp.asarray(weight, jnp.float32 if keep else dtype)
+    return found
+
+
+def as_torch_has_it(array: jax.Array, layout: str) -> np.ndarray[Any, Any]:
+    """A gradient in torch's order of sides."""
+    found = np.asarray(array, np.float32)
+    if found.ndim == 4 and layout == "nhwc":
+        return found.transpose(3, 2, 0, 1)
+    return found.transpose(1, 0) if found.ndim == 2 else found
+
+
+def _input(case: Case, material: Material, layout: str) -> jax.Array:
+    x = material.input()
+    return jnp.asarray(x.transpose(0, 2, 3, 1) if layout == "nhwc" else x, DTYPES[case.dtype])
+
+
+def _memory() -> Callable[[], int] | None:
+    device = jax.devices()[0]
+    statistics = device.memory_stats()
+    return (lambda: int(device.memory_stats()["peak_bytes_in_use"])) if statistics else None
+
+
+def _infer(case: Case, material: Material, layout: str) -> Built:
+    x = _input(case, material, layout)
+    parameters = parameters_of(material, layout, DTYPES[case.dtype])
+    call = jax.jit(lambda p, x: forward(case, layout, material.facts, p, x)[0])
+    compiled = call.lower(parameters, x).compile()
+    last: list[Any] = [None]
+
+    def run() -> object:
+        last[0] = compiled(parameters, x)
+        return last[0]
+
+    def check() -> Outputs:
+        return {"out0": np.asarray(run(), np.float32)}
+
+    return Built(run, check, wait=lambda: jax.block_until_ready(last[0]), peak_memory=_memory())
+
+
+def _train(case: Case, material: Material, layout: str) -> Built:
+    x, labels = _input(case, material, layout), jnp.asarray(material.labels())
+    everything = parameters_of(material, layout, jnp.float32)
+    fixed = {name: array for name, array in everything.items() if "running" in name}
+    weights = {name: array for name, array in everything.items() if "running" not in name}
+
+    def loss_of(weights: Parameters, fixed: Parameters) -> tuple[jax.Array, Parameters]:
+        outputs, statistics = forward(case, layout, material.facts, {**weights, **fixed}, x)
+        chances = jax.nn.log_softmax(outputs.astype(jnp.float32))
+        return -jnp.take_along_axis(chances, labels[:, None], 1).mean(), statistics
+
+    def step(weights: Parameters, fixed: Parameters, momenta: Parameters) -> tuple[Any, ...]:
+        (loss, statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights, fixed)
+        momenta = {name: MOMENTUM * momenta[name] + gradients[name] for name in weights}
+        weights = {name: weights[name] - LEARNING_RATE * momenta[name] for name in weights}
+        return weights, {**fixed, **statistics}, momenta, loss
+
+    state = [weights, fixed, {name: jnp.zeros_like(array) for name, array in weights.items()}, None]
+    compiled = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state[:3]).compile()
+
+    def run() -> object:
+        state[:] = compiled(*state[:3])
+        return state[3]
+
+    def check() -> Outputs:
+        loss0 = np.asarray(run(), np.float64)
+        gradients = {f"grad:{name}": as_torch_has_it(array, layout) for name, array in state[2].items()}
+        return {"loss0": loss0, "loss1": np.asarray(run(), np.float64), **gradients}
+
+    return Built(run, check, wait=lambda: jax.block_until_ready(state[3]), peak_memory=_memory())

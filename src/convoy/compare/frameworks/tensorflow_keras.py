@@ -1,0 +1,221 @@
+"""TensorFlow: the nets in Keras layers, run as a tf.function, with and without XLA.
+
+keras.applications has no AlexNet and no GoogLeNet, and its ResNet50 is the older net with the stride in the 1x1 convolutions,
+whose outputs cannot equal torchvision's; so all three are built here from Keras' layers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
+from convoy.compare.frameworks.base import Built, Material, Outputs, Way, net_of
+from convoy.compare.nets import NETS, transform_input
+
+POLICIES: Final = {"fp32": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
+"""Keras' mixed precision in training, where parameters stay fp32."""
+
+DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class TensorFlow:
+    """TensorFlow with Keras' layers, NHWC, which is the layout that its CPU kernels have."""
+
+    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+        """The graph executor (oneDNN on a CPU), and XLA."""
+        net_of(case)
+        tf.config.threading.set_intra_op_parallelism_threads(case.threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1 if case.device == "cpu" else 2)
+        if case.device == "cpu":
+            tf.config.set_visible_devices([], "GPU")
+        elif not tf.config.list_physical_devices("GPU"):
+            raise RuntimeError("this TensorFlow finds no GPU: pip install 'tensorflow[and-cuda]>=2.20'")
+        build = _train if case.training else _infer
+        words = ("tf.function, nhwc", "tf.function with XLA (jit_compile), nhwc")
+        ways = [Way(word, partial(build, case, material, xla=xla)) for xla, word in enumerate(words)]
+        return ways[::-1] if case.device == "cuda" else ways
+
+
+FRAMEWORK = TensorFlow()
+
+
+class KerasLayers:
+    """The operators as Keras layers, named by torch's parameters ("." is "/" there).
+
+    Args:
+        weights: torch's, whose shapes the layers take.
+    """
+
+    def __init__(self, weights: Outputs) -> None:
+        self.weights = weights
+
+    def conv(self, x: Any, name: str, stride: int = 1, pad: int = 0) -> Any:
+        """Zero padding is a layer of its own: Keras' "same" pads another way where a stride is above 1."""
+        k, _, r, s = self.weights[f"{name}.weight"].shape
+        if pad and stride == 1 and r == s == 2 * pad + 1:
+            padding = "same"
+        else:
+            padding = "valid"
+            x = keras.layers.ZeroPadding2D(pad)(x) if pad else x
+        bias = f"{name}.bias" in self.weights
+        return keras.layers.Conv2D(k, (r, s), stride, padding, use_bias=bias, name=_word(name))(x)
+
+    def batch_norm(self, x: Any, name: str, eps: float) -> Any:
+        """Keras' momentum is the weight of the old statistics."""
+        return keras.layers.BatchNormalization(momentum=0.9, epsilon=eps, name=_word(name))(x)
+
+    def relu(self, x: Any) -> Any:
+        """A layer."""
+        return keras.layers.ReLU()(x)
+
+    def max_pool(self, x: Any, size: int, stride: int, low: int, high: int) -> Any:
+        """Every pooling here follows a ReLU, so zeros serve as -inf."""
+        if low or high:
+            x = keras.layers.ZeroPadding2D(((low, high), (low, high)))(x)
+        return keras.layers.MaxPooling2D(size, stride, "valid")(x)
+
+    def mean(self, x: Any) -> Any:
+        """A layer."""
+        return keras.layers.GlobalAveragePooling2D()(x)
+
+    def flatten(self, x: Any) -> Any:
+        """In torch's order."""
+        return keras.layers.Flatten()(keras.layers.Permute((3, 1, 2))(x))
+
+    def linear(self, x: Any, name: str) -> Any:
+        """Dense."""
+        return keras.layers.Dense(self.weights[f"{name}.weight"].shape[0], name=_word(name))(x)
+
+    def concat(self, xs: Sequence[Any]) -> Any:
+        """Along channels."""
+        return keras.layers.Concatenate(axis=-1)(list(xs))
+
+    def add(self, x: Any, y: Any) -> Any:
+        """A layer."""
+        return keras.layers.Add()([x, y])
+
+    def affine(self, x: Any, scale: Sequence[float], shift: Sequence[float]) -> Any:
+        """Rescaling takes a value a channel."""
+        return keras.layers.Rescaling(np.array(scale), np.array(shift))(x)
+
+    def height(self, x: Any) -> int:
+        """Known when built."""
+        return int(x.shape[1])
+
+
+def _word(name: str) -> str:
+    return name.replace(".", "-")
+
+
+def keras_model(case: Case, material: Material) -> Any:
+    """The net as a Keras model with torch's weights."""
+    weights = material.weights()
+    n, c, h, w = material.input().shape
+    if case.training:
+        keras.mixed_precision.set_global_policy(POLICIES[case.dtype])
+        kind = "float32"
+    else:
+        kind = DTYPES[case.dtype]
+        keras.mixed_precision.set_global_policy(kind)
+    ops = KerasLayers(weights)
+    x = keras.Input((h, w, c), batch_size=n, dtype=kind)
+    start = transform_input(ops, x) if material.facts.get("transform_input") else x
+    model = keras.Model(x, NETS[case.model](ops, start))
+    for layer in model.layers:
+        name = layer.name.replace("-", ".")
+        if layer.weights:
+            layer.set_weights([weight for _, weight in _pieces(weights, name, layer)])
+    return model
+
+
+def _pieces(weights: Outputs, name: str, layer: Any) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """A layer's arrays in Keras' order of arrays and sides, with torch's names."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return [
+            (f"{name}.{part}", weights[f"{name}.{part}"]) for part in ("weight", "bias", "running_mean", "running_var")
+        ]
+    weight = weights[f"{name}.weight"]
+    found = [(f"{name}.weight", weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T)]
+    if f"{name}.bias" in weights:
+        found.append((f"{name}.bias", weights[f"{name}.bias"]))
+    return found
+
+
+def _input(case: Case, material: Material) -> tf.Tensor:
+    return tf.constant(material.input().transpose(0, 2, 3, 1), "float32" if case.training else DTYPES[case.dtype])
+
+
+def _waited(case: Case, run: Callable[[], Any]) -> Callable[[], object] | None:
+    """Eager tensors of a CPU are there when the function returns; a GPU is waited for."""
+    del run
+    return tf.test.experimental.sync_devices if case.device == "cuda" else None
+
+
+def _memory(case: Case) -> Callable[[], int] | None:
+    if case.device == "cpu":
+        return None
+    return lambda: int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+
+
+def _infer(case: Case, material: Material, *, xla: int) -> Built:
+    model, x = keras_model(case, material), _input(case, material)
+    call = tf.function(lambda x: model(x, training=False), jit_compile=bool(xla))
+
+    def run() -> Any:
+        return call(x)
+
+    def check() -> Outputs:
+        return {"out0": tf.cast(run(), tf.float32).numpy()}
+
+    return Built(run, check, wait=_waited(case, run), peak_memory=_memory(case))
+
+
+def _train(case: Case, material: Material, *, xla: int) -> Built:
+    model, x = keras_model(case, material), _input(case, material)
+    labels = tf.constant(material.labels())
+    optimizer: Any = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
+    if case.dtype == "fp16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function(jit_compile=bool(xla))
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            outputs = tf.cast(model(x, training=True), tf.float32)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+            scaled = optimizer.scale_loss(loss)
+        optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    def gradients() -> Outputs:
+        """Keras' momentum after one step is the gradient times minus the learning rate."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        velocities = {
+            v.path: m.numpy() / -LEARNING_RATE for v, m in zip(model.trainable_variables, inner.momentums, strict=True)
+        }
+        found: Outputs = {}
+        for layer in model.layers:
+            if layer.weights:
+                names = [name for name, _ in _pieces(material_weights, layer.name.replace("-", "."), layer)]
+                for name, variable in zip(names, layer.trainable_variables, strict=False):
+                    array = velocities[variable.path]
+                    found[f"grad:{name}"] = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+        return found
+
+    material_weights = material.weights()
+
+    def check() -> Outputs:
+        loss0 = np.asarray(step().numpy(), np.float64)
+        found = gradients()
+        return {"loss0": loss0, "loss1": np.asarray(step().numpy(), np.float64), **found}
+
+    return Built(step, check, wait=_waited(case, step), peak_memory=_memory(case))

@@ -1,0 +1,90 @@
+"""PyTorch without a compiler: eager on a CPU, one captured CUDA graph on a GPU, in both memory formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from convoy.compare.case import Case
+from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
+from convoy.compare.frameworks.torch_model import Net, Step, built, check_step, load_net, outputs_of, set_flags
+from convoy.pipeline.verdict import stock_graph
+
+
+class Torch:
+    """PyTorch as it comes, at its best setting."""
+
+    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+        """Both memory formats; on a GPU as captured graphs, with cudnn.benchmark."""
+        if case.training and case.dtype == "fp16" and case.device == "cpu":
+            raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
+        found: list[Way] = []
+        for layout in ("channels_last", "nchw"):
+            build = partial(_train if case.training else _infer, case, material, layout)
+            found.append(Way(f"{_words(case)}, {layout}", build))
+        return found
+
+
+FRAMEWORK = Torch()
+
+
+def _words(case: Case) -> str:
+    if case.device == "cuda":
+        return "one CUDA graph, cudnn.benchmark, TF32 where fp32" + (", fused SGD" if case.training else "")
+    return "eager, fused SGD" if case.training else "eager, inference_mode"
+
+
+def _infer(case: Case, material: Material, layout: str) -> Built:
+    net = load_net(case, material, layout)
+    set_flags(case)
+    if case.device == "cuda":
+        replay = stock_graph(net.model, (net.x,), {})
+        return built(replay, lambda: outputs_of(replay()), case)
+
+    @torch.inference_mode()
+    def run() -> Any:
+        return net.model(net.x)
+
+    return built(run, lambda: outputs_of(run()), case)
+
+
+def _train(case: Case, material: Material, layout: str) -> Built:
+    net = load_net(case, material, layout)
+    set_flags(case)
+    step = Step(net, case)
+    if case.device == "cuda" and step.scaler is None:
+        replay, check = captured(net, step)
+        return built(replay, check, case)
+    return built(step, lambda: check_step(step, step.gradients), case)
+
+
+def captured(net: Net, step: Step) -> tuple[Callable[[], torch.Tensor], Callable[[], Outputs]]:
+    """A whole step as one CUDA graph, and its check: the parameters are put back to what they were before it was captured."""
+    before = {name: t.detach().clone() for name, t in net.model.state_dict().items()}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    step.optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    def check() -> Outputs:
+        with torch.no_grad():
+            for name, t in net.model.state_dict().items():
+                t.copy_(before[name])
+            for state in step.optimizer.state.values():
+                state["momentum_buffer"].zero_()
+        return check_step(lambda: replay().clone(), step.gradients)
+
+    return replay, check

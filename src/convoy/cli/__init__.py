@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from convoy._version import __version__
-from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run, study
+from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run, sparsity, study
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("optimize")(optimize.optimize)
 app.command("run")(run.run)
 app.command("prune")(prune.prune)
+app.command("sparsity")(sparsity.sparsity)
 app.command("explain")(explain.explain)
 app.command("layers")(layers.layers)
 app.command("engines")(engines.engines)

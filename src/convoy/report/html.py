@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from convoy.report.break_even import break_even_chart
 from convoy.report.charts import roofline_chart, times_chart
 from convoy.report.summary import Summary
 from convoy.report.tables import headlines, runner_up, speedup
@@ -23,6 +25,20 @@ def write_html(summary: Summary, path: Path) -> None:
 
 def render(summary: Summary) -> str:
     """The page as text."""
+    values: dict[str, Any] = {
+        "summary": summary,
+        "headlines": headlines(summary),
+        "speedup": speedup,
+        "runner_up": runner_up,
+        "times": times_chart(summary),
+        "roofline": roofline_chart(summary),
+        "break_even": break_even_chart(summary),
+    }
+    return page("report.html", values)
+
+
+def page(template: str, values: Mapping[str, Any]) -> str:
+    """A template with the page's style and script, and the policy that lets in no others."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -34,19 +50,11 @@ def render(summary: Summary) -> str:
     )
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
-    values: dict[str, Any] = {
-        "summary": summary,
-        "headlines": headlines(summary),
-        "speedup": speedup,
-        "runner_up": runner_up,
-        "times": times_chart(summary),
-        "roofline": roofline_chart(summary),
-        "script": script,
-        "style": style,
-        "policy": f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
-    }
-    return environment.get_template("report.html").render(values)
+    policy = (
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return environment.get_template(template).render(values, script=script, style=style, policy=policy)
 
 
 def digest(text: str) -> str:

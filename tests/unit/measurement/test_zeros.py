@@ -13,7 +13,7 @@ from convoy.graph.text import parse_graph
 from convoy.measurement.candidate import Bench
 from convoy.measurement.data import make_data, with_zeros
 from convoy.measurement.task import Task
-from convoy.measurement.zeros import zero_shares
+from convoy.measurement.zeros import ImageZeros, layer_zeros, zero_shares
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Knobs, LinearProblem
 from convoy.settings import Effort
@@ -170,3 +170,39 @@ def test_rows_of_shares_that_no_layer_has_are_left_in_the_database():
     task = Task(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET, zeros={50})
     task.take_known([row("skip", 5.0, 95), row("skip", 40.0, 50)])
     assert list(task.rows) == [config("skip", zeros=50)]
+
+
+# ---- what an image's input could spare
+
+
+def test_channels_tiles_and_blocks_that_are_zero():
+    x = torch.ones(40, 12, 20)
+    x[3], x[32:], x[:32, :8, 8:16] = 0, 0, 0
+    x[5, 1, 9] = torch.nan
+    found = ImageZeros.of(x)
+    assert found.zeros == pytest.approx(float((x == 0).double().mean()))
+    assert found.dead_channels == pytest.approx(9 / 40)
+    tiles = 40 * 6
+    assert found.dead_tiles == pytest.approx((9 * 6 + 30) / tiles), "of 31 live channels one has a NaN in the tile"
+    assert found.dead_blocks == pytest.approx(6 / 12), "the last block, of eight channels, all over; the first is alive"
+    x[5, 1, 9] = -0.0
+    assert ImageZeros.of(x).dead_blocks == pytest.approx(7 / 12)
+
+
+def test_every_convolution_has_its_images_also_where_two_read_one_value():
+    class Fork(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(3, 4, 3, padding=1)
+
+        def forward(self, x):
+            x = torch.relu(x)
+            return self.first(x) + self.second(x)
+
+    images = [torch.randn(1, 3, 9, 9, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    captured = capture_inference(Fork(), (images[0],))
+    found = layer_zeros(captured.graph, captured.constants, ([image] for image in images))
+    assert list(found) == ["first", "second"]
+    wanted = [float((image <= 0).double().mean()) for image in images]
+    assert [image.zeros for image in found["first"]] == pytest.approx(wanted)
+    assert found["second"] == found["first"]

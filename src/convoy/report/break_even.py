@@ -1,0 +1,93 @@
+"""The picture of when skipping zeros pays: a small plot for each layer, time over the share of zeros, as inline SVG."""
+
+from __future__ import annotations
+
+from html import escape
+from itertools import pairwise
+from typing import Final
+
+from convoy.report.summary import Layer, Summary
+
+COLUMNS: Final = 3
+MOST: Final = 30
+"""Layers drawn, the heaviest."""
+
+_WIDTH, _HEIGHT = 280, 150
+_LEFT, _TOP, _RIGHT, _BOTTOM = 44, 26, 266, 122
+
+
+def break_even_chart(summary: Summary) -> str:
+    """A plot for each layer that an engine which skips zeros was measured on; empty where there is none."""
+    layers = [layer for layer in summary.layers if len(layer.curve) > 1]
+    layers = sorted(layers, key=lambda layer: -layer.median_us)[:MOST]
+    if not layers:
+        return ""
+    rows = -(-len(layers) // COLUMNS)
+    title = "Time over the share of zeros in each layer's input"
+    box = f"0 0 {COLUMNS * _WIDTH + 40} {rows * _HEIGHT}"
+    parts = [f'<svg viewBox="{box}" role="img" aria-label="{title}"><title>{title}</title>']
+    for index, layer in enumerate(layers):
+        x, y = index % COLUMNS * (_WIDTH + 20), index // COLUMNS * _HEIGHT
+        parts.append(f'<g transform="translate({x} {y})">{_plot(layer)}</g>')
+    return "".join([*parts, "</svg>"])
+
+
+def break_even(layer: Layer) -> float | None:
+    """The percentage of zeros from which the skipping engine is faster than the fastest other one, between measured shares.
+
+    None where it never is, or where there is no other.
+    """
+    dense = _dense_us(layer)
+    points = _points(layer)
+    if dense is None or not points or points[-1][1] >= dense:
+        return None
+    found = points[0][0]
+    for (zeros, time), (after, later) in pairwise(points):
+        if time >= dense > later:
+            found = zeros + (after - zeros) * (time - dense) / (time - later)
+    return found
+
+
+def _points(layer: Layer) -> list[tuple[float, float]]:
+    """(percent, microseconds) of the engine that is fastest at the most zeros."""
+    if not layer.curve:
+        return []
+    most = max(point.zeros for point in layer.curve)
+    engine = min((p for p in layer.curve if p.zeros == most), key=lambda p: p.median_us).engine
+    return sorted((p.zeros, p.median_us) for p in layer.curve if p.engine == engine)
+
+
+def _dense_us(layer: Layer) -> float | None:
+    skipping = {point.engine for point in layer.curve}
+    times = [c.median_us for c in layer.candidates if c.status == "ok" and c.engine not in skipping]
+    return min(times, default=None)
+
+
+def _plot(layer: Layer) -> str:
+    points, dense = _points(layer), _dense_us(layer)
+    most = 1.1 * max(*(time for _, time in points), dense or 0.0)
+
+    def at(zeros: float, time: float) -> tuple[float, float]:
+        return _LEFT + (_RIGHT - _LEFT) * zeros / 100, _BOTTOM - (_BOTTOM - _TOP) * time / most
+
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
+    pays = break_even(layer)
+    says = "never faster" if pays is None else f"faster from {pays:.0f} % zeros on"
+    parts = [
+        f"<title>{escape(layer.name)}: {says}</title>",
+        f'<text x="{_LEFT}" y="16">{escape(layer.name[:30])}</text>',
+        f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{_BOTTOM}" y2="{_BOTTOM}"/>',
+        f'<polyline class="skipping" points="{line}"/>',
+    ]
+    parts += [f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in (at(*point) for point in points)]
+    if dense is not None:
+        _, level = at(0, dense)
+        parts.append(f'<line class="level" x1="{_LEFT}" x2="{_RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
+        parts.append(f'<text class="small" x="{_LEFT - 4}" y="{level + 4:.1f}" text-anchor="end">{dense:.0f}</text>')
+    if layer.zeros is not None:
+        here, _ = at(100 * layer.zeros, 0)
+        parts.append(f'<line class="roof" x1="{here:.1f}" x2="{here:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
+    for tick in (0, 50, 100):
+        x, _ = at(tick, 0)
+        parts.append(f'<text class="small" x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{tick} %</text>')
+    return "".join(parts)

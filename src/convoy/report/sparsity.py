@@ -1,0 +1,143 @@
+"""Sparsity: what zeros there are in the inputs of a net's convolutions, as table, JSON and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Protocol
+
+from convoy.report.html import page
+
+HEADINGS = ("layer", "x", "zeros %", "p10", "p90", "dead channels %", "dead tiles %", "dead blocks %")
+
+_ROW, _LABEL, _WIDTH = 26, 260, 880
+
+
+class ImageShares(Protocol):
+    """What one image's input could spare (`convoy.measurement.zeros.ImageZeros`)."""
+
+    @property
+    def zeros(self) -> float: ...  # noqa: D102
+    @property
+    def dead_channels(self) -> float: ...  # noqa: D102
+    @property
+    def dead_tiles(self) -> float: ...  # noqa: D102
+    @property
+    def dead_blocks(self) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSparsity:
+    """A convolution's input: shares in 0..1, means over images but for the percentiles.
+
+    Attributes:
+        name: the layer.
+        x: its input's shape, one image.
+        zeros: share of zeros.
+        p10: that share's 10th percentile over images.
+        p90: its 90th.
+        dead_channels: share of channels that are zero all over an image.
+        dead_tiles: share of tiles (8x8 pixels of one channel) that are zero.
+        dead_blocks: share of blocks (8x8 pixels, 32 channels) that are zero.
+    """
+
+    name: str
+    x: tuple[int, ...]
+    zeros: float
+    p10: float
+    p90: float
+    dead_channels: float
+    dead_tiles: float
+    dead_blocks: float
+
+    @staticmethod
+    def of(name: str, x: Sequence[int], images: Sequence[ImageShares]) -> LayerSparsity:
+        """Sum up the images, one at least."""
+        shares = sorted(image.zeros for image in images)
+        return LayerSparsity(
+            name,
+            tuple(x),
+            math.fsum(shares) / len(shares),
+            percentile(shares, 0.1),
+            percentile(shares, 0.9),
+            *(
+                math.fsum(getattr(image, field) for image in images) / len(images)
+                for field in ("dead_channels", "dead_tiles", "dead_blocks")
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsity:
+    """A net's: the model, how many images were looked at, its layers in graph order, what to know of it."""
+
+    model: str
+    images: int
+    layers: tuple[LayerSparsity, ...]
+    notes: tuple[str, ...] = ()
+    schema: int = 1
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table's rows, in the order of `HEADINGS`."""
+        return [
+            (layer.name, "x".join(map(str, layer.x)), *(f"{100 * share:.1f}" for share in _shares(layer)))
+            for layer in self.layers
+        ]
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which a share of sorted values lies, interpolated between neighbours."""
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def _shares(layer: LayerSparsity) -> tuple[float, ...]:
+    return (layer.zeros, layer.p10, layer.p90, layer.dead_channels, layer.dead_tiles, layer.dead_blocks)
+
+
+def write_sparsity_json(found: Sparsity, path: Path) -> None:
+    """Write it as JSON, whole or not at all."""
+    from convoy.plan.file import write_text
+
+    write_text(path, json.dumps(dataclasses.asdict(found), indent=1) + "\n", "json")
+
+
+def write_sparsity_html(found: Sparsity, path: Path) -> None:
+    """Write it as a page of its own, whole or not at all."""
+    from convoy.plan.file import write_text
+
+    values: Mapping[str, Any] = {"found": found, "headings": HEADINGS, "chart": zeros_chart(found)}
+    write_text(path, page("sparsity.html", values), "report")
+
+
+def zeros_chart(found: Sparsity) -> str:
+    """A bar of the mean for each layer, a line from the 10th to the 90th percentile, and a bar of dead channels."""
+    room, height = _WIDTH - _LABEL - 60, 40 + len(found.layers) * _ROW
+    title = "Share of zeros in the input of each convolution"
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}"><title>{title}</title>']
+    for tick in range(0, 101, 25):
+        at = _LABEL + room * tick / 100
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="20" y2="{height - 16}"/>')
+        parts.append(f'<text class="small" x="{at:.1f}" y="14" text-anchor="middle">{tick} %</text>')
+    for index, layer in enumerate(found.layers):
+        top = 24 + index * _ROW
+        mean, low, high = (room * share for share in (layer.zeros, layer.p10, layer.p90))
+        parts.append(f'<text x="{_LABEL - 8}" y="{top + 13}" text-anchor="end">{escape(layer.name[:36])}</text>')
+        parts.append(f'<rect class="after" x="{_LABEL}" y="{top}" width="{mean:.1f}" height="11" rx="2">')
+        parts.append(
+            f"<title>{escape(layer.name)}: {layer.zeros:.1%} zeros, {layer.p10:.1%} to {layer.p90:.1%}</title></rect>"
+        )
+        parts.append(
+            f'<line class="roof" x1="{_LABEL + low:.1f}" x2="{_LABEL + high:.1f}" y1="{top + 5.5}" y2="{top + 5.5}"/>'
+        )
+        dead = room * layer.dead_channels
+        parts.append(f'<rect class="before" x="{_LABEL}" y="{top + 13}" width="{dead:.1f}" height="5" rx="1">')
+        parts.append(f"<title>{escape(layer.name)}: {layer.dead_channels:.1%} dead channels</title></rect>")
+    return "".join([*parts, "</svg>"])

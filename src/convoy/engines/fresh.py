@@ -25,6 +25,10 @@ class _Fresh(Executable):
         self.allocates_results = inner.allocates_results
         self.deterministic = inner.deterministic
 
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """What the executable inside accepts."""
+        return self._inner.accept_slice(result, pitch, offset)
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         x, *rest = buffers.args
         packed = self._inner.pack(rest[: self._constants])

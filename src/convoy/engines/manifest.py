@@ -48,6 +48,19 @@ WAITING: Final[dict[str, str]] = {
 RETIRED: Final[dict[str, str]] = {}
 """Withdrawn id → why."""
 
+SLICING: Final = frozenset(
+    {
+        "triton.implicit_gemm",
+        "triton.swapped",
+        "triton.pointwise",
+        "triton.stem",
+        "triton.split_fp32",
+        "triton.persistent",
+    }
+)
+"""Engines whose executables write a result into channels of a larger tensor where they are asked to
+(`Executable.accept_slice`): what selection may count on where a concatenation follows."""
+
 BASELINE: Final = "aten"
 """What PyTorch does today: always competes."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from convoy.engines.manifest import BASELINE
+from convoy.engines.manifest import BASELINE, SLICING
 from convoy.engines.zeros import expected, quantise
 from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
 from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
 from convoy.regions import Region
+from convoy.regions.concat import placeable
 from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
 
 MOST_CANDIDATES = 8
@@ -68,6 +70,7 @@ def selection_problem(
     """
     shares = zeros or {}
     fastest = _fastest_copies(copies, rows)
+    in_place = _written_in_place(graph, regions, rows)
     candidates: list[Candidate] = []
     for index, region in enumerate(regions):
         constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
@@ -76,7 +79,7 @@ def selection_problem(
             found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
             baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
             kept = frugal_and_fast(found) + [row for row in found if row.config.engine == BASELINE]
-            candidates += [
+            own = [
                 Candidate(
                     region=index,
                     problem=problem.key,
@@ -90,6 +93,10 @@ def selection_problem(
                 )
                 for row in dict.fromkeys(kept)
             ]
+            if own and problem.key in in_place.get(region.id, ()):
+                best = min(own, key=lambda candidate: candidate.median_us)
+                own.append(replace(best, median_us=0.0, spread_us=0.0, baseline=False, predicted=True))
+            candidates += own
     return SelectionProblem(
         nodes=tuple(node.name for node in graph.nodes),
         inputs=graph.inputs,
@@ -118,6 +125,37 @@ def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, float]) -> d
 def rows_at(rows: Sequence[Measurement], share: float) -> list[Measurement]:
     """Those that hold for an input with a share of zeros: all but those of engines that skip zeros at other shares."""
     return [row for row in rows if expected(row.config.knobs) in (None, quantise(share))]
+
+
+def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> dict[str, set[str]]:
+    """Problems of concatenations, by region, that may cost nothing: the fastest makers of the pieces write to their places.
+
+    Selection weighs regions one by one, so this looks ahead. Should it choose other makers after all, the concatenation is run
+    as it is, and the whole net's measured time shows it.
+    """
+    makers: dict[str, list[Region]] = {}
+    for region in regions:
+        for value in region.results:
+            makers.setdefault(value, []).append(region)
+    found: dict[str, set[str]] = {}
+    for region in regions:
+        named = placeable(graph, graph.node(region.nodes[0])) if len(region.nodes) == 1 else ()
+        if named and all(_fastest_writes_slices(makers.get(value, ()), rows) for value in named):
+            found[region.id] = {problem.key for problem in region.problems if problem.layout == "nhwc"}
+    return found
+
+
+def _fastest_writes_slices(regions: Sequence[Region], rows: Rows) -> bool:
+    """Whether the fastest way to make a value, in NHWC, is by an engine that writes slices."""
+    times = [
+        (row.median_us, row.config.engine)
+        for region in regions
+        for problem in region.problems
+        if problem.layout == "nhwc"
+        for row in rows.get(problem.key, ())
+        if row.ok
+    ]
+    return bool(times) and min(times)[1] in SLICING
 
 
 def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:

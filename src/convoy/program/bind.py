@@ -13,7 +13,8 @@ from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import PlanError
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, LayoutProblem, TensorSpec
+from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem, TensorSpec
+from convoy.program.placement import Place, place_results
 from convoy.regions import Region
 from convoy.schedule import finished_before
 from convoy.settings import MOST_STREAMS
@@ -35,6 +36,7 @@ class BoundStep:
         results: slots written.
         specs: spec of each result, for the program that allocates it.
         frees: slots whose last use this is.
+        places: for each result, where it lies in a larger value; empty where none does.
     """
 
     step: Step
@@ -44,6 +46,11 @@ class BoundStep:
     results: tuple[int, ...]
     specs: tuple[TensorSpec, ...]
     frees: tuple[int, ...] = ()
+    places: tuple[Place | None, ...] = ()
+
+    def touched(self) -> tuple[int, ...]:
+        """Slots whose memory a launch reads or writes."""
+        return (*self.args, *self.results, *(place.slot for place in self.places if place is not None))
 
 
 @dataclass(slots=True)
@@ -97,6 +104,7 @@ def bind(
     graph = captured.graph
     slots = {name: index for index, name in enumerate(graph.inputs)}
     steps: list[BoundStep] = []
+    problems: list[Problem] = []
     packed = {} if packed is None else packed
     for index, step in enumerate(plan.steps):
         missing = [name for name in step.args if name not in slots]
@@ -104,8 +112,9 @@ def bind(
             raise PlanError(f"steps[{index}].args", missing[0], "a value that an earlier step makes")
         constants = _constants(index, step, captured, regions)
         key = (step.problem, step.config, step.layout, tuple(id(c) for c in constants))
+        problem = _problem(index, step, captured, regions)
+        problems.append(problem)
         if key not in packed:
-            problem = _problem(index, step, captured, regions)
             engine = load_engine(step.config.engine, extra_engines)
             executable = build(engine, problem, step.config.knobs, target)
             packed[key] = (executable, executable.pack(constants))
@@ -123,6 +132,7 @@ def bind(
             )
         )
     outputs = [_output_slot(name, plan, slots) for name in graph.outputs]
+    place_results(steps, problems, outputs)
     mark_frees(steps, outputs)
     return Bound(
         steps=steps,
@@ -174,18 +184,21 @@ def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
     """Note after which step each slot's memory may go back: at once on one stream.
 
     With several, memory goes back to the stream of the step that made it. That is safe right before a later step of that
-    stream that starts only when every reader has finished; a value without such a step stays to the end.
+    stream that starts only when every reader has finished; a value without such a step stays to the end. So does one that is
+    made in pieces: steps of several streams write to it, so it is allocated before all of them.
     """
     order = [(bound.step.stream, bound.step.waits) for bound in steps]
     known = finished_before(order, 1 + max((stream for stream, _ in order), default=0))
     users: dict[int, list[int]] = {}
     owner: dict[int, int] = {}
     for at, bound in enumerate(steps):
-        for slot in (*bound.args, *bound.results):
+        for slot in dict.fromkeys(bound.touched()):
             users.setdefault(slot, []).append(at)
         owner.update((slot, bound.step.stream) for slot in bound.results)
     frees: list[list[int]] = [[] for _ in steps]
-    for slot in sorted(users.keys() - set(outputs)):
+    wholes = {place.slot for bound in steps for place in bound.places if place is not None}
+    kept = set(outputs) if len(known[0]) == 1 else {*outputs, *wholes}
+    for slot in sorted(users.keys() - kept):
         at = _first_safe(order, known, users[slot], owner.get(slot, 0))
         if at is not None:
             frees[at - 1].append(slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from convoy.engines.interpret import DTYPES
 from convoy.engines.piece import MEMORY_FORMATS
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bind import Bound, BoundStep
+from convoy.program.placement import Place
 
 
 class EagerProgram:
@@ -41,7 +42,7 @@ class EagerProgram:
         slots.extend(self._blank)
         workspace = self._workspace()
         for step, allocate in self._steps:
-            buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(), step.constants)  # type: ignore[misc]
+            buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
             step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
             for slot, result in zip(step.results, buffers.results, strict=True):
                 slots[slot] = result
@@ -74,10 +75,25 @@ def empty(spec: TensorSpec, layout: str, device: torch.device) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=memory_format)
 
 
-def _allocator(bound: BoundStep, device: torch.device):
-    """A function that makes one launch's result list: new tensors, or Nones where the executable brings its own."""
+def _allocator(
+    bound: BoundStep, device: torch.device
+) -> Callable[[list[torch.Tensor | None]], list[torch.Tensor | None]]:
+    """From the slots to one launch's results: new tensors, places in larger ones, Nones where the executable brings its own."""
+    layout, specs, places = bound.step.layout, bound.specs, bound.places
+    if places:
+        return lambda slots: [
+            empty(spec, layout, device) if place is None else placed(slots, place, layout, device)
+            for spec, place in zip(specs, places, strict=True)
+        ]
     if bound.executable.allocates_results:
         count = len(bound.results)
-        return lambda: [None] * count
-    layout, specs = bound.step.layout, bound.specs
-    return lambda: [empty(spec, layout, device) for spec in specs]
+        return lambda _: [None] * count
+    return lambda _: [empty(spec, layout, device) for spec in specs]
+
+
+def placed(slots: list[torch.Tensor | None], place: Place, layout: str, device: torch.device) -> torch.Tensor:
+    """A result's place in a larger value, which the first that lies in it brings into being."""
+    whole = slots[place.slot]
+    if whole is None:
+        whole = slots[place.slot] = empty(place.spec, layout, device)
+    return place.of(whole)

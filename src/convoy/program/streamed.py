@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.program.bind import Bound
-from convoy.program.eager import EagerProgram, in_layout
+from convoy.program.eager import EagerProgram, in_layout, placed
 
 
 class StreamedProgram(EagerProgram):
@@ -33,6 +33,8 @@ class StreamedProgram(EagerProgram):
         self._workspaces = {
             index: torch.empty(size, dtype=torch.uint8, device=device) for index, size in wanted.items() if size
         }
+        # Steps of several streams write to these, so they are there before any of them starts.
+        self._wholes = {place.slot: place for step in bound.steps for place in step.places if place is not None}
         self._awaited = {before for step in bound.steps for before in step.step.waits}
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -42,6 +44,8 @@ class StreamedProgram(EagerProgram):
             in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
         ]
         slots.extend(self._blank)
+        for place in self._wholes.values():
+            placed(slots, place, "nhwc", self.device)
         begun = main.record_event()
         for stream in self._side.values():
             stream.wait_event(begun)
@@ -51,7 +55,7 @@ class StreamedProgram(EagerProgram):
             with torch.cuda.stream(stream):
                 for before in step.step.waits:
                     stream.wait_event(events[before])
-                buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(), step.constants)  # type: ignore[misc]
+                buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
                 step.executable.launch(buffers, self._workspaces.get(step.step.stream))
                 if index in self._awaited:
                     events[index] = stream.record_event()

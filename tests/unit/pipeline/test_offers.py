@@ -173,3 +173,39 @@ def test_problems_are_measured_for_the_shares_of_all_layers_that_have_them() -> 
     assert set(found) == {p.key for r in REGIONS if r.pattern == "conv" for p in r.problems}
     assert all(shares == {70} for shares in found.values())
     assert zeros_by_problem(REGIONS, {}) == {}
+
+
+JOINED = parse_graph(
+    """graph 1
+input %x: fp32[1,4,3,3]
+constant %w: fp32[8,4,1,1]
+constant %v: fp32[4,4,1,1]
+%a: fp32[1,8,3,3] = conv2d(%x, %w, None, (1, 1), (0, 0), (1, 1), 1)
+%b: fp32[1,4,3,3] = conv2d(%x, %v, None, (1, 1), (0, 0), (1, 1), 1)
+%c: fp32[1,12,3,3] = aten.cat.default((%a, %b), 1)
+return %c
+"""
+)
+
+
+def concatenation(engine: str) -> list[tuple[str, float, bool]]:
+    """What is offered for the concatenation: layout, time and whether it is predicted; `b` is made by an engine."""
+    found = propose(JOINED, layouts=LAYOUTS, numerics="strict")
+    rows: dict[str, list[Measurement]] = {}
+    for r in found:
+        for problem in r.problems:
+            name = engine if r.nodes == ("b",) else "aten" if r.pattern == "op" else "triton.swapped"
+            rows[problem.key] = [row(problem, 9.0), row(problem, 2.0, name)]
+    made = selection_problem(
+        JOINED, found, layout_problems(JOINED, LAYOUTS), rows, layouts=LAYOUTS, border={"x": "nhwc", "c": "nhwc"}
+    )
+    index = next(i for i, r in enumerate(found) if r.nodes == ("c",))
+    return [(c.layout, c.median_us, c.predicted) for c in made.candidates if c.region == index and c.median_us < 9]
+
+
+def test_a_concatenation_of_pieces_that_are_written_in_place_may_cost_nothing() -> None:
+    assert concatenation("triton.pointwise") == [("nchw", 2.0, False), ("nhwc", 2.0, False), ("nhwc", 0.0, True)]
+
+
+def test_a_piece_whose_fastest_maker_cannot_keeps_the_price() -> None:
+    assert concatenation("cudnn") == [("nchw", 2.0, False), ("nhwc", 2.0, False)]

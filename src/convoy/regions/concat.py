@@ -1,0 +1,42 @@
+"""Concatenations along channels, whose pieces may be written straight to their places.
+
+before: %c = aten.cat.default((%a, %b), 1)          a, b made by convolutions and read by nobody else
+-->
+after:  the same regions; but where a and b are written into slices of c (`program.placement`), `op(c)` costs nothing
+
+It is no region of its own: a region over the concatenation and the convolutions would tie their engines together, and each of
+them has its own best.
+"""
+
+from __future__ import annotations
+
+from convoy.graph.ir import Graph, Node, Ref
+from convoy.regions.epilogue import only_reader
+
+MOST_COPIED = 1
+"""Pieces that a concatenation may still have to copy, a launch each: with more, its own single launch is as good."""
+
+
+def pieces(graph: Graph, node: Node) -> tuple[str, ...]:
+    """Names of the values that a node concatenates along channels: different ones, 4-D and of one dtype; else nothing."""
+    if node.op != "aten.cat.default" or not node.args or len(node.outputs) != 1:
+        return ()
+    listed, *axis = node.args
+    along = (*axis, *(value for name, value in node.kwargs if name == "dim"))
+    result = graph.values[node.outputs[0]].spec
+    if not isinstance(listed, tuple) or along not in ((1,), (-3,)) or len(result.shape) != 4:
+        return ()
+    names = [piece.name for piece in listed if isinstance(piece, Ref)]
+    specs = [graph.values[name].spec for name in names]
+    plain = all(len(spec.shape) == 4 and spec.dtype == result.dtype for spec in specs)
+    return tuple(names) if plain and len(set(names)) == len(names) == len(listed) else ()
+
+
+def placeable(graph: Graph, node: Node) -> tuple[str, ...]:
+    """The pieces of a concatenation that a convolution's region makes for it alone: those that could be written in place.
+
+    Nothing where so many others remain that the concatenation would stay as it is.
+    """
+    named = pieces(graph, node)
+    found = tuple(name for name in named if only_reader(graph, name) is node and graph.producer(name) is not None)
+    return found if found and len(named) - len(found) <= MOST_COPIED else ()

@@ -94,5 +94,7 @@ def _row(layer: LayerAdvice, found: PatternAdvice) -> tuple[str, ...]:
     if best is None:
         return (name, dense, found.pattern, "", "", "", "", found.reason)
     least = f"{found.break_even:.0%}" if found.break_even is not None else "never"
+    if len(found.points) > 1 and found.break_even == found.points[0].sparsity:
+        least += " or less"
     gain = f"{layer.dense_us / best.us:.2f}x at {best.sparsity:.0%}" if best.us and layer.dense_us else ""
     return (name, dense, found.pattern, least, gain, f"{best.us:.1f}", best.engine, found.reason)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from convoy.capture import Captured
-from convoy.capture.masks import mask_of
+from convoy.capture.masks import LEAST_SPARSITY, mask_of
 from convoy.engines.base import Engine
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
@@ -18,6 +18,7 @@ from convoy.measurement import Runner, SearchResult, search
 from convoy.measurement.task import ask
 from convoy.perfdb import Database, Measurement
 from convoy.problem import ConvProblem
+from convoy.prune.defaults import measure_defaults
 from convoy.prune.magnitude import magnitude_mask
 from convoy.prune.patterns import Pattern, misfit, parse_pattern
 from convoy.regions import Region, propose
@@ -27,9 +28,9 @@ from convoy.target import Target
 PATTERNS: Final = ("unstructured", "2:4", "block:1x8", "channel")
 """Patterns that are tried where none is named."""
 
-QUICK_GRID: Final = (0.5, 0.7, 0.9)
-FULL_GRID: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-"""Sparsities that are tried, by effort; the full ones are those that papers on pruned kernels report."""
+QUICK_GRID: Final = (LEAST_SPARSITY, 0.6, 0.9)
+FULL_GRID: Final = (LEAST_SPARSITY, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+"""Sparsities that are tried, by effort: from where a weight counts as pruned to those that papers on pruned kernels report."""
 
 LAYOUTS: Final = ("nchw", "nhwc")
 
@@ -143,7 +144,8 @@ def advise(
 
     For each distinct convolution, with what follows it in the same kernel, the fastest dense engine is found as `optimize`
     finds it; then, for each pattern and each sparsity of a grid, a mask is made of the layer's weights by magnitude, and
-    the engines that read masks are measured on it, in both memory formats. Changes of layout are not counted.
+    the engines that read masks are measured on it, in both memory formats: at effort quick with their default knobs alone.
+    Changes of layout are not counted.
 
     Args:
         name: the model's.
@@ -174,7 +176,11 @@ def advise(
     progress = _Progress(observer)
     dense = search([p for x in layers for p in x.problems], engine_ids=engine_ids, on_progress=progress, **options)
     problems = [p for found in trials.values() for trial in found for p in trial.problems]
-    masked = search(problems, engine_ids=[e.id for e in sparse], on_progress=progress, **options)
+    masked = (
+        search(problems, engine_ids=[e.id for e in sparse], on_progress=progress, **options)
+        if settings.effort is Effort.FULL
+        else measure_defaults(problems, sparse, on_progress=progress, **options)
+    )
     found = tuple(
         _layer_advice(layer, wanted, [trials[i, p] for p in wanted], dense, masked) for i, layer in enumerate(layers)
     )

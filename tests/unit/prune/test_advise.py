@@ -42,7 +42,7 @@ class Sparse(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         if not isinstance(problem, ConvProblem) or problem.mask is None:
             return Support.no("needs a mask")
-        if problem.is_pointwise and problem.mask.sparsity < 0.6:
+        if problem.is_pointwise and problem.mask.sparsity < 0.55:
             return Support.no("its code would be too large")
         return Support.yes()
 
@@ -134,8 +134,8 @@ def test_each_distinct_layer_by_pattern(run) -> None:
     assert ":bias+relu" in first.problem
     rows = {row.pattern: row for row in first.patterns}
     assert list(rows) == ["unstructured", "2:4", "block:1x8", "channel"]
-    assert [point.sparsity for point in rows["unstructured"].points] == pytest.approx([0.5, 0.7, 0.9])
-    assert [point.us for point in rows["unstructured"].points] == pytest.approx([120.0, 80.0, 40.0])
+    assert [point.sparsity for point in rows["unstructured"].points] == pytest.approx([0.3, 0.6, 0.9], abs=1e-3)
+    assert [point.us for point in rows["unstructured"].points] == pytest.approx([160.0, 100.0, 40.0], abs=0.2)
     assert rows["unstructured"].break_even == pytest.approx(0.6)
     assert rows["unstructured"].best is rows["unstructured"].points[-1]
     assert (rows["2:4"].points, rows["2:4"].break_even, rows["2:4"].best) == ((), None, None)
@@ -148,7 +148,7 @@ def test_each_distinct_layer_by_pattern(run) -> None:
         ("", "sparse: its code would be too large"),
         ("sparse", ""),
     ]
-    assert rows["unstructured"].break_even == pytest.approx(0.7)
+    assert rows["unstructured"].break_even == pytest.approx(0.6)
     assert {engine for engine, problem in runner.asked if problem.mask is not None} == {"sparse"}
     assert {engine for engine, problem in runner.asked if problem.mask is None} == {"aten"}
     assert json.loads(json.dumps(found.to_dict()))["layers"][0]["patterns"][0]["break_even"] == pytest.approx(0.6)

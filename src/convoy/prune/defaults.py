@@ -1,0 +1,62 @@
+"""Engines with their default knobs, measured once: enough for a curve over sparsity, at a third of a search's builds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convoy.engines.base import Engine
+from convoy.measurement import Request, Runner, SearchResult, protocol_for
+from convoy.measurement.search import Progress, label
+from convoy.measurement.task import ask
+from convoy.perfdb import Database
+from convoy.problem import Problem
+from convoy.settings import Settings
+from convoy.target import Target
+
+
+def measure_defaults(
+    problems: Sequence[Problem],
+    engines: Sequence[Engine],
+    *,
+    target: Target,
+    settings: Settings,
+    database: Database,
+    runner: Runner,
+    on_progress: Progress,
+) -> SearchResult:
+    """One row for each problem and each engine that does it, from the database where it is there; failures are rows too.
+
+    Other rows that the database has of these engines on these problems count as well.
+
+    Args:
+        problems: what is computed.
+        engines: who is asked.
+        target: the device.
+        settings: effort, for the protocol.
+        database: where rows come from and go to.
+        runner: who measures.
+        on_progress: told (done, total, what is looked at).
+    """
+    protocol = protocol_for(settings.effort, target.device)
+    found = SearchResult()
+    requests: list[Request] = []
+    for problem in {p.key: p for p in problems}.values():
+        offers = {engine: ask(engine, problem, target) for engine in engines}
+        refused = {engine.id: support.reason for engine, (support, _) in offers.items() if not support}
+        spaces = [[engine.config(knobs) for knobs in space] for engine, (_, space) in offers.items() if space]
+        valid = {config for space in spaces for config in space}
+        rows = [row for row in database.lookup(problem.key, target.digest, protocol.id) if row.config in valid]
+        found.rows[problem.key], found.refusals[problem.key] = rows, refused
+        found.from_database += len(rows)
+        known = {row.config for row in rows}
+        missing = tuple(space[0] for space in spaces if space[0] not in known)
+        if missing:
+            requests.append(Request(problem, missing, protocol.rounds))
+    runner.prepare(requests)
+    for done, request in enumerate(requests):
+        on_progress(done, len(requests), label(request.problem))
+        for row in runner.measure(request, protocol):
+            found.rows[request.problem.key].append(row)
+            found.measured += 1
+            database.put([row], {}, targets=(target,))
+    return found

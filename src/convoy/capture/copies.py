@@ -1,4 +1,4 @@
-"""Deep copies of modules, of those too whose tensors are computed: what torch.nn.utils.prune and weight_norm leave on a module."""
+"""Deep copies of modules, of those too whose tensors are computed, as torch.nn.utils.prune and weight_norm leave them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,188 @@
+"""pruned.c: every pattern of zeros on every shape, bit for bit; refusals; values as data; threads."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conv_cases import EPILOGUES, SHAPES
+from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
+
+from convoy.engines import host_compiler
+from convoy.engines.base import Buffers
+from convoy.engines.pruned.c import ENGINE, MOST_NONZEROS
+from convoy.errors import InputError
+from convoy.measurement.accuracy import judge, make_data
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
+from convoy.target import Target
+
+CPU = detect_target("cpu")
+H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
+
+needs_compiler = pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def folder(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        made = tmp_path_factory.mktemp("compiled")
+        patch.setattr(host_compiler, "_folder", lambda: made)
+        yield made
+
+
+def faults(problem, knobs, kinds=("integer", "normal")):
+    executable = ENGINE.build(problem, knobs, CPU)
+    if executable.workspace_bytes != ENGINE.workspace_bytes(problem, knobs):
+        return [f"{problem} [{knobs}]: workspace"]
+    verdicts = [judge(executable, ENGINE.family, problem, make_data(problem, 1, kind), kind) for kind in kinds]
+    return [f"{problem} [{knobs}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.n])
+def test_every_shape_is_exact(name):
+    turn = list(SHAPES).index(name)
+    problem = pruned(SHAPES[name], PATTERNS[turn % len(PATTERNS)])
+    problem = replace(problem, epilogue=EPILOGUES[turn % len(EPILOGUES)])
+    assert ENGINE.supports(problem, CPU)
+    space = ENGINE.space(problem, CPU)
+    assert not faults(problem, space[turn % len(space)])
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_pattern_is_exact(name):
+    problem = pruned(SMALL, name)
+    assert not faults(problem, ENGINE.space(problem, CPU)[0])
+
+
+@needs_compiler
+def test_small_pieces_groups_and_vectors_of_other_machines_are_exact():
+    problem = pruned(SMALL, "half", seed=2)
+    for knobs in (
+        Knobs.of(filters=3, vectors=1, channels=1, lanes=4, threads=1),
+        Knobs.of(filters=1, vectors=4, channels=2, lanes=8, threads=3),
+        Knobs.of(filters=8, vectors=2, channels=6, lanes=16, threads=2),
+    ):
+        assert not faults(problem, knobs)
+
+
+@needs_compiler
+def test_blocks_of_rows_and_of_images_are_exact(monkeypatch):
+    monkeypatch.setattr("convoy.engines.pruned.blocks.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("convoy.engines.pruned.emit_c.SUMS_BYTES", 1500)
+    for problem in (
+        ConvProblem(2, 4, 30, 11, 5, 3, 3, 1, 1),
+        ConvProblem(5, 4, 6, 7, 5, 3, 3, 1, 1),
+        ConvProblem(3, 2, 23, 20, 4, 5, 3, 2, 1, 2, 2),
+    ):
+        masked = pruned(problem, "half")
+        knobs = dict(ENGINE.space(masked, CPU)[0])
+        for threads in (1, 3):
+            assert not faults(masked, Knobs.of(**{**knobs, "threads": threads}))
+
+
+def launch(executable, problem, x, packed, threads):
+    y = torch.full(problem.y_spec.shape, math.nan)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        executable.launch(Buffers((x,), [y], packed), torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8))
+    finally:
+        torch.set_num_threads(before)
+    return y
+
+
+@needs_compiler
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
+    monkeypatch.setattr("convoy.engines.pruned.c.SMALL_COST", 1)
+    problem = pruned(ConvProblem(3, 8, 15, 14, 40, 3, 3, 1, 1), "half")
+    executable = ENGINE.build(problem, Knobs.of(filters=12, vectors=1, channels=3, lanes=8, threads=5), CPU)
+    data = make_data(problem, 1)
+    packed = executable.pack(data.constants)
+    wanted = launch(executable, problem, data.args[0], packed, 1)
+    assert not wanted.isnan().any()
+    for threads in (2, 3, 5, 7):
+        assert torch.equal(launch(executable, problem, data.args[0], packed, threads), wanted)
+
+
+@needs_compiler
+def test_new_values_under_one_mask_use_the_same_code_and_nan_is_a_value(folder):
+    nonzero = pattern("tenth", (8, 6, 3, 3))
+    problem = ConvProblem(1, 6, 9, 7, 8, 3, 3, 1, 1).with_mask(mask_of(nonzero))
+    knobs = ENGINE.space(problem, CPU)[0]
+    first = ENGINE.build(problem, knobs, CPU)
+    libraries = sorted(folder.iterdir())
+    second = ENGINE.build(problem, knobs, CPU)
+    assert sorted(folder.iterdir()) == libraries, "nothing was compiled anew"
+    x = torch.randn(1, 6, 9, 7)
+    weight = torch.from_numpy(np.where(nonzero, 2.0, 0.0)).float()
+    weight[tuple(np.argwhere(nonzero)[0])] = math.nan
+    for executable, has_nan in ((first, True), (second, False)):
+        y = launch(executable, problem, x, executable.pack((weight,)), 1)
+        torch.testing.assert_close(y, torch.conv2d(x, weight, padding=1), equal_nan=True)
+        assert bool(y.isnan().any()) is has_nan
+        weight = weight.nan_to_num(3.0)
+    zeros = torch.zeros_like(weight)
+    assert not launch(first, problem, x, first.pack((zeros,)), 1).any(), "zeros under the mask are values too"
+
+
+@needs_compiler
+def test_a_value_where_the_mask_has_none_is_refused():
+    problem = pruned(SMALL, "tenth")
+    executable = ENGINE.build(problem, ENGINE.space(problem, CPU)[0], CPU)
+    _, bias = make_data(problem, 1).constants
+    weight = torch.zeros(problem.weight_spec.shape)
+    executable.pack((weight, bias))
+    empty = tuple(np.argwhere(~pattern("tenth", tuple(weight.shape)))[3])
+    for stray in (1e-30, math.nan):
+        weight[empty] = stray
+        with pytest.raises(InputError, match="mask"):
+            executable.pack((weight, bias))
+
+
+@needs_compiler
+def test_infinite_inputs_meet_no_zero_weight():
+    problem = pruned(ConvProblem(1, 2, 5, 5, 2, 3, 3, 1, 1), "single")
+    executable = ENGINE.build(problem, ENGINE.space(problem, CPU)[0], CPU)
+    x = torch.full((1, 2, 5, 5), math.inf)
+    weight = torch.from_numpy(pattern("single", (2, 2, 3, 3))).float()
+    assert not launch(executable, problem, x, executable.pack((weight,)), 1).isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "words"),
+    [
+        (SMALL, CPU, "without a mask"),
+        (pruned(SMALL, "tenth"), H100, "needs a CPU"),
+        (parse_problem(pruned(SMALL, "tenth").key), CPU, "digest alone"),
+        (pruned(SMALL, "tenth").with_layout("nhwc"), CPU, "layout nchw"),
+        (pruned(replace(SMALL, x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16"), "tenth"), CPU, "needs fp32"),
+        (pruned(replace(SMALL, n=0), "tenth"), CPU, "batch"),
+        (pruned(replace(SMALL, direction="dgrad", epilogue=Epilogue()), "tenth"), CPU, "fprop"),
+        (pruned(ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1), "tenth"), CPU, f"at most {MOST_NONZEROS}"),
+    ],
+)
+def test_refusals_say_why(problem, target, words):
+    support = ENGINE.accepts(problem, target)
+    assert not support
+    assert words in support.reason
+
+
+def test_dense_engines_leave_masked_problems_to_others():
+    from convoy.engines.manifest import MANIFEST, load_engine
+
+    problem = pruned(SMALL, "tenth")
+    reading = [name for name in MANIFEST if load_engine(name).reads_mask]
+    assert "pruned.c" in reading
+    for name in MANIFEST:
+        support = load_engine(name).accepts(problem, CPU)
+        assert support or name not in reading or not host_compiler.compiler()
+        assert name in reading or "mask" in support.reason
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setattr(host_compiler, "compiler", lambda: "")
+    assert "C compiler" in ENGINE.supports(pruned(SMALL, "tenth"), CPU).reason

@@ -5,12 +5,14 @@ from __future__ import annotations
 from convoy.capture.captured import Captured, captured_function, to_double
 from convoy.capture.inference import capture_inference
 from convoy.capture.modules import find_modules
+from convoy.capture.traced import capture_traced
 from convoy.capture.training import TrainingCapture, capture_training
 
 __all__ = [
     "Captured",
     "TrainingCapture",
     "capture_inference",
+    "capture_traced",
     "capture_training",
     "captured_function",
     "find_modules",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from convoy.capture.export import quiet
+from convoy.capture.names import operator_name
 from convoy.errors import CaptureError
 
 _LONGEST_MESSAGE = 2000
@@ -120,3 +122,29 @@ def _idle_parameters(module: LossModule, batch: tuple[Any, ...]) -> list[str]:
         loss = twin(*batch)[0]
         found = torch.autograd.grad(loss, [parameter for _, parameter in learning], allow_unused=True)
     return [name for (name, _), gradient in zip(learning, found, strict=True) if gradient is None]
+
+
+class ParameterNames:
+    """Names the calls of a joint graph after the parameter that they read; the tracer keeps no module paths.
+
+    Args:
+        parameters: placeholder → the parameter's name.
+    """
+
+    def __init__(self, parameters: dict[fx.Node, str]) -> None:
+        self._parameters = parameters
+
+    def name(self, node: fx.Node) -> str:
+        """`layer1.0.conv1` for what reads `layer1.0.conv1.weight`, with `.backward` behind it in the backward pass."""
+        op = operator_name(node)
+        paths = [path for path in map(self._path, node.all_input_nodes) if path]
+        layer = re.search("convolution|batch_norm|addmm|_norm", str(node.target))
+        if not paths or not layer:
+            return op
+        return f"{paths[0]}.backward" if "backward" in str(node.target) else paths[0]
+
+    def _path(self, node: fx.Node) -> str:
+        """Path of the module whose parameter a value is, casts and transpositions aside."""
+        while node.op == "call_function" and len(node.all_input_nodes) == 1 and operator_name(node) in ("to_copy", "t"):
+            node = node.all_input_nodes[0]
+        return self._parameters.get(node, "").rpartition(".")[0]

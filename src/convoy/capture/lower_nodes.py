@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -50,9 +52,9 @@ class NodeLowering:
         self.namer = namer
         self.found: dict[fx.Node, str | tuple[str, ...] | Baked] = {}
 
-    def input(self, node: fx.Node, wanted: str) -> None:
-        """Make a placeholder an input of the draft."""
-        self.found[node] = self._define(wanted, node.meta["val"])
+    def input(self, node: fx.Node, wanted: str, given: torch.Tensor | None = None) -> None:
+        """Make a placeholder an input of the draft, of the spec of the tensor given for it where there is one."""
+        self.found[node] = self._define(wanted, node.meta["val"] if given is None else given)
         self.draft.inputs.append(str(self.found[node]))
 
     def _define(self, wanted: str, value: Any) -> str:
@@ -102,8 +104,21 @@ class NodeLowering:
         for index, part in enumerate(value):
             wanted = name if index == 0 else f"{name}.{index}"
             names.append(self._define(wanted, part) if isinstance(part, torch.Tensor) else "")
+        if "_native_batch_norm" in str(node.target) or "native_batch_norm.default" in str(node.target):
+            self._correct_saved_statistics(node, names)
         self.found[node] = tuple(names)
         return tuple(names)
+
+    def _correct_saved_statistics(self, node: fx.Node, names: Sequence[str]) -> None:
+        """Give the saved mean and deviation of a half-precision batch norm the dtype that they really have.
+
+        PyTorch's fake tensors (2.11 to 2.13) say the input's; its kernels save fp32 beside fp32 parameters, and on a GPU always.
+        """
+        parameters = [arg.meta["val"].dtype for arg in node.args[1:5] if isinstance(arg, fx.Node)]
+        if torch.float32 in parameters or self.draft.device.type == "cuda":
+            for name in names[1:3]:
+                if self.draft.specs[name].dtype in ("fp16", "bf16"):
+                    self.draft.specs[name] = replace(self.draft.specs[name], dtype="fp32")
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, fx.Node):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,9 +13,8 @@ from torch.utils import _pytree as pytree
 from convoy.capture.captured import Captured
 from convoy.capture.draft import Draft
 from convoy.capture.fold_constants import fold_constants
-from convoy.capture.joint import Joint, LossModule, trace_joint
+from convoy.capture.joint import Joint, LossModule, ParameterNames, trace_joint
 from convoy.capture.lower_nodes import NodeLowering
-from convoy.capture.names import operator_name
 from convoy.capture.recognise_layers import recognise_layers
 from convoy.capture.remove_identities import remove_identities
 from convoy.capture.split_backward import split_backward
@@ -105,7 +103,7 @@ def _lower(joint: Joint, device: torch.device) -> Draft:
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     names = [*joint.parameters, *joint.buffers]
     batch = [f"batch.{index}" for index in range(len(placeholders) - len(names))]
-    lowering = NodeLowering(device, _Names(dict(zip(placeholders, joint.parameters, strict=False))))
+    lowering = NodeLowering(device, ParameterNames(dict(zip(placeholders, joint.parameters, strict=False))))
     for node, name in zip(placeholders, [*names, *batch], strict=True):
         lowering.input(node, name)
     for node in joint.graph.nodes:
@@ -151,25 +149,3 @@ def _copy_what_is_returned_as_it_came(draft: Draft) -> None:
             draft.nodes.append(Node(copy, "aten.clone.default", (Ref(name),), (), (copy,)))
             draft.outputs[index] = copy
         seen.add(draft.outputs[index])
-
-
-class _Names:
-    """Names the calls of a joint graph after the parameter that they read; the tracer keeps no module paths."""
-
-    def __init__(self, parameters: dict[fx.Node, str]) -> None:
-        self._parameters = parameters
-
-    def name(self, node: fx.Node) -> str:
-        """`layer1.0.conv1` for what reads `layer1.0.conv1.weight`, with `.backward` behind it in the backward pass."""
-        op = operator_name(node)
-        paths = [path for path in map(self._path, node.all_input_nodes) if path]
-        layer = re.search("convolution|batch_norm|addmm|_norm", str(node.target))
-        if not paths or not layer:
-            return op
-        return f"{paths[0]}.backward" if "backward" in str(node.target) else paths[0]
-
-    def _path(self, node: fx.Node) -> str:
-        """Path of the module whose parameter a value is, casts and transpositions aside."""
-        while node.op == "call_function" and len(node.all_input_nodes) == 1 and operator_name(node) in ("to_copy", "t"):
-            node = node.all_input_nodes[0]
-        return self._parameters.get(node, "").rpartition(".")[0]

@@ -134,7 +134,9 @@ def tf32_bound() -> float:
 
 
 def storage_dtype(problem: Problem) -> str:
-    """The dtype that results are stored in; the narrowest floating one of several."""
+    """The dtype that results are stored in; of several, and of all inside a piece of the graph, the narrowest floating one."""
+    if isinstance(problem, SubgraphProblem):
+        return _narrowest(problem)
     found = [spec.dtype for spec in result_specs(problem)]
     return next((d for d in ("bf16", "fp16", "fp32", "fp64") if d in found), "fp32")
 
@@ -288,7 +290,7 @@ def _error(
 def _narrowest(problem: SubgraphProblem) -> str:
     """The narrowest floating dtype inside a piece."""
     found = {value.spec.dtype for value in parse_graph(problem.text).values.values()}
-    return next((d for d in ("bf16", "fp16", "fp32") if d in found), "fp64")
+    return next((d for d in ("bf16", "fp16", "fp32", "fp64") if d in found), "fp32")
 
 
 @lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from convoy.pipeline.traced import compile_for_training
 from convoy.settings import Settings
 
 
@@ -40,7 +41,8 @@ def dynamo_backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph (registered as the backend `convoy` by entry point).
 
-    Graphs that carry gradients or symbolic shapes run as Dynamo caught them, with one warning.
+    A graph that needs gradients is cut into a forward and a backward pass, and each is tuned when it is first called. Graphs
+    with symbolic shapes run as Dynamo caught them, with one warning.
 
     Args:
         graph_module: the graph, parameters lifted to inputs.
@@ -54,26 +56,19 @@ def dynamo_backend(
 
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     static = ["_dynamo_static_input_type" in node.meta.get("tensor_dict", {}) for node in placeholders]
-    reason = _why_stock(example_inputs)
-    if reason:
+    settings = Settings(**(options or {}))
+    if any(not isinstance(value, torch.Tensor) for value in example_inputs):
+        reason = "symbolic shapes are not supported"
         warnings.warn(f"convoy: {reason}: this graph runs as PyTorch runs it", stacklevel=2)
         return graph_module.forward
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs):
+        return compile_for_training(graph_module, example_inputs, settings)
     closed = _Closed(graph_module, example_inputs, static).eval()
     free = [index for index, is_static in enumerate(static) if not is_static]
-    result = optimize_model(
-        closed, tuple(example_inputs[i] for i in free), name="torch.compile", settings=Settings(**(options or {}))
-    )
+    result = optimize_model(closed, tuple(example_inputs[i] for i in free), name="torch.compile", settings=settings)
     program = result.program
 
     def run(*inputs: Any) -> Any:
         return program(*[inputs[i] for i in free])
 
     return run
-
-
-def _why_stock(example_inputs: Sequence[Any]) -> str:
-    if any(not isinstance(value, torch.Tensor) for value in example_inputs):
-        return "symbolic shapes are not supported"
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs):
-        return "graphs that need gradients are not supported yet (call the model under torch.no_grad())"
-    return ""

@@ -48,10 +48,6 @@ from convoy.report.summary import Summary
 from convoy.settings import Settings
 from convoy.target import Target
 
-WORST_ERROR = 4.0
-"""Times the error of PyTorch's own step against float64 that the gradients as a whole may have: candidates are held to their
-own bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
@@ -251,7 +247,7 @@ class _Job:
                 f"loss and gradients took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs"
                 " them: not faster by more than the spread, so the plan is the baseline"
             )
-        error, allowed = outcome.errors.rel_l2_error, WORST_ERROR * outcome.baseline_errors.rel_l2_error
+        error, allowed = outcome.errors.rel_l2_error, verdict.WORST_ERROR * outcome.baseline_errors.rel_l2_error
         if not error <= max(allowed, 1e-6):
             return f"the gradients' error of {error:.2e} is over {allowed:.2e}: the plan is the baseline"
         return ""

@@ -29,6 +29,11 @@ ORACLE_FLOPS = 4e10
 """Work above which a CPU's float64 oracle takes the first images of the batch alone (about 10 s at 4 GFLOP/s of float64)."""
 
 
+WORST_ERROR = 4.0
+"""Times the error of PyTorch's own step against float64 that gradients as a whole may have: candidates are held to their own
+bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """Latency of one call, milliseconds: median over rounds, and half the distance from the 20th to the 80th percentile."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_nets import batches, net, sgd
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -21,37 +22,6 @@ from convoy.pipeline import train_model, verdict
 from convoy.program.gradients import buckets
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
-
-
-class Net(nn.Module):
-    """A stem, a shortcut and a classifier."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(8)
-        self.conv = nn.Conv2d(8, 8, 3, padding=1)
-        self.drop = nn.Dropout(dropout)
-        self.fc = nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.bn(self.stem(x)))
-        x = torch.relu(self.conv(x) + x)
-        return self.fc(self.drop(x.mean((2, 3))))
-
-
-def net(dropout: float = 0.0) -> Net:
-    torch.manual_seed(1)
-    return Net(dropout)
-
-
-def batches(count: int, n: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(2)
-    return [(torch.randn(n, 3, 10, 10, generator=generator), torch.arange(n) % 5) for _ in range(count)]
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +208,7 @@ def test_autocast_trains_in_bf16(settings: convoy.Settings):
             wanted = cross_entropy(stock(x), y)
         wanted.backward()
         theirs.step()
-        assert float(step(x, y)) == pytest.approx(float(wanted), rel=0.03)
+        assert step(x, y).item() == pytest.approx(wanted.item(), rel=0.03)
 
 
 def test_a_step_that_is_not_faster_is_the_stock_one(settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch):

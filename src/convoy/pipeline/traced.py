@@ -1,0 +1,151 @@
+"""Graphs that torch.compile traced for training: forward and backward pass, each tuned when it is first called."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from convoy.capture import Captured, capture_traced, captured_function, to_double
+from convoy.errors import CaptureError
+from convoy.perfdb import Database
+from convoy.pipeline import verdict
+from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.stages import (
+    Net,
+    device_of,
+    input_formats,
+    make_net,
+    make_plan,
+    measure,
+    memory_format,
+    prediction_notes,
+    select,
+    silent,
+    target_for,
+)
+from convoy.plan import Plan
+from convoy.program import Program
+from convoy.program.graph import GraphProgram
+from convoy.program.module import Runnable
+from convoy.settings import Settings
+
+
+class TracedGraph:
+    """A traced graph that is tuned with the arguments of its first call, and runs by its plan from then on.
+
+    Where it cannot be captured, or the plan is not faster, PyTorch runs it as it was traced; the first with a warning.
+
+    Args:
+        module: the graph.
+        settings: what may be done.
+        name: what to call it: `forward` or `backward`.
+
+    Attributes:
+        plan: what it runs; None before the first call and where it could not be captured.
+    """
+
+    def __init__(self, module: fx.GraphModule, settings: Settings, name: str) -> None:
+        self._module, self._settings, self._name = module, settings, name
+        self._lock = threading.Lock()
+        self._run: Callable[[Sequence[Any]], Any] | None = None
+        self.plan: Plan | None = None
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Run once; the list is emptied, so that a value can be freed when its last reader has run."""
+        args = list(given)
+        given.clear()
+        with self._lock:
+            if self._run is None:
+                self._run = self._tune(args)
+        with torch.no_grad():
+            return self._run(args)
+
+    def _stock(self, args: Sequence[Any]) -> Any:
+        return self._module(*args)
+
+    def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+        try:
+            captured = capture_traced(self._module, args)
+        except CaptureError as error:
+            warnings.warn(f"convoy: {self._name} pass: {error}: PyTorch runs it as it was traced", stacklevel=4)
+            return self._stock
+        runnable = self._runnable(captured, [arg.detach() for arg in args])
+        if runnable is None:
+            return self._stock
+        return lambda args: captured.unflatten_outputs(runnable(args))
+
+    def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
+        """Tune; None where PyTorch is as fast."""
+        target = target_for(device_of(self._module, tuple(args), {}))
+        net = _net(self._name, self._module, captured, args, self._settings, target)
+        with Database.open(self._settings.db) as database:
+            found = measure(net, self._settings, database, silent)
+            choice = select(net, found, self._settings)
+            plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
+        plan, program = build_fastest(plan, net, self._settings)
+        reason = self._why_stock(program, captured, args)
+        self.plan = plan if not reason else dataclasses.replace(plan, baseline=True, notes=(*plan.notes, reason))
+        if reason and self._settings.solver != "baseline":
+            return None
+        return program.runnable.eager if isinstance(program.runnable, GraphProgram) else program.runnable
+
+    def _why_stock(self, program: Program, captured: Captured, args: list[torch.Tensor]) -> str:
+        """Why the plan is not used: it is wrong as a whole, or not faster."""
+        runnable = program.runnable
+        assert runnable is not None
+        with torch.no_grad():
+            exact = verdict.float_outputs(captured_function(to_double(captured))(*args))
+            stock = verdict.errors_against(verdict.float_outputs(self._stock(args)), exact)
+            ours = verdict.errors_against(verdict.float_outputs(runnable(args)), exact)
+            runs: dict[str, Callable[[], object]] = {
+                "torch.eager": lambda: self._stock(args),
+                "convoy": lambda: runnable(args),
+            }
+            timed = verdict.interleave(runs, cuda=args[0].is_cuda)
+        if not ours.rel_l2_error <= max(verdict.WORST_ERROR * stock.rel_l2_error, 1e-6):
+            return f"its error of {ours.rel_l2_error:.2e} is over that of PyTorch's {stock.rel_l2_error:.2e}"
+        if not verdict.is_faster(timed["convoy"], timed["torch.eager"]):
+            return "not faster than PyTorch by more than the spread"
+        return ""
+
+
+def _net(
+    name: str, module: fx.GraphModule, captured: Captured, args: list[torch.Tensor], settings: Settings, target: Any
+) -> Net:
+    """The captured graph; its results have the memory format that they were traced with."""
+    border = input_formats(captured, args)
+    first = next(iter(border.values()), "nchw")
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    made = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
+    for value, tensor in zip(captured.graph.outputs, made, strict=True):
+        if tensor.dim() == 4:
+            border[value] = memory_format(tensor)
+    return make_net(name, captured, border, first, settings, target)
+
+
+def compile_for_training(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
+) -> Callable[..., Any]:
+    """A function with gradients: AOTAutograd cuts the graph in a forward and a backward pass, and each gets a plan."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
+        def compile_pass(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            del inputs  # fake tensors: the first call brings real ones
+            graph = TracedGraph(module, settings, name)
+
+            def run(args: list[Any]) -> Any:
+                return graph(args)
+
+            run._boxed_call = True  # type: ignore[attr-defined] - AOTAutograd's word for one list, which may be emptied
+            return run
+
+        return compile_pass
+
+    return aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))(graph_module, example_inputs)

@@ -40,6 +40,7 @@ MANIFEST: Final[dict[str, str]] = {
 WAITING: Final[dict[str, str]] = {
     "cudnn": "convoy.engines.cudnn",
     "triton.persistent": "convoy.engines.triton.persistent",
+    "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",
     "triton.wgrad": "convoy.engines.triton.wgrad",
 }
@@ -56,10 +57,14 @@ SLICING: Final = frozenset(
         "triton.stem",
         "triton.split_fp32",
         "triton.persistent",
+        "triton.merged",
     }
 )
 """Engines whose executables write a result into channels of a larger tensor where they are asked to
 (`Executable.accept_slice`): what selection may count on where a concatenation follows."""
+
+MERGING: Final = "triton.merged"
+"""Takes parallel convolutions as one: such regions are proposed where it is among the engines."""
 
 BASELINE: Final = "aten"
 """What PyTorch does today: always competes."""

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
-from convoy.engines.manifest import BASELINE, engine_ids
+from convoy.engines.manifest import BASELINE, MERGING, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.text import digest
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
@@ -129,7 +129,10 @@ def make_net(
     """A captured graph with its regions and layout changes; `first` is the memory format that PyTorch would use inside."""
     graph = captured.graph
     layouts = allowed_layouts(settings.layout, first)
-    regions = propose(graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured))
+    merges = MERGING in engine_ids(settings.engines)
+    regions = propose(
+        graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured), merges=merges
+    )
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))
 

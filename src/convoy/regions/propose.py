@@ -12,13 +12,19 @@ from convoy.regions.glue import glue_regions
 from convoy.regions.gradient import gradient_regions
 from convoy.regions.linear import linear_region
 from convoy.regions.mask import with_mask
+from convoy.regions.merge import merge_regions
 from convoy.regions.op import op_region
 from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 
 
 def propose(
-    graph: Graph, *, layouts: tuple[str, ...], numerics: str, masks: Mapping[str, WeightMask] | None = None
+    graph: Graph,
+    *,
+    layouts: tuple[str, ...],
+    numerics: str,
+    masks: Mapping[str, WeightMask] | None = None,
+    merges: bool = False,
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue last.
 
@@ -30,6 +36,7 @@ def propose(
         layouts: memory formats to offer for 4-D values, the caller's first.
         numerics: the rounding that the user allows; part of every layer's problem.
         masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
+        merges: whether to offer parallel convolutions as one, for which there is an engine of its own.
     """
     found: list[Region] = []
     epilogues: set[str] = set()
@@ -52,4 +59,6 @@ def propose(
         if node.op == "conv2d":
             found += pool_regions(graph, own, layouts, numerics)
     found = [with_mask(region, masks or {}) for region in found]
+    if merges:
+        found += merge_regions(graph, layouts)
     return found + glue_regions(graph, epilogues, layouts)

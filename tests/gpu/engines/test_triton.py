@@ -14,7 +14,8 @@ from convoy.target import Target
 
 pytestmark = pytest.mark.gpu
 
-ENGINES = [name for name in (*MANIFEST, *WAITING) if name.startswith(("triton.", "cuda."))]
+OTHERS = ("triton.dgrad", "triton.wgrad", "triton.merged")
+ENGINES = [n for n in (*MANIFEST, *WAITING) if n.startswith(("triton.", "cuda.")) and n not in OTHERS]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 GUARD = 4096
@@ -170,6 +171,58 @@ def test_right_wherever_it_says_yes(engine_id, name, kind, target):
                 exact.launch(executable), exact.expected.to(exact.dtype).double(), rtol=0, atol=0, msg=str(knobs)
             )
         assert real.error(executable) <= bound, knobs
+
+
+SLICED = ["triton.swapped", "triton.pointwise", "triton.implicit_gemm", "triton.persistent", "triton.stem"]
+
+
+@pytest.mark.parametrize("engine_id", SLICED)
+@pytest.mark.parametrize("name", ["3x3", "3x3 long", "1x1", "stem 7x7", "3x3 stride 2"])
+def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(engine_id, name, target):
+    engine, problem = load_engine(engine_id), typed(SHAPES[name], "fp16", "half")
+    if not engine.supports(problem, target):
+        pytest.skip(engine.supports(problem, target).reason)
+    case = Case(problem, integers)
+    space = list(engine.space(problem, target))
+    for knobs in [*space[:2], *[k for k in space if dict(k.items_).get("split", 1) != 1][:1]]:
+        executable = engine.build(problem, knobs, target)
+        n, k, p, q = problem.y_spec.shape
+        whole = torch.full((n, p, q, k + 64), 7.0, device="cuda", dtype=torch.float16).permute(0, 3, 1, 2)
+        case.y = whole.narrow(1, 24, k)
+        assert executable.accept_slice(0, k + 64, 24)
+        buffers, workspace = case.prepare(executable)
+        executable.launch(buffers, workspace)
+        assert torch.equal(case.y.double(), case.expected.half().double()), knobs
+        assert (whole[:, :24] == 7).all()
+        assert (whole[:, 24 + k :] == 7).all()
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_parallel_convolutions_in_one_launch(batch, target):
+    from convoy.graph.text import parse_graph
+    from convoy.regions import propose
+
+    filters = (192, 96, 16)
+    lines = ["graph 1", f"input %x: fp16[{batch},480,14,14]"]
+    lines += [f"constant %w{i}: fp16[{k},480,1,1]" for i, k in enumerate(filters)]
+    lines += [
+        f"%y{i}: fp16[{batch},{k},14,14] = conv2d(%x, %w{i}, None, (1, 1), (0, 0), (1, 1), 1)"
+        for i, k in enumerate(filters)
+    ]
+    graph = parse_graph("\n".join([*lines, "return %y0, %y1, %y2"]) + "\n")
+    (region,) = [r for r in propose(graph, layouts=("nhwc",), numerics="half", merges=True) if r.pattern == "merge"]
+    engine, problem = load_engine("triton.merged"), region.problems[0]
+    assert engine.supports(problem, target)
+    torch.manual_seed(0)
+    x = integers((batch, 480, 14, 14)).to("cuda", torch.float16).contiguous(memory_format=torch.channels_last)
+    weights = [integers((k, 480, 1, 1)).to("cuda", torch.float16) for k in filters]
+    for knobs in engine.space(problem, target):
+        executable = engine.build(problem, knobs, target)
+        made = [torch.full((batch, k, 14, 14), float("nan"), device="cuda", dtype=torch.float16) for k in filters]
+        made = [m.contiguous(memory_format=torch.channels_last) for m in made]
+        executable.launch(Buffers((x,), made, executable.pack(weights)), None)
+        for result, weight in zip(made, weights, strict=True):
+            assert torch.equal(result, F.conv2d(x.double(), weight.double()).half()), knobs
 
 
 GRADIENTS = ["triton.dgrad", "triton.wgrad"]

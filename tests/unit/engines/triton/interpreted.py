@@ -292,6 +292,61 @@ CASES = {
 for _name in ACTIVATIONS:
     CASES[f"activation {_name}"] = (SWAPPED, conv(1, 8, 3, 3, 8, 1, 3, 0, 1, epilogue=Epilogue(True, True, _name)))
 
+MERGED = """graph 1
+input %x: fp16[2,24,3,5]
+constant %w1: fp16[24,24,1,1]
+constant %b1: fp16[24]
+constant %w2: fp16[8,24,1,1]
+constant %b2: fp16[8]
+constant %w3: fp16[40,24,1,1]
+constant %b3: fp16[40]
+%a: fp16[2,24,3,5] = conv2d(%x, %w1, %b1, (1, 1), (0, 0), (1, 1), 1)
+%b: fp16[2,8,3,5] = conv2d(%x, %w2, %b2, (1, 1), (0, 0), (1, 1), 1)
+%p: fp16[2,8,3,5] = aten.relu.default(%b)
+%c: fp16[2,40,3,5] = conv2d(%x, %w3, %b3, (1, 1), (0, 0), (1, 1), 1)
+%r: fp16[2,40,3,5] = aten.relu.default(%c)
+%q: fp16[2,24,3,5] = aten.relu.default(%a)
+return %r, %p, %q
+"""
+
+
+def merged(text, knobs=None):
+    """Largest error of parallel convolutions against float64, the first result a slice of a larger tensor."""
+    from convoy.graph.text import parse_graph
+    from convoy.regions import propose
+
+    graph = parse_graph(text)
+    regions = propose(graph, layouts=("nhwc",), numerics="half", merges=True)
+    (region,) = [region for region in regions if region.pattern == "merge"]
+    (problem,) = region.problems
+    engine = load_engine("triton.merged", EXTRA)
+    assert engine.supports(problem, TARGET)
+    executable = engine.build(problem, knobs or engine.space(problem, TARGET)[0], TARGET)
+    generator = torch.Generator().manual_seed(7)
+    drawn = {
+        v.name: torch.randint(-2, 3, v.spec.shape, generator=generator).half()
+        for v in graph.values.values()
+        if v.kind != "node"
+    }
+    x = drawn["x"].contiguous(memory_format=torch.channels_last)
+    made = [
+        torch.full(graph.values[name].spec.shape, float("nan")).half().contiguous(memory_format=torch.channels_last)
+        for name in region.results
+    ]
+    n, k, p, q = made[0].shape
+    assert executable.accept_slice(0, k + 24, 16)
+    whole = torch.full((n, p, q, k + 24), float("nan")).half().permute(0, 3, 1, 2)
+    made[0] = whole.narrow(1, 16, k)
+    packed = executable.pack([drawn[name] for name in region.constants])
+    executable.launch(Buffers((x,), made, packed), None)
+    weights = {"q": ("w1", "b1"), "p": ("w2", "b2"), "r": ("w3", "b3")}
+    error = 0.0
+    for name, result in zip(region.results, made, strict=True):
+        expected = F.conv2d(*(drawn[operand].double() for operand in ("x", *weights[name]))).relu()
+        error = max(error, (result.double() - expected).abs().max().item())
+    return {"error": error, "outside": whole.isnan().sum().item() - n * p * q * 24}
+
+
 SLICED = ["swapped 3x3", "swapped split", "swapped stride 2", "pointwise", "persistent parts", "persistent row",
           "split parts", "stem 7x7", "gather stem", "gather split groups", "gather dilation"]  # fmt: skip
 """Cases that are run once more with y as some of the channels of a larger tensor."""
@@ -299,6 +354,8 @@ SLICED = ["swapped 3x3", "swapped split", "swapped stride 2", "pointwise", "pers
 if __name__ == "__main__":
     for name, case in CASES.items():
         print(json.dumps({"case": name, **run(*case)}))
+    print(json.dumps({"case": "merged", **merged(MERGED, swapped_knobs(block_h=1, block_w=16))}))
+    print(json.dumps({"case": "merged first guess", **merged(MERGED)}))
     for name in SLICED:
         print(json.dumps({"case": f"slice {name}", **run(*CASES[name], sliced=True)}))
     print(json.dumps({"case": "a planted fault", **run(*CASES["gather stem"], corrupt=True)}))

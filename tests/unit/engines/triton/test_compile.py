@@ -5,7 +5,9 @@ import pytest
 from convoy.engines import manifest
 from convoy.engines.triton.compiled import assembler_log
 from convoy.errors import CompileError
+from convoy.graph.text import parse_graph
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.regions import propose
 from convoy.target import Target
 
 pytest.importorskip("triton")
@@ -95,3 +97,33 @@ def test_fp32_inputs_are_copied_as_tf32(dtype, wanted):
     kinds = [description["elem_type"] for description in executable.kernel.compiled.metadata.tensordesc_meta]
     assert kinds[0] == wanted
     assert 11 not in kinds[1:]  # the weight is rounded when it is packed, the result not at all
+
+
+MERGE = """graph 1
+input %x: fp16[1,480,14,14]
+constant %w1: fp16[192,480,1,1]
+constant %b1: fp16[192]
+constant %w2: fp16[96,480,1,1]
+constant %b2: fp16[96]
+constant %w3: fp16[16,480,1,1]
+constant %b3: fp16[16]
+%a: fp16[1,192,14,14] = conv2d(%x, %w1, %b1, (1, 1), (0, 0), (1, 1), 1)
+%b: fp16[1,96,14,14] = conv2d(%x, %w2, %b2, (1, 1), (0, 0), (1, 1), 1)
+%c: fp16[1,16,14,14] = conv2d(%x, %w3, %b3, (1, 1), (0, 0), (1, 1), 1)
+return %a, %b, %c
+"""
+
+
+def test_parallel_convolutions_compile_to_one_kernel_of_tensor_core_instructions():
+    (region,) = [r for r in propose(parse_graph(MERGE), layouts=("nhwc",), numerics="half", merges=True) if
+                 r.pattern == "merge"]  # fmt: skip
+    engine, problem = load_engine("triton.merged"), region.problems[0]
+    assert engine.supports(problem, TARGET)
+    space = engine.space(problem, TARGET)
+    assert len(set(space)) == len(space)
+    code = engine.build(problem, space[0], TARGET).kernel.compiled.asm["sass"]
+    assert "HGMMA" in code
+    assert "LDSM" not in code
+    assert code.count("UTMASTG") == 3
+    assert "needs layout nhwc" in engine.supports(problem.with_layout("nchw"), TARGET).reason
+    assert "piece of the graph" in engine.supports(conv(1, 64, 8, 8, 64, 1, 1), TARGET).reason

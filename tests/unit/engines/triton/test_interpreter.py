@@ -54,6 +54,12 @@ def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(outcomes, n
     assert row["outside"] == 0
 
 
+@pytest.mark.parametrize("name", ["merged", "merged first guess"])
+def test_parallel_convolutions_in_one_launch(outcomes, name):
+    assert outcomes[name]["error"] == 0
+    assert outcomes[name]["outside"] == 0
+
+
 def test_split_cases_do_split(outcomes):
     assert outcomes["swapped split"]["splits"] == 3
     assert outcomes["gather split"]["splits"] == 3

@@ -1,0 +1,215 @@
+"""triton.merged: parallel 1x1 convolutions of one input in one launch, each result a tensor of its own (see docs/kernels)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.piece import read
+from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
+from convoy.engines.triton.swapped import block_channels
+from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
+from convoy.engines.triton.tensors import dense_nhwc, descriptor, fits_tma, pitch_of, sliced_nhwc
+from convoy.engines.triton.tiles import Tile, View, candidate_tiles, estimate_us
+from convoy.errors import InputError, LaunchError
+from convoy.graph.ir import Graph, Node
+from convoy.graph.layers import conv_problem
+from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
+from convoy.regions.activation import activation_of
+from convoy.regions.merge import LAYOUT, MOST
+from convoy.support import Support
+from convoy.target import Target
+
+_INDEX_LIMIT = 2**31
+_SIZES = ("tiles_k", "end0", "end1", "end2", "iterations")
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a piece of the graph computes, where it is such a merge.
+
+    Attributes:
+        parts: the convolutions, without their epilogues, in the order of their weights among the constants.
+        results: for each part, which result of the piece it is.
+        biased: whether they have biases.
+        activation: theirs.
+    """
+
+    parts: tuple[ConvProblem, ...]
+    results: tuple[int, ...]
+    biased: bool
+    activation: str
+
+    @property
+    def dtype(self) -> str:
+        """Of every tensor."""
+        return self.parts[0].x_dtype
+
+    def view(self, block_k: int) -> View:
+        """The product, its filters padded to whole tiles."""
+        first = self.parts[0]
+        pixels = first.n * first.h * first.w
+        filters = sum(-(-part.k // block_k) * block_k for part in self.parts)
+        return View(1, 1, pixels, first.c, filters, 1, pixels)
+
+
+@lru_cache(maxsize=256)
+def merge_of(text: str) -> Merge | str:
+    """The merge that a piece's text is, or why it is none."""
+    try:
+        graph = read(text)
+        layers = [node for node in graph.nodes if node.op == "conv2d"]
+        if not 2 <= len(layers) <= MOST or len(graph.inputs) != 1:
+            return f"merges 2 to {MOST} convolutions of one input"
+        ends = [_end(graph, node) for node in layers]
+        parts = [conv_problem(graph, node) for node in layers]
+    except InputError as error:
+        return str(error)
+    if len(graph.nodes) != sum(1 + bool(word) for _, word in ends) or len({word for _, word in ends}) > 1:
+        return "takes convolutions with the same activation and nothing else"
+    names = [value.name for value in graph.constants()]
+    expected = [name for node in layers for name in list(node.refs())[1:]]
+    biased = {node.args[2] is not None for node in layers}
+    if names != expected or len(biased) > 1 or {next(node.refs()) for node in layers} != {graph.inputs[0]}:
+        return "takes convolutions of one input with weights of their own, and biases all or none"
+    if sorted(graph.outputs) != sorted(name for name, _ in ends):
+        return "hands on each convolution's result and nothing else"
+    for part in parts:
+        plain = part.is_pointwise and part.stride_h == part.stride_w == part.groups == 1
+        if not plain or part.x_dtype not in ("fp16", "bf16") or part.c % 8 or part.k % 8:
+            return "needs 1x1 filters of stride 1 in fp16 or bf16, c and k multiples of 8"
+    places = tuple(graph.outputs.index(name) for name, _ in ends)
+    return Merge(tuple(parts), places, biased == {True}, ends[0][1] or "none")
+
+
+def _end(graph: Graph, layer: Node) -> tuple[str, str]:
+    """A convolution's last value and its activation's word; empty where it has none."""
+    users = graph.users(layer.outputs[0])
+    word = activation_of(users[0]) if len(users) == 1 else ""
+    return (users[0].outputs[0], word) if word else (layer.outputs[0], "")
+
+
+class MergedExecutable(Executable):
+    """One tile for one merge."""
+
+    def __init__(self, engine: str, merge: Merge, tile: Tile, target: Target) -> None:
+        self.merge, self.tile, self.view = merge, tile, merge.view(tile.block_k)
+        self.tiles = [-(-part.k // tile.block_k) for part in merge.parts]
+        if self.view.pixels:
+            self.kernel = Kernel(self._build(engine), target)
+
+    def _build(self, engine: str) -> Build:
+        import triton.language as tl
+
+        from convoy.engines.triton.kernels.merged import merged_conv
+
+        tile, merge, dtype = self.tile, self.merge, self.merge.dtype
+        box = box_type(dtype, [tile.pixels, tile.block_k])
+        signature = {
+            "x": box_type(dtype, [tile.pixels, tile.block_c]), "w": box_type(dtype, [tile.block_k, tile.block_c]),
+            **{f"y{i}": box if i < len(merge.parts) else "none" for i in range(MOST)},
+            "bias": f"*{dtype}" if merge.biased else "none",
+        } | dict.fromkeys(_SIZES, "i32")  # fmt: skip
+        constants: dict[str, Any] = {
+            "BLOCK_K": tile.block_k, "BLOCK_P": tile.pixels, "BLOCK_C": tile.block_c,
+            "ACTIVATION": merge.activation, "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16}[dtype],
+            "WAIT": tile.pdl and not interpreting(),
+        }  # fmt: skip
+        return Build(engine, merged_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """All weights in tile order, one after another; the biases likewise."""
+        step = 2 if self.merge.biased else 1
+        weight = torch.cat([pack_tiles(w, self.tile) for w in constants[::step]])
+        if not self.merge.biased:
+            return (weight,)
+        return weight, torch.cat([pack_bias(b, self.tile.block_k) for b in constants[1::2]])
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where TMA can describe the slice."""
+        return self.view.pixels > 0 and fits_tma(TORCH_DTYPE[self.merge.dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        view, tile = self.view, self.tile
+        if not view.pixels:
+            return
+        x = dense_nhwc("x", buffers.args[0])
+        weight, bias = buffers.constants[0], buffers.constants[1] if self.merge.biased else None
+        places: list[Any] = [None] * MOST
+        for index, (part, result) in enumerate(zip(self.merge.parts, self.merge.results, strict=True)):
+            y = buffers.results[result]
+            if y is None:
+                raise LaunchError(f"result {result}: no tensor was given to write to")
+            y = sliced_nhwc(f"result {result}", y)
+            places[index] = descriptor(y, [view.pixels, part.k], [tile.pixels, tile.block_k], [pitch_of(y), 1])
+        ends = [*accumulate(self.tiles), *[sum(self.tiles)] * MOST][: MOST - 1]
+        self.kernel(
+            (-(-view.pixels // tile.pixels) * sum(self.tiles), 1, 1),
+            [
+                descriptor(x, [view.pixels, view.c], [tile.pixels, tile.block_c]),
+                descriptor(weight, list(weight.shape), [tile.block_k, tile.block_c]),
+                *places, bias, sum(self.tiles), *ends, tile.iterations(view),
+            ],
+        )  # fmt: skip
+
+
+class MergedEngine(Engine):
+    """One product for several convolutions; see `kernels/merged.py`."""
+
+    id = "triton.merged"
+    family = "gemm"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Pieces of the graph that are such convolutions, in NHWC and half precision, on Hopper."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"merges convolutions of a piece of the graph, got {type(problem).__name__}")
+        if not (found := device_support(target, 90)):
+            return found
+        if problem.layout != LAYOUT:
+            return Support.no(f"needs layout {LAYOUT}, got {problem.layout}")
+        merge = merge_of(problem.text)
+        if isinstance(merge, str):
+            return Support.no(merge)
+        largest = max(max(part.x_spec.elements, part.y_spec.elements) for part in merge.parts)
+        return Support.yes() if largest < _INDEX_LIMIT else Support.no("indexes tensors of fewer than 2^31 elements")
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Tiles by guessed time."""
+        merge = _merge(problem)
+        tiles: list[Tile] = []
+        for block_k in (64, 128):
+            view = merge.view(block_k)
+            tiles += candidate_tiles(
+                view, block_cs=block_channels(view), pixels=(16, 32, 64, 128, 256), ks=(block_k,), units=target.units,
+                limit=12, splits=(1,),
+            )  # fmt: skip
+        tiles.sort(key=lambda tile: estimate_us(merge.view(tile.block_k), tile, target.units))
+        return [replace(tile, pdl=True).knobs for tile in tiles]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The tiles' cost model."""
+        merge, tile = _merge(problem), Tile.of(knobs)
+        return estimate_us(merge.view(tile.block_k), tile, target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one tile."""
+        return MergedExecutable(self.id, _merge(problem), Tile.of(knobs), target)
+
+
+def _merge(problem: Problem) -> Merge:
+    assert isinstance(problem, SubgraphProblem)
+    merge = merge_of(problem.text)
+    assert isinstance(merge, Merge)
+    return merge
+
+
+ENGINE = MergedEngine()

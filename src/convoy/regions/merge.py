@@ -1,0 +1,69 @@
+"""Parallel 1x1 convolutions of one input, as one product with all of their filters.
+
+before: %a = conv2d(%x, %w1, %b1, ...); %p = aten.relu.default(%a)
+        %b = conv2d(%x, %w2, %b2, ...); %q = aten.relu.default(%b)
+-->
+after:  merge(a+p+b+q)      p, q = relu of the channels of one convolution of x with the filters of w1 and w2
+
+Inception's and GoogLeNet's modules begin so: x is read once, and one kernel is launched where three or four were. Each result
+stays a tensor of its own. A chain reads x alone, so that no way leads from one to another: the region is convex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convoy.graph.ir import Graph, Node
+from convoy.graph.layers import conv_problem
+from convoy.problem import SubgraphProblem
+from convoy.regions.cut import cut
+from convoy.regions.epilogue import Chain, chains
+from convoy.regions.region import Region
+
+LAYOUT = "nhwc"
+"""The memory format in which a pixel's channels lie together, so that all filters are rows of one matrix."""
+
+MOST = 4
+"""Convolutions in one region: as many results as the kernel has places for."""
+
+_DTYPES = ("fp16", "bf16")
+"""Of fp32 a piece of the graph does not say how its products may be rounded."""
+
+
+def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
+    """One region for each value that several such convolutions read, with the longest chain of each that has no residual."""
+    if LAYOUT not in layouts:
+        return []
+    found: dict[str, list[Chain]] = {}
+    for node in graph.nodes:
+        if node.op == "conv2d" and _is_plain(graph, node):
+            own = [chain for chain in chains(graph, node) if not chain.residual]
+            if own and not own[-1].is_fresh(graph):
+                found.setdefault(next(node.refs()), []).append(own[-1])
+    regions: list[Region] = []
+    for parallel in found.values():
+        regions += [_region(graph, group[:MOST]) for group in _alike(parallel) if len(group) > 1]
+    return regions
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """A 1x1 filter of stride 1 without padding or groups, in half precision."""
+    problem = conv_problem(graph, node)
+    plain = problem.is_pointwise and problem.stride_h == problem.stride_w == problem.groups == 1
+    return plain and problem.x_dtype in _DTYPES and problem.x_dtype == problem.y_dtype == problem.weight_dtype
+
+
+def _alike(parallel: Sequence[Chain]) -> list[list[Chain]]:
+    """Chains that one epilogue serves: with the same activation, and a bias all or none."""
+    groups: dict[tuple[str, bool], list[Chain]] = {}
+    for chain in parallel:
+        groups.setdefault((chain.activation, chain.epilogue().bias), []).append(chain)
+    return list(groups.values())
+
+
+def _region(graph: Graph, group: Sequence[Chain]) -> Region:
+    named = {name for chain in group for name in chain.names}
+    names = tuple(node.name for node in graph.nodes if node.name in named)
+    problem, args, constants, results = cut(graph, names, LAYOUT)
+    assert isinstance(problem, SubgraphProblem)
+    return Region("merge", names, args, constants, results, (problem,))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from convoy._version import __version__
-from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run, sparsity, study
+from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run, scale, sparsity, study
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("layers")(layers.layers)
 app.command("engines")(engines.engines)
 app.add_typer(db.app, name="db")
 app.command("study")(study.study)
+app.command("scale")(scale.scale)
 app.command("doctor")(doctor.doctor)
 
 INTERRUPTED = 130

@@ -1,0 +1,156 @@
+"""convoy scale: data-parallel training on 1, 2, 4, ... GPUs, and where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from convoy.cli import options
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.compare import Run
+    from convoy.compare.scaling import ScaleRequest
+
+
+def scale(
+    model: options.Model,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", help="Numbers of GPUs (on a CPU: processes) of a host, separated by commas: 1,2,4,8."),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option("--batch", help="Images of a GPU and step; with --strong, of all GPUs together.")
+    ] = 128,
+    weak: Annotated[bool, typer.Option("--weak", help="Each GPU keeps its batch; this is the default.")] = False,
+    strong: Annotated[bool, typer.Option("--strong", help="All GPUs share one batch; with --weak, both.")] = False,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="fp32; or fp16 or bf16: autocast with fp32 parameters.")
+    ] = "fp32",
+    size: options.Size = None,
+    providers: Annotated[
+        str, typer.Option("--providers", help="Who trains, separated by commas: torch.ddp, convoy.")
+    ] = "torch.ddp,convoy",
+    nodes: Annotated[int, typer.Option("--nodes", help="Hosts; the same command is run on each.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", help="Which host this is, from 0.")] = 0,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", help="HOST:PORT of the first host, where there is more than one.")
+    ] = "",
+    device: options.Device = None,
+    effort: Annotated[
+        str, typer.Option("--effort", help="How much Convoy's step tunes: none, quick or full.")
+    ] = "quick",
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Most seconds of one number of GPUs and provider.")
+    ] = 900.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Least seconds of one of the 7 timed rounds.")] = 0.3,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what the file has already.")] = False,
+    db: options.Db = None,
+) -> None:
+    """Train MODEL on several GPUs: throughput, efficiency, and time in computation, communication, launches and input."""
+    settings = options.settings_from(effort=effort, db=db)
+    options.check_outputs({"--output": output})
+    where = options.pick_device(device)
+
+    from convoy.compare.scaling import ScaleRequest
+
+    request = ScaleRequest(
+        model=model,
+        gpus=_counts(gpus, where),
+        batch=batch,
+        scalings=(*(["weak"] if weak or not strong else []), *(["strong"] if strong else [])),
+        providers=tuple(word.strip() for word in providers.split(",") if word.strip()),
+        dtype=dtype,
+        device=where,
+        size=size or 0,
+        nodes=nodes,
+        node_rank=node_rank,
+        endpoint=endpoint,
+        timeout_s=timeout,
+        round_s=seconds,
+        effort=str(settings.effort),
+        db=str(db or ""),
+    )
+    request.check(_available(where))
+    options.load(model, None, "fp32", "cpu")  # a name that is none is the user's error, and not four processes'
+    run = _start(request, output, again=again)
+    _measure(request, run, output)
+
+
+def _available(device: str) -> int:
+    import os
+
+    import torch
+
+    return torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
+
+
+def _counts(text: str | None, device: str) -> tuple[int, ...]:
+    """The numbers asked for; by default powers of two up to what there is."""
+    if text is None:
+        most = _available(device) if device == "cuda" else 2
+        return tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise InputError("--gpus", word, "numbers separated by commas: 1,2,4")
+    return tuple(int(word) for word in words)
+
+
+def _start(request: ScaleRequest, output: Path | None, *, again: bool) -> Run:
+    from convoy.compare import Run
+    from convoy.compare.manifest import make_manifest
+    from convoy.compare.runfile import resumed
+
+    asked = {
+        "command": "scale", "model": request.model, "gpus": list(request.gpus), "batch": request.batch,
+        "scalings": list(request.scalings), "dtype": request.dtype, "providers": list(request.providers),
+        "size": request.size, "nodes": request.nodes, "effort": request.effort,
+        "seconds": request.round_s,
+    }  # fmt: skip
+    protocol = (
+        f"torchrun, {request.rounds} rounds in turn of at least {request.round_s:g} s, the slowest process counts"
+    )
+    fresh = Run("scaling", make_manifest(device=request.device, protocol=protocol, request=asked))
+    return resumed(output, fresh, again=again) if output is not None else fresh
+
+
+def _measure(request: ScaleRequest, run: Run, output: Path | None) -> None:
+    """Job by job; what was measured stands in the file when a later one fails or is interrupted."""
+    from dataclasses import replace
+
+    from convoy.cli.progress import Bar
+    from convoy.compare import write
+    from convoy.compare.scaling import HEADS, NUMBERS, failures, jobs, table, with_efficiency
+    from convoy.compare.scaling_launch import run as run_job
+    from convoy.report import print_table
+
+    found = list(jobs(request))
+    with Bar() as bar:
+        for number, job in enumerate(found):
+            bar(f"{job.provider} on {job.world}, {job.scaling}", number, len(found))
+            known = run.row(job.row().key)
+            if known is not None and known.ok:
+                continue
+            row = run_job(job)
+            if row is None:
+                continue
+            run = run.with_row(row)
+            run = replace(run, rows=tuple(with_efficiency(run.rows)))
+            if output is not None:
+                write(run, output)
+    if request.node_rank > 0:
+        typer.echo("the first host has the figures")
+        return
+    print_table(HEADS, table(run.rows), numbers=NUMBERS)
+    for line in dict.fromkeys(f"{row.provider}: {row.setting}" for row in run.rows if row.ok):
+        typer.echo(line)
+    for line in failures(run.rows):
+        typer.echo(line, err=True)
+    if output is not None:
+        typer.echo(f"run: {output}")
+    if not any(row.ok for row in run.rows):
+        raise typer.Exit(1)

@@ -1,0 +1,267 @@
+"""Scaling: jobs, rows and efficiency; what torchrun is started with, and every way in which a job can end."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from typer.testing import CliRunner
+
+from convoy.cli import app
+from convoy.compare import read
+from convoy.compare.scaling import Job, ScaleRequest, failures, jobs, result_row, table, with_efficiency
+from convoy.compare.scaling_launch import command, explain, run
+from convoy.compare.scaling_measure import loss_of, measure, union_us
+from convoy.errors import InputError
+
+REQUEST = ScaleRequest(model="resnet50", gpus=(1, 2, 4), batch=8, device="cuda", timeout_s=20.0)
+JOB = Job(REQUEST, "torch.ddp", 2, "weak")
+
+NET = """
+from torch import nn
+
+def net():
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    return nn.Sequential(*layers)
+"""
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_rise_and_share_the_batch_where_scaling_is_strong() -> None:
+    request = replace(REQUEST, gpus=(4, 1), scalings=("weak", "strong"))
+    assert [(j.scaling, j.processes, j.provider, j.batch) for j in jobs(request)] == [
+        ("weak", 1, "torch.ddp", 8), ("weak", 1, "convoy", 8), ("weak", 4, "torch.ddp", 8), ("weak", 4, "convoy", 8),
+        ("strong", 1, "torch.ddp", 8), ("strong", 1, "convoy", 8), ("strong", 4, "torch.ddp", 2), ("strong", 4, "convoy", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"gpus": ()}, "--gpus"),
+        ({"gpus": (1, 1)}, "--gpus"),
+        ({"gpus": (0,)}, "--gpus"),
+        ({"gpus": (8,)}, "at most the 4 GPUs"),
+        ({"gpus": (64,), "device": "cpu"}, "processes"),
+        ({"batch": 0}, "--batch"),
+        ({"batch": 6, "scalings": ("strong",)}, "multiple of 4"),
+        ({"providers": ("horovod",)}, "--providers"),
+        ({"dtype": "fp8"}, "--dtype"),
+        ({"nodes": 2}, "--endpoint"),
+        ({"nodes": 2, "endpoint": "host"}, "--endpoint"),
+        ({"nodes": 2, "endpoint": "host:99999"}, "--endpoint"),
+        ({"node_rank": 1}, "--node-rank"),
+        ({"timeout_s": 0.0}, "--timeout"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option(changes, named) -> None:
+    REQUEST.check(4)
+    with pytest.raises(InputError) as caught:
+        replace(REQUEST, **changes).check(4)
+    assert named in str(caught.value)
+
+
+def test_torchrun_is_started_by_a_list_of_arguments(tmp_path: Path) -> None:
+    words = command(JOB, tmp_path)
+    assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert "--standalone" in words
+    assert words[-3:] == ["-m", "convoy.compare.scaling_worker", str(tmp_path)]
+    far = command(replace(JOB, request=replace(REQUEST, nodes=2, node_rank=1, endpoint="a; rm -rf /:29500")), tmp_path)
+    assert "--rdzv-endpoint=a; rm -rf /:29500" in far  # one argument: no shell reads it
+    assert {"--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d"} <= set(far)
+    assert "--standalone" not in far
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------------
+
+
+def result(step_s, compute_s=None, **values):
+    rounds = {"step": [step_s] * 5} | ({"compute": [compute_s] * 5} if compute_s else {})
+    return {"rounds": rounds, "values": values, "setting": "channels_last", "notes": [], "backend": "nccl"}
+
+
+def test_a_row_says_where_the_time_goes() -> None:
+    row = result_row(JOB, result(0.010, 0.008, gradient_bytes=1e8, link_gb_per_s=100.0, allreduce_ms=1.5))
+    found = {f.metric: f.p50 for f in row.figures}
+    assert found == pytest.approx(
+        {"step_ms": 10, "compute_ms": 8, "exposed_ms": 2, "images_per_s": 1600, "gradient_bytes": 1e8, "link_gb_per_s": 100,
+         "allreduce_ms": 1.5, "bound_ms": 1.0}
+    )  # fmt: skip
+    assert row.axes == {"gpus": 2, "nodes": 1, "scaling": "weak"}
+    assert not row.noisy
+    jumpy = result(0.01)
+    jumpy["rounds"]["step"] = [0.01, 0.01, 0.02, 0.02, 0.03]
+    assert result_row(JOB, jumpy).noisy
+
+
+def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
+    def row(count, step_s, provider="torch.ddp", scaling="weak"):
+        return result_row(Job(REQUEST, provider, count, scaling), result(step_s))
+
+    rows = [row(4, 0.0125), row(1, 0.010), row(2, 0.010), row(2, 0.02, "convoy"), row(4, 0.02, "convoy"),
+            row(1, 0.008, scaling="strong"), row(4, 0.004, scaling="strong"),
+            JOB.row(status="crashed", reason="died")]  # fmt: skip
+    shares = [f.p50 if (f := r.figure("efficiency")) else None for r in with_efficiency(rows)]
+    assert shares == pytest.approx([0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, None])
+    assert with_efficiency(with_efficiency(rows)) == with_efficiency(rows)
+    assert [line[5] for line in table(with_efficiency(rows))[:2]] == ["80.0%", "100.0%"]
+    assert failures(rows) == ["torch.ddp on 2, weak: crashed: died"]
+
+
+# --- how a job may end ------------------------------------------------------------------------------------------------------
+
+
+def script(text: str):
+    """What runs in torchrun's place: it finds the folder in `folder`."""
+    head = "import json, os, signal, sys, time, pathlib\nfolder = pathlib.Path(sys.argv[1])\n"
+    return lambda job, folder: [sys.executable, "-S", "-c", head + text, str(folder)]
+
+
+FAILS = """
+error = dict(status="out_of_memory", reason="process 1: much")
+(folder / "error-1.json").write_text(json.dumps(error))
+raise SystemExit(1)
+"""
+
+
+def write_result(text: dict) -> str:
+    return f"(folder / 'result.json').write_text({json.dumps(text)!r})\n"
+
+
+def test_a_result_is_read() -> None:
+    reads = "job = json.loads((folder / 'job.json').read_text())\nassert job['batch'] == 8\n"
+    row = run(JOB, script(reads + write_result(result(0.01))))
+    assert row is not None
+    assert row.ok
+    assert row.figure("images_per_s").p50 == pytest.approx(1600)
+
+
+def test_another_host_has_no_result() -> None:
+    assert run(replace(JOB, request=replace(REQUEST, nodes=2, node_rank=1)), script("")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("raise SystemExit(3)", "crashed", "code 3: it said nothing"),
+        ("print('ValueError: 7'); print('===='); raise SystemExit(1)", "crashed", "ValueError: 7"),
+        (write_result(result(0.01)) + "raise SystemExit(1)", "crashed", "code 1"),  # a result of a job that then failed
+        ("", "crashed", "code 0"),
+        ("print('rank      : 1 (local)\\n Signal 9 (SIGKILL) received by PID 7'); raise SystemExit(1)", "crashed",
+         "process 1 was ended by SIGKILL, as the system does when memory is short"),
+        ("print('Signal 11 (SIGSEGV) received by PID 7'); raise SystemExit(1)", "crashed", "ended by SIGSEGV"),
+        ("print('The server socket has failed to listen on port: 29500. EADDRINUSE'); raise SystemExit(1)", "crashed",
+         "port 29500 is in use"),
+        ("print('torch.distributed.DistStoreError\\nRendezvousTimeoutError'); raise SystemExit(1)", "crashed",
+         "did not find each other"),
+        (FAILS, "out_of_memory", "process 1: much"),
+    ],
+)  # fmt: skip
+def test_any_other_end_is_a_status_and_a_clear_line(text, status, words) -> None:
+    row = run(JOB, script(text))
+    assert row is not None
+    assert row.status == status
+    assert words in row.reason
+    assert not row.figures
+
+
+def test_a_job_that_hangs_is_ended_and_says_where_it_was() -> None:
+    start = time.perf_counter()
+    text = "(folder / 'stage-0.txt').write_text('round 3')\ntime.sleep(60)"
+    row = run(replace(JOB, request=replace(REQUEST, timeout_s=0.5)), script(text))
+    assert time.perf_counter() - start < 30
+    assert row is not None
+    assert (row.status, row.reason) == ("timeout", "no end after 0.5 s (last at: process 0: round 3)")
+
+
+def test_torchruns_own_words_are_not_needed() -> None:
+    assert explain("", 2) == "torchrun ended with code 2: it said nothing"
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------------
+
+
+def test_busy_time_is_the_union_of_the_kernels() -> None:
+    assert union_us([]) == 0
+    assert union_us([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+
+
+def test_auxiliary_outputs_are_part_of_the_loss() -> None:
+    logits, target = torch.zeros(2, 4), torch.tensor([0, 1])
+    plain = loss_of(logits, target)
+    assert loss_of((logits, logits, None), target) == pytest.approx(1.3 * float(plain))
+
+
+@pytest.fixture
+def alone(tmp_path: Path):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield tmp_path
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_process_measures_every_part_and_leaves_the_parameters(alone: Path, dtype, monkeypatch) -> None:
+    (alone / "net.py").write_text(NET)
+    request = replace(
+        REQUEST,
+        model=f"{alone / 'net.py'}:net",
+        gpus=(1,),
+        batch=2,
+        size=8,
+        device="cpu",
+        dtype=dtype,
+        rounds=3,
+        round_s=0.001,
+    )
+    stages: list[str] = []
+    job = Job(request, "torch.ddp", 1, "weak")
+    found = measure(job.to_dict(), torch.device("cpu"), stages.append)
+    assert {name: len(own) for name, own in found["rounds"].items()} == {"step": 3, "compute": 3, "input": 3}
+    assert found["values"]["gradient_bytes"] == 4 * (3 * 4 * 9 + 4 + 4 + 4 + 4 * 5 + 5)
+    assert ("autocast" in found["setting"]) == (dtype == "bf16")
+    assert "round 2" in stages
+    row = result_row(job, found)
+    assert row.ok
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.slow
+def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    out = tmp_path / "run.json"
+    words = ["scale", f"{tmp_path / 'net.py'}:net", "--gpus", "2", "--batch", "2", "--size", "8", "--device", "cpu"]
+    words += ["--providers", "torch.ddp", "--timeout", "120", "--seconds", "0.01", "-o", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    (row,) = read(out).rows
+    assert row.axes["gpus"] == 2
+    found = {f.metric for f in row.figures}
+    assert {"step_ms", "compute_ms", "exposed_ms", "allreduce_ms", "bound_ms", "images_per_s", "efficiency"} <= found
+    assert row.detail["backend"] == "gloo"
+    start = time.perf_counter()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert time.perf_counter() - start < 3  # from the file: no process is started
+    assert read(out).rows == (row,)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["--gpus", "two"], "--gpus"), (["--gpus", "1,,2"], "--gpus"), (["--batch", "3", "--strong"], "--batch"),
+     (["--nodes", "2"], "--endpoint"), (["--providers", "ddp"], "--providers"), (["-o", "/nowhere/x.json"], "--output")],
+)  # fmt: skip
+def test_bad_words_are_one_clear_error(words, named) -> None:
+    done = CliRunner().invoke(app, ["scale", "alexnet", "--device", "cpu", *words])
+    assert isinstance(done.exception, InputError)
+    assert named in str(done.exception)
+
+
+def test_a_model_that_is_none_is_the_users_error() -> None:
+    done = CliRunner().invoke(app, ["scale", "alexnett", "--device", "cpu", "--gpus", "1"])
+    assert isinstance(done.exception, InputError)

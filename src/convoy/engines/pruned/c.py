@@ -21,8 +21,8 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import plain_convolution
 from convoy.engines.pruned.blocks import LANES, REGISTERS, plan, write
 from convoy.engines.pruned.emit_c import FUSED, emit
+from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
-from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -59,7 +59,7 @@ class PrunedConvolution(Executable):
         source = emit(kernel, made.layout, bias=epilogue.bias, residual=epilogue.residual, activation=fused)
         self._following = "none" if fused == epilogue.activation else epilogue.activation
         self._places = torch.from_numpy(places)
-        self._empty = torch.from_numpy(~mask)
+        self._mask = torch.from_numpy(mask)
         self._epilogue = epilogue
         self._threads = max(1, min(knobs.integer("threads"), source.cost // SMALL_COST))
         self.workspace_bytes = made.thread_bytes * knobs.integer("threads")
@@ -72,12 +72,7 @@ class PrunedConvolution(Executable):
             InputError: the weight has a value where the mask has none.
         """
         weight = constants[0].detach()
-        stray = weight[self._empty]
-        if bool((stray != 0).any()):
-            expected = "zeros wherever the mask of the problem has none"
-            raise InputError(
-                "weight", float(stray[stray != 0][0]), expected, "Other zeros are another problem: tune anew."
-            )
+        check_zeros(weight, self._mask)
         values = weight.contiguous().view(-1)[self._places].contiguous()
         return values, *(constant.detach().contiguous() for constant in constants[1:])
 

@@ -77,8 +77,8 @@ class Layout:
 
     @property
     def span(self) -> int:
-        """Floats of a plane that a tile reads."""
-        return self.tile + self.reach_h * self.pitch + self.reach_w
+        """Floats of a plane that a tile reads, up to whole 16-byte pieces of half floats: what shared memory is filled by."""
+        return -(-(self.tile + self.reach_h * self.pitch + self.reach_w) // 8) * 8
 
     @property
     def plane(self) -> int:

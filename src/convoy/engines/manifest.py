@@ -39,6 +39,7 @@ MANIFEST: Final[dict[str, str]] = {
 
 WAITING: Final[dict[str, str]] = {
     "cudnn": "convoy.engines.cudnn",
+    "pruned.cuda": "convoy.engines.pruned.cuda",
     "triton.persistent": "convoy.engines.triton.persistent",
     "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",

@@ -8,13 +8,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 import convoy
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
-from convoy.compare.frameworks.torch_model import built, load_net, outputs_of
+from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of
 from convoy.pipeline import optimize_model
+from convoy.pipeline.training import train_model
+from convoy.pipeline.verdict import float_outputs
+from convoy.program.step import StepOptions
 from convoy.report.summary import Summary
+from convoy.zoo import parse_dtype
 
 
 class Convoy:
@@ -22,22 +27,27 @@ class Convoy:
 
     def ways(self, case: Case, material: Material) -> Sequence[Way]:
         """One: Convoy chooses layouts, engines and streams by itself."""
-        if case.training:
-            raise UnsupportedCaseError("this Convoy has no training step")
+        if case.training and case.dtype == "fp16" and case.device == "cpu":
+            raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
         numerics = "half" if case.dtype != "fp32" else "as_torch"
-        return [Way(f"effort {case.effort}, numerics {numerics}", partial(_infer, case, material, numerics))]
+        build = _train if case.training else _infer
+        words = ("convoy.training_step, " if case.training else "") + f"effort {case.effort}, numerics {numerics}"
+        return [Way(words, partial(build, case, material, numerics))]
 
 
 FRAMEWORK = Convoy()
 
 
-def _infer(case: Case, material: Material, numerics: str) -> Built:
-    net = load_net(case, material)
-    settings = convoy.Settings(
+def _settings(case: Case, numerics: str) -> convoy.Settings:
+    return convoy.Settings(
         effort=convoy.Effort(case.effort), numerics=convoy.Numerics(numerics), static_outputs=case.device == "cuda"
     )
+
+
+def _infer(case: Case, material: Material, numerics: str) -> Built:
+    net = load_net(case, material)
     start = time.perf_counter()
-    result = optimize_model(net.model, (net.x,), name=case.model, settings=settings)
+    result = optimize_model(net.model, (net.x,), name=case.model, settings=_settings(case, numerics))
     seconds = time.perf_counter() - start
     program, summary = result.program, result.summary
 
@@ -45,7 +55,39 @@ def _infer(case: Case, material: Material, numerics: str) -> Built:
     def run() -> Any:
         return program(net.x)
 
-    found = built(run, lambda: outputs_of(run()), case, notes=summary.notes)
+    return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds)
+
+
+def _train(case: Case, material: Material, numerics: str) -> Built:
+    net = load_net(case, material)
+    stock = Step(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
+    start = time.perf_counter()
+    result = train_model(
+        net.model,
+        first_output_loss,
+        stock.optimizer,
+        (net.x, net.labels),
+        options=StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler),
+        settings=_settings(case, numerics),
+        name=case.model,
+    )
+    seconds = time.perf_counter() - start
+
+    def run() -> torch.Tensor:
+        return result.step(net.x, net.labels)
+
+    found = built(run, lambda: check_step(lambda: run().clone(), stock.gradients), case)
+    return _with_layers(found, result.summary, seconds) if result.summary is not None else found
+
+
+def first_output_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the model's first output, in fp32."""
+    return functional.cross_entropy(float_outputs(outputs)[0].float(), labels)
+
+
+def _with_layers(found: Built, summary: Summary, seconds: float) -> Built:
+    """With what Convoy knows of its layers."""
+    found.notes += summary.notes
     found.kinds = lambda: layer_kinds(summary)
     found.detail = {"layers": layers_of(summary), "peaks": dict(summary.peaks), "tuning_s": round(seconds, 2)}
     return found

@@ -1,0 +1,137 @@
+"""convoy compare: the same net in every framework, or what each option of PyTorch is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convoy.cli import options
+from convoy.errors import InputError
+from convoy.settings import Effort, parse_bytes
+
+if TYPE_CHECKING:
+    from convoy.compare.runfile import Run
+
+ALL = "torch,inductor,jax,tensorflow,onnxruntime,openvino,convoy"
+
+
+def compare(
+    model: options.Model,
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1",
+    train: Annotated[bool, typer.Option("--train", help="Time training steps: forward, backward, SGD update.")] = False,
+    frameworks: Annotated[
+        str | None, typer.Option("--frameworks", help=f"Names separated by commas, by default {ALL}.")
+    ] = None,
+    option_names: Annotated[
+        str | None,
+        typer.Option("--options", help="What options of PyTorch are worth, alone and together: all, or their names."),
+    ] = None,
+    size: options.Size = None,
+    dtype: options.Dtype = "fp32",
+    device: options.Device = None,
+    weights: options.Weights = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of a CPU for each framework; by default PyTorch's own.")
+    ] = None,
+    effort: Annotated[str, typer.Option("--effort", help="How much Convoy may tune: none, quick or full.")] = "quick",
+    rounds: Annotated[int, typer.Option("--rounds", help="Interleaved rounds; slow calls get fewer.")] = 15,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", help="Most seconds for a framework to start, to build one way, or for a round."),
+    ] = 900.0,
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", help="Most memory of a framework's process: 8GiB.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew although the run file has rows.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
+) -> None:
+    """Run MODEL in every framework, each in a process of its own, outputs checked first; or try PyTorch's options on it."""
+    if option_names is not None and frameworks is not None:
+        raise InputError(
+            "--options", option_names, "no --frameworks beside it", "They are two runs with two run files."
+        )
+    kind = "options" if option_names is not None else "compare"
+    path = run or Path(f"{kind}-{_file_word(model)}.json")
+    options.check_outputs({"--run": path, "--report": report})
+    batches = _batches(batch)
+    if rounds < 3:
+        raise InputError("--rounds", rounds, "at least 3")
+    if effort not in list(Effort):
+        raise InputError("--effort", effort, "one of " + ", ".join(Effort))
+
+    from convoy.compare.case import Case
+    from convoy.compare.comparison import Limits
+    from convoy.measurement import check_dtype, detect_target
+
+    where = options.pick_device(device)
+    target = detect_target(where)
+    check_dtype(target, dtype)
+    count = threads if threads is not None else _threads()
+    if count < 1:
+        raise InputError("--threads", count, "an integer of at least 1")
+    mode = "training" if train else "inference"
+    cases = [Case(model, weights or "", number, size or 0, dtype, mode, where, count, effort) for number in batches]
+    request: dict[str, Any] = {"command": kind, **cases[0].to_dict(), "batch": batches, "rounds": rounds}
+    limits = Limits(timeout, parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0, rounds)
+    if option_names is not None:
+        found = _options(cases, option_names, path, request, limits, again)
+    else:
+        found = _frameworks(cases, frameworks or ALL, path, request, limits, again)
+    _show(found, path, report)
+
+
+def _frameworks(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:
+    from convoy.compare.comparison import compare as run_comparison
+    from convoy.compare.frameworks import find
+
+    entries = [find(word.strip()) for word in words.split(",") if word.strip()]
+    if not entries:
+        raise InputError("--frameworks", words, f"names among {ALL}")
+    # The frameworks are no part of the request: a run goes on with others, and those that are there stay.
+    return run_comparison(cases, entries, path, request=request, limits=limits, again=again, observer=_observe)
+
+
+def _options(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:
+    from convoy.compare.ablation import search_options
+
+    return search_options(cases, words, path, request=request, limits=limits, again=again, observer=_observe)
+
+
+def _observe(message: str, done: int, total: int) -> None:
+    typer.echo(f"convoy: {message}" + (f" ({done}/{total})" if total else ""), err=True)
+
+
+def _show(found: Run, path: Path, report: Path | None) -> None:
+    from convoy.compare.page import sheet_of
+    from convoy.report.sheet import print_sheet, write_sheet
+
+    sheet = sheet_of([found])
+    print_sheet(sheet)
+    if report is not None:
+        write_sheet(sheet, report)
+        typer.echo(f"report:    {report}")
+    typer.echo(f"run:       {path}")
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _batches(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise InputError("--batch", text, "whole numbers above 0, separated by commas")
+    return list(dict.fromkeys(int(word) for word in words))
+
+
+def _file_word(model: str) -> str:
+    """A model's name as part of a file's."""
+    return "".join(ch if ch.isalnum() or ch in "_-" else "-" for ch in Path(model).name) or "model"

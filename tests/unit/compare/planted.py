@@ -1,0 +1,116 @@
+"""Frameworks with planted faults, as `id=module:NAME`: each runs in a child process of its own, without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convoy.compare.case import Case
+from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
+
+
+def answer(material: Material) -> Built:
+    """The right answer, from the file of exact results."""
+    exact = material.exact()
+    return Built(lambda: time.sleep(0.001), lambda: exact)
+
+
+class Right:
+    """Two ways, the second faster; JSON lines and noise on standard output must harm nobody."""
+
+    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+        assert "torch" not in sys.modules, "a framework without torch is measured without torch"
+        print('{"ready": "not this"}', flush=True)
+
+        def slow() -> Built:
+            return Built(lambda: time.sleep(0.02), answer(material).check)
+
+        def fast() -> Built:
+            built = answer(material)
+            built.kinds, built.notes, built.detail = (lambda: {"conv": 1.0}), ["a note"], {"own": 1}
+            built.peak_memory = lambda: 123
+            return built
+
+        def broken() -> Built:
+            raise ValueError("this way is not there")
+
+        return [Way("slow", slow), Way("fast", fast), Way("broken", broken)]
+
+
+class One:
+    """One way by a function of (case, material)."""
+
+    def __init__(self, build: Any) -> None:
+        self.build = build
+
+    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+        return [Way("one", lambda: self.build(case, material))]
+
+
+def wrong(case: Case, material: Material) -> Built:
+    outputs: Outputs = {name: array * (1 + 1e-3) for name, array in material.exact().items()}
+    return Built(lambda: None, lambda: outputs)
+
+
+def crash(case: Case, material: Material) -> Built:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+def hang(case: Case, material: Material) -> Built:
+    while True:
+        time.sleep(1)
+
+
+def exhausted(case: Case, material: Material) -> Built:
+    raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 PB")
+
+
+def greedy(case: Case, material: Material) -> Built:
+    kept: list[Any] = []
+    for _ in range(4000):
+        kept.append(np.ones(1 << 20))
+        time.sleep(0.005)
+    return answer(material)
+
+
+def later(case: Case, material: Material) -> Built:
+    """Right, and breaks when it is timed."""
+    calls = [0]
+
+    def run() -> None:
+        calls[0] += 1
+        time.sleep(0.001)
+        if calls[0] > 6:
+            raise ArithmeticError("the seventh call")
+
+    return Built(run, answer(material).check)
+
+
+def unsupported(case: Case, material: Material) -> Built:
+    raise UnsupportedCaseError("no such operator here")
+
+
+RIGHT, WRONG, CRASH, HANG = Right(), One(wrong), One(crash), One(hang)
+EXHAUSTED, GREEDY, LATER, UNSUPPORTED = One(exhausted), One(greedy), One(later), One(unsupported)
+
+
+def tiny() -> Any:
+    """A net that is made in no time."""
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5),
+    )

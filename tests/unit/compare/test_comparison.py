@@ -1,0 +1,208 @@
+"""The comparison with planted faults: a crash, a hang, wrong numbers or too much memory cost a row and nothing more."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convoy.compare import comparison
+from convoy.compare.case import Case
+from convoy.compare.comparison import Limits, compare, figure, rounds_for, with_samples
+from convoy.compare.frameworks import FRAMEWORKS, Entry, find
+from convoy.compare.material import make
+from convoy.compare.memory import available_bytes, peak_bytes
+from convoy.compare.runfile import Row, Run, read
+from convoy.errors import InputError
+
+HERE = Path(__file__).parent
+PLANTED = HERE / "planted.py"
+CASE = Case(f"{PLANTED}:tiny", batch=2, size=32)
+LIMITS = Limits(timeout_s=20.0, rounds=3)
+REQUEST = {"command": "compare"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Any:
+    """Children import from where their parent does."""
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(HERE))
+    patch.setenv("CONVOY_COMMIT", "abc1234")  # or a commit between two tests makes the second another run's
+    yield
+    patch.undo()
+
+
+def planted(*names: str) -> list[Entry]:
+    return [find(f"{name}=planted:{name.upper()}") for name in names]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, list[str]]:
+    """One comparison with every fault that can be planted without waiting."""
+    path = tmp_path_factory.mktemp("compare") / "run.json"
+    said: list[str] = []
+    entries = planted("right", "wrong", "crash", "exhausted", "later", "unsupported")
+    entries += [
+        Entry("gone", "no_such_module_here:X", ("no_such_module_here",), "pip install gone", "pip install gone-gpu")
+    ]
+    found = compare(
+        [CASE], entries, path, request=REQUEST, limits=LIMITS, observer=lambda what, _done, _all: said.append(what)
+    )
+    return found, path, said
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a comparison gives its frameworks, made once, in this process."""
+    folder = tmp_path_factory.mktemp("material")
+    make(CASE, folder)
+    return folder
+
+
+@pytest.fixture
+def ready(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons start with the material that is there."""
+
+    def copy(_self: Any, _case: Case, folder: Path) -> None:
+        shutil.copytree(material, folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(comparison.Comparison, "_make_material", copy)
+
+
+@pytest.mark.parametrize(
+    ("provider", "status", "reason"),
+    [
+        ("wrong", "wrong_result", "the outputs are 1.0e-03 off"),
+        ("crash", "crashed", "SIGSEGV"),
+        ("exhausted", "out_of_memory", "RESOURCE_EXHAUSTED"),
+        ("later", "launch_error", "the seventh call"),
+        ("unsupported", "unsupported", "no such operator here"),
+        ("gone", "absent", "no_such_module_here not installed: pip install gone"),
+    ],
+)
+def test_a_fault_is_a_row_with_its_status_and_reason(run: Any, provider: str, status: str, reason: str) -> None:
+    row = next(row for row in run[0].rows if row.provider == provider)
+    assert row.status == status
+    assert reason in row.reason
+    assert row.figures == ()
+
+
+def test_the_framework_beside_them_is_measured_at_its_best_setting(run: Any) -> None:
+    row = next(row for row in run[0].rows if row.provider == "right")
+    assert row.ok
+    assert row.setting == "fast"
+    latency = row.figure("latency_ms")
+    assert latency is not None
+    assert 1.0 <= latency.p20 <= latency.p50 <= latency.p80
+    assert row.figure("peak_memory_bytes").p50 == 123
+    assert row.figure("rel_l2_error").p50 == 0
+    assert row.figure("startup_s").p50 > 0
+    assert row.detail["kinds"] == {"conv": 1.0}
+    assert row.detail["own"] == 1
+    assert row.notes == ("a note", "broken: ValueError: this way is not there")
+
+
+def test_the_file_holds_the_run(run: Any) -> None:
+    found, path, said = run
+    assert read(path) == found
+    assert {row.provider for row in found.rows} == {
+        "right",
+        "wrong",
+        "crash",
+        "exhausted",
+        "later",
+        "unsupported",
+        "gone",
+    }
+    assert found.manifest["request"] == REQUEST
+    assert any("exact results" in words for words in said)
+
+
+def test_a_run_goes_on_where_it_was_interrupted(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, path, _ = run
+    again = tmp_path / "run.json"
+    again.write_text(path.read_text())
+    monkeypatch.setattr(comparison, "ChildSession", None)  # nothing is started
+    entries = planted("right", "wrong", "crash")
+    assert compare([CASE], entries, again, request=REQUEST, limits=LIMITS).rows == found.rows
+    with pytest.raises(InputError, match="--again"):
+        compare([CASE], entries, again, request={"command": "compare", "batch": 3}, limits=LIMITS)
+
+
+@pytest.mark.usefixtures("ready")
+def test_an_interruption_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    monkeypatch.setattr(comparison.Comparison, "_measure_in_turn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        compare([CASE], planted("right"), path, request=REQUEST, limits=LIMITS)
+    (row,) = read(path).rows
+    assert row.ok
+    assert row.detail["timed"] == "alone"
+
+
+@pytest.mark.skipif(available_bytes() == 0, reason="needs Linux to count memory")
+@pytest.mark.usefixtures("ready")
+def test_hangs_and_greed_end_at_their_limits(tmp_path: Path) -> None:
+    limits = Limits(timeout_s=5.0, memory_bytes=600 << 20, rounds=3)
+    found = compare([CASE], planted("greedy", "hang"), tmp_path / "run.json", request=REQUEST, limits=limits)
+    greedy, hang = found.rows
+    assert greedy.status == "out_of_memory"
+    assert "limit of 0.6 GiB" in greedy.reason
+    assert hang.status == "timeout"
+    assert "build one: took longer than 5 s" in hang.reason
+
+
+def test_the_users_own_mistake_is_no_frameworks_fault(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no_such_file"):
+        compare([replace(CASE, model="no_such_file.py:net")], planted("right"), tmp_path / "r.json", request=REQUEST)
+    assert not list(tmp_path.iterdir())
+
+
+def samples(*values: float) -> dict[str, list[float]]:
+    return {"latency_ms": list(values), "flow_ms": list(values)}
+
+
+def test_noise_is_flagged_and_throughput_follows_from_latency() -> None:
+    row = with_samples(Row("net", "torch", batch=8), samples(2.0, 2.0, 2.0), in_turn=True)
+    assert not row.noisy
+    assert row.figure("images_per_s").p50 == 4000
+    noisy = with_samples(row, samples(1.0, 2.0, 4.0), in_turn=True)
+    assert noisy.noisy
+    rate = noisy.figure("images_per_s")
+    assert rate.p20 < rate.p50 < rate.p80
+    assert len(noisy.figures) == 2
+
+
+def test_noisy_rounds_are_taken_again_and_the_quiet_ones_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    rounds = iter([samples(1.0, 2.0, 4.0), samples(2.0, 2.1, 2.0), samples(9.0, 9.0, 9.0)])
+    run = Run(
+        "compare", {}, (with_samples(Row(CASE.model, "a", batch=2, axes={"size": 32}), samples(1.0), in_turn=False),)
+    )
+    one = comparison.Comparison(run, path, None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
+    one._alive = {"a": None}  # type: ignore[dict-item]
+    monkeypatch.setattr(one, "_rounds", lambda _case: {"a": next(rounds)})
+    one._measure_in_turn(CASE)
+    (row,) = one.run.rows
+    assert row.figure("latency_ms").p50 == 2.0
+    assert not row.noisy
+    assert next(rounds) == samples(9.0, 9.0, 9.0)
+
+
+def test_slow_calls_get_fewer_rounds_and_one_sample_has_no_spread() -> None:
+    assert rounds_for(0.001, 15) == 15
+    assert rounds_for(3.0, 15) == 5
+    assert rounds_for(100.0, 15) == 3
+    assert figure("latency_ms", "ms", [3.0]).spread == 0
+    assert peak_bytes() > 1 << 20
+
+
+def test_frameworks_are_found_by_name() -> None:
+    assert list(FRAMEWORKS) == ["torch", "inductor", "jax", "tensorflow", "onnxruntime", "openvino", "convoy"]
+    assert find("torch").absence("cpu") == ""
+    assert "pip install" in Entry("x", "x:X", ("no_such",), "pip install x", "pip install x-gpu").absence("cuda")
+    with pytest.raises(InputError, match="caffe"):
+        find("caffe")

@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 from convoy._version import __version__
-from convoy.cli import db, doctor, engines, explain, layers, optimize, prune, run, scale, sparsity, study
+from convoy.cli import (
+    compare,
+    db,
+    doctor,
+    engines,
+    explain,
+    layers,
+    optimize,
+    prune,
+    report,
+    run,
+    scale,
+    sparsity,
+    study,
+)
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -29,8 +43,10 @@ app.command("explain")(explain.explain)
 app.command("layers")(layers.layers)
 app.command("engines")(engines.engines)
 app.add_typer(db.app, name="db")
+app.command("compare")(compare.compare)
 app.command("study")(study.study)
 app.command("scale")(scale.scale)
+app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 
 INTERRUPTED = 130

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,9 @@ GRACE_S: Final = 10.0
 """How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
 
 _SAID_BYTES: Final = 20_000
+
+_KILLED: Final = re.compile(r"Signal \d+ \((?!SIGTERM)(SIG\w+)\)")
+"""How torchrun tells of a worker that a signal ended; SIGTERM is its own, for those that are left."""
 
 
 def command(job: Job, folder: Path) -> list[str]:
@@ -52,6 +56,9 @@ def run(job: Job, make: Callable[[Job, Path], Sequence[str]] = command) -> Row |
     Returns:
         Its row; None on a host that is not the first, where the result is not.
     """
+    taken = _port_in_use(job)
+    if taken:
+        return job.row(status="launch_error", reason=taken)
     with tempfile.TemporaryDirectory(prefix="convoy-scale-") as name, tempfile.TemporaryFile() as said:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(job.to_dict()), encoding="utf-8")
@@ -66,11 +73,31 @@ def run(job: Job, make: Callable[[Job, Path], Sequence[str]] = command) -> Row |
         try:
             code = process.wait(timeout=job.request.timeout_s)
         except subprocess.TimeoutExpired:
-            stages = _stages(folder)
-            return job.row(status="timeout", reason=f"no end after {job.request.timeout_s:g} s{stages}")
+            alone = "; no process began: does the same command run on the other hosts?" if job.request.nodes > 1 else ""
+            where = _stages(folder) or alone
+            return job.row(status="timeout", reason=f"no end after {job.request.timeout_s:g} s{where}")
         finally:
             _end(process)
         return _conclude(job, folder, code, said)
+
+
+def _port_in_use(job: Job) -> str:
+    """A line where the first host's port is taken: torchrun would wait there for whoever has it."""
+    request = job.request
+    if request.nodes == 1 or request.node_rank > 0:
+        return ""
+    port = int(request.endpoint.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the store does: what has only just ended is no one
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return (
+                f"port {port} of --endpoint cannot be used ({error.strerror}): another job runs there; give another one"
+            )
+    return ""
 
 
 def _environment() -> dict[str, str]:
@@ -99,14 +126,13 @@ def _conclude(job: Job, folder: Path, code: int, said: IO[bytes]) -> Row | None:
         return result_row(job, result)
     if code == 0 and job.request.node_rank > 0:
         return None
-    errors = sorted(folder.glob("error-*.json"), key=lambda path: path.stat().st_mtime_ns)
-    for path in errors:
-        error = _read(path)
-        if error is not None:
-            return job.row(status=str(error["status"]), reason=str(error["reason"]))
     said.seek(0, os.SEEK_END)
     said.seek(max(0, said.tell() - _SAID_BYTES))
     words = said.read().decode(errors="replace")
+    errors = sorted(folder.glob("error-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [error for path in errors if (error := _read(path)) is not None]
+    if found and not _KILLED.search(words):  # what the others say of one that was killed is only that it is gone
+        return job.row(status=str(found[0]["status"]), reason=str(found[0]["reason"]))
     return job.row(status="crashed", reason=explain(words, code) + _stages(folder))
 
 
@@ -132,12 +158,11 @@ def explain(words: str, code: int) -> str:
         port = re.search(r"port:? ?\(?(\d{2,5})", words)
         which = f"port {port[1]}" if port else "the port of --endpoint"
         return f"{which} is in use: another job runs there, or one has only just ended; give another --endpoint"
-    died = re.search(r"Signal (\d+) \((SIG\w+)\)", words)
-    rank = re.search(r"rank\s*: (\d+)", words)
-    who = f"process {rank[1]}" if rank else "a process"
+    died = _KILLED.search(words)
     if died:
-        memory = ", as the system does when memory is short" if died[2] == "SIGKILL" else ""
-        return f"{who} was ended by {died[2]}{memory}"
+        rank = re.search(r"rank\s*: (\d+)[^[]*?Signal", words)
+        memory = ", as the system does when memory is short" if died[1] == "SIGKILL" else ""
+        return f"{f'process {rank[1]}' if rank else 'a process'} was ended by {died[1]}{memory}"
     if re.search(r"Rendezvous\w*Error|RendezvousTimeout|rendezvous.*(?:timed out|timeout)", words):
         return "the hosts did not find each other in time: is --endpoint the first host's, and reachable from here?"
     lines = [line.strip() for line in words.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]

@@ -1,6 +1,7 @@
 """Scaling: jobs, rows and efficiency; what torchrun is started with, and every way in which a job can end."""
 
 import json
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -178,6 +179,32 @@ def test_a_job_that_hangs_is_ended_and_says_where_it_was() -> None:
     assert time.perf_counter() - start < 30
     assert row is not None
     assert (row.status, row.reason) == ("timeout", "no end after 0.5 s (last at: process 0: round 3)")
+
+
+def test_who_was_killed_is_told_and_not_who_missed_it() -> None:
+    says = "(folder / 'error-0.json').write_text(json.dumps(dict(status='launch_error', reason='peer is gone')))\n"
+    killed = says + "print('rank : 1 (local_rank: 1)\\n Signal 9 (SIGKILL) received by PID 7'); raise SystemExit(1)"
+    row = run(JOB, script(killed))
+    assert row is not None
+    assert row.reason.startswith("process 1 was ended by SIGKILL")
+    row = run(JOB, script(says + "print('Signal 15 (SIGTERM) received by PID 7'); raise SystemExit(1)"))
+    assert row is not None
+    assert row.reason == "peer is gone"
+
+
+def test_a_port_in_use_is_a_clear_line_and_no_wait() -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        far = replace(JOB, request=replace(REQUEST, nodes=2, endpoint=f"localhost:{port}"))
+        row = run(far, lambda job, folder: pytest.fail("started"))
+    assert row is not None
+    assert (row.status, f"port {port}" in row.reason) == ("launch_error", True)
+    lonely = replace(far, request=replace(far.request, timeout_s=0.3))
+    row = run(lonely, script("time.sleep(60)"))
+    assert row is not None
+    assert "other hosts" in row.reason
 
 
 def test_torchruns_own_words_are_not_needed() -> None:

@@ -28,7 +28,16 @@ def test_a_small_net_from_its_weights_to_a_file_that_loads(convoy_command: Comma
         "last.weight": 9,
     }
     with safe_open(out, framework="pt") as file:
-        assert file.metadata() == {"pattern": "unstructured", "sparsity": "0.5", "scope": "layer"}
+        about = file.metadata()
+    assert {word: about.pop(word) for word in ("model", "pattern", "sparsity", "scope", "accuracy_images")} == {
+        "model": "net.py:small",
+        "pattern": "unstructured",
+        "sparsity": "0.5",
+        "scope": "layer",
+        "accuracy_images": "12 of synthetic:12",
+    }
+    assert about.keys() == {"accuracy", "accuracy_before"}
+    assert f"fine-tuned {float(about['accuracy']):.2%}" in said
     again = json.loads(convoy_command.works(*SMALL, "--sparsity", "0.6", "--weights", out, "--json"))
     assert [layer["zeros_before"] for layer in again["layers"]] == [108, 24, 9]
     assert again["accuracy"] is None

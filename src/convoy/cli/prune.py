@@ -87,8 +87,7 @@ def prune(
     if out is not None:
         from convoy.prune import save_weights
 
-        about = {"pattern": summary.pattern, "sparsity": f"{summary.sparsity:g}", "scope": summary.scope}
-        save_weights(module, out, about)
+        save_weights(module, out, summary.about())
     show(summary, out, as_json)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from convoy.capture.export import evaluation_mode
 from convoy.errors import ConvoyError, InputError
 from convoy.prune.masks import masked
 
@@ -82,9 +83,8 @@ def finetune(
     batch = min(schedule.batch, len(images))
     steps = images.batch_count(batch, drop_last=True)
     losses: list[float] = []
-    training = [(module, module.training) for module in model.modules()]
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), masked(model, masks):
+    with torch.random.fork_rng(devices=cuda), evaluation_mode(model), masked(model, masks):
         torch.manual_seed(schedule.seed)  # dropout
         optimizer = torch.optim.SGD(
             [p for p in model.parameters() if p.requires_grad],
@@ -113,8 +113,6 @@ def finetune(
                     f"the loss is {losses[-1]} in epoch {epoch + 1}: a lower --lr than {schedule.lr:g} may help"
                 )
         optimizer.zero_grad(set_to_none=True)
-    for module, flag in training:
-        module.training = flag
     return losses
 
 
@@ -123,17 +121,13 @@ def accuracy(
 ) -> float:
     """Share of images whose largest output is at their label, in evaluation mode."""
     device = next(model.parameters()).device
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
     right = seen = 0
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(model):
         for x, y in images.batches(batch):
             if on_progress is not None:
                 on_progress("accuracy", seen, len(images))
             right += int((class_scores(model(x.to(device))).argmax(1).cpu() == y).sum())
             seen += len(y)
-    for module, flag in training:
-        module.training = flag
     return right / seen
 
 

@@ -152,17 +152,42 @@ def magnitude_masks(layers: Sequence[PrunableLayer], recipe: Recipe) -> dict[str
     chosen = [layer for layer in layers if not layer.reason]
     if recipe.scope == "layer" or recipe.pattern.kind == "nm":
         return {x.name: magnitude_mask(x.weight, x.groups, recipe.pattern, recipe.sparsity) for x in chosen}
-    ids = {layer.name: group_ids(recipe.pattern, layer.weight, layer.groups) for layer in chosen}
-    kept = _kept_groups([group_scores(layer.weight, ids[layer.name]) for layer in chosen], recipe.sparsity)
-    return {layer.name: groups[ids[layer.name]] for layer, groups in zip(chosen, kept, strict=True)}
+    kept = _ranked_together([(x.weight, x.groups) for x in chosen], recipe.pattern, recipe.sparsity)
+    return {layer.name: mask for layer, mask in zip(chosen, kept, strict=True)}
 
 
 def magnitude_mask(weight: torch.Tensor, groups: int, pattern: Pattern, sparsity: float) -> torch.Tensor:
     """What stays of one weight [k, c / groups, r, s] that the pattern fits, by `magnitude_masks`' rules; boolean."""
-    if pattern.kind == "nm":
-        return nm_mask(pattern, weight)
-    ids = group_ids(pattern, weight, groups)
-    return _kept_groups([group_scores(weight, ids)], sparsity)[0][ids]
+    return (
+        nm_mask(pattern, weight) if pattern.kind == "nm" else _ranked_together([(weight, groups)], pattern, sparsity)[0]
+    )
+
+
+def _ranked_together(
+    weights: Sequence[tuple[torch.Tensor, int]], pattern: Pattern, sparsity: float
+) -> list[torch.Tensor]:
+    """Masks of weights, each with its convolution's groups, that are ranked as if they were one."""
+    if pattern.kind == "unstructured":
+        return _kept_weights([weight for weight, _ in weights], sparsity)
+    ids = [group_ids(pattern, weight, groups) for weight, groups in weights]
+    kept = _kept_groups([group_scores(weight, i) for (weight, _), i in zip(weights, ids, strict=True)], sparsity)
+    return [groups[i] for groups, i in zip(kept, ids, strict=True)]
+
+
+def _kept_weights(weights: Sequence[torch.Tensor], sparsity: float) -> list[torch.Tensor]:
+    """`_kept_groups` of single weights, without sorting them: VGG-16 has 100 million in one layer."""
+    counts = [weight.numel() for weight in weights]
+    sizes = torch.cat([weight.detach().abs().reshape(-1) for weight in weights])
+    for part in sizes.split(counts):
+        part[part.argmax()] = torch.inf
+    wanted = min(round(sparsity * len(sizes)), len(sizes) - len(weights))  # as torch.nn.utils.prune rounds
+    kept = torch.ones_like(sizes, dtype=torch.bool)
+    if wanted:
+        last = sizes.kthvalue(wanted).values
+        kept[sizes < last] = False
+        ties = (sizes == last).nonzero().flatten()
+        kept[ties[: wanted - int((~kept).sum())]] = False
+    return [part.view(weight.shape) for part, weight in zip(kept.split(counts), weights, strict=True)]
 
 
 def _kept_groups(ranked: Sequence[tuple[torch.Tensor, torch.Tensor]], sparsity: float) -> list[torch.Tensor]:

@@ -91,6 +91,15 @@ class PruneSummary:
     finetune: Finetune | None = None
     notes: tuple[str, ...] = ()
 
+    def about(self) -> dict[str, str]:
+        """The same in a few words: what is written beside the weights."""
+        words = {"model": self.model, "pattern": self.pattern, "sparsity": f"{self.sparsity:g}", "scope": self.scope}
+        if self.accuracy is not None:
+            after = self.accuracy.pruned if self.accuracy.finetuned is None else self.accuracy.finetuned
+            words |= {"accuracy_before": f"{self.accuracy.before:.4f}", "accuracy": f"{after:.4f}"}
+            words |= {"accuracy_images": f"{self.accuracy.images} of {self.accuracy.data}"}
+        return words
+
     def to_dict(self) -> dict[str, Any]:
         """JSON's types, nested."""
         return dataclasses.asdict(self)

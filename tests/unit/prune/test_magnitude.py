@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 from convoy.errors import InputError
-from convoy.prune.magnitude import PrunableLayer, Recipe, check_finite, magnitude_masks, prunable_layers
+from convoy.prune.magnitude import PrunableLayer, Recipe, check_finite, magnitude_mask, magnitude_masks, prunable_layers
+from convoy.prune.patterns import group_ids, group_scores, parse_pattern
 
 
 class Net(nn.Module):
@@ -203,3 +205,40 @@ def test_weights_without_a_magnitude_are_refused_by_layer(net: nn.Module, value:
         net.body[2].weight[3, 2] = value  # type: ignore[index,union-attr]
     with pytest.raises(InputError, match=r"weights: got 'body.2', .* 1 of its weights are NaN or infinite"):
         check_finite(prunable_layers(net, Recipe.of("unstructured", 0.5)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_layers_and_shares(seed: int) -> None:
+    """The count comes as near to the share as groups allow, groups go whole, and what goes is weaker than what stays."""
+    rng = random.Random(seed)
+    groups = rng.choice([1, 1, 2, 3])
+    layer = nn.Conv2d(
+        groups * rng.randint(1, 5), groups * rng.randint(1, 7), (rng.randint(1, 3), rng.randint(1, 3)), groups=groups
+    )
+    weight = layer.weight.detach()
+    weight.copy_(torch.randint(-4, 5, weight.shape, generator=torch.Generator().manual_seed(seed)).float())  # many ties
+    pattern = parse_pattern(rng.choice(["unstructured", "channel", f"block:{rng.randint(1, 4)}x{rng.randint(1, 9)}"]))
+    sparsity = rng.uniform(0.01, 0.99)
+    mask = magnitude_mask(weight, groups, pattern, sparsity)
+    ids = group_ids(pattern, weight, groups)
+    scores, sizes = group_scores(weight, ids)
+    kept = torch.zeros(len(sizes)).index_add_(0, ids.flatten(), mask.flatten().float())
+    assert bool(((kept == 0) | (kept == sizes)).all())
+    gone = kept == 0
+    assert not bool(gone[scores.argmax()])
+    if bool(gone.any()):
+        assert float(scores[gone].max()) <= float(scores[~gone].min())
+    count, wanted = int((~mask).sum()), sparsity * mask.numel()
+    room = mask.numel() - int(sizes[scores.argmax()])
+    assert abs(count - min(wanted, room)) <= int(sizes.max()) / 2 + 0.5 or count == room
+
+
+def test_blocks_of_one_are_single_weights(net: nn.Module) -> None:
+    """Two ways to the same masks: sorted groups, and a threshold with the first of equals."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_((parameter * 40).round())
+    for sparsity in (0.3, 0.55, 0.8):
+        for scope in ("layer", "global"):
+            one, other = (masks_of(net, pattern, sparsity, scope) for pattern in ("unstructured", "block:1x1"))
+            assert all(torch.equal(one[name], other[name]) for name in one)

@@ -138,6 +138,7 @@ def test_a_loss_that_is_no_number_is_an_error() -> None:
     model = small()
     with pytest.raises(ConvoyError, match="a lower --lr than 1e"):
         finetune(model, {}, synthetic(), Schedule(epochs=3, batch=8, lr=1e30))
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("words", [{"epochs": 0}, {"batch": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"lr": -1.0}])

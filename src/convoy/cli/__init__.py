@@ -24,6 +24,7 @@ from convoy.cli import (
     scale,
     sparsity,
     study,
+    train,
 )
 from convoy.errors import ConvoyError
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command("optimize")(optimize.optimize)
 app.command("run")(run.run)
+app.command("train")(train.train)
 app.command("prune")(prune.prune)
 app.command("sparsity")(sparsity.sparsity)
 app.command("explain")(explain.explain)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from convoy.cli import options
+from convoy.errors import InputError
 
 
 def optimize(
@@ -37,6 +38,10 @@ def optimize(
     streams: Annotated[
         int | None, typer.Option("--streams", help="Most CUDA streams to try; 1 keeps the net serial.")
     ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Tune a training step: forward and backward pass, random labels.")
+    ] = False,
+    amp: Annotated[str | None, typer.Option("--amp", help="With --train: bf16 or fp16, run under autocast.")] = None,
     weights: options.Weights = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write the HTML report to this file.")] = None,
@@ -55,6 +60,8 @@ def optimize(
         streams=streams,
         db=db,
     )
+    if amp is not None and not train:
+        raise InputError("--amp", amp, "nothing without --train")
     options.check_outputs({"--plan": plan, "--report": report, "--json": json_path})
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where)
@@ -63,12 +70,16 @@ def optimize(
     from convoy.cli.progress import Bar
     from convoy.perfdb import default_path
     from convoy.pipeline import optimize_model
+    from convoy.plan import save
     from convoy.report import print_summary, write_html, write_json
 
     with Bar() as bar, options.fitting(module, args):
-        result = optimize_model(module, args, name=model, settings=settings, observer=bar)
+        if train:
+            result = options.train(module, args, model, settings, bar, amp)
+        else:
+            result = optimize_model(module, args, name=model, settings=settings, observer=bar)
     if plan is not None:
-        result.program.save(plan)
+        save(result.plan, plan)
     if report is not None:
         write_html(result.summary, report)
     if json_path is not None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from convoy.pipeline import TrainingResult
+    from convoy.pipeline.stages import Observer
+
 Model = Annotated[
     str,
     typer.Argument(
@@ -80,6 +83,40 @@ def example(
         return (tensor.to(device),)
     args = example_args(model, batch=batch, size=size, dtype=dtype, default_size=wanted.size)
     return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
+
+
+AMP = {"bf16": "bfloat16", "fp16": "float16"}
+"""Words of `--amp` and torch's names."""
+
+
+def train(
+    module: nn.Module, args: tuple[Any, ...], name: str, settings: Settings, observer: Observer, amp: str | None
+) -> TrainingResult:
+    """Tune a training step on a batch: cross entropy with random labels."""
+    import torch
+
+    from convoy.pipeline import train_model
+    from convoy.pipeline.fit import classification_loss
+    from convoy.program.step import StepOptions
+    from convoy.prune.finetune import class_scores
+
+    if amp is not None and amp not in AMP:
+        raise InputError("--amp", amp, "one of " + ", ".join(AMP))
+    module.eval()
+    with torch.no_grad():
+        classes = class_scores(module(*args)).shape[1]
+    labels = torch.randint(0, classes, (args[0].shape[0],), generator=torch.Generator().manual_seed(0))
+    module.train()
+    return train_model(
+        module,
+        classification_loss,
+        torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9),
+        (args[0] if len(args) == 1 else args, labels.to(args[0].device)),
+        options=StepOptions(amp=getattr(torch, AMP[amp]) if amp else None),
+        settings=settings,
+        name=name,
+        observer=observer,
+    )
 
 
 @contextmanager

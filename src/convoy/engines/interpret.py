@@ -208,7 +208,8 @@ class _Compiler:
         result = self.slots[self.node.outputs[0]]
         problem = gradient_problem(self.graph, self.node)
         _, _, _, stride, padding, dilation, groups = self.node.args
-        backward, sizes = torch.ops.aten.convolution_backward.default, (stride, padding, dilation, False, (0, 0), groups)
+        backward = torch.ops.aten.convolution_backward.default
+        sizes = (stride, padding, dilation, False, (0, 0), groups)
         x_shape, weight_shape, biases = problem.x_spec.shape, problem.weight_spec.shape, [problem.k]
 
         def run_dgrad(slots: Slots) -> None:

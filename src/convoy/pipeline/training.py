@@ -132,6 +132,22 @@ def train_model(
     """`training_step`, with everything that was found out; `observer` is told of the progress."""
     options = options or StepOptions()
     _check_arguments(model, batch, options)
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):  # tuning draws numbers, which training must not notice
+        return _train_model(model, loss_fn, optimizer, batch, options, plan, settings, name, observer)
+
+
+def _train_model(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    options: StepOptions,
+    plan: str | Path | None,
+    settings: Settings,
+    name: str,
+    observer: Observer | None,
+) -> TrainingResult:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         options = dataclasses.replace(options, group=model.process_group)
         model = model.module

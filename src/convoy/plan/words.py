@@ -19,7 +19,7 @@ def explain(plan: Plan, layer: str | None = None) -> str:
     if layer is not None:
         return _explain_layer(plan, layer)
     head = [
-        f"{plan.model}: {', '.join(plan.inputs)} on {plan.target.get('name', 'unknown device')}",
+        f"{plan.model}: {_inputs(plan)} on {plan.target.get('name', 'unknown device')}",
         f"solver {plan.solver}, predicted {plan.total_us / 1e3:.3f} ms, no choice can be under {plan.bound_us / 1e3:.3f} ms",
     ]
     if plan.baseline:
@@ -33,6 +33,16 @@ def explain(plan: Plan, layer: str | None = None) -> str:
         "  ".join(cell[:48].ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     return "\n".join([*head, "", *(lines if plan.steps else []), *(f"note: {note}" for note in plan.notes)])
+
+
+_SHOWN = 4
+"""Inputs named in a heading: a training step has a hundred, its parameters before the batch."""
+
+
+def _inputs(plan: Plan) -> str:
+    if len(plan.inputs) <= _SHOWN:
+        return ", ".join(plan.inputs)
+    return f"{len(plan.inputs)} inputs, the last {', '.join(plan.inputs[-2:])}"
 
 
 def title(step: Step) -> str:

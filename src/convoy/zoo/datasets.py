@@ -108,6 +108,11 @@ class Dataset:
                 pixels = augmented(pixels, seeded(seed * 1_000_003 + number))
             yield normalised(pixels, self.preprocessing), self.labels[chosen]
 
+    def shard(self, index: int, count: int) -> Dataset:
+        """Every `count`-th image from the `index`-th on: one of `count` equal parts; what does not fill them is left out."""
+        chosen = list(range(index, len(self) - len(self) % count, count))
+        return replace(self, images=Chosen(self.images, chosen), labels=self.labels[torch.tensor(chosen)])
+
     def take(self, count: int) -> Dataset:
         """The first images of each class, `count` together (or all there are), in the source's order."""
         places = _places(self.labels)

@@ -1,0 +1,143 @@
+"""convoy train: train a classifier on labelled images by tuned steps; with checkpoints, and over several GPUs by torchrun."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from convoy.cli import options
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from convoy.pipeline.fit import Epoch
+    from convoy.program.step import TrainingStep
+
+
+def train(
+    model: options.Model,
+    data: Annotated[
+        str, typer.Option("--data", help="A folder of class folders, cifar10, cifar10:PATH, a file, or synthetic.")
+    ] = "synthetic",
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the images.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", help="Images in a step of one process.")] = 128,
+    size: options.Size = None,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the first step; it falls to 0.")] = 0.1,
+    momentum: Annotated[float, typer.Option("--momentum", help="Momentum of the optimizer.")] = 0.9,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Weight decay of the optimizer.")] = 1e-4,
+    amp: Annotated[str | None, typer.Option("--amp", help="bf16: run under autocast.")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", help="Largest joint L2 norm of the gradients.")] = None,
+    accumulate: Annotated[int, typer.Option("--accumulate", help="Batches to an update.")] = 1,
+    images: Annotated[int | None, typer.Option("--images", help="Train on no more images than this.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of order, augmentation and dropout.")] = 0,
+    device: options.Device = None,
+    weights: options.Weights = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Write the state to this file after each epoch.")
+    ] = None,
+    every: Annotated[int, typer.Option("--checkpoint-every", help="And after so many steps; 0: not.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint where it is there.")] = False,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Replay this plan; measure nothing.")] = None,
+    save_plan: Annotated[Path | None, typer.Option("--save-plan", help="Write the plan to this file.")] = None,
+    stock: Annotated[bool, typer.Option("--stock", help="Use PyTorch's own step, to compare with.")] = False,
+    effort: Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")] = "quick",
+    numerics: Annotated[str, typer.Option("--numerics", help="strict, as_torch or half.")] = "as_torch",
+    db: options.Db = None,
+) -> None:
+    """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
+    from convoy.cli.progress import Bar
+    from convoy.pipeline.fit import Recipe, fit, with_amp
+    from convoy.zoo import load_dataset, preprocessing
+
+    recipe = Recipe(
+        epochs=epochs,
+        batch=batch,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        seed=seed,
+        clip_grad_norm=clip,
+        accumulate=accumulate,
+        stock=stock,
+        plan=plan,
+        checkpoint=checkpoint,
+        every=every,
+        resume=resume,
+    )
+    recipe = with_amp(recipe, amp)
+    settings = options.settings_from(effort=effort, numerics=numerics, db=db)
+    options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
+    with processes(options.pick_device(device)) as (where, rank, count):
+        module = options.load(model, weights, "fp32", where)
+        wanted = preprocessing(model)
+        pixels = size or wanted.size
+        shape = dataclasses.replace(wanted, size=pixels)
+        classes = outputs_of(module, pixels, where)
+        dataset = load_dataset(data, "train", preprocessing=shape, classes=classes, limit=images)
+        test = load_dataset(data, "test", preprocessing=shape, classes=classes, limit=images) if rank == 0 else None
+        trained = distributed(module, where) if count > 1 else module
+
+        def keep(step: TrainingStep) -> None:
+            if save_plan is not None and rank == 0:
+                step.save(save_plan)
+
+        with Bar() as bar:
+            shard = dataset.shard(rank, count)
+            for epoch in fit(trained, shard, recipe, settings=settings, test=test, observer=bar, on_plan=keep):
+                if rank == 0:
+                    typer.echo(line(epoch))
+
+
+def line(epoch: Epoch) -> str:
+    """What one epoch gave, in a line."""
+    right = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2%}"
+    rate = f"  {epoch.images_per_s:.0f} images/s" if epoch.images_per_s else ""
+    return f"epoch {epoch.number}: loss {epoch.loss:.4f}{right}{rate}"
+
+
+def outputs_of(module: nn.Module, size: int, device: str) -> int:
+    """How many classes a classifier tells apart."""
+    import torch
+
+    from convoy.prune.finetune import class_scores
+
+    module.eval()
+    with torch.no_grad():
+        return class_scores(module(torch.zeros(1, 3, size, size, device=device))).shape[1]
+
+
+def distributed(module: nn.Module, device: str) -> nn.Module:
+    """The module inside DistributedDataParallel, on this process's own device."""
+    import torch
+
+    own = [torch.cuda.current_device()] if device == "cuda" else None
+    return torch.nn.parallel.DistributedDataParallel(module, device_ids=own)
+
+
+@contextmanager
+def processes(device: str) -> Iterator[tuple[str, int, int]]:
+    """Device word, rank and number of the processes that torchrun started; one alone without it."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield device, 0, 1
+        return
+    import torch
+    import torch.distributed as dist
+
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "cuda":
+        if local >= torch.cuda.device_count():
+            raise InputError("LOCAL_RANK", local, f"one of the {torch.cuda.device_count()} GPUs that there are")
+        torch.cuda.set_device(local)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    try:
+        yield device, dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,258 @@
+"""fit: train a classifier on labelled images with `training_step`, epoch by epoch, with checkpoints. What `convoy train` runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from convoy.errors import ConvoyError, InputError
+from convoy.pipeline.checkpoint import Position, read_checkpoint, write_checkpoint
+from convoy.pipeline.stages import Observer, silent
+from convoy.pipeline.training import training_step
+from convoy.program.step import TrainingStep
+from convoy.prune.finetune import accuracy, class_scores
+from convoy.settings import Settings
+from convoy.zoo import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to train: stochastic gradient descent with momentum, the rate falling to 0 along half a cosine.
+
+    Attributes:
+        epochs: passes over the images.
+        batch: images in a step of one process.
+        lr: learning rate of the first step.
+        momentum: of the optimizer.
+        weight_decay: of the optimizer.
+        seed: of the order of the images, their augmentation and dropout.
+        amp: dtype of autocast, or None.
+        clip_grad_norm: largest joint L2 norm of the gradients, or None.
+        accumulate: batches to an update.
+        stock: use PyTorch's own step.
+        plan: replay this saved plan.
+        checkpoint: write the state to this file, or None.
+        every: steps from checkpoint to checkpoint; 0: at the end of each epoch alone.
+        resume: go on from the checkpoint where it is there.
+    """
+
+    epochs: int = 1
+    batch: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    seed: int = 0
+    amp: torch.dtype | None = None
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
+    stock: bool = False
+    plan: Path | None = None
+    checkpoint: Path | None = None
+    every: int = 0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise InputError(name, getattr(self, name), "an integer of at least 1")
+        if self.every < 0:
+            raise InputError("every", self.every, "an integer of at least 0")
+        if not 0 < self.lr < float("inf"):
+            raise InputError("lr", self.lr, "a positive number")
+        if self.checkpoint is None and (self.resume or self.every):
+            raise InputError("checkpoint", None, "a file, with resume or checkpoint-every")
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What one pass gave.
+
+    Attributes:
+        number: from 1.
+        loss: mean over its steps, of this process.
+        accuracy: share of the test images that are right; None without such.
+        images_per_s: of all processes, reading included, the first step (which builds and captures) left out.
+        steps: steps made, in this process.
+    """
+
+    number: int
+    loss: float
+    accuracy: float | None
+    images_per_s: float
+    steps: int
+
+
+def fit(
+    model: nn.Module,
+    images: Dataset,
+    recipe: Recipe,
+    *,
+    settings: Settings | None = None,
+    test: Dataset | None = None,
+    observer: Observer | None = None,
+    on_plan: Callable[[TrainingStep], None] | None = None,
+) -> Iterator[Epoch]:
+    """Train a classifier; gives an `Epoch` after each pass.
+
+    Under `torchrun`, give a model inside DistributedDataParallel and each process its own shard (`Dataset.shard`).
+
+    Args:
+        model: on its device; trained in place.
+        images: what to train on; a last batch that is not full is left out.
+        recipe: how.
+        settings: for tuning; `Settings()` by default.
+        test: images to take the accuracy on after each epoch.
+        observer: told of tuning and of each step.
+        on_plan: given the step when it has been tuned.
+
+    Raises:
+        InputError: fewer images than a batch, a checkpoint of another model.
+        ConvoyError: the loss became NaN or infinite.
+    """
+    return _Fit(model, images, recipe, settings or Settings(), test, observer or silent, on_plan).run()
+
+
+class _Fit:
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Dataset,
+        recipe: Recipe,
+        settings: Settings,
+        test: Dataset | None,
+        observer: Observer,
+        on_plan: Callable[[TrainingStep], None] | None,
+    ) -> None:
+        self.steps = images.batch_count(recipe.batch, drop_last=True)
+        if not self.steps:
+            raise InputError("batch", recipe.batch, f"at most the {len(images)} images that there are")
+        self.model, self.images, self.recipe, self.settings = model, images, recipe, settings
+        self.test, self.watch, self.on_plan = test, observer, on_plan
+        self.own = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+        self.device = next(model.parameters()).device
+        learning = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(
+            learning, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+        self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, recipe.epochs * self.steps)
+        self.position = Position(0, 0)
+        if recipe.resume and recipe.checkpoint is not None and recipe.checkpoint.exists():
+            self.position = read_checkpoint(recipe.checkpoint, self.own, self.optimizer, self.cosine)
+        self.step: Callable[..., torch.Tensor] | None = None
+
+    def run(self) -> Iterator[Epoch]:
+        """Epoch by epoch, from where the checkpoint was."""
+        if self.position == Position(0, 0):
+            torch.manual_seed(self.recipe.seed)
+        self.model.train()
+        while self.position.epoch < self.recipe.epochs:
+            yield self._epoch()
+
+    def _epoch(self) -> Epoch:
+        recipe, start = self.recipe, self.position
+        losses: list[torch.Tensor] = []
+        seed = recipe.seed * 100_003 + start.epoch
+        batches = self.images.batches(recipe.batch, seed=seed, augment=True, drop_last=True, start=start.step)
+        begun = time.perf_counter()
+        for index, (x, y) in enumerate(batches, start.step):
+            batch = (self._placed(x), y.to(self.device, non_blocking=True))
+            if self.step is None:
+                self.step = self._make_step(batch)
+            losses.append(self.step(*batch))
+            self.cosine.step()
+            if len(losses) == 1:  # the first builds, captures, and initialises the optimizer
+                self._wait()
+                begun = time.perf_counter()
+            self.position = Position(start.epoch, index + 1)
+            if recipe.every and (index + 1) % recipe.every == 0:
+                self._save()
+            self.watch(f"epoch {start.epoch + 1}", index + 1, self.steps)
+        self._wait()
+        seconds = time.perf_counter() - begun
+        loss = float(torch.stack(losses).mean()) if losses else float("nan")
+        if losses and not loss < float("inf"):
+            raise ConvoyError(f"the loss is {loss} in epoch {start.epoch + 1}: a lower lr than {recipe.lr:g} may help")
+        self.position = Position(start.epoch + 1, 0)
+        self._save()
+        right = None if self.test is None else accuracy(self.own, self.test, batch=recipe.batch)
+        rate = (len(losses) - 1) * recipe.batch * _processes() / seconds if len(losses) > 1 else 0.0
+        return Epoch(start.epoch + 1, loss, right, rate, len(losses))
+
+    def _make_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[..., torch.Tensor]:
+        recipe = self.recipe
+        if recipe.stock:
+            return self._stock_step
+        step = training_step(
+            self.model,
+            classification_loss,
+            self.optimizer,
+            batch,
+            amp=recipe.amp,
+            clip_grad_norm=recipe.clip_grad_norm,
+            accumulate=recipe.accumulate,
+            plan=recipe.plan,
+            settings=self.settings,
+            name=self.images.name,
+        )
+        if self.on_plan is not None:
+            self.on_plan(step)
+        self.model.train()
+        return step
+
+    def _stock_step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The same step as PyTorch's users write it."""
+        recipe = self.recipe
+        first = self.position.step % recipe.accumulate == 0
+        if first:
+            self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, recipe.amp, enabled=recipe.amp is not None):
+            loss = classification_loss(self.model(x), y)
+        (loss / recipe.accumulate).backward()
+        if (self.position.step + 1) % recipe.accumulate == 0:
+            if recipe.clip_grad_norm is not None:
+                nn.utils.clip_grad_norm_(self.own.parameters(), recipe.clip_grad_norm)
+            self.optimizer.step()
+        return loss.detach()
+
+    def _placed(self, x: torch.Tensor) -> torch.Tensor:
+        """On the device, in channels_last on a GPU, where PyTorch is faster in it."""
+        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        return x.to(self.device, memory_format=layout, non_blocking=True)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _save(self) -> None:
+        if self.recipe.checkpoint is not None and _rank() == 0:
+            write_checkpoint(self.recipe.checkpoint, self.own, self.optimizer, self.cosine, self.position)
+
+
+def classification_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of a classifier's scores, the first of several outputs."""
+    return cross_entropy(class_scores(output), labels)
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _processes() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def with_amp(recipe: Recipe, word: str | None) -> Recipe:
+    """The recipe under autocast with a dtype's word; InputError for one that autocast does not take."""
+    if word is None:
+        return recipe
+    if word != "bf16":
+        raise InputError("amp", word, "bf16, or nothing", "fp16 needs a gradient scaler: see convoy.training_step.")
+    return dataclasses.replace(recipe, amp=torch.bfloat16)

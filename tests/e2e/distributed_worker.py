@@ -1,0 +1,43 @@
+"""One process of a data-parallel training: run by torchrun from `test_train.py`. Writes its weights and its plan."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import convoy
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)  # DistributedDataParallel hands the first process's weights to all
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(144, 5))
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    start = [p.detach().clone() for p in net.parameters()]
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(3, 8, 3, 8, 8, generator=generator), torch.arange(24).reshape(3, 8) % 5
+    mine = slice(4 * rank, 4 * rank + 4)
+    settings = convoy.Settings(db=folder / f"perf.{rank}.db", isolate=False, solver="baseline", only_engines=("aten",))
+    step = convoy.training_step(model, cross_entropy, optimizer, (x[0, mine], y[0, mine]), settings=settings)
+    for index in range(3):
+        step(x[index, mine], y[index, mine])
+    found = {
+        "start": [p.tolist() for p in start],
+        "end": [p.tolist() for p in net.parameters()],
+        "plan": [s.problem for s in step.plan.steps],
+        "measured": (folder / f"perf.{rank}.db").exists(),
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

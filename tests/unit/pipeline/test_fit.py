@@ -1,0 +1,159 @@
+"""fit: a training by tuned steps is the stock one; a checkpoint goes on where it was; what is wrong is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_nets import net
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import convoy
+from convoy.errors import ConvoyError, InputError
+from convoy.pipeline import fit as module
+from convoy.pipeline.fit import Recipe, fit, with_amp
+from convoy.zoo import Dataset, Preprocessing, load_dataset
+
+SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
+STOCK = Recipe(epochs=2, batch=8, lr=0.05, stock=True)
+
+
+def images(count: int = 40) -> Dataset:
+    return load_dataset(f"synthetic:{count}", preprocessing=Preprocessing(10), classes=5)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fit")
+    model = net()
+    batch = next(iter(images().batches(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = dataclasses.replace(SETTINGS, db=folder / "perf.db")
+    return convoy.training_step(model, cross_entropy, optimizer, batch, settings=settings).save(folder / "plan.json")
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.state_dict().values() if p.is_floating_point()])
+
+
+def test_tuned_and_stock_train_alike(plan: Path):
+    tuned, stock = net(0.3), net(0.3)
+    ours = list(fit(tuned, images(), dataclasses.replace(STOCK, stock=False, plan=None), settings=SETTINGS))
+    theirs = list(fit(stock, images(), STOCK))
+    assert [epoch.loss for epoch in ours] == pytest.approx([epoch.loss for epoch in theirs], rel=1e-3)
+    torch.testing.assert_close(weights(tuned), weights(stock), rtol=1e-3, atol=1e-4)
+    assert [(epoch.number, epoch.steps) for epoch in ours] == [(1, 5), (2, 5)]
+
+
+def test_it_learns_and_says_how_well(plan: Path):
+    model = net()
+    recipe = Recipe(epochs=8, batch=8, lr=0.1, plan=plan)
+    epochs = list(fit(model, images(), recipe, test=images()))
+    assert epochs[-1].loss < epochs[0].loss
+    assert epochs[-1].accuracy > 0.25  # of five classes
+    assert epochs[-1].images_per_s > 0
+    assert model.training
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path, plan: Path, stop: int, monkeypatch: pytest.MonkeyPatch):
+    recipe = Recipe(epochs=2, batch=8, lr=0.05, plan=plan, checkpoint=tmp_path / "state.pt", every=1)
+    whole = net()
+    list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
+    written: list[int] = []
+    write = module.write_checkpoint
+
+    def dying(*args: Any) -> None:
+        if len(written) == stop:
+            raise KeyboardInterrupt
+        write(*args)
+        written.append(1)
+
+    monkeypatch.setattr(module, "write_checkpoint", dying)
+    with pytest.raises(KeyboardInterrupt):
+        list(fit(net(), images(), recipe))
+    monkeypatch.undo()
+    resumed = net()
+    list(fit(resumed, images(), dataclasses.replace(recipe, resume=True)))
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_damaged_checkpoint_is_said_and_changes_nothing(tmp_path: Path):
+    file = tmp_path / "state.pt"
+    recipe = dataclasses.replace(STOCK, checkpoint=file, epochs=1)
+    list(fit(net(), images(), recipe))
+    whole = file.read_bytes()
+    model = net()
+    before = weights(model)
+    for damaged in (b"", b"text", whole[: len(whole) // 2], whole[:200] + b"\0" * 400 + whole[600:]):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match="checkpoint"):
+            list(fit(model, images(), dataclasses.replace(recipe, resume=True)))
+    assert torch.equal(before, weights(model))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state.pt", epochs=1)
+    list(fit(net(), images(), recipe))
+    other = nn.Sequential(nn.Flatten(), nn.Linear(300, 5))
+    with pytest.raises(InputError, match="checkpoint of this model"):
+        list(fit(other, images(), dataclasses.replace(recipe, resume=True)))
+
+
+def test_a_checkpoint_that_runs_code_is_not_loaded(tmp_path: Path):
+    class Evil:
+        def __reduce__(self) -> Any:
+            return print, ("run",)
+
+    file = tmp_path / "state.pt"
+    torch.save({"format": Evil()}, file)
+    with pytest.raises(InputError, match="whole"):
+        list(fit(net(), images(), dataclasses.replace(STOCK, checkpoint=file, resume=True)))
+
+
+def test_a_loss_that_is_no_number_ends_the_training():
+    model = net()
+    with torch.no_grad():
+        model.fc.bias.fill_(float("nan"))
+    with pytest.raises(ConvoyError, match="a lower lr"):
+        list(fit(model, images(), STOCK))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"batch": 0}, "batch"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": float("inf")}, "lr"),
+        ({"every": -1}, "every"),
+        ({"resume": True}, "checkpoint"),
+    ],
+)
+def test_wrong_recipes_are_named(change: dict[str, Any], words: str):
+    with pytest.raises(InputError, match=words):
+        dataclasses.replace(STOCK, **change)
+
+
+def test_fewer_images_than_a_batch_are_refused():
+    with pytest.raises(InputError, match="at most the 5 images"):
+        fit(net(), images(5), STOCK)
+
+
+def test_words_of_amp():
+    assert with_amp(STOCK, "bf16").amp is torch.bfloat16
+    with pytest.raises(InputError, match="amp"):
+        with_amp(STOCK, "fp16")
+
+
+def test_shards_are_equal_and_hold_every_image_once():
+    whole = images(11)
+    shards = [whole.shard(index, 3) for index in range(3)]
+    assert [len(shard) for shard in shards] == [3, 3, 3]
+    seen = torch.cat([x for shard in shards for x, _ in shard.batches(3)])
+    wanted = next(iter(whole.batches(9)))[0]
+    assert sorted(seen.sum((1, 2, 3)).tolist()) == sorted(wanted.sum((1, 2, 3)).tolist())

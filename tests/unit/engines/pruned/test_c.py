@@ -1,6 +1,8 @@
 """pruned.c: every pattern of zeros on every shape, bit for bit; refusals; values as data; threads."""
 
+import json
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -8,14 +10,21 @@ import pytest
 import torch
 from conv_cases import EPILOGUES, SHAPES
 from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
+from torch import nn
+from torch.nn.utils import prune
 
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
-from convoy.engines.pruned.c import ENGINE, MOST_NONZEROS
+from convoy.engines.pruned.c import ENGINE, FLAGS, MOST_NONZEROS
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
+from convoy.measurement.runner import InProcessRunner
+from convoy.measurement.search import search
+from convoy.measurement.worker import problem_fields
+from convoy.pipeline.stages import capture_net
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
+from convoy.settings import Settings
 from convoy.target import Target
 
 CPU = detect_target("cpu")
@@ -42,7 +51,8 @@ def faults(problem, knobs, kinds=("integer", "normal")):
 
 @needs_compiler
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.n])
-def test_every_shape_is_exact(name):
+def test_every_shape_is_exact(name, monkeypatch):
+    monkeypatch.setattr("convoy.engines.pruned.c.FLAGS", tuple("-O1" if f == "-O3" else f for f in FLAGS))
     turn = list(SHAPES).index(name)
     problem = pruned(SHAPES[name], PATTERNS[turn % len(PATTERNS)])
     problem = replace(problem, epilogue=EPILOGUES[turn % len(EPILOGUES)])
@@ -186,3 +196,56 @@ def test_dense_engines_leave_masked_problems_to_others():
 def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setattr(host_compiler, "compiler", lambda: "")
     assert "C compiler" in ENGINE.supports(pruned(SMALL, "tenth"), CPU).reason
+
+
+def test_test_data_keeps_the_mask_and_wants_its_positions():
+    problem = pruned(SMALL, "tenth")
+    nonzero = torch.from_numpy(pattern("tenth", problem.weight_spec.shape))
+    for kind in ("integer", "normal", "cancelling"):
+        weight = make_data(problem, 4, kind).constants[0]
+        assert not weight[~nonzero].any()
+        assert weight[nonzero].all()
+    with pytest.raises(InputError, match="digest alone"):
+        make_data(parse_problem(problem.key), 4)
+
+
+def test_a_mask_goes_to_another_process_with_its_problem():
+    problem = pruned(SMALL, "tenth")
+    fields = json.loads(json.dumps(problem_fields(problem)))
+    there = parse_problem(fields["problem"], fields["text"])
+    assert (there, there.mask) == (problem, problem.mask)
+
+
+@needs_compiler
+def test_a_pruned_layer_of_a_net_is_measured_and_runs():
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    prune.random_unstructured(model[0], "weight", 0.8)
+    x = torch.randn(1, 4, 10, 10)
+    settings = Settings(isolate=False, layout="nchw", only_engines=("pruned.c",), deny_engines=(), engines=())
+    net = capture_net("net", model, (x,), {}, settings, CPU)
+    (region,) = [r for r in net.regions if r.id.startswith("conv(") and len(r.nodes) == 2]
+    dense, masked = region.problems
+    rows = {}
+
+    class Rows:
+        lookup = related = staticmethod(lambda *_: [])
+
+        @staticmethod
+        def put(found, *_, **__):
+            for row in found:
+                rows.setdefault(row.problem, {})[row.config.engine] = row
+
+    with closing(InProcessRunner(CPU)) as runner:
+        found = search(
+            [dense, masked],
+            engine_ids=["aten", "pruned.c"],
+            target=CPU,
+            settings=settings,
+            database=Rows(),
+            runner=runner,
+        )
+    assert {key: set(by_engine) for key, by_engine in rows.items()} == {dense.key: {"aten"}, masked.key: {"pruned.c"}}
+    assert all(row.ok for by_engine in rows.values() for row in by_engine.values())
+    assert "mask" in found.refusals[masked.key]["aten"]
+    assert "without a mask" in found.refusals[dense.key]["pruned.c"]

@@ -50,9 +50,9 @@ class Schedule:
     augment: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise InputError(name, getattr(self, name), "an integer of at least 1")
+        for name, least in (("epochs", 1), ("batch", 2)):  # a batch norm wants two values of a channel
+            if getattr(self, name) < least:
+                raise InputError(name, getattr(self, name), f"an integer of at least {least}")
         if not 0 < self.lr < float("inf"):
             raise InputError("lr", self.lr, "a positive number")
 
@@ -77,8 +77,11 @@ def finetune(
         on_progress: told of each step.
 
     Raises:
+        InputError: a single image.
         ConvoyError: the loss became NaN or infinite; the weights are no use then.
     """
+    if len(images) < 2:
+        raise InputError("data", f"{len(images)} images", "at least 2 to train on")
     device = next(model.parameters()).device
     batch = min(schedule.batch, len(images))
     steps = images.batch_count(batch, drop_last=True)

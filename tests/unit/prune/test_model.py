@@ -141,10 +141,15 @@ def test_a_loss_that_is_no_number_is_an_error() -> None:
     assert not any(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("words", [{"epochs": 0}, {"batch": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"lr": -1.0}])
+@pytest.mark.parametrize("words", [{"epochs": 0}, {"batch": 1}, {"lr": 0.0}, {"lr": float("nan")}, {"lr": -1.0}])
 def test_a_schedule_is_checked(words: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(words))):
         Schedule(**words)  # type: ignore[arg-type]
+
+
+def test_one_image_is_too_few() -> None:
+    with pytest.raises(InputError, match="at least 2 to train on"):
+        finetune(small(), {}, synthetic(count=1), Schedule())
 
 
 def test_outputs_that_are_no_classes_are_refused() -> None:

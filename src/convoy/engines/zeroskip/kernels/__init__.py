@@ -1,0 +1,1 @@
+"""Triton kernels of the engines that skip zeros, and of convolution with pooling."""

@@ -1,0 +1,85 @@
+"""ECR and PECR as their authors describe them (Xu et al., arXiv 1909.09927), for all channels and filters of a layer.
+
+Each sliding window is compressed: its non-zero values with the place of the weights that meet them, and their count, once for
+all filters; an empty window is skipped. Then every output is one sparse product; PECR adds bias, ReLU and the pooling to it.
+One thread block computes one (pooled) pixel of some filters, and reads the lists of its windows value by value.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from convoy.engines.triton.kernels.epilogue import activate
+from convoy.engines.zeroskip.kernels.tiles import larger
+
+
+@triton.jit
+def compress_windows(
+    x, values, places, counts,
+    p, q, h, width, c, stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, all_kept,
+    R: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """values[window, 0:counts[window]] and places[...]: what is not zero in a window, in the order of (tap, channel).
+
+    A place is tap · c + channel. With all_kept zeros are kept too (weights that are not finite meet them).
+    """
+    window = tl.program_id(0).to(tl.int64)
+    length = R * S * c
+    image = window // (p * q)
+    row, column = window // q % p * stride_h - pad_h, window % q * stride_w - pad_w
+    found = 0
+    for start in range(0, length, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tap = place // c
+        rows, columns = row + tap // S * dilation_h, column + tap % S * dilation_w
+        inside = (place < length) & (rows >= 0) & (rows < h) & (columns >= 0) & (columns < width)
+        seen = tl.load(x + ((image * h + rows) * width + columns) * c + place - tap * c, mask=inside, other=0.0)
+        kept = inside & ((seen != 0.0) | (all_kept > 0))
+        number = kept.to(tl.int32)
+        to = window * length + found + tl.cumsum(number, axis=0) - number
+        tl.store(values + to, seen, mask=kept)
+        tl.store(places + to, place, mask=kept)
+        found += tl.sum(number, axis=0)
+    tl.store(counts + window, found)
+
+
+@triton.jit
+def multiply_windows(
+    values, places, counts, w, y, residual, bias,
+    p, q, k, y_h, y_w, tiles_k, length,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, POOL_STRIDE_H: tl.constexpr, POOL_STRIDE_W: tl.constexpr,
+    POOL_PAD_H: tl.constexpr, POOL_PAD_W: tl.constexpr, AVERAGE: tl.constexpr, COUNT_PAD: tl.constexpr,
+    BLOCK_K: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """One result pixel by BLOCK_K filters; w is [r·s·c, k]. Without pooling the window is 1x1, stride 1."""
+    program = tl.program_id(0)
+    result = program // tiles_k
+    k_index = program % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    k_inside = k_index < k
+    image = result // (y_h * y_w)
+    top = result // y_w % y_h * POOL_STRIDE_H - POOL_PAD_H
+    left = result % y_w * POOL_STRIDE_W - POOL_PAD_W
+    bottom, right = tl.minimum(top + WINDOW_H, p + POOL_PAD_H), tl.minimum(left + WINDOW_W, q + POOL_PAD_W)
+    counted = (bottom - top) * (right - left)
+    top, left, bottom, right = tl.maximum(top, 0), tl.maximum(left, 0), tl.minimum(bottom, p), tl.minimum(right, q)
+    if not COUNT_PAD:
+        counted = (bottom - top) * (right - left)
+    pooled = tl.full((BLOCK_K,), 0.0 if AVERAGE else float("-inf"), dtype=tl.float32)
+    for row in range(top, bottom):
+        for column in range(left, right):
+            window = ((image * p + row) * q + column).to(tl.int64)
+            acc = tl.zeros((BLOCK_K,), dtype=tl.float32)
+            for i in range(tl.load(counts + window)):
+                value = tl.load(values + window * length + i).to(tl.float32)
+                place = tl.load(places + window * length + i)
+                acc += value * tl.load(w + place * k + k_index, mask=k_inside, other=0.0).to(tl.float32)
+            if bias is not None:
+                acc += tl.load(bias + k_index, mask=k_inside, other=0.0).to(tl.float32)
+            if residual is not None:
+                acc += tl.load(residual + window * k + k_index, mask=k_inside, other=0.0).to(tl.float32)
+            acc = activate(acc, ACTIVATION)
+            pooled = pooled + acc if AVERAGE else larger(pooled, acc)
+    if AVERAGE:
+        pooled = pooled / tl.maximum(counted, 1).to(tl.float32)
+    tl.store(y + result.to(tl.int64) * k + k_index, pooled.to(y.dtype.element_ty), mask=k_inside)

@@ -1,0 +1,172 @@
+"""Run the Triton engines of zeroskip in Triton's interpreter and print one JSON line a case. A script of its own: the interpreter
+is chosen by the environment before triton is imported, and other tests of the same process may have imported it already.
+
+Integer data, so that every product and sum is exact: a right result agrees with float64 to the last bit.
+"""
+
+import json
+import os
+from dataclasses import replace
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.engines.manifest import load_engine
+from convoy.measurement.data import Data, make_data, oracle
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
+from convoy.target import Target
+
+TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+EXTRA = tuple(
+    f"zeroskip.{name}=convoy.engines.zeroskip.{name}:ENGINE" for name in ("ecr", "gather", "blocks", "conv_pool")
+)
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+RELU = Epilogue(bias=True, activation="relu")
+PAIRS = Pool("max", 2, 2, 2, 2)
+OVERLAP = Pool("max", 3, 3, 2, 2, 1, 1)
+
+
+def conv(*sizes, dtype="fp32", epilogue=RELU, pool=None, **rest):
+    numerics = {"numerics": "strict" if dtype == "fp32" else "half"} | rest
+    words = {"layout": "nhwc", "x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype}
+    return ConvProblem(*sizes, epilogue=replace(epilogue, pool=pool), **words, **numerics)
+
+
+def tile(**changes):
+    base = {
+        "tile_h": 4,
+        "tile_w": 4,
+        "block_k": 32,
+        "block_c": 16,
+        "split": 1,
+        "stages": 2,
+        "warps": 4,
+        "precision": "ieee",
+    }
+    return Knobs.of(**{**base, **changes})
+
+
+CONV = conv(2, 20, 4, 5, 18, 3, 3, 1, 1)
+HALF = conv(1, 64, 4, 5, 18, 3, 3, 1, 1, dtype="fp16")
+ECR = Knobs.of(block_k=16, warps=1)
+
+# Engine, problem, knobs, how x's zeros lie.
+CASES = {
+    "ecr": ("ecr", conv(2, 9, 3, 4, 18, 3, 3, 1, 1), ECR, "random"),
+    "ecr, strides, padding, residual": ("ecr", conv(1, 5, 6, 5, 7, 3, 2, 2, 0, 2, 1, epilogue=FULL), ECR, "random"),
+    "ecr, all zero": ("ecr", conv(1, 6, 3, 3, 7, 3, 3, 1, 1), ECR, "none alive"),
+    "ecr, fp16": ("ecr", conv(1, 6, 3, 4, 7, 3, 3, 1, 1, dtype="fp16"), ECR, "random"),
+    "pecr": ("ecr", conv(1, 6, 4, 6, 7, 3, 3, 1, 1, pool=PAIRS), ECR, "random"),
+    "pecr, overlapping, padded": ("ecr", conv(1, 6, 5, 4, 7, 3, 3, 1, 1, pool=OVERLAP), ECR, "random"),
+    "pecr, average": ("ecr", conv(1, 4, 8, 6, 7, 1, 1, pool=Pool("avg", 2, 2, 2, 2)), ECR, "random"),
+    "gather": ("gather", CONV, tile(block_k=16), "channels"),
+    "gather, dense": ("gather", CONV, tile(), "all alive"),
+    "gather, all zero": ("gather", CONV, tile(), "none alive"),
+    "gather, random": ("gather", CONV, tile(tile_h=4, tile_w=8), "random"),
+    "gather, strides, dilation": ("gather", conv(1, 20, 11, 12, 7, 3, 3, 2, 1, 2, 1, 2, 1), tile(), "channels"),
+    "gather, split": ("gather", conv(1, 60, 4, 5, 18, 1, 3, 0, 1, epilogue=FULL), tile(split=2), "channels"),
+    "gather, split, dense": ("gather", conv(1, 60, 4, 5, 18, 3, 1, 1, 0), tile(split=4), "all alive"),
+    "gather, split products": ("gather", CONV, tile(precision="tf32x3"), "channels"),
+    "gather, pooled": ("gather", conv(1, 20, 4, 6, 18, 3, 3, 1, 1, pool=PAIRS), tile(), "channels"),
+    "gather, windows": ("gather", conv(1, 20, 5, 6, 18, 1, 1, epilogue=FULL, pool=OVERLAP), tile(), "channels"),
+    "blocks": ("blocks", HALF, tile(block_c=32), "channels"),
+    "blocks, dense": ("blocks", HALF, tile(block_c=32), "all alive"),
+    "blocks, all zero": ("blocks", HALF, tile(block_c=32), "none alive"),
+    "blocks, split": ("blocks", HALF, tile(block_c=16, split=2), "channels"),
+    "blocks, TF32": ("blocks", conv(1, 40, 4, 4, 18, 3, 3, 1, 1, numerics="as_torch"), tile(), "channels"),
+    "blocks, pooled": ("blocks", replace(HALF, r=1, pad_h=0, epilogue=replace(RELU, pool=OVERLAP)), tile(block_c=32), "channels"),
+    "conv_pool": ("conv_pool", conv(2, 20, 5, 6, 18, 3, 3, 1, 1, pool=PAIRS), tile(), "random"),
+    "conv_pool, average": ("conv_pool", conv(1, 20, 4, 6, 18, 1, 1, pool=Pool("avg", 2, 2, 2, 2)), tile(), "random"),
+    "conv_pool, 3x3": ("conv_pool", conv(1, 20, 7, 9, 18, 1, 1, pool=OVERLAP), tile(tile_w=8), "random"),
+    "conv_pool, ceil": ("conv_pool", conv(1, 8, 6, 8, 7, 1, 3, pool=Pool("max", 3, 3, 2, 2, ceil_mode=True)), tile(), "random"),
+    "conv_pool, pairs, ceil": (
+        "conv_pool", conv(1, 8, 9, 8, 7, 3, 3, pool=Pool("max", 2, 2, 2, 2, ceil_mode=True)), tile(), "random",
+    ),
+    "conv_pool, counts": (
+        "conv_pool",
+        conv(1, 8, 7, 6, 7, 1, 1, epilogue=Epilogue(), pool=Pool("avg", 4, 4, 2, 2, 1, 1, True, True)),
+        tile(), "random",
+    ),
+    "conv_pool, uncounted": (
+        "conv_pool", conv(1, 8, 5, 4, 7, 1, 1, pool=Pool("avg", 2, 2, 2, 2, 1, 1, ceil_mode=True)), tile(), "random",
+    ),
+    "conv_pool, fp16": ("conv_pool", conv(1, 32, 4, 6, 18, 3, 1, 1, 0, dtype="fp16", pool=PAIRS), tile(), "random"),
+}  # fmt: skip
+
+
+def thinned(x, kind):
+    generator = torch.Generator().manual_seed(3)
+    if kind == "none alive":
+        return torch.zeros_like(x)
+    x = torch.where(x == 0, torch.ones_like(x), x)
+    if kind == "random":
+        return x * (torch.rand(x.shape, generator=generator) < 0.4).to(x.dtype)
+    if kind == "channels":
+        x[:, ::3] = 0
+        x[:, x.shape[1] // 2 :, :3] = 0
+        x[:, :-16] *= (torch.arange(x.shape[1] - 16) % 5 > 1).to(x.dtype).reshape(1, -1, 1, 1) if x.shape[1] > 16 else 1
+    return x
+
+
+def launch(engine_id, problem, knobs, data):
+    engine = load_engine(f"zeroskip.{engine_id}", EXTRA)
+    support = engine.supports(problem, TARGET)
+    assert support, support.reason
+    space = engine.space(problem, TARGET)
+    assert space
+    assert {tuple(k) for k in space} == {tuple(knobs)}, "the space has these knobs"
+    executable = engine.build(problem, knobs, TARGET)
+    assert executable.workspace_bytes == engine.workspace_bytes(problem, knobs)
+    size = executable.workspace_bytes
+    workspace = torch.full((size,), 255, dtype=torch.uint8) if size else None
+    y = torch.full(problem.y_spec.shape, torch.nan, dtype=data.args[0].dtype).contiguous(
+        memory_format=torch.channels_last
+    )
+    executable.launch(Buffers(data.args, [y], executable.pack(data.constants)), workspace)
+    return y
+
+
+def error(engine_id, problem, knobs, kind, corrupt=False):
+    data = make_data(problem, 5, "integer")
+    data = Data((thinned(data.args[0], kind), *data.args[1:]), data.constants)
+    (wanted,) = oracle(problem, data)
+    if corrupt:
+        data.constants[0].view(-1)[0] += 1
+    return (
+        (launch(engine_id, problem, knobs, data).double() - wanted.to(data.args[0].dtype).double()).abs().max().item()
+    )
+
+
+def not_finite(engine_id, problem, knobs):
+    """Whether NaN and infinities come out where float64 has them; with an infinite weight too."""
+    data = make_data(problem, 6, "normal")
+    x = thinned(data.args[0], "channels").clone(memory_format=torch.preserve_format)
+    x[0, 1, 2, 3], x[0, 2, 4, 4] = torch.nan, torch.inf
+    found = Data((x, *data.args[1:]), data.constants)
+    weight = data.constants[0].clone()
+    weight[1, 0, 0, 0] = torch.inf
+    with_infinity = Data((thinned(x, "channels").nan_to_num(posinf=0.0), *data.args[1:]), (weight, *data.constants[1:]))
+    outcomes = []
+    for case in (found, with_infinity):
+        (wanted,), y = oracle(problem, case), launch(engine_id, problem, knobs, case)
+        outcomes.append(bool(wanted.isnan().any()) and torch.equal(y.isnan(), wanted.isnan()))
+    return outcomes
+
+
+def main():
+    for name, (engine_id, problem, knobs, kind) in CASES.items():
+        print(json.dumps({"case": name, "error": error(engine_id, problem, knobs, kind)}), flush=True)
+    for engine_id in ("ecr", "gather"):
+        problem = conv(1, 20, 6, 6, 7, 1, 3, epilogue=Epilogue(bias=True), pool=PAIRS)
+        knobs = ECR if engine_id == "ecr" else tile()
+        print(
+            json.dumps({"case": f"{engine_id}, not finite", "same": not_finite(engine_id, problem, knobs)}), flush=True
+        )
+    print(json.dumps({"case": "a planted fault", "error": error("gather", CONV, tile(), "all alive", corrupt=True)}))
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()

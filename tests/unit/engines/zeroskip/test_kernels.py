@@ -1,0 +1,161 @@
+"""The Triton engines of zeroskip without a GPU: exact in Triton's interpreter, built for Hopper, refusing by reason."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from convoy.engines.manifest import load_engine
+from convoy.engines.triton.compiled import assembler_log
+from convoy.engines.zeroskip.tiles import Geometry, tile_space
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
+from convoy.target import Target
+
+SCRIPT = Path(__file__).with_name("interpreted.py")
+TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+NAMES = ("ecr", "gather", "blocks", "conv_pool")
+PAIRS = Pool("max", 2, 2, 2, 2)
+OVERLAP = Pool("max", 3, 3, 2, 2, 1, 1)
+
+
+def engine(name):
+    return load_engine(f"zeroskip.{name}", (f"zeroskip.{name}=convoy.engines.zeroskip.{name}:ENGINE",))
+
+
+def conv(*sizes, dtype="fp32", pool=None, **rest):
+    words = {"layout": "nhwc", "x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype}
+    numerics = {"numerics": "strict" if dtype == "fp32" else "half"} | rest
+    return ConvProblem(*sizes, epilogue=Epilogue(True, activation="relu", pool=pool), **words, **numerics)
+
+
+# ---- the interpreter
+
+
+def case_names():
+    """The script's cases, read from its text: importing it would turn the interpreter on in this process."""
+    tree = ast.parse(SCRIPT.read_text())
+    (cases,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "CASES"]
+    return [ast.literal_eval(key) for key in cases.keys]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_agrees_with_float64(outcomes, name):
+    # An average that does not divide by a power of two is rounded.
+    assert outcomes[name]["error"] <= (1e-6 if "count" in name else 0.0)
+
+
+@pytest.mark.parametrize("name", ["ecr", "gather"])
+def test_what_is_not_finite_comes_out_as_in_pytorch_with_infinite_weights_too(outcomes, name):
+    assert outcomes[f"{name}, not finite"]["same"] == [True, True]
+
+
+def test_a_planted_fault_is_seen(outcomes):
+    assert outcomes["a planted fault"]["error"] > 0
+
+
+# ---- builds for Hopper
+
+BUILDS = [
+    ("gather", conv(1, 512, 14, 14, 512, 3, 3, 1, 1), "FFMA"),
+    ("gather", conv(1, 256, 56, 56, 256, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
+    ("blocks", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, dtype="fp16"), "MMA"),
+    ("blocks", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, numerics="as_torch"), "MMA"),
+    ("conv_pool", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, dtype="fp16", pool=PAIRS), "MMA"),
+    ("conv_pool", conv(32, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, dtype="bf16", pool=OVERLAP), "MMA"),
+    ("conv_pool", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
+    ("ecr", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "instruction"), BUILDS)
+def test_the_first_guess_is_built_without_spilling(name, problem, instruction):
+    assert engine(name).supports(problem, TARGET)
+    executable = engine(name).build(problem, engine(name).space(problem, TARGET)[0], TARGET)
+    assert instruction in executable.kernel.compiled.asm["sass"]
+    for kernel in filter(None, (executable.kernel, getattr(executable, "look", None))):
+        log = assembler_log(kernel.compiled)
+        assert "0 bytes spill stores" in log
+        assert int(re.search(r"Used (\d+) registers", log)[1]) <= 255
+
+
+def test_split_products_are_tensor_core_instructions():
+    problem = conv(1, 512, 14, 14, 512, 3, 3, 1, 1)
+    knobs = next(k for k in engine("gather").space(problem, TARGET) if k["precision"] == "tf32x3")
+    executable = engine("gather").build(problem, knobs, TARGET)
+    assert "MMA" in executable.kernel.compiled.asm["sass"]
+    assert "0 bytes spill stores" in assembler_log(executable.kernel.compiled)
+
+
+# ---- what they take
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "reason"),
+    [
+        ("gather", conv(1, 64, 14, 14, 64, 3, 3, dtype="fp16"), "needs fp32, got fp16"),
+        ("gather", conv(1, 64, 14, 14, 64, 3, 3, numerics="as_torch"), "needs numerics strict, got as_torch"),
+        ("blocks", conv(1, 64, 14, 14, 64, 3, 3), "numerics strict"),
+        ("conv_pool", conv(1, 64, 14, 14, 64, 3, 3), "with a pooling, got none"),
+        ("conv_pool", conv(1, 64, 14, 14, 64, 3, 3, pool=Pool("avg", 12, 12, 12, 12)), "at most 8, got 12x12"),
+        ("ecr", conv(1, 64, 14, 14, 64, 3, 3, groups=2), "needs groups = 1, got 2"),
+        ("ecr", conv(32, 64, 224, 224, 64, 3, 3, 1, 1), "compressed windows"),
+        ("ecr", replace(conv(1, 64, 14, 14, 64, 3, 3), layout="nchw"), "layout nhwc"),
+        ("gather", conv(0, 64, 14, 14, 64, 3, 3), "batch of at least 1"),
+    ],
+)
+def test_refusals_say_what_was_needed(name, problem, reason):
+    assert reason in engine(name).supports(problem, TARGET).reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_cpu_they_stay_out(name):
+    assert not engine(name).supports(conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), detect_target("cpu"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("pool", [None, PAIRS, OVERLAP, Pool("avg", 3, 2, 1, 2, 1, 1, ceil_mode=True)])
+def test_spaces_are_finite_and_their_workspace_is_known(name, pool):
+    for dtype in ("fp32", "fp16"):
+        for problem in (
+            conv(1, 64, 14, 14, 64, 3, 3, 1, 1, dtype=dtype, pool=pool),
+            conv(2, 5, 9, 9, 7, 1, 1, pool=pool),
+        ):
+            if engine(name).supports(problem, TARGET):
+                space = engine(name).space(problem, TARGET)
+                assert 0 < len(space) == len(set(space)) <= 24
+                assert all(Knobs.parse(str(k)) == k and engine(name).workspace_bytes(problem, k) >= 0 for k in space)
+
+
+def test_tiles_cover_all_results():
+    for pool in (None, PAIRS, OVERLAP, Pool("avg", 5, 3, 2, 3, 2, 1)):
+        problem = conv(1, 64, 29, 31, 64, 3, 3, 1, 1, pool=pool)
+        _, _, y_h, y_w = problem.y_spec.shape
+        for knobs in tile_space(problem, 132, precisions=("ieee",), block_cs=(16,)):
+            geometry = Geometry.of(problem, knobs)
+            tiles_h, tiles_w = geometry.tiles(problem)
+            assert tiles_h * geometry.result_h >= y_h
+            assert tiles_w * geometry.result_w >= y_w
+            assert geometry.region_w <= geometry.pitch
+            assert geometry.region_h * geometry.pitch <= geometry.block_p
+            assert geometry.result_h * geometry.result_w <= geometry.block_r
+
+
+def test_small_images_are_split_over_channels():
+    small, large = (conv(1, 512, size, size, 512, 3, 3, 1, 1) for size in (7, 56))
+    assert engine("gather").space(small, TARGET)[0]["split"] > 1
+    assert engine("gather").space(large, TARGET)[0]["split"] == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from record import Recorder
 
 from convoy.compare import Run, read
-from convoy.compare.scaling import table
+from convoy.compare.scaling_lines import table
 
 
 def recorded(run: Run, folder: Path | None = None) -> Recorder:

@@ -124,8 +124,9 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None) -> None:
 
     from convoy.cli.progress import Bar
     from convoy.compare import write
-    from convoy.compare.scaling import HEADS, NUMBERS, failures, jobs, table, with_efficiency
+    from convoy.compare.scaling import jobs, with_efficiency
     from convoy.compare.scaling_launch import run as run_job
+    from convoy.compare.scaling_lines import HEADS, NUMBERS, failures, settings, table
     from convoy.report import print_table
 
     found = list(jobs(request))
@@ -146,7 +147,7 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None) -> None:
         typer.echo("the first host has the figures")
         return
     print_table(HEADS, table(run.rows), numbers=NUMBERS)
-    for line in dict.fromkeys(f"{row.provider}: {row.setting}" for row in run.rows if row.ok):
+    for line in settings(run.rows):
         typer.echo(line)
     for line in failures(run.rows):
         typer.echo(line, err=True)

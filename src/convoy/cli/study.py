@@ -188,7 +188,10 @@ class _Session:
             args = options.example(module, name, None, None, None, dtype, self.target.device)
             with options.fitting(module, args):
                 net = capture_net(name, module, args, {}, self.settings, self.target)
-            for row in strategies(net, self.settings, self.database, self._bar):
+            rows, found = strategies(net, self.settings, self.database, self._bar)
+            self.study.measured += found.measured
+            self.study.from_database += found.from_database
+            for row in rows:
                 self.run = self.run.with_row(row)
             self._keep()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from convoy.compare import study_lines
+from convoy.compare import scaling_lines, study_lines
 from convoy.compare.kinds import KINDS
-from convoy.compare.runfile import Figure, Row, Run
+from convoy.compare.runfile import Row, Run
 from convoy.report.roofline import roofline
 from convoy.report.sheet import Card, Cell, Part, Section, Sheet, Table, table_of
 
@@ -262,28 +262,11 @@ def _study(run: Run) -> tuple[list[Card], list[Section]]:
     return [], sections
 
 
-def _plain(run: Run) -> tuple[list[Card], list[Section]]:
-    """Rows with whatever figures they have: a table for each question's kind of figures."""
-    metrics = list(dict.fromkeys(figure.metric for row in run.rows for figure in row.figures))
-    heads = ("what", "provider", *metrics, "setting, or why not")
-    lines: list[tuple[Cell, ...]] = []
-    for row in run.rows:
-        figures = [_shown(row.figure(metric)) for metric in metrics]
-        why = row.setting if row.ok else f"{row.status}: {row.reason}"
-        lines.append((Cell(row.label()), Cell(row.provider), *figures, Cell(why, mark="soft")))
-    table = Table(heads, tuple(lines), numbers=tuple(range(2, 2 + len(metrics))))
-    return [], [Section(TITLES[run.kind], tables=(table,))]
-
-
-def _shown(figure: Figure | None) -> Cell:
-    return Cell(f"{figure.p50:.4g}", figure.p50) if figure is not None else Cell("")
-
-
 _KINDS: Final[dict[str, Callable[[Run], tuple[list[Card], list[Section]]]]] = {
     "compare": _compare,
     "options": _options,
     "study": _study,
-    "scaling": _plain,
+    "scaling": lambda run: scaling_lines.section_of(run.rows),
 }
 
 

@@ -244,37 +244,3 @@ def _efficient(row: Row, base: Row) -> Row:
     value = speed.p50 / _gpus(row) / (least.p50 / _gpus(base))
     kept = tuple(figure for figure in row.figures if figure.metric != "efficiency")
     return replace(row, figures=(*kept, Figure.once("efficiency", "1", value)))
-
-
-HEADS: Final = (
-    "gpus", "scaling", "batch a gpu", "provider", "images/s", "efficiency", "step ms", "compute", "exposed", "bound", "launch",
-    "input", "",
-)  # fmt: skip
-NUMBERS: Final = (0, 2, 4, 5, 6, 7, 8, 9, 10, 11)
-
-
-def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A line for each row, for the terminal and the page."""
-    lines: list[tuple[str, ...]] = []
-    for row in rows:
-        head = (str(_gpus(row)), str(row.axes["scaling"]), str(row.batch), row.provider)
-        if not row.ok:
-            lines.append((*head, *[""] * 8, row.status))
-            continue
-        share = row.figure("efficiency")
-        speed = row.figure("images_per_s")
-        cells = [f"{speed.p50:.0f}" if speed else "", f"{share.p50:.1%}" if share else ""]
-        for metric in ("step_ms", "compute_ms", "exposed_ms", "bound_ms", "launch_ms", "input_ms"):
-            figure = row.figure(metric)
-            cells.append(f"{figure.p50:.2f}" if figure else "")
-        lines.append((*head, *cells, "noisy" if row.noisy else ""))
-    return lines
-
-
-def failures(rows: Sequence[Row]) -> list[str]:
-    """A line for each row that is not `ok`, with its reason."""
-    return [
-        f"{row.provider} on {_gpus(row)}, {row.axes['scaling']}: {row.status}: {row.reason}"
-        for row in rows
-        if not row.ok
-    ]

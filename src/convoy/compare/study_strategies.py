@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from convoy.compare.runfile import Figure, Row
 from convoy.errors import SelectionError
+from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline.offers import selection_problem
 from convoy.pipeline.stages import Net, Observer, measure
@@ -22,8 +23,8 @@ SOLVERS: Final = {"library": "baseline", "one algorithm": "single", "per layer":
 layer; the optimum."""
 
 
-def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> list[Row]:
-    """Measure a captured net and give each strategy its row; one that is not possible says why."""
+def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> tuple[list[Row], SearchResult]:
+    """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
     found = measure(net, settings, database, observer)
     problem = selection_problem(
         net.captured.graph,
@@ -34,7 +35,7 @@ def strategies(net: Net, settings: Settings, database: Database, observer: Obser
         border=net.border,
         memory_budget_bytes=settings.memory_budget_bytes,
     )
-    return strategy_rows(problem, _about(net, settings))
+    return strategy_rows(problem, _about(net, settings)), found
 
 
 def _about(net: Net, settings: Settings) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from convoy.cli import app
 from convoy.compare import read
-from convoy.compare.scaling import Job, ScaleRequest, failures, jobs, result_row, table, with_efficiency
+from convoy.compare.scaling import Job, ScaleRequest, jobs, result_row, with_efficiency
 from convoy.compare.scaling_launch import command, explain, run
+from convoy.compare.scaling_lines import charts, failures, section_of, table
 from convoy.compare.scaling_measure import loss_of, measure, union_us
 from convoy.errors import InputError
 
@@ -96,6 +97,10 @@ def test_a_row_says_where_the_time_goes() -> None:
     )  # fmt: skip
     assert row.axes == {"gpus": 2, "nodes": 1, "scaling": "weak"}
     assert not row.noisy
+    _, (_, times) = section_of([row])
+    (line,) = times.tables[0].rows
+    assert line[2].text == "kernels 8.00, exposed communication 2.00"
+    assert [part.share for part in line[1].bar] == pytest.approx([0.8, 0, 0.2, 0])
     jumpy = result(0.01)
     jumpy["rounds"]["step"] = [0.01, 0.01, 0.02, 0.02, 0.03]
     assert result_row(JOB, jumpy).noisy
@@ -111,7 +116,13 @@ def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
     shares = [f.p50 if (f := r.figure("efficiency")) else None for r in with_efficiency(rows)]
     assert shares == pytest.approx([0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, None])
     assert with_efficiency(with_efficiency(rows)) == with_efficiency(rows)
-    assert [line[5] for line in table(with_efficiency(rows))[:2]] == ["80.0%", "100.0%"]
+    assert [line[6] for line in table(with_efficiency(rows))[:2]] == ["80.0%", "100.0%"]
+    weak, strong = charts(rows)
+    assert "convoy, perfect" in weak
+    assert "strong scaling" in strong
+    cards, sections = section_of(with_efficiency(rows))
+    assert [card.figure for card in cards] == ["80.0%", "100.0%", "50.0%"]
+    assert "crashed: died" in sections[0].lines[-1]
     assert failures(rows) == ["torch.ddp on 2, weak: crashed: died"]
 
 

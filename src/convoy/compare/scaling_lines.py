@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -53,24 +52,34 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 
 def charts(rows: Sequence[Row]) -> list[str]:
-    """Throughput over GPUs for each net and scaling, with what perfect scaling would give; empty with one number of GPUs."""
-    found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        speed = row.figure("images_per_s")
-        if speed is not None:
-            found[row.subject, str(row.axes["scaling"])][row.provider].append((float(row.axes["gpus"]), speed.p50))
+    """Throughput and efficiency over GPUs for each net and scaling; none with one number of GPUs."""
     drawn: list[str] = []
-    for (net, scaling), lines in found.items():
-        series: list[Series] = []
-        for provider, points in lines.items():
-            points.sort()
-            first, speed = points[0]
-            series.append(Series(provider, tuple(points)))
-            series.append(Series(f"{provider}, perfect", tuple((x, speed * x / first) for x, _ in points), dashed=True))
-        if any(len(line.points) > 1 for line in series):
-            title = f"{net}, {scaling} scaling: images a second over GPUs"
-            drawn.append(curves_chart(title, "GPUs", "images a second", series))
+    for net, scaling in dict.fromkeys((row.subject, str(row.axes["scaling"])) for row in rows):
+        own = [row for row in rows if (row.subject, row.axes["scaling"]) == (net, scaling)]
+        speeds = _lines(own, "images_per_s")
+        if any(len(points) > 1 for points in speeds.values()):
+            series: list[Series] = []
+            for provider, points in speeds.items():
+                (first, speed), *_ = points
+                series.append(Series(provider, points))
+                series.append(
+                    Series(f"{provider}, perfect", tuple((x, speed * x / first) for x, _ in points), dashed=True)
+                )
+            title = f"{net}, {scaling} scaling"
+            drawn.append(curves_chart(f"{title}: images a second over GPUs", "GPUs", "images a second", series))
+            shares = [Series(provider, points) for provider, points in _lines(own, "efficiency").items()]
+            drawn.append(curves_chart(f"{title}: efficiency over GPUs", "GPUs", "efficiency", shares, log_y=False))
     return drawn
+
+
+def _lines(rows: Sequence[Row], metric: str) -> dict[str, tuple[tuple[float, float], ...]]:
+    """By provider, a figure over GPUs."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        figure = row.figure(metric)
+        if figure is not None:
+            found.setdefault(row.provider, []).append((float(row.axes["gpus"]), figure.p50))
+    return {provider: tuple(sorted(points)) for provider, points in found.items()}
 
 
 def _parts(row: Row) -> dict[str, float]:

@@ -72,7 +72,7 @@ def charts(rows: Sequence[Row]) -> list[tuple[str, str]]:
         for metric, label in CHARTS:
             svg = curves_chart(f"{label} over {curve.title}", curve.axis, label, _series(curve, metric))
             if svg:
-                found.append((in_words(curve) if metric == TIME else curve.title, svg))
+                found.append((in_words(curve), svg))
     return found
 
 
@@ -80,8 +80,7 @@ def _series(curve: Curve, metric: str) -> list[Series]:
     found: list[Series] = []
     for name, values in curve.times(metric).items():
         points = tuple((x, y) for x, y in zip(curve.values, values, strict=True) if y is not None)
-        if any(y for _, y in points):
-            found.append(Series(name, points))
+        found.append(Series(name, points if any(y for _, y in points) else ()))
     return found
 
 

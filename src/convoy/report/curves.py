@@ -9,10 +9,10 @@ from html import escape
 from typing import Final
 
 WIDTH: Final = 880
-HEIGHT: Final = 360
+HEIGHT: Final = 376
 LEFT: Final = 78
 RIGHT: Final = 180
-TOP: Final = 34
+TOP: Final = 54
 BOTTOM: Final = 54
 
 COLOURS: Final = ("#3b7dd8", "#d9580d", "#1b8a5f", "#8a5fc7", "#b8860b", "#c2408f", "#5b8a8a", "#7f8894", "#a0522d")
@@ -64,15 +64,15 @@ def curves_chart(
         title: for those who cannot see it, too.
         x_label: what goes to the right.
         y_label: what goes up, with its unit.
-        series: the lines.
+        series: the lines; one without points keeps its colour from the others.
         log_x: whether the x axis is logarithmic; its ticks are the values themselves.
         log_y: whether the y axis is; a linear one begins at 0.
     """
-    shown = [s for s in series if s.points]
+    shown = {index: s for index, s in enumerate(series) if s.points}
     if not shown:
         return ""
-    xs = sorted({x for s in shown for x, _ in s.points})
-    ys = [y for s in shown for _, y in s.points]
+    xs = sorted({x for s in shown.values() for x, _ in s.points})
+    ys = [y for s in shown.values() for _, y in s.points]
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     x = Scale(xs[0], xs[-1], LEFT + 8, right - 8, log_x and xs[0] > 0)
     logarithmic = log_y and min(ys) > 0
@@ -89,10 +89,10 @@ def curves_chart(
     ticks = _spread([(x.at(v), v) for v in xs], 34)
     parts += [_text(at, bottom + 18, f"{value:g}", "small", "middle") for at, value in ticks]
     parts.append(_text((LEFT + right) / 2, HEIGHT - 14, x_label, "small", "middle"))
-    parts.append(_text(LEFT, TOP - 4, y_label, "small"))
-    parts += [_line(s, index, x, y) for index, s in enumerate(shown)]
-    ends = sorted((y.at(s.points[-1][1]), index) for index, s in enumerate(shown))
-    parts += _names(ends, shown, right)
+    parts.append(_text(LEFT, TOP - 10, y_label, "small"))
+    parts += [_line(s, index, x, y) for index, s in shown.items()]
+    ends = sorted((y.at(s.points[-1][1]), index) for index, s in shown.items())
+    parts += _names(ends, series, right)
     return "".join([*parts, "</svg>"])
 
 

@@ -117,9 +117,11 @@ def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
     assert shares == pytest.approx([0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, None])
     assert with_efficiency(with_efficiency(rows)) == with_efficiency(rows)
     assert [line[6] for line in table(with_efficiency(rows))[:2]] == ["80.0%", "100.0%"]
-    weak, strong = charts(rows)
+    weak, shares, strong, _ = charts(with_efficiency(rows))
     assert "convoy, perfect" in weak
+    assert "torch.ddp: 0.8 at 4" in shares
     assert "strong scaling" in strong
+    assert charts(rows[:1]) == []
     cards, sections = section_of(with_efficiency(rows))
     assert [card.figure for card in cards] == ["80.0%", "100.0%", "50.0%"]
     assert "crashed: died" in sections[0].lines[-1]

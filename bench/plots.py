@@ -40,6 +40,7 @@ PEERS = {
     "jax": "#3b7dd8",
     "cudnn.best": "#8c959f",
     "cusparse": "#3b7dd8",
+    "mkl.sparse": "#3b7dd8",
     "cublas": "#7a5fc7",
 }
 """Every peer by its one name, and its colour; each is told from its neighbours in light, in dark and in grey."""

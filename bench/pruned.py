@@ -1,0 +1,189 @@
+"""Pruned convolutions: code made for the mask beside dense and other sparse ways, over sparsities. Question `pruned`.
+
+Usage: python bench/pruned.py [--device cpu|cuda] [--operators 1 2 ...] [--batches 1 64] [--sparsities 0.9 ...] [--resnet]
+                              [--effort quick|full] [--db FILE] [--folder DIR]
+
+The ten operators of "Code generated for pruned weights" (Dong, Liu, Li, Feng; Journal of Software 31(9), 2020), and with --resnet
+the 3x3 and 1x1 layers of ResNet-50, fp32, zeros in random places. Every candidate is checked against float64 (on integers bit
+for bit) before it is timed, as the tuner does it. A row an engine's best setting goes to bench/results/pruned-DEVICE.csv: the
+subject is the problem with its mask, the note names operator, pattern and sparsity. Dense engines are timed once for each
+operator and batch, on the problem without a mask, in strict fp32, on a GPU with TF32 too. With --db what was measured before is
+not measured again.
+
+On a GPU the engines that wait for one take part: `pruned.cuda` and `cudnn`, whose rows are those of cuDNN's best plan; `gemm` is
+cuBLAS on im2col, `sparse_csr` cuSPARSE on im2col.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from record import Recorder
+
+from convoy.engines.manifest import engine_ids, waiting
+from convoy.measurement import detect_target, protocol_for, search
+from convoy.perfdb import Database
+from convoy.perfdb.row import Measurement
+from convoy.pipeline.stages import make_runner
+from convoy.problem import ConvProblem, WeightMask
+from convoy.settings import Settings
+from convoy.target import Target
+
+OPERATORS = (
+    # output side, c, k, filter side, padding, from
+    (24, 1, 20, 5, 0, "LeNet-5"),
+    (8, 20, 50, 5, 0, "LeNet-5"),
+    (32, 3, 32, 5, 2, "CIFAR-10 quick"),
+    (16, 32, 32, 5, 2, "CIFAR-10 quick"),
+    (8, 32, 64, 5, 2, "CIFAR-10 quick"),
+    (56, 64, 64, 3, 1, "ResNet"),
+    (28, 128, 128, 3, 1, "ResNet"),
+    (224, 3, 64, 3, 1, "VGG-16"),
+    (224, 64, 64, 3, 1, "VGG-16"),
+    (112, 64, 128, 3, 1, "VGG-16"),
+)
+SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+DENSE = ("aten", "onednn", "gemm", "winograd2", "winograd4", "triton.split_fp32", "cudnn")
+"""Dense engines that compete; `cudnn` on a GPU only."""
+
+PROVIDERS = {
+    "cpu": {"aten": "torch.eager", "sparse_csr": "mkl.sparse"},
+    "cuda": {"aten": "torch.graph", "gemm": "cublas", "sparse_csr": "cusparse", "cudnn": "cudnn.best"},
+}
+"""By device, peers' engine ids → names of the providers in results."""
+
+SPARSE = ("pruned.c", "pruned.cuda", "sparse_csr")
+HERE = Path(__file__).parent
+
+
+def operators(chosen: Sequence[int], batch: int) -> Iterator[tuple[str, ConvProblem]]:
+    """Name and problem of the operators asked for."""
+    for number in chosen:
+        side, c, k, r, pad, _ = OPERATORS[number - 1]
+        size = side + r - 1 - 2 * pad
+        yield f"op{number}", ConvProblem(batch, c, size, size, k, r, r, pad, pad, numerics="strict")
+
+
+def resnet_layers(batch: int) -> Iterator[tuple[str, ConvProblem]]:
+    """The distinct 3x3 and 1x1 layers of ResNet-50."""
+    with (HERE / "layers" / "resnet50.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            names = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
+            sizes = {name: int(row[name]) for name in names}
+            if sizes["r"] <= 3:
+                yield (
+                    f"resnet50 {row['r']}x{row['s']} {row['c']}x{row['h']} {row['k']}",
+                    ConvProblem(n=batch, numerics="strict", **sizes),
+                )
+
+
+def masked(problem: ConvProblem, sparsity: float) -> ConvProblem:
+    """The problem with zeros in random places: exactly that share of them, the same in every run."""
+    shape = problem.weight_spec.shape
+    positions = int(np.prod(shape))
+    nonzero = np.ones(positions, bool)
+    zeros = np.random.default_rng([*shape, int(sparsity * 1000)]).permutation(positions)[: round(sparsity * positions)]
+    nonzero[zeros] = False
+    return problem.with_mask(WeightMask(shape, np.packbits(nonzero).tobytes()))
+
+
+def best_rows(
+    problems: Sequence[ConvProblem], engines: Sequence[str], target: Target, settings: Settings
+) -> dict[str, Measurement]:
+    """The fastest row of each engine over some problems that compute the same; refusals and failures are printed."""
+    known = [engine for engine in engines if engine in engine_ids(settings.engines)]
+    with Database.open(settings.db, shipped=False) as database, closing(make_runner(target, settings)) as runner:
+        found = search(problems, engine_ids=known, target=target, settings=settings, database=database, runner=runner)
+    best: dict[str, Measurement] = {}
+    for row in (row for rows in found.rows.values() for row in rows):
+        if not row.ok:
+            print(f"  {row.config}: {row.status} {row.reason.splitlines()[0] if row.reason else ''}", flush=True)
+        elif row.config.engine not in best or row.median_us < best[row.config.engine].median_us:
+            best[row.config.engine] = row
+    return best
+
+
+def record(recorder: Recorder, device: str, problem: ConvProblem, note: str, rows: Mapping[str, Measurement]) -> None:
+    """Write each engine's best; `device` is cpu or cuda."""
+    peers = PROVIDERS[device]
+    for engine, row in rows.items():
+        recorder.add(
+            subject=problem.key, provider=peers.get(engine, f"convoy.{engine}"), metric="kernel_us",
+            unit="us", p50=row.median_us, p20=max(0.0, row.median_us - row.spread_us), p80=row.median_us + row.spread_us,
+            batch=problem.n, dtype=problem.x_dtype, numerics=problem.numerics,
+            note=f"{note} {row.config.knobs}".strip(),
+        )  # fmt: skip
+
+
+def dense_rows(problem: ConvProblem, target: Target, settings: Settings) -> dict[str, dict[str, Measurement]]:
+    """By numerics: the fastest row of each dense engine, in whichever memory format."""
+    wanted = {"strict": [problem]}
+    if target.device == "cuda":
+        wanted["as_torch"] = [replace(problem, numerics="as_torch")]
+    return {
+        numerics: best_rows([p.with_layout(f) for p in same for f in ("nchw", "nhwc")], DENSE, target, settings)
+        for numerics, same in wanted.items()
+    }
+
+
+def fastest(rows: Mapping[str, Measurement], engines: Sequence[str] = ()) -> Measurement | None:
+    """The fastest row, of some engines or of any."""
+    return min((r for e, r in rows.items() if not engines or e in engines), key=lambda r: r.median_us, default=None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--operators", nargs="*", type=int, default=list(range(1, 11)))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
+    parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
+    parser.add_argument("--resnet", action="store_true")
+    parser.add_argument("--effort", default="quick", choices=("quick", "full"))
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    target = detect_target(options.device)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
+    extra = ("sparse_csr=sparse_csr:SparseCsr", *(waiting() if options.device == "cuda" else ()))
+    database = options.db or Path(tempfile.mkdtemp(prefix="convoy-pruned-")) / "rows.db"
+    settings = Settings(effort=options.effort, engines=extra, timeout_s=300.0, db=database)
+    recorder = Recorder(
+        "pruned", device=target.name, versions=" ".join(f"{name}={value}" for name, value in target.versions),
+        protocol=f"{protocol_for(options.effort, target.device).id} {target.units} units", folder=options.folder,
+    )  # fmt: skip
+    ratios: dict[tuple[int, float, str], list[float]] = {}
+    for batch in options.batches:
+        layers = [*operators(options.operators, batch), *(resnet_layers(batch) if options.resnet else ())]
+        for name, problem in layers:
+            dense = dense_rows(problem, target, settings)
+            for numerics, rows in dense.items():
+                record(recorder, target.device, replace(problem, numerics=numerics), f"{name} dense", rows)
+            for sparsity in options.sparsities:
+                pruned = masked(problem, sparsity)
+                rows = best_rows([pruned], SPARSE, target, settings)
+                record(recorder, target.device, pruned, f"{name} unstructured {sparsity}", rows)
+                ours, csr = fastest(rows, ("pruned.c", "pruned.cuda")), rows.get("sparse_csr")
+                rivals = {"dense": fastest(dense["strict"]), "csr": csr}
+                for rival, row in rivals.items():
+                    if ours and row:
+                        ratios.setdefault((batch, sparsity, rival), []).append(row.median_us / ours.median_us)
+                shown = "  ".join(f"{r} {row.config.engine} {row.median_us:.1f}" for r, row in rivals.items() if row)
+                mine = f"{ours.median_us:.1f} us [{ours.config.knobs}]" if ours else "none"
+                print(f"{name:28s} n{batch:<3d} {sparsity:<5} ours {mine}  {shown}", flush=True)
+            recorder.write()
+    for (batch, sparsity, rival), found in sorted(ratios.items()):
+        mean, worst = statistics.geometric_mean(found), min(found)
+        print(f"batch {batch} sparsity {sparsity} over {rival}: geometric mean {mean:.2f}, worst {worst:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,49 +1,23 @@
-"""Labelled images for training and for accuracy: folders, CIFAR-10, arrays in files, and synthetic ones (docs/datasets.md)."""
+"""Labelled images for training and for accuracy, in one form whatever they come from (docs/datasets.md)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from convoy.errors import InputError
 from convoy.zoo.example import Preprocessing
-from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, read_arrays
-from convoy.zoo.pixels import (
-    Arrays,
-    Chosen,
-    Files,
-    Images,
-    Pixels,
-    Resized,
-    Synthetic,
-    augmented,
-    kept,
-    normalised,
-    seeded,
-)
-
-SPLITS: Final = ("train", "test", "all")
+from convoy.zoo.images import ARRAY_FILES
+from convoy.zoo.pixels import Arrays, Chosen, Images, Resized, augmented, kept, normalised, seeded
+from convoy.zoo.sources import SPLITS, cifar10, of_path, places, split_folders, synthetic
 
 SYNTHETIC: Final = "synthetic"
 CIFAR10: Final = "cifar10"
-
-CIFAR10_CLASSES: Final = 10
-CIFAR10_ROW: Final = 1 + 3 * 32 * 32
-"""Bytes of one image in CIFAR-10's binary files: the label, then red, green and blue planes of 32 rows of 32."""
-CIFAR10_FILES: Final = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
-CIFAR10_PLACES: Final = ("cifar-10-batches-bin", "data/cifar-10-batches-bin")
-"""Where `cifar10` alone looks, from the working folder: the archive unpacked here, or in torchvision's usual `data`."""
-
-HELD_OUT: Final = 10
-"""Of a source without splits of its own, every so-many-th image of each class is for testing."""
-
-SYNTHETIC_IMAGES: Final = {"train": 1024, "test": 256, "all": 1280}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +89,7 @@ class Dataset:
 
     def take(self, count: int) -> Dataset:
         """The first images of each class, `count` together (or all there are), in the source's order."""
-        places = _places(self.labels)
-        chosen = sorted(sorted(range(len(self)), key=places.__getitem__)[:count])
+        chosen = sorted(sorted(range(len(self)), key=places(self.labels).__getitem__)[:count])
         return replace(self, images=Chosen(self.images, chosen), labels=self.labels[torch.tensor(chosen)])
 
 
@@ -156,11 +129,11 @@ def load_dataset(
             raise InputError(name, value, "an integer of at least 1")
     word, _, rest = source.partition(":")
     if word == SYNTHETIC:
-        images, labels, total = _synthetic(source, rest, split, preprocessing.size, classes or 10)
+        images, labels, total = synthetic(source, rest, split, preprocessing.size, classes or 10)
     elif word == CIFAR10:
-        images, labels, total = _cifar10(source, rest, split, preprocessing.size)
+        images, labels, total = cifar10(source, rest, split, preprocessing.size)
     else:
-        images, labels, total = _of_path(Path(source), split, preprocessing.size)
+        images, labels, total = of_path(Path(source), split, preprocessing.size)
     if len(images) == 0:
         raise InputError("data", source, "at least one image", f"Its split {split!r} has none.")
     if classes is not None and total > classes:
@@ -177,160 +150,9 @@ def own_splits(source: str) -> bool:
     word, _, rest = source.partition(":")
     if word == CIFAR10:
         return Path(rest).suffix not in ARRAY_FILES
-    return word == SYNTHETIC or bool(_split_folders(Path(source)))
-
-
-_Found = tuple[Images, torch.Tensor, int]
-"""Images, their labels, the number of classes."""
+    return word == SYNTHETIC or bool(split_folders(Path(source)))
 
 
 def _is_decoded(images: Images) -> bool:
     """Whether it is worth keeping what was read: made-up images are as cheap again, and folders may change in size."""
     return isinstance(images, (Arrays, Resized))
-
-
-def _synthetic(source: str, count: str, split: str, size: int, classes: int) -> _Found:
-    if count and not (count.isascii() and count.isdigit() and int(count) > 0):
-        raise InputError("data", source, "synthetic:N with N of at least 1")
-    total = int(count) if count else SYNTHETIC_IMAGES[split]
-    made = Synthetic.of(total, classes, size, seed=1 + SPLITS.index(split))  # what is tested on was not trained on
-    return made, torch.arange(total) % classes, classes
-
-
-def _cifar10(source: str, place: str, split: str, size: int) -> _Found:
-    path = Path(place) if place else next((p for p in map(Path, CIFAR10_PLACES) if p.is_dir()), None)
-    if path is None:
-        expected = "CIFAR-10's binary version in ./cifar-10-batches-bin or ./data/cifar-10-batches-bin"
-        todo = "Unpack cifar-10-binary.tar.gz there, or say where it is: cifar10:PATH."
-        raise InputError("data", source, expected, todo)
-    if path.suffix in ARRAY_FILES:
-        return _of_cifar10_file(path, split, size)
-    if not path.is_dir():
-        raise InputError("data", source, "a folder that is there, or a .safetensors or .npz file")
-    folder = path / CIFAR10_PLACES[0] if (path / CIFAR10_PLACES[0]).is_dir() else path
-    wanted = ("train", "test") if split == "all" else (split,)
-    if any((folder / name).is_file() for names in CIFAR10_FILES.values() for name in names):
-        rows = np.concatenate([_cifar10_rows(folder / name) for part in wanted for name in CIFAR10_FILES[part]])
-        pixels = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
-        images = Pixels(pixels) if size == 32 else Resized(pixels, size)
-        return images, torch.from_numpy(rows[:, 0].astype(np.int64)), CIFAR10_CLASSES
-    if split == "all":
-        raise InputError("split", split, "train or test with a folder of two .safetensors files")
-    return _of_cifar10_file(_cifar10_file(source, folder, split), "all", size)
-
-
-def _cifar10_rows(file: Path) -> np.ndarray:
-    if not file.is_file():
-        raise InputError("data", str(file), "a file that is there", "CIFAR-10's binary version has six.")
-    data = np.fromfile(file, dtype=np.uint8)
-    if data.size == 0 or data.size % CIFAR10_ROW:
-        raise InputError("data", str(file), f"rows of {CIFAR10_ROW} bytes", f"It has {data.size} bytes.")
-    rows = data.reshape(-1, CIFAR10_ROW)
-    _check_cifar10(int(rows[:, 0].max()), file)
-    return rows
-
-
-def _check_cifar10(largest: int, file: Path) -> None:
-    if largest >= CIFAR10_CLASSES:
-        raise InputError("data", str(file), f"labels from 0 to {CIFAR10_CLASSES - 1}", f"It has {largest}.")
-
-
-def _cifar10_file(source: str, folder: Path, split: str) -> Path:
-    found = sorted(folder.glob(f"cifar10*{split}*.safetensors"))
-    if len(found) != 1:
-        expected = f"{CIFAR10_FILES[split][0]}, or one file cifar10*{split}*.safetensors, in the folder"
-        raise InputError("data", source, expected, f"There are {len(found)} of these." if found else "")
-    return found[0]
-
-
-def _of_cifar10_file(path: Path, split: str, size: int) -> _Found:
-    images, labels, total = _of_arrays(path, split, size)
-    _check_cifar10(total - 1, path)
-    return images, labels, CIFAR10_CLASSES
-
-
-def _of_path(path: Path, split: str, size: int) -> _Found:
-    if path.is_dir():
-        return _of_folder(path, split, size)
-    if path.suffix in ARRAY_FILES:
-        return _of_arrays(path, split, size)
-    expected = "synthetic, cifar10, cifar10:PATH, a folder of class folders, or an .npz or .safetensors file"
-    raise InputError("data", str(path), expected)
-
-
-def _of_arrays(path: Path, split: str, size: int) -> _Found:
-    if not path.is_file():
-        raise InputError("data", str(path), "a file that is there")
-    arrays = read_arrays(path, (*IMAGE_ARRAYS, "labels"))
-    labels, images = arrays.get("labels", np.zeros(0)), arrays.get("images")
-    count = images.shape[0] if images is not None and images.ndim else arrays.get("offsets", np.zeros(1)).size - 1
-    whole = count > 0 and labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0
-    if not whole:
-        raise InputError("data", str(path), f"labels: an integer of at least 0 for each of its {count} images")
-    own = torch.from_numpy(labels.astype(np.int64))
-    chosen = _part_of(own, split)
-    return Arrays(arrays, path, chosen, size), own[chosen], int(own.max()) + 1
-
-
-def _of_folder(path: Path, split: str, size: int) -> _Found:
-    own = _split_folders(path)
-    if own:
-        classes = sorted({name for folder in own.values() for name in _class_folders(folder)})
-        wanted = [folder for part, folder in own.items() if split in (part, "all")]
-        if not wanted:
-            raise InputError("data", str(path), f"a folder {split!r} in it, beside {', '.join(own)}")
-        paths, labels = _listed(wanted, classes)
-    else:
-        classes = _class_folders(path)
-        paths, labels = _listed([path], classes)
-        chosen = _part_of(labels, split)
-        paths, labels = [paths[i] for i in chosen], labels[chosen]
-    if not paths:
-        raise InputError("data", str(path), "a folder for each class, with images in it")
-    return Files(tuple(paths), size), labels, len(classes)
-
-
-def _split_folders(path: Path) -> dict[str, Path]:
-    """The folders of a source that has splits of its own: `train`, and the first there is of `test`, `val`, `valid`."""
-    if not (path / "train").is_dir():
-        return {}
-    test = next((path / name for name in ("test", "val", "valid") if (path / name).is_dir()), None)
-    return {"train": path / "train"} | ({} if test is None else {"test": test})
-
-
-def _class_folders(path: Path) -> list[str]:
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _listed(folders: Sequence[Path], classes: Sequence[str]) -> tuple[list[Path], torch.Tensor]:
-    """All image files below the class folders, with their labels."""
-    from PIL.Image import registered_extensions
-
-    known = registered_extensions()
-    paths: list[Path] = []
-    labels: list[int] = []
-    for folder in folders:
-        for label, name in enumerate(classes):
-            found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in known and p.is_file())
-            paths += found
-            labels += [label] * len(found)
-    return paths, torch.tensor(labels, dtype=torch.int64)
-
-
-def _part_of(labels: torch.Tensor, split: str) -> list[int]:
-    """Indices of a split where the source has none: of each class, every tenth image is for testing."""
-    if split == "all":
-        return list(range(len(labels)))
-    return [
-        index for index, place in enumerate(_places(labels)) if (place % HELD_OUT == HELD_OUT - 1) == (split == "test")
-    ]
-
-
-def _places(labels: torch.Tensor) -> list[int]:
-    """The how-manieth of its class each image is, from 0."""
-    seen: dict[int, int] = {}
-    places: list[int] = []
-    for label in labels.tolist():
-        places.append(seen.get(label, 0))
-        seen[label] = places[-1] + 1
-    return places

@@ -110,6 +110,8 @@ def test_arrays_of_files_and_of_pixels(tmp_path: Path) -> None:
         assert found.classes == 10
         torch.testing.assert_close(x[:, :, 5, 6], torch.tensor([[i, 2 * i, 255 - i] for i in range(20)]).float())
         assert y.tolist() == [i % 4 for i in range(20)]
+    with pytest.raises(InputError, match="train or test with a folder of two"):
+        load_dataset(f"cifar10:{tmp_path}", "all", preprocessing=PLAIN)
     plain = load_dataset(str(tmp_path / "a.npz"), "all", preprocessing=PLAIN)
     assert plain.classes == 3
     torch.testing.assert_close(everything(plain)[0], torch.from_numpy(random_pixels(5)).float())

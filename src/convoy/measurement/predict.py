@@ -222,7 +222,7 @@ class Experience:
         times = self._evidence(problem, space)
         known = {config.engine for config in times}
         if isinstance(problem, _LAYERS) and (self.measurements or regrets):
-            for engine in space.keys() - known:
+            for engine in (engine for engine in space if engine not in known):
                 promised = {config: value for config in space[engine] if (value := estimate(config)) is not None}
                 if promised:
                     likely = min(promised, key=promised.__getitem__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,9 @@ def optimize(
     plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write the HTML report to this file.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write everything found out to this file.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option("--timeline", help="Write when each step runs, for Perfetto, to this file.")
+    ] = None,
     db: options.Db = None,
 ) -> None:
     """Tune MODEL on this machine: measure every engine for every layer, choose the best set, check it, report it."""
@@ -62,7 +66,7 @@ def optimize(
     )
     if amp is not None and not train:
         raise InputError("--amp", amp, "nothing without --train")
-    options.check_outputs({"--plan": plan, "--report": report, "--json": json_path})
+    options.check_outputs({"--plan": plan, "--report": report, "--json": json_path, "--timeline": timeline})
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where)
     args = options.example(module, model, images, batch, size, dtype, where)
@@ -71,6 +75,8 @@ def optimize(
     from convoy.perfdb import default_path
     from convoy.pipeline import optimize_model
     from convoy.plan import save
+    from convoy.plan.file import write_text
+    from convoy.plan.timeline import chrome_trace, planned
     from convoy.report import print_summary, write_html, write_json
 
     with Bar() as bar, options.fitting(module, args):
@@ -84,5 +90,14 @@ def optimize(
         write_html(result.summary, report)
     if json_path is not None:
         write_json(result.summary, json_path)
-    files = {"database": settings.db or default_path(), "plan": plan, "report": report, "json": json_path}
+    if timeline is not None:
+        trace = chrome_trace({"planned": planned(result.plan.steps), "measured": result.summary.timeline})
+        write_text(timeline, json.dumps(trace) + "\n", "timeline")
+    files = {
+        "database": settings.db or default_path(),
+        "plan": plan,
+        "report": report,
+        "json": json_path,
+        "timeline": timeline,
+    }
     print_summary(result.summary, {name: path for name, path in files.items() if path is not None})

@@ -36,7 +36,8 @@ from convoy.pipeline.summarize import Outcome, summarize
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
-from convoy.program.module import signature_of
+from convoy.program.module import eager_of, signature_of
+from convoy.program.trace import measured
 from convoy.report.summary import Summary
 from convoy.settings import Settings
 
@@ -146,7 +147,10 @@ def _conclude(
         outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
     module = OptimizedModule(model, program, signature_of(args, kwargs), _tuner(net.name, settings))
     module.eval()
-    summary = summarize(net, found, choice, plan, program, outcome, settings, tuned_s)
+    timeline = (
+        measured(eager_of(program.runnable), net.captured.flatten_inputs(args, kwargs)) if program.runnable else []
+    )
+    summary = summarize(net, found, choice, plan, program, outcome, settings, tuned_s, timeline)
     return Result(module, plan, summary)
 
 

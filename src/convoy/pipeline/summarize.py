@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from convoy._version import __version__
@@ -15,6 +15,7 @@ from convoy.pipeline.offers import rows_at
 from convoy.pipeline.stages import Choice, Net
 from convoy.pipeline.verdict import Errors, Timed
 from convoy.plan import Plan, Step
+from convoy.plan.timeline import Span, bounds
 from convoy.problem import ConvProblem, LinearProblem, Problem, TensorSpec
 from convoy.program import Program
 from convoy.report.summary import (
@@ -22,6 +23,7 @@ from convoy.report.summary import (
     CurvePoint,
     Layer,
     Memory,
+    ScheduleSummary,
     SelectionSummary,
     Strategy,
     Summary,
@@ -53,8 +55,10 @@ def summarize(
     outcome: Outcome,
     settings: Settings,
     tuned_s: float,
+    timeline: Sequence[Span] = (),
 ) -> Summary:
     """Everything that was found out about one net."""
+    limits = bounds(plan.steps)
     graph = net.captured.graph
     first = graph.values[net.batch_input].spec if net.batch_input else TensorSpec((), "fp32")
     ceilings = peaks(net.target)
@@ -90,6 +94,10 @@ def summarize(
         notes=plan.notes,
         versions={"convoy": __version__, "protocol": protocol.id, **dict(net.target.versions)},
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        schedule=ScheduleSummary(
+            1 + max((step.stream for step in plan.steps), default=0), limits.serial_us, limits.critical_us
+        ),
+        timeline=tuple(timeline),
     )
 
 

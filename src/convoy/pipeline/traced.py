@@ -31,8 +31,7 @@ from convoy.pipeline.stages import (
 )
 from convoy.plan import Plan
 from convoy.program import Program
-from convoy.program.graph import GraphProgram
-from convoy.program.module import Runnable
+from convoy.program.module import Runnable, eager_of
 from convoy.settings import Settings
 
 
@@ -93,7 +92,7 @@ class TracedGraph:
         self.plan = plan if not reason else dataclasses.replace(plan, baseline=True, notes=(*plan.notes, reason))
         if reason and self._settings.solver != "baseline":
             return None
-        return program.runnable.eager if isinstance(program.runnable, GraphProgram) else program.runnable
+        return eager_of(program.runnable) if program.runnable else None
 
     def _why_stock(self, program: Program, captured: Captured, args: list[torch.Tensor]) -> str:
         """Why the plan is not used: it is wrong as a whole, or not faster."""

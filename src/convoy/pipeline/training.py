@@ -41,9 +41,9 @@ from convoy.pipeline.stock_step import StockStep, check_step
 from convoy.pipeline.summarize import Outcome, summarize
 from convoy.plan import Plan
 from convoy.program import Program, build_program
-from convoy.program.graph import GraphProgram
-from convoy.program.module import signature_of
+from convoy.program.module import eager_of, signature_of
 from convoy.program.step import StepOptions, StepProgram, TrainingStep, scale_of
+from convoy.program.trace import measured
 from convoy.report.summary import Summary
 from convoy.settings import Settings
 from convoy.target import Target
@@ -253,7 +253,8 @@ class _Job:
             plan = dataclasses.replace(plan, baseline=True, steps=(), notes=(*plan.notes, reason))
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        summary = summarize(self.net, found, choice, plan, program, outcome, self.settings, tuned_s)
+        timeline = measured(eager_of(program.runnable), self.inputs()) if program.runnable else []
+        summary = summarize(self.net, found, choice, plan, program, outcome, self.settings, tuned_s, timeline)
         return TrainingResult(self._step(plan, program), plan, summary)
 
     def _why_baseline(self, outcome: Outcome) -> str:
@@ -281,8 +282,7 @@ class _Job:
         return TrainingResult(self._step(plan, program), plan, None)
 
     def _step(self, plan: Plan, program: Program) -> TrainingStep:
-        runnable = program.runnable
-        if isinstance(runnable, GraphProgram):
-            runnable = runnable.eager  # the whole step is captured, with the update
+        # Not the captured form: the whole step is captured, with the update.
+        runnable = eager_of(program.runnable) if program.runnable else None
         bound = StepProgram(plan, self.capture, runnable, signature_of(self.batch, {}))
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)

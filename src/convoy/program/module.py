@@ -207,6 +207,13 @@ class OptimizedModule(nn.Module):
         return sum(tensor._version for tensor in self._tensors if not tensor.is_inference())
 
 
+def eager_of(runnable: Runnable) -> EagerProgram:
+    """The launches one by one: what a graph program captured, or the program itself."""
+    eager = runnable.eager if isinstance(runnable, GraphProgram) else runnable
+    assert isinstance(eager, EagerProgram)
+    return eager
+
+
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """The signature of a call: nested tuples with tensors replaced by shape, dtype and device."""
     return tuple(map(_sign, args)), tuple((name, _sign(kwargs[name])) for name in sorted(kwargs))

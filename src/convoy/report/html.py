@@ -12,6 +12,7 @@ from convoy.report.break_even import break_even_chart
 from convoy.report.charts import roofline_chart, times_chart
 from convoy.report.summary import Summary
 from convoy.report.tables import headlines, runner_up, speedup
+from convoy.report.timeline import timeline_chart
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -33,6 +34,7 @@ def render(summary: Summary) -> str:
         "times": times_chart(summary),
         "roofline": roofline_chart(summary),
         "break_even": break_even_chart(summary),
+        "timeline": timeline_chart(summary),
     }
     return page("report.html", values)
 

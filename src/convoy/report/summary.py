@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convoy.plan.timeline import Span
+
 SCHEMA = 1
 
 
@@ -55,6 +57,15 @@ class SelectionSummary:
     bound_us: float
     greedy_us: float
     strategies: tuple[Strategy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSummary:
+    """Streams used; the steps' predicted time one after another; and that of the longest chain that need one another."""
+
+    streams: int
+    serial_us: float
+    critical_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +141,8 @@ class Summary:
         notes: every fallback and refusal that concerns the whole net, a line each.
         versions: Convoy's version and the protocol's id.
         date: ISO 8601, UTC.
+        schedule: how the steps were spread, and the bounds of any schedule of theirs.
+        timeline: when each step ran, measured; empty where the plan is the baseline.
     """
 
     model: str
@@ -152,6 +165,8 @@ class Summary:
     notes: tuple[str, ...]
     versions: dict[str, str]
     date: str
+    schedule: ScheduleSummary = ScheduleSummary(1, 0.0, 0.0)
+    timeline: tuple[Span, ...] = ()
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:

@@ -243,6 +243,18 @@ def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(
     assert "gradients' error of 5.00e-01" in result.plan.notes[-1]
 
 
+def test_the_timeline_holds_every_step_in_order(settings: convoy.Settings):
+    model = net()
+    summary = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary
+    assert len(summary.timeline) == len([layer for layer in summary.layers if layer.engine])
+    starts = [span.start_us for span in summary.timeline]
+    assert starts == sorted(starts)
+    assert starts[0] == 0
+    assert all(span.duration_us > 0 for span in summary.timeline)
+    assert summary.schedule.critical_us < summary.schedule.serial_us
+    assert {span.critical for span in summary.timeline} == {True, False}
+
+
 def test_the_summary_holds_all_three_directions(settings: convoy.Settings):
     model = net()
     summary = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=settings).summary

@@ -1,0 +1,102 @@
+"""When each step of a bound plan really runs: every launch between two marks of the device's clock, or of the host's."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable
+from convoy.plan.timeline import Span, spans
+from convoy.program.eager import EagerProgram
+from convoy.program.graph import forget_library_workspaces
+
+ROUNDS: Final = 5
+"""Runs whose median counts, after two that do not."""
+
+Marks = list[tuple[float, float]]
+"""Begin and end of each launch, microseconds."""
+
+
+class _Clocked(Executable):
+    """An executable that marks when it begins and ends."""
+
+    def __init__(self, inner: Executable, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._inner, self._begin, self._end = inner, begin, end
+        self.workspace_bytes = inner.workspace_bytes
+        self.allocates_results = inner.allocates_results
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        self._begin()
+        self._inner.launch(buffers, workspace)
+        self._end()
+
+
+def measured(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span]:
+    """The timeline of a program, the median over several runs of when each step begins and how long it takes.
+
+    On a GPU the launches with their marks are captured as one graph, as the program itself is.
+
+    Args:
+        program: the program; it is left as it is.
+        inputs: of the plan's specs.
+    """
+    rounds = _on_gpu(program, inputs) if program.device.type == "cuda" else _on_cpu(program, inputs)
+    starts = [statistics.median(marks[i][0] for marks in rounds) for i in range(len(program.bound.steps))]
+    lengths = [statistics.median(marks[i][1] - marks[i][0] for marks in rounds) for i in range(len(starts))]
+    return spans([bound.step for bound in program.bound.steps], starts, lengths)
+
+
+def _clocked(program: EagerProgram, mark: Callable[[int, int], None]) -> EagerProgram:
+    """The same program with marks: `mark(step, 0)` before and `mark(step, 1)` behind each launch."""
+    steps = [
+        dataclasses.replace(
+            bound,
+            executable=_Clocked(bound.executable, lambda i=index: mark(i, 0), lambda i=index: mark(i, 1)),
+        )
+        for index, bound in enumerate(program.bound.steps)
+    ]
+    return type(program)(dataclasses.replace(program.bound, steps=steps), program.device)
+
+
+def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks]:
+    found: list[Marks] = []
+    for _ in range(ROUNDS + 2):
+        times: list[list[float]] = [[0.0, 0.0] for _ in program.bound.steps]
+
+        def mark(step: int, side: int, times: list[list[float]] = times) -> None:
+            times[step][side] = time.perf_counter() * 1e6
+
+        run = _clocked(program, mark)
+        with torch.no_grad():
+            run(inputs)
+        first = min((begin for begin, _ in times), default=0.0)
+        found.append([(begin - first, end - first) for begin, end in times])
+    return found[2:]
+
+
+def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks]:
+    count = len(program.bound.steps)
+    events = [[torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)] for _ in range(count)]
+    clocked = _clocked(program, lambda step, side: events[step][side].record())
+    stream = torch.cuda.Stream(program.device)
+    stream.wait_stream(torch.cuda.current_stream(program.device))
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.device(program.device):
+        with torch.cuda.stream(stream):
+            program(inputs)
+        stream.synchronize()
+        forget_library_workspaces()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            clocked(inputs)
+        found: list[Marks] = []
+        for _ in range(ROUNDS + 2):
+            graph.replay()
+            torch.cuda.synchronize(program.device)
+            origin = events[0][0]
+            found.append([(origin.elapsed_time(a) * 1e3, origin.elapsed_time(b) * 1e3) for a, b in events])
+    return found[2:]

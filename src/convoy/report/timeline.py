@@ -1,0 +1,45 @@
+"""The picture of a timeline: a row for each stream, a bar for each step, the critical path in its own colour."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from convoy.report.charts import WIDTH
+from convoy.report.summary import Summary
+
+ROW: Final = 30
+LEFT: Final = 70
+LEAST_WIDTH: Final = 0.4
+"""Pixels that a bar has at least: shorter steps would not be seen."""
+
+
+def timeline_chart(summary: Summary) -> str:
+    """Inline SVG of the measured timeline; empty where there is none."""
+    if not summary.timeline:
+        return ""
+    streams = sorted({span.stream for span in summary.timeline})
+    end = max(span.start_us + span.duration_us for span in summary.timeline) or 1.0
+    scale = (WIDTH - LEFT - 10) / end
+    height = 40 + ROW * len(streams)
+    label = f"Timeline: {len(summary.timeline)} steps on {len(streams)} streams, {end / 1e3:.3f} ms"
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"><title>{label}</title>']
+    for row, stream in enumerate(streams):
+        top = 10 + row * ROW
+        parts.append(f'<text x="{LEFT - 8}" y="{top + 16}" text-anchor="end">stream {stream}</text>')
+        for span in summary.timeline:
+            if span.stream != stream:
+                continue
+            kind = "critical" if span.critical else "side"
+            x, width = LEFT + span.start_us * scale, max(LEAST_WIDTH, span.duration_us * scale)
+            words = escape(f"{span.name}: {span.engine}, {span.duration_us:.1f} us from {span.start_us:.1f} us")
+            parts.append(
+                f'<rect class="{kind}" x="{x:.2f}" y="{top}" width="{width:.2f}" height="{ROW - 8}">'
+                f"<title>{words}</title></rect>"
+            )
+    parts += [
+        f'<text class="small" x="{LEFT}" y="{height - 8}">0</text>',
+        f'<text class="small" x="{WIDTH - 10}" y="{height - 8}" text-anchor="end">{end / 1e3:.3f} ms</text>',
+        "</svg>",
+    ]
+    return "".join(parts)

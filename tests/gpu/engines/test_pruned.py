@@ -1,0 +1,98 @@
+"""pruned.cuda on the GPU: every pattern of zeros, bit for bit; new values under one mask; graphs; infinite inputs."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))
+from conv_cases import EPILOGUES, SHAPES
+from pruned_cases import PATTERNS, mask_of, pattern, pruned
+
+from convoy.engines.base import Buffers
+from convoy.engines.pruned.cuda import ENGINE
+from convoy.measurement.accuracy import judge, make_data, oracle
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue
+
+pytestmark = pytest.mark.gpu
+
+LAYER = ConvProblem(4, 64, 28, 28, 64, 3, 3, 1, 1, epilogue=Epilogue(bias=True, residual=True, activation="relu"))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return detect_target("cuda")
+
+
+def typed(problem, dtype):
+    return replace(problem, x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
+
+
+def faults(problem, target, knobs=None):
+    assert ENGINE.supports(problem, target), ENGINE.supports(problem, target).reason
+    chosen = knobs or ENGINE.space(problem, target)[0]
+    executable = ENGINE.build(problem, chosen, target)
+    assert executable.workspace_bytes == ENGINE.workspace_bytes(problem, chosen)
+    kinds = ("integer", "normal")
+    verdicts = [judge(executable, ENGINE.family, problem, make_data(problem, 1, k, "cuda"), k) for k in kinds]
+    return [f"{problem} [{chosen}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.n])
+def test_every_shape_is_exact(name, dtype, target):
+    turn = list(SHAPES).index(name)
+    problem = typed(pruned(SHAPES[name], PATTERNS[turn % len(PATTERNS)]), dtype)
+    assert not faults(replace(problem, epilogue=EPILOGUES[turn % len(EPILOGUES)]), target)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", [name for name in PATTERNS if name not in ("full", "half")])
+def test_every_pattern_is_exact(name, dtype, target):
+    assert not faults(typed(pruned(LAYER, name), dtype), target)
+
+
+def test_every_setting_is_exact(target):
+    problem = pruned(LAYER, "tenth")
+    for knobs in ENGINE.space(problem, target):
+        assert not faults(problem, target, knobs)
+
+
+def test_it_replays_in_a_graph_and_new_values_use_the_same_code(target):
+    problem = pruned(LAYER, "tenth")
+    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
+    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
+    for seed in (1, 2):
+        data = make_data(problem, seed, "integer", "cuda")
+        packed = executable.pack(data.constants)
+        y = torch.full(problem.y_spec.shape, math.nan, device="cuda")
+        buffers = Buffers(data.args, [y], packed)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            executable.launch(buffers, workspace)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            executable.launch(buffers, workspace)
+        y.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y.double(), oracle(problem, data)[0])
+
+
+def test_nan_weights_are_values_and_infinite_inputs_meet_no_zero(target):
+    nonzero = pattern("single", (4, 2, 3, 3))
+    problem = ConvProblem(1, 2, 9, 9, 4, 3, 3, 1, 1).with_mask(mask_of(nonzero))
+    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
+    workspace = torch.empty(max(executable.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+    weight = torch.from_numpy(np.where(nonzero, 1.0, 0.0)).float().cuda()
+    for value, inputs in ((1.0, math.inf), (math.nan, 1.0)):
+        packed = executable.pack((weight * value if value == 1 else torch.where(weight != 0, value, 0.0),))
+        y = torch.zeros(problem.y_spec.shape, device="cuda")
+        executable.launch(Buffers((torch.full((1, 2, 9, 9), inputs, device="cuda"),), [y], packed), workspace)
+        assert bool(y.isnan().any()) is math.isnan(value)

@@ -15,16 +15,21 @@ from types import ModuleType
 
 import pytest
 
+from convoy.compare.scaling import UNITS as SCALING_UNITS
+from convoy.compare.study_strategies import SOLVERS
 from convoy.engines.manifest import MANIFEST, RETIRED
 from convoy.problem import DTYPE_BYTES
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 FILES = sorted((BENCH / "results").glob("*.csv"))
-UNITS = {"latency_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s", "solve_budget_s": "s"}
+UNITS = {"latency_ms": "ms", "step_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s", "solve_budget_s": "s"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction"), "1")
+UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ"}
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
 """Ways to choose that `bench/criteria.py` compares."""
+WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}
+"""Strategies for whole nets that `bench/study.py` compares."""
 NUMERICS = {"strict", "as_torch", "half"}
 
 

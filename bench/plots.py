@@ -29,6 +29,7 @@ MARGIN = 16
 PEERS = {
     "torch.eager": "#8c959f",
     "torch.eager.nhwc": "#57606a",
+    "torch.ddp": "#57606a",
     "torch.graph": "#8c959f",
     "torch.graph.nhwc": "#57606a",
     "inductor.default": "#2f9e8f",

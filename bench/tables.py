@@ -124,6 +124,69 @@ def selection_table(rows: Sequence[Row], title: str) -> str:
     return "\n".join(lines)
 
 
+WAYS = {
+    "convoy": "all three, as effort `none` does",
+    "convoy.criteria": "criteria alone",
+    "convoy.models": "neighbours and cost models",
+    "convoy.neighbours": "neighbours alone",
+    "convoy.aten": "PyTorch's own",
+    "convoy.config": "all three, knobs predicted too",
+}
+"""Ways to choose an engine, in words."""
+
+
+def criteria_table(rows: Sequence[Row], title: str) -> str:
+    """Shares of layers left out on which the engine that is picked comes near the best, by way of picking and by test."""
+    shares = {
+        (row["subject"], row["provider"], row["metric"]): float(row["p50"])
+        for row in rows
+        if row["metric"] in ("within_5", "within_10")
+    }
+    tests = ("layers left out", "nets left out")
+    heads = " | ".join(f"{test}: within {share} %" for test in tests for share in (5, 10))
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
+        "",
+        f"| picked by | {heads} |",
+        "|---|---|---|---|---|",
+    ]
+    for provider, words in WAYS.items():
+        cells = [shares[test, provider, metric] for test in tests for metric in ("within_5", "within_10")]
+        lines.append(f"| {words} | " + " | ".join(f"{cell:.1%}" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+SCALING = {
+    "images_per_s": "images/s",
+    "efficiency": "efficiency",
+    "step_ms": "step ms",
+    "compute_ms": "computation",
+    "exposed_ms": "exposed communication",
+    "bound_ms": "bound of communication",
+}
+"""Metrics of scaling that are shown, and their heads."""
+
+
+def scaling_table(rows: Sequence[Row], title: str) -> str:
+    """Throughput, efficiency and where a step's time goes, by net, number of GPUs and provider."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        key = (row["subject"], row["dtype"], row["batch"], row["provider"])
+        found.setdefault(key, {})[row["metric"]] = float(row["p50"])
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}",
+        "",
+        "| net and GPUs | dtype | batch a GPU | provider | " + " | ".join(SCALING.values()) + " |",
+        "|---|---|---|---|" + "---|" * len(SCALING),
+    ]
+    for key, figures in found.items():
+        cells = [
+            f"{figures[m]:.1%}" if m == "efficiency" else f"{figures[m]:.4g}" if m in figures else "" for m in SCALING
+        ]
+        lines.append("| " + " | ".join((*key, *cells)) + " |")
+    return "\n".join(lines)
+
+
 def figure(path: Path, page: Path) -> str:
     """A picture in a page; it is described by its own title."""
     title = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"))
@@ -152,6 +215,8 @@ def render(page: Path) -> dict[str, str]:
         "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
         "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
+        "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
+        "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
         "selection": section("selection", selection_table, "The exact solver", all_devices=every),
         "inference-figure": figures("inference", page, all_devices=every),
         "cpu-inference-figure": figures("cpu-inference", page, all_devices=every),

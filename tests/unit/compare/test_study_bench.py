@@ -1,0 +1,55 @@
+"""bench/study.py and bench/scaling.py turn run files into rows that the results' own rules allow."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from pathlib import Path
+
+import pytest
+
+from convoy.compare import Figure, Row, Run, write
+
+BENCH = Path(__file__).parents[3] / "bench"
+MANIFEST = {"target": {"name": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.13.0"}}, "protocol": "v4"}
+
+
+def figures(**values):
+    units = {"ms": "ms", "s": "1/s", "us": "us"}
+    return tuple(Figure.once(name, units.get(name.rpartition("_")[2], "1"), value) for name, value in values.items())
+
+
+STUDY = Run("study", MANIFEST, (
+    Row("sweep:channels", "implicit gemm", mode="fprop", axes={"channels": 64}, figures=figures(time_us=5.0),
+        detail={"engine": "triton.swapped"}, setting="triton.swapped [] nhwc"),
+    Row("sweep:channels", "fft", "unsupported", "no", mode="fprop", axes={"channels": 64}),
+    Row("alexnet", "one algorithm", figures=figures(total_us=900.0), setting="single:onednn"),
+))  # fmt: skip
+SCALING = Run("scaling", MANIFEST, (
+    Row("resnet50", "torch.ddp", mode="training", batch=128, axes={"gpus": 2, "nodes": 1, "scaling": "weak"},
+        figures=figures(step_ms=50.0, images_per_s=5120.0, efficiency=0.99)),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "run", "subjects"), [
+    ("study", STUDY, {"sweep:channels channels=64 fprop", "alexnet"}), ("scaling", SCALING, {"resnet50 x2 weak"}),
+])  # fmt: skip
+def test_a_run_becomes_rows_that_the_rules_allow(name, run, subjects, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.setenv("CONVOY_COMMIT", "0123456789ab")
+    write(run, tmp_path / "run.json")
+    script = importlib.import_module(name)
+    monkeypatch.setattr("sys.argv", [name, str(tmp_path / "run.json"), "--folder", str(tmp_path)])
+    script.main()
+    (path,) = tmp_path.glob("*.csv")
+    assert path.name == f"{name}-nvidia-h100-80gb-hbm3.csv"
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["subject"] for row in rows} == subjects
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    rules = importlib.import_module("test_bench_results")
+    peers = set(importlib.import_module("plots").PEERS)
+    assert [rules.defects(row, path, peers) for row in rows] == [[]] * len(rows)
+    if name == "scaling":
+        page = importlib.import_module("tables").scaling_table(rows, "Training")
+        assert "| resnet50 x2 weak | fp32 | 128 | torch.ddp | 5120 | 99.0% | 50 |" in page

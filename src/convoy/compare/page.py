@@ -215,7 +215,8 @@ def options_table(rows: Sequence[Row], role: str, caption: str) -> Table:
         own = [row for row in rows if _role(row, "best")] + own
     most = max((f.p80 for row in own if (f := row.figure("latency_ms")) is not None), default=1.0)
     lines = [_option(row, most) for row in own]
-    return Table(OPTION_HEADS, tuple(lines), caption, numbers=(1, 2, 4, 5), page_only=(3,))
+    hidden = (3,) if any(not row.ok for row in own) else (3, 6)  # on a terminal a long setting hides the figures
+    return Table(OPTION_HEADS, tuple(lines), caption, numbers=(1, 2, 4, 5), page_only=hidden)
 
 
 def _role(row: Row, role: str) -> bool:

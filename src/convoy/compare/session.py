@@ -60,6 +60,10 @@ class ChildSession:
         self._worker.send(message)
         return self.wait_for(name)
 
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send a message that is not answered."""
+        self._worker.send(message)
+
     def wait_for(self, name: str) -> Any:
         """The field `name` of the first message that has one.
 

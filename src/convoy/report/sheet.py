@@ -156,6 +156,8 @@ def print_sheet(sheet: Sheet) -> None:
     for section in sheet.sections:
         console().print(f"\n{section.title}", markup=False)
         for table in section.tables:
+            if table.caption:
+                console().print(f"\n{table.caption}", markup=False)
             shown = [index for index in range(len(table.heads)) if index not in table.page_only]
             numbers = [shown.index(index) for index in table.numbers if index in shown]
             rows = [[_plain(row[index].text) for index in shown] for row in table.rows]

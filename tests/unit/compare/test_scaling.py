@@ -288,6 +288,9 @@ def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
     start = time.perf_counter()
     assert CliRunner().invoke(app, words).exit_code == 0
     assert time.perf_counter() - start < 3  # from the file: no process is started
+    words += ["--report", str(tmp_path / "page.html")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert "Where a step" in (tmp_path / "page.html").read_text()
     assert read(out).rows == (row,)
 
 

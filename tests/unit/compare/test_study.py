@@ -316,11 +316,12 @@ def in_process(monkeypatch):
 def test_the_command_measures_says_and_keeps(tmp_path: Path, in_process) -> None:
     out, db = tmp_path / "run.json", tmp_path / "perf.db"
     command = ["study", "--sweep", "kernel", "--base", "c=4,k=4,h=6,w=6", "--engines", "gemm", "-o", str(out)]
-    command += ["--db", str(db), "--device", "cpu"]
+    command += ["--db", str(db), "--device", "cpu", "--report", str(tmp_path / "page.html")]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 0, first.output
     assert "kernel, fprop, fp32:" in first.output
     assert "criteria: too few layers" in first.output
+    assert "kernel, fprop, fp32:" in (tmp_path / "page.html").read_text()
     run = read(out)
     assert {r.axes["kernel"] for r in run.rows} == {1, 3, 5, 7, 11}
     assert run.manifest["request"]["base"] == "c=4,k=4,h=6,w=6"

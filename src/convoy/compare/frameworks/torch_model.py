@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +32,15 @@ class Net:
     labels: torch.Tensor
 
 
-def load_net(case: Case, material: Material, layout: str = "nchw") -> Net:
+def load_net(case: Case, material: Material, layout: str = "nchw", *, keep_memory: bool = True) -> Net:
     """The case's model with the material's weights, in evaluation or (without dropout) training mode.
 
-    On a CPU the C library is told to keep freed memory, as PyTorch's tuning guide does it with another allocator.
+    On a CPU the C library is told to keep freed memory, as PyTorch's tuning guide does it with another allocator, unless
+    `keep_memory` is false.
     """
     if case.device == "cpu":
-        keep_freed_memory()
+        if keep_memory:
+            keep_freed_memory()
         torch.set_num_threads(case.threads)
     own = case.model.endswith(".pt2")
     dtype = "fp32" if case.training else case.dtype
@@ -72,14 +74,26 @@ class Step:
         net: model in training mode, input, labels.
         case: its dtype is autocast's.
         forward: what is called instead of the model (a compiled one), if anything.
-        fused: the fused optimizer.
+        optimizer: further arguments of SGD; the fused one by default.
+        set_to_none: drop gradients before the step, or fill them with zeros.
     """
 
-    def __init__(self, net: Net, case: Case, forward: Callable[..., Any] | None = None, *, fused: bool = True) -> None:
+    def __init__(
+        self,
+        net: Net,
+        case: Case,
+        forward: Callable[..., Any] | None = None,
+        *,
+        optimizer: Mapping[str, Any] | None = None,
+        set_to_none: bool = True,
+    ) -> None:
         if case.dtype == "fp16" and case.device == "cpu":
             raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
         self.net, self.forward = net, net.model if forward is None else forward
-        self.optimizer = torch.optim.SGD(net.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused)
+        self.set_to_none = set_to_none
+        chosen: dict[str, Any] = {"fused": True} if optimizer is None else dict(optimizer)
+        trained = [parameter for parameter in net.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=MOMENTUM, **chosen)
         self.scaler = torch.amp.GradScaler(case.device, init_scale=2.0**10) if case.dtype == "fp16" else None
         self._autocast = {
             "device_type": case.device,
@@ -90,7 +104,7 @@ class Step:
 
     def __call__(self) -> torch.Tensor:
         """Take the step; the loss before it."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
         with torch.autocast(**self._autocast):
             outputs = self.forward(self.net.x)
             loss = functional.cross_entropy(float_outputs(outputs)[0].float(), self.net.labels)

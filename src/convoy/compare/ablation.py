@@ -1,0 +1,389 @@
+"""What PyTorch's options are worth: each alone, step by step to the best setting, and the best setting without each.
+
+Greedy forward selection: interactions of two options that help only together are found where one of them helps alone. Every
+option that did not help is tried once more on top of the best setting, because some help there alone (channels_last under
+autocast). At the end options that the best setting does as well without are left out again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from convoy.compare.case import Case
+from convoy.compare.comparison import (
+    MEMORY_SHARE,
+    MOST_REPEATS,
+    NOISY,
+    Limits,
+    Observer,
+    environment,
+    figure,
+    rounds_for,
+)
+from convoy.compare.lock import device_lock, others_at_work
+from convoy.compare.manifest import make_manifest
+from convoy.compare.memory import available_bytes
+from convoy.compare.runfile import Figure, Row, Run, resumed, write
+from convoy.compare.session import ChildFailedError, ChildSession
+from convoy.compare.torch_options import OPTIONS, Option, added, choose, words_of
+from convoy.measurement import detect_target
+from convoy.measurement.statistics import disturbed_rounds
+
+ROUNDS: Final = 9
+PASSES: Final = 2
+"""How often the options that did not help are tried again."""
+
+LEAST_GAIN: Final = 1.03
+"""An option is kept where it gains this and more than the spread; less is within what two runs of one program differ by."""
+
+WORKERS: Final = (0, 1, 2, 4, 8)
+
+PROTOCOL: Final = (
+    f"one process; defaults, best and tried setting in up to {ROUNDS} interleaved rounds of at least 20 ms; outputs checked; "
+    f"kept where the gain is above {LEAST_GAIN - 1:.0%} and above the spread; noisy rounds are taken again"
+)
+
+Setting = frozenset[str]
+DEFAULTS: Final[Setting] = frozenset()
+
+
+def search_options(
+    cases: Sequence[Case],
+    words: str,
+    path: Path,
+    *,
+    request: Mapping[str, Any],
+    limits: Limits,
+    again: bool,
+    observer: Observer,
+) -> Run:
+    """Find out what options are worth for each case; the run file is written after each row, and a run goes on from there.
+
+    Args:
+        cases: what to run; fp32, because types are options.
+        words: `all`, or options' names separated by commas.
+        path: the run file.
+        request: what was asked for.
+        limits: time and memory of the process.
+        again: measure anew although rows are there.
+        observer: told about progress and warnings.
+
+    Raises:
+        InputError: an unknown option, a model that cannot be used, or a file of another run.
+    """
+    choose(words, cases[0].mode, cases[0].device, dict)  # refuse a wrong name before anything is run
+    target = detect_target(cases[0].device)
+    with device_lock(target) as warning:
+        notes = [note for note in (warning, others_at_work(target)) if note]
+        manifest = make_manifest(
+            device=target.device, protocol=PROTOCOL, request={**request, "options": words}, notes=notes
+        )
+        for note in notes:
+            observer(f"warning: {note}", 0, 0)
+        run = resumed(path, Run("options", manifest), again=again)
+        for case in cases:
+            with tempfile.TemporaryDirectory(prefix="convoy-options-") as folder:
+                bench = Bench(case, Path(folder), limits)
+                try:
+                    search = Search(run, path, bench, words, observer)
+                    if not search.done:
+                        search.search()
+                    run = search.run
+                finally:
+                    bench.close()
+        return run
+
+
+class Bench:
+    """The child that settings are built and timed in; a new one is started where it died.
+
+    Args:
+        case: what is run.
+        folder: for its material.
+        limits: its time and memory.
+    """
+
+    def __init__(self, case: Case, folder: Path, limits: Limits) -> None:
+        self.case, self.folder = case, folder
+        memory = limits.memory_bytes or int(available_bytes() * MEMORY_SHARE)
+        self.limits = dataclasses.replace(limits, memory_bytes=memory)
+        self.facts: dict[str, Any] = {}
+        self._child: ChildSession | None = None
+        self._built: dict[Setting, float] = {}
+
+    def open(self) -> None:
+        """Make the material and start the child."""
+        if self._child is not None:
+            return
+        if not (self.folder / "facts.json").exists():
+            child = self._start("material")
+            try:
+                child.wait_for("material")
+            finally:
+                child.end()
+        self._child = self._start("options")
+        self.facts = self._child.wait_for("facts")
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.end()
+        self._child, self._built = None, {}
+
+    def build(self, setting: Setting) -> None:
+        """Make a setting ready, unless it is.
+
+        Raises:
+            ChildFailedError: it cannot be built, is wrong, or ended the child.
+        """
+        if setting in self._built:
+            return
+        self.open()
+        built = self._ask({"do": "build", "name": words_of(setting), "options": sorted(setting)}, "built")
+        if "failed" in built:
+            raise ChildFailedError(built["failed"]["status"], built["failed"]["reason"])
+        self._built[setting] = built["call_s"]
+
+    def keep(self, *settings: Setting) -> None:
+        """Drop every other setting."""
+        for setting in [s for s in self._built if s not in settings]:
+            del self._built[setting]
+            if self._child is not None:
+                self._child.tell({"do": "drop", "name": words_of(setting)})
+
+    def time(self, *settings: Setting) -> list[Figure]:
+        """Latency of each, in interleaved rounds, in milliseconds; noisy rounds are taken again.
+
+        Raises:
+            ChildFailedError: one of them cannot be built, or ended the child.
+        """
+        for setting in settings:
+            self.build(setting)
+        count = rounds_for(max(self._built[s] for s in settings), min(ROUNDS, self.limits.rounds))
+        best: list[Figure] = []
+        for _ in range(MOST_REPEATS + 1):
+            message = {"do": "rounds", "names": [words_of(s) for s in settings], "rounds": count}
+            samples = dict(enumerate(self._ask(message, "samples")))
+            dropped = disturbed_rounds(samples)
+            found = [
+                figure("latency_ms", "ms", [v for i, v in enumerate(values) if i not in dropped])
+                for values in samples.values()
+            ]
+            if not best or max(map(_noise, found)) < max(map(_noise, best)):
+                best = found
+            if max(map(_noise, best)) <= NOISY:
+                break
+        return best
+
+    def fed_by(self, setting: Setting, workers: int) -> Figure:
+        """Milliseconds of a step that a data loader feeds."""
+        self.build(setting)
+        return figure(
+            "latency_ms", "ms", self._ask({"do": "load", "name": words_of(setting), "workers": workers}, "loaded")
+        )
+
+    def _ask(self, message: Mapping[str, Any], name: str) -> Any:
+        assert self._child is not None
+        try:
+            return self._child.ask(message, name)
+        except ChildFailedError:
+            self.close()
+            raise
+
+    def _start(self, role: str) -> ChildSession:
+        return ChildSession(
+            {"role": role, "case": self.case.to_dict(), "folder": str(self.folder)},
+            environment(self.case, "inductor", self.folder),
+            timeout_s=self.limits.timeout_s,
+            memory_limit_bytes=self.limits.memory_bytes,
+        )
+
+
+def _noise(found: Figure) -> float:
+    return found.spread / found.p50 if found.p50 else 0.0
+
+
+def gains(before: Figure, after: Figure) -> bool:
+    """Whether the second is faster by more than the larger spread and by `LEAST_GAIN`."""
+    return after.p50 + max(before.spread, after.spread) < before.p50 and before.p50 / after.p50 >= LEAST_GAIN
+
+
+class Search:
+    """The ablation of one case."""
+
+    def __init__(self, run: Run, path: Path, bench: Bench, words: str, observer: Observer) -> None:
+        self.run, self.path, self.bench, self.words, self.observer = run, path, bench, words, observer
+        self.best: Setting = DEFAULTS
+        self.worth: dict[str, float] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether an earlier run came to its end."""
+        return self.run.row(self._row("best", "").key) is not None
+
+    def search(self) -> None:
+        """All stages, each row kept as soon as it is there."""
+        case = self.bench.case
+        self.observer(f"{case.model} batch {case.batch} {case.mode}: exact results and defaults", 0, 0)
+        self.bench.open()
+        tried, refused = choose(self.words, case.mode, case.device, lambda: self.bench.facts)
+        for option, reason in refused:
+            self._keep(self._row(option.id, "alone", "unsupported", reason, option=option.id))
+        (defaults,) = self.bench.time(DEFAULTS)
+        self._keep(self._timed(self._row("defaults", "defaults", option="defaults"), defaults, DEFAULTS))
+        candidates = [option for option in tried if not option.usual]
+        self._alone(candidates)
+        self._forward(candidates)
+        self._without()
+        self._usual([option for option in tried if option.usual])
+        if case.training:
+            self._loader()
+        self._conclude(candidates)
+
+    def _alone(self, candidates: Sequence[Option]) -> None:
+        for index, option in enumerate(candidates):
+            self.observer(f"alone: {option.id}", index, len(candidates))
+            setting = added(DEFAULTS, option)
+            row = self._trial(
+                f"alone: {option.id}", "alone", option.id, (DEFAULTS, setting), lambda a, b: a.p50 / b.p50
+            )
+            if row.ok:
+                self.worth[option.id] = float(row.detail["gain"])
+            self.bench.keep(DEFAULTS)
+
+    def _forward(self, candidates: Sequence[Option]) -> None:
+        """Add what helps, the most promising first; what did not help is tried again on top of what did."""
+        order = sorted(candidates, key=lambda option: -self.worth.get(option.id, 0.0))
+        for turn in range(PASSES):
+            before = self.best
+            for option in order:
+                setting = added(self.best, option)
+                if option.id in self.best or option.id not in self.worth:
+                    continue
+                self.observer(f"step by step: {words_of(setting)}", turn, PASSES)
+                settings = (DEFAULTS, self.best, setting) if self.best else (DEFAULTS, setting)
+                name = f"step: {words_of(self.best)} -> {words_of(setting)}"
+                row = self._trial(name, "forward", f"+ {option.id}", settings, None)
+                if row.ok and row.detail["kept"]:
+                    self.best = setting
+                self.bench.keep(DEFAULTS, self.best)
+            if self.best == before:
+                return
+
+    def _without(self) -> None:
+        """The best setting without each of its options: what each is worth there. Those that are worth nothing go."""
+        for name in [option for option in OPTIONS if option in self.best and len(self.best) > 1]:
+            self.observer(f"without {name}", 0, 0)
+            setting = self.best - {name}
+            row = self._trial(
+                f"without: {name}", "without", f"without {name}", (self.best, setting), lambda a, b: b.p50 / a.p50
+            )
+            if row.ok:
+                self.worth[name] = float(row.detail["worth"])
+                if not row.detail["kept"]:
+                    self.best = setting
+            self.bench.keep(DEFAULTS, self.best)
+
+    def _usual(self, options: Sequence[Option]) -> None:
+        for option in options:
+            self.observer(f"without {option.id}", 0, 0)
+            setting = self.best | {f"-{option.id}"}
+            name = f"without: {option.id}"
+            row = self._trial(name, "default", f"without {option.id}", (self.best, setting), lambda a, b: b.p50 / a.p50)
+            if row.ok and option.changes:
+                self._keep(dataclasses.replace(row, notes=("changes what is learned: for the cost alone",)))
+            self.bench.keep(DEFAULTS, self.best)
+
+    def _loader(self) -> None:
+        case = self.bench.case
+        for workers in [n for n in WORKERS if n <= max(1, case.threads)]:
+            row = self._row(f"loader: {workers} workers", "loader", option=f"{workers} workers")
+            if self.run.row(row.key) is not None:
+                continue
+            self.observer(f"data loader with {workers} workers", 0, 0)
+            try:
+                latency = self.bench.fed_by(self.best, workers)
+            except ChildFailedError as error:
+                self._keep(dataclasses.replace(row, status=error.status, reason=error.reason))
+                continue
+            self._keep(self._timed(row, latency, self.best))
+
+    def _conclude(self, candidates: Sequence[Option]) -> None:
+        defaults, best = self.bench.time(DEFAULTS, self.best) if self.best else self.bench.time(DEFAULTS) * 2
+        gain = defaults.p50 / best.p50
+        row = self._timed(self._row("best", "best", option="the best setting"), best, self.best)
+        names = [option for option in OPTIONS if option in self.best]
+        text = advice(gain, sorted(names, key=lambda name: -self.worth.get(name, 1.0)), [o.id for o in candidates])
+        detail = {**row.detail, "gain": gain, "options": names, "advice": text, "kept": True}
+        self._keep(dataclasses.replace(row, detail=detail))
+
+    def _trial(
+        self,
+        provider: str,
+        role: str,
+        option: str,
+        settings: tuple[Setting, ...],
+        worth: Callable[[Figure, Figure], float] | None,
+    ) -> Row:
+        """Time the last setting beside the others, or take the row that an interrupted run left."""
+        row = self._row(provider, role, option=option)
+        known = self.run.row(row.key)
+        if known is not None:
+            return known
+        try:
+            found = self.bench.time(*settings)
+        except ChildFailedError as error:
+            self.bench.open()
+            row = dataclasses.replace(row, status=error.status, reason=error.reason)
+            self._keep(row)
+            return row
+        before, after = found[-2], found[-1]
+        row = self._timed(row, after, settings[-1])
+        ratio = worth(before, after) if worth is not None else before.p50 / after.p50
+        kept = gains(before, after) if role in ("alone", "forward") else gains(after, before)
+        detail = {**row.detail, "worth": ratio, "kept": kept}
+        if settings[0] == DEFAULTS and role in ("alone", "forward"):
+            detail["gain"] = found[0].p50 / after.p50
+        row = dataclasses.replace(row, detail=detail)
+        self._keep(row)
+        return row
+
+    def _row(self, provider: str, role: str, status: str = "ok", reason: str = "", *, option: str = "") -> Row:
+        case = self.bench.case
+        return Row(
+            subject=case.model,
+            provider=provider,
+            status=status,
+            reason=reason,
+            mode=case.mode,
+            batch=case.batch,
+            dtype=case.dtype,
+            axes={"size": case.size} if case.size else {},
+            detail={"role": role, "option": option},
+        )
+
+    def _timed(self, row: Row, latency: Figure, setting: Setting) -> Row:
+        rates = [row.batch / ms * 1e3 for ms in (latency.p50, latency.p80, latency.p20)]
+        figures = (latency, Figure("images_per_s", "1/s", *rates))
+        detail = {**row.detail, "options": sorted(setting)}
+        words = "; ".join(OPTIONS[name].words for name in OPTIONS if name in setting) or "as PyTorch comes"
+        taken = [name for name in OPTIONS if f"-{name}" in setting]
+        words += f"; without {', '.join(taken)}" if taken else ""
+        return dataclasses.replace(row, figures=figures, noisy=_noise(latency) > NOISY, setting=words, detail=detail)
+
+    def _keep(self, row: Row) -> None:
+        self.run = self.run.with_row(row)
+        write(self.run, self.path)
+
+
+def advice(gain: float, kept: Sequence[str], tried: Sequence[str]) -> str:
+    """One line: what the options came to, and which were worth nothing."""
+    rest = [name for name in tried if name not in kept]
+    nothing = f"; no more from {', '.join(rest)}" if rest else ""
+    if not kept or gain < LEAST_GAIN:
+        return "PyTorch's defaults are the best setting here: no option helps by more than the noise" + nothing
+    return f"{gain:.1f}x from options alone: {', '.join(kept)}{nothing}"

@@ -1,0 +1,186 @@
+"""The options search over a made-up machine: interactions are found, useless options left out, faults are rows, runs go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convoy.compare.ablation import DEFAULTS, Search, Setting, advice, gains
+from convoy.compare.case import Case
+from convoy.compare.runfile import Figure, Run, read
+from convoy.compare.session import ChildFailedError
+from convoy.compare.torch_options import OPTIONS, added, choose, words_of
+from convoy.errors import InputError
+
+
+class Machine:
+    """A bench whose times are a function of the setting."""
+
+    def __init__(
+        self, cost: Callable[[Setting], float], mode: str = "inference", faults: dict[str, str] | None = None
+    ) -> None:
+        self.case = Case("net", batch=4, mode=mode, threads=2)
+        self.cost, self.faults, self.timed = cost, faults or {}, 0
+        self.facts: dict[str, Any] = {
+            "bf16": True,
+            "compiler": True,
+            "threads": True,
+            "more_cores": "there are no more cores",
+        }
+
+    def open(self) -> None:
+        pass
+
+    def keep(self, *settings: Setting) -> None:
+        pass
+
+    def time(self, *settings: Setting) -> list[Figure]:
+        self.timed += 1
+        for setting in settings:
+            for name, status in self.faults.items():
+                if name in setting:
+                    raise ChildFailedError(status, f"planted in {name}")
+        return [Figure("latency_ms", "ms", *(self.cost(s) * share for share in (1, 0.99, 1.01))) for s in settings]
+
+    def fed_by(self, setting: Setting, workers: int) -> Figure:
+        return Figure.once("latency_ms", "ms", self.cost(setting) + 50 / (workers or 0.5))
+
+
+def searched(machine: Machine, path: Path, words: str = "all", run: Run | None = None) -> Search:
+    search = Search(run or Run("options", {}), path, machine, words, lambda *_: None)  # type: ignore[arg-type]
+    search.search()
+    return search
+
+
+def interacting(setting: Setting) -> float:
+    """channels_last hurts alone and helps under bf16; threads hurt; compile takes 2x; no_grad is worth nothing."""
+    time = 100.0
+    if "bf16" in setting:
+        time *= 0.4 if "channels_last" in setting else 0.7
+    elif "channels_last" in setting:
+        time *= 1.2
+    if "half_threads" in setting:
+        time *= 1.8
+    if setting & {"compile", "compile_freezing"}:
+        time *= 0.5 if "compile_freezing" in setting else 0.6
+    if "-onednn" in setting:
+        time *= 3
+    return time
+
+
+def test_what_helps_only_together_is_found_and_what_does_not_is_left_out(tmp_path: Path) -> None:
+    search = searched(Machine(interacting), tmp_path / "run.json")
+    assert search.best == {"bf16", "compile_freezing", "channels_last"}
+    rows = {row.provider: row for row in search.run.rows}
+    best = rows["best"]
+    assert best.detail["gain"] == pytest.approx(5.0)
+    assert best.detail["options"] == ["channels_last", "bf16", "compile_freezing"]
+    assert best.detail["advice"].startswith("5.0x from options alone: bf16, compile_freezing, channels_last; no more")
+    assert "half_threads" in best.detail["advice"].partition("no more from")[2]
+    assert rows["alone: channels_last"].detail["gain"] == pytest.approx(1 / 1.2)
+    assert rows["without: compile_freezing"].detail["worth"] == pytest.approx(2.0)
+    assert rows["without: channels_last"].detail["worth"] == pytest.approx(0.7 / 0.4)
+    assert rows["without: onednn"].detail["worth"] == pytest.approx(3.0)
+    assert read(tmp_path / "run.json") == search.run
+    assert search.done
+
+
+def test_alternatives_never_stand_together(tmp_path: Path) -> None:
+    search = searched(Machine(interacting), tmp_path / "run.json")
+    for row in search.run.rows:
+        groups = [
+            OPTIONS[name].group for name in row.detail.get("options", []) if name in OPTIONS and OPTIONS[name].group
+        ]
+        assert len(groups) == len(set(groups))
+
+
+def test_an_option_that_others_made_needless_goes(tmp_path: Path) -> None:
+    def cost(setting: Setting) -> float:
+        return 40.0 if "compile" in setting else 50.0 if "fuse_conv_bn" in setting else 100.0
+
+    # fuse_conv_bn is worth most when it is tried first, and nothing once the compiler is there.
+    search = searched(Machine(cost), tmp_path / "run.json", "fuse_conv_bn,compile")
+    assert search.best == {"compile"}
+
+
+def test_an_option_that_fails_is_a_row(tmp_path: Path) -> None:
+    faults = {"compile_freezing": "crashed", "bf16": "wrong_result", "-onednn": "timeout"}
+    search = searched(Machine(interacting, faults=faults), tmp_path / "run.json")
+    rows = {row.provider: row for row in search.run.rows}
+    assert rows["alone: compile_freezing"].status == "crashed"
+    assert rows["alone: bf16"].reason == "planted in bf16"
+    assert rows["without: onednn"].status == "timeout"
+    assert search.best == {"compile"}
+
+
+def test_defaults_that_are_best_are_said_to_be(tmp_path: Path) -> None:
+    search = searched(Machine(lambda _: 10.0), tmp_path / "run.json")
+    assert search.best == DEFAULTS
+    (best,) = [row for row in search.run.rows if row.provider == "best"]
+    assert "defaults are the best setting" in best.detail["advice"]
+
+
+def test_training_is_also_fed_by_a_loader_and_costs_that_change_the_result_are_told(tmp_path: Path) -> None:
+    def cost(setting: Setting) -> float:
+        return 100.0 * (0.8 if "fused_optimizer" in setting else 1) * (0.5 if "-bias_gradient" in setting else 1)
+
+    search = searched(Machine(cost, "training"), tmp_path / "run.json")
+    rows = {row.provider: row for row in search.run.rows}
+    assert search.best == {"fused_optimizer"}
+    assert [rows[f"loader: {n} workers"].figure("latency_ms").p50 for n in (0, 1, 2)] == [180, 130, 105]
+    assert rows["without: bias_gradient"].detail["worth"] == pytest.approx(0.5)
+    assert rows["without: bias_gradient"].notes
+    assert "without: set_to_none" in rows
+    assert "alone: inference_mode" not in rows
+
+
+def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
+    whole = searched(Machine(interacting), tmp_path / "whole.json")
+    half = Run("options", {}, whole.run.rows[: len(whole.run.rows) // 2])
+    machine = Machine(interacting)
+    again = searched(machine, tmp_path / "half.json", run=half)
+    assert {row.provider for row in again.run.rows} == {row.provider for row in whole.run.rows}
+    assert again.best == whole.best
+    assert 0 < machine.timed < len(whole.run.rows)
+
+
+def test_only_what_the_device_has_is_tried() -> None:
+    facts = {"bf16": "the CPU has no bf16 instructions", "compiler": True, "threads": True, "more_cores": True}
+    tried, refused = choose("all", "inference", "cpu", lambda: facts)
+    names = {option.id for option in tried}
+    assert {"channels_last", "compile", "onednn"} <= names
+    assert not names & {"bf16", "autocast_bf16", "cudnn_benchmark", "tf32", "fused_optimizer", "cuda_graph"}
+    assert refused == []
+    tried, refused = choose("bf16,cuda_graph,fused_optimizer,compile", "inference", "cpu", lambda: facts)
+    assert [option.id for option in tried] == ["compile"]
+    assert [(option.id, why) for option, why in refused] == [
+        ("bf16", "the CPU has no bf16 instructions"),
+        ("cuda_graph", "of no use on the device cpu"),
+        ("fused_optimizer", "of no use in inference"),
+    ]
+    for words in ("", "all,compile", "turbo"):
+        with pytest.raises(InputError, match="--options"):
+            choose(words, "inference", "cpu", dict)
+
+
+def test_words() -> None:
+    assert words_of(DEFAULTS) == "defaults"
+    assert words_of(frozenset({"compile", "channels_last", "-onednn"})) == "channels_last + compile + without onednn"
+    assert added(frozenset({"no_grad", "compile"}), OPTIONS["inference_mode"]) == {"inference_mode", "compile"}
+    assert (
+        advice(3.44, ["compile", "bf16"], ["compile", "bf16", "x"])
+        == "3.4x from options alone: compile, bf16; no more from x"
+    )
+
+
+def test_a_gain_is_one_beyond_spread_and_noise() -> None:
+    def at(p50: float, spread: float) -> Figure:
+        return Figure("latency_ms", "ms", p50, p50 - spread, p50 + spread)
+
+    assert gains(at(10, 0.1), at(9, 0.1))
+    assert not gains(at(10, 0.1), at(9.8, 0.1))
+    assert not gains(at(10, 2), at(9, 0.1))
+    assert not gains(at(9, 0.1), at(10, 0.1))

@@ -47,12 +47,13 @@ def scale(
     ] = 900.0,
     seconds: Annotated[float, typer.Option("--seconds", help="Least seconds of one of the 7 timed rounds.")] = 0.3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what the file has already.")] = False,
     db: options.Db = None,
 ) -> None:
     """Train MODEL on several GPUs: throughput, efficiency, and time in computation, communication, launches and input."""
     settings = options.settings_from(effort=effort, db=db)
-    options.check_outputs({"--output": output})
+    options.check_outputs({"--output": output, "--report": report})
     where = options.pick_device(device)
 
     from convoy.compare.scaling import ScaleRequest
@@ -77,7 +78,7 @@ def scale(
     request.check(_available(where))
     options.load(model, None, "fp32", "cpu")  # a name that is none is the user's error, and not four processes'
     run = _start(request, output, again=again)
-    _measure(request, run, output)
+    _measure(request, run, output, report)
 
 
 def _available(device: str) -> int:
@@ -118,7 +119,7 @@ def _start(request: ScaleRequest, output: Path | None, *, again: bool) -> Run:
     return resumed(output, fresh, again=again) if output is not None else fresh
 
 
-def _measure(request: ScaleRequest, run: Run, output: Path | None) -> None:
+def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None) -> None:
     """Job by job; what was measured stands in the file when a later one fails or is interrupted."""
     from dataclasses import replace
 
@@ -153,5 +154,11 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None) -> None:
         typer.echo(line, err=True)
     if output is not None:
         typer.echo(f"run: {output}")
+    if report is not None:
+        from convoy.compare.page import sheet_of
+        from convoy.report.sheet import write_sheet
+
+        write_sheet(sheet_of([run]), report)
+        typer.echo(f"report: {report}")
     if not any(row.ok for row in run.rows):
         raise typer.Exit(1)

@@ -54,6 +54,7 @@ def study(
         bool, typer.Option("--no-criteria", help="Do not learn criteria for `--effort none` from what was measured.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
     db: options.Db = None,
 ) -> None:
     """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
@@ -61,7 +62,7 @@ def study(
     settings = options.settings_from(
         numerics=numerics, effort=effort, only_engines=tuple(names) if names else None, db=db
     )
-    options.check_outputs({"--output": output})
+    options.check_outputs({"--output": output, "--report": report})
     device = options.pick_device(device)
 
     from convoy.measurement import check_dtype, detect_target
@@ -88,6 +89,16 @@ def study(
             session.layers(points, energy=energy)
             session.nets(nets, dtype)
         session.tell(points, criteria=not no_criteria)
+    if report is not None:
+        _write_report(session.run, report)
+
+
+def _write_report(run: Run, path: Path) -> None:
+    from convoy.compare.page import sheet_of
+    from convoy.report.sheet import write_sheet
+
+    write_sheet(sheet_of([run]), path)
+    typer.echo(f"report: {path}")
 
 
 def _words(text: str | None) -> list[str]:

@@ -1,0 +1,67 @@
+"""On a GPU: a study takes energy and comes back from the database; training scales over the GPUs that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from convoy.cli import app
+from convoy.compare import read
+
+pytestmark = pytest.mark.gpu
+
+NET = """
+from torch import nn
+
+def net():
+    layers = nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)
+    return nn.Sequential(*layers)
+"""
+
+
+def test_a_study_has_times_energy_and_a_second_run_measures_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    words = ["study", "--sweep", "stride", "--base", "c=32,k=32", "--dtype", "fp16", "--energy", "-o", str(out)]
+    words += ["--db", str(tmp_path / "perf.db")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    rows = [row for row in read(out).rows if row.ok]
+    assert {"library", "implicit gemm"} <= {row.provider for row in rows}
+    for row in rows:
+        energy = row.figure("energy_uj")
+        assert energy is None or 0 < energy.p50 < 1e6
+    assert any(row.figure("energy_uj") for row in rows)
+    again = CliRunner().invoke(app, words)
+    assert "\n0 candidates measured" in again.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_training_scales_over_the_gpus_that_are_there(tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    out = tmp_path / "run.json"
+    count = min(2, torch.cuda.device_count())
+    words = [
+        "scale",
+        f"{tmp_path / 'net.py'}:net",
+        "--gpus",
+        str(count),
+        "--batch",
+        "8",
+        "--size",
+        "32",
+        "--dtype",
+        dtype,
+    ]
+    words += ["--seconds", "0.05", "--timeout", "280", "--db", str(tmp_path / "perf.db"), "-o", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for row in read(out).rows:
+        assert row.ok, row.reason
+        found = {figure.metric for figure in row.figures}
+        assert {"step_ms", "host_ms", "launch_ms", "input_ms", "peak_memory_bytes", "images_per_s"} <= found
+        assert row.detail["backend"] == "nccl"
+        assert ("link_gb_per_s" in found) == (count > 1)

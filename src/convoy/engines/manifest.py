@@ -44,6 +44,10 @@ WAITING: Final[dict[str, str]] = {
     "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",
     "triton.wgrad": "convoy.engines.triton.wgrad",
+    "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
+    "zeroskip.gather": "convoy.engines.zeroskip.gather",
+    "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
+    "zeroskip.conv_pool": "convoy.engines.zeroskip.conv_pool",
 }
 """Engines that have not run on a device yet: not offered, named as `id=module:ENGINE` by benchmarks and tests that run them."""
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from convoy.engines.manifest import load_engine
+from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.triton.compiled import assembler_log
 from convoy.engines.zeroskip.tiles import Geometry, tile_space
 from convoy.measurement.detect import detect_target
@@ -27,7 +27,7 @@ OVERLAP = Pool("max", 3, 3, 2, 2, 1, 1)
 
 
 def engine(name):
-    return load_engine(f"zeroskip.{name}", (f"zeroskip.{name}=convoy.engines.zeroskip.{name}:ENGINE",))
+    return load_engine(f"zeroskip.{name}", waiting("zeroskip."))
 
 
 def conv(*sizes, dtype="fp32", pool=None, **rest):

@@ -1,0 +1,136 @@
+"""The engines that skip zeros, and convolution + pooling, on the GPU: right at any share of zeros, inside guards, in a graph."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.engines.manifest import load_engine, waiting
+from convoy.errors import CompileError
+from convoy.measurement.accuracy import judge, make_data, oracle
+from convoy.measurement.data import Data, with_zeros
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Pool
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("ecr", "gather", "blocks", "conv_pool")
+KINDS = [("fp32", "strict"), ("fp32", "as_torch"), ("fp16", "half"), ("bf16", "half")]
+RELU, FULL = Epilogue(bias=True, activation="relu"), Epilogue(bias=True, residual=True, activation="relu")
+TRIED = 6
+"""Settings tried of each problem: the first, and others evenly from the rest."""
+
+POOLS = {
+    "unpooled": None,
+    "2x2": Pool("max", 2, 2, 2, 2),
+    "3x3 stride 2, padded": Pool("max", 3, 3, 2, 2, 1, 1),
+    "3x3 stride 2, ceil": Pool("max", 3, 3, 2, 2, ceil_mode=True),
+    "average": Pool("avg", 2, 2, 2, 2),
+    "average, counted padding, ceil": Pool("avg", 3, 3, 2, 2, 1, 1, ceil_mode=True, count_include_pad=True),
+}
+SHAPES = {
+    "3x3": ConvProblem(1, 64, 14, 14, 96, 3, 3, 1, 1, epilogue=FULL),
+    "3x3 long": ConvProblem(1, 512, 14, 14, 512, 3, 3, 1, 1, epilogue=RELU),
+    "3x3 odd": ConvProblem(3, 40, 13, 11, 72, 3, 3, 1, 1, epilogue=FULL),
+    "3x3 stride 2": ConvProblem(2, 64, 28, 28, 64, 3, 3, 1, 1, 2, 2, epilogue=RELU),
+    "1x1": ConvProblem(2, 256, 14, 14, 64, 1, 1, epilogue=FULL),
+    "dilated": ConvProblem(1, 32, 17, 17, 32, 3, 3, 4, 4, 1, 1, 4, 4),
+    "odd channels": ConvProblem(1, 3, 30, 31, 7, 5, 5, 2, 2, epilogue=RELU),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return detect_target("cuda")
+
+
+def typed(problem, dtype, numerics, pool):
+    words = {"x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype, "layout": "nhwc", "numerics": numerics}
+    return replace(problem, epilogue=replace(problem.epilogue, pool=pool), **words)
+
+
+def executables(name, problem, target, tried=TRIED):
+    engine = load_engine(f"zeroskip.{name}", waiting("zeroskip."))
+    support = engine.supports(problem, target)
+    if not support:
+        return
+    space = engine.space(problem, target)
+    for knobs in space[:: max(1, len(space) // tried)][:tried]:
+        try:
+            executable = engine.build(problem, knobs, target)
+        except CompileError as error:
+            if "shared memory" in str(error) or "spills" in str(error):
+                continue
+            raise
+        yield engine, knobs, executable
+
+
+def in_channels_last(data):
+    return Data(tuple(t.contiguous(memory_format=torch.channels_last) for t in data.args), data.constants)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_right_at_every_share_of_zeros(name, shape, pool, target):
+    for dtype, numerics in KINDS:
+        problem = typed(SHAPES[shape], dtype, numerics, POOLS[pool])
+        for engine, knobs, executable in executables(name, problem, target):
+            assert executable.workspace_bytes == engine.workspace_bytes(problem, knobs)
+            for kind, zeros in (("integer", 0), ("integer", 60), ("normal", 90), ("normal", 100)):
+                data = in_channels_last(with_zeros(make_data(problem, 3, kind, "cuda"), zeros, 4))
+                verdict = judge(executable, engine.family, problem, data, kind, tf32=numerics == "as_torch")
+                assert verdict.ok, f"{dtype} {numerics} [{knobs}] {kind} {zeros} %: {verdict.reason}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dead_channels_and_dead_regions(name, target):
+    for dtype, numerics in KINDS:
+        problem = typed(SHAPES["3x3 long"], dtype, numerics, POOLS["2x2"])
+        data = make_data(problem, 5, "integer", "cuda")
+        x = data.args[0].clone(memory_format=torch.preserve_format)
+        x[:, ::3], x[:, 100:300, :7] = 0, 0
+        for engine, _, executable in executables(name, problem, target):
+            verdict = judge(executable, engine.family, problem, Data((x,), data.constants), "integer")
+            assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize("name", ["ecr", "gather", "blocks"])
+def test_what_is_not_finite_comes_out_as_in_pytorch(name, target):
+    for dtype, numerics in KINDS:
+        problem = typed(SHAPES["3x3"], dtype, numerics, POOLS["2x2"])
+        data = in_channels_last(with_zeros(make_data(problem, 6, "normal", "cuda"), 70, 7))
+        x = data.args[0].clone(memory_format=torch.preserve_format)
+        x[0, 3, 5, 5], x[0, 9, 10, 2] = torch.nan, torch.inf
+        weight = data.constants[0].clone()
+        weight[2, 5, 1, 1] = torch.inf
+        for args, constants in (((x, *data.args[1:]), data.constants), (data.args, (weight, *data.constants[1:]))):
+            (wanted,) = oracle(problem, Data(args, constants))
+            for _, knobs, executable in executables(name, problem, target, 2):
+                y = torch.empty(problem.y_spec.shape, dtype=x.dtype, device="cuda", memory_format=torch.channels_last)
+                workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8, device="cuda")
+                executable.launch(Buffers(args, [y], executable.pack(constants)), workspace)
+                assert torch.equal(y.isnan(), wanted.isnan()), f"{dtype} {numerics} [{knobs}]"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_graph_follows_inputs_whose_zeros_change(name, target):
+    for dtype, numerics in KINDS:
+        problem = typed(SHAPES["3x3 odd"], dtype, numerics, POOLS["3x3 stride 2, padded"])
+        data = make_data(problem, 8, "integer", "cuda")
+        for _, knobs, executable in executables(name, problem, target, 1):
+            x = data.args[0].clone(memory_format=torch.preserve_format)
+            y = torch.empty(problem.y_spec.shape, dtype=x.dtype, device="cuda", memory_format=torch.channels_last)
+            workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8, device="cuda")
+            buffers = Buffers((x, *data.args[1:]), [y], executable.pack(data.constants))
+            executable.launch(buffers, workspace)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                executable.launch(buffers, workspace)
+            for zeros in (0, 95, 50, 100, 0):
+                x.copy_(in_channels_last(with_zeros(data, zeros, zeros)).args[0])
+                graph.replay()
+                (wanted,) = oracle(problem, Data((x, *data.args[1:]), data.constants))
+                assert torch.equal(y, wanted.to(y.dtype)), f"{dtype} {numerics} [{knobs}] {zeros} %"

@@ -72,7 +72,10 @@ def _compare(run: Run) -> tuple[list[Card], list[Section]]:
         ranked = [row for row in by_time(rows) if row.ok]
         if ranked:
             cards.append(_fastest(ranked))
-        sections.append(Section(rows[0].label(), _compare_lines(by_time(rows)), (frameworks_table(by_time(rows)),)))
+        ordered = by_time(rows)
+        words = tuple(_in_words(row) for row in ordered)
+        table = frameworks_table(ordered)
+        sections.append(Section(rows[0].label(), _compare_lines(ordered), (table,), terminal=words))
         sections += [section for section in (_kinds(ranked), _roofline(ranked)) if section is not None]
     return cards, sections
 
@@ -100,7 +103,7 @@ def frameworks_table(rows: Sequence[Row]) -> Table:
     best = min((f.p50 for f in latencies), default=1.0)
     most = max((f.p80 for f in latencies), default=1.0)
     lines = [_framework(row, best, most) for row in rows]
-    return Table(FRAMEWORK_HEADS, tuple(lines), numbers=(1, 2, 4, 5, 6, 7, 8, 9, 10), page_only=(3,))
+    return Table(FRAMEWORK_HEADS, tuple(lines), numbers=(1, 2, 4, 5, 6, 7, 8, 9, 10), page_only=(3, 11))
 
 
 def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
@@ -135,6 +138,11 @@ def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
 def _cell(row: Row, metric: str, form: str, scale: float = 1.0) -> Cell:
     found = row.figure(metric)
     return Cell(f"{found.p50 / scale:{form}}", found.p50) if found is not None else Cell("")
+
+
+def _in_words(row: Row) -> str:
+    """How a framework was set, or why it was not measured."""
+    return f"{row.provider}: {row.setting}" if row.ok else f"{row.provider}: {row.status}: {row.reason}"
 
 
 def _compare_lines(rows: Sequence[Row]) -> tuple[str, ...]:

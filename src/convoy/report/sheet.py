@@ -84,13 +84,23 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with lines of text, tables and pictures (SVG); `legend` names the colours of its bars."""
+    """A heading with lines of text, tables and pictures (SVG).
+
+    Attributes:
+        title: the heading.
+        lines: text, a paragraph each.
+        tables: under the text.
+        pictures: SVG, under the tables.
+        legend: names of the colours of the tables' bars.
+        terminal: lines for the terminal alone, in place of columns that are for the page.
+    """
 
     title: str
     lines: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[str, ...] = ()
     legend: tuple[str, ...] = ()
+    terminal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,7 @@ def print_sheet(sheet: Sheet) -> None:
             numbers = [shown.index(index) for index in table.numbers if index in shown]
             rows = [[_plain(row[index].text) for index in shown] for row in table.rows]
             print_table([table.heads[index] for index in shown], rows, numbers=numbers)
-        for line in section.lines:
+        for line in (*section.terminal, *section.lines):
             console().print(_plain(line), markup=False, soft_wrap=True)
 
 

@@ -1,0 +1,99 @@
+"""Runs as a sheet: what is fastest stands first, failures say why, hostile names stay text, the terminal shows the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
+
+from convoy.cli import app
+from convoy.compare.page import sheet_of
+from convoy.compare.runfile import Run, write
+from convoy.report.roofline import roofline
+from convoy.report.sheet import Cell, Part, print_sheet, render_sheet
+
+ALL = [compare_run(), options_run(), study_run(), scaling_run()]
+
+
+def test_frameworks_by_rising_latency_failures_last_with_their_reason() -> None:
+    (table,) = sheet_of([compare_run()]).sections[1].tables
+    assert [row[0].text for row in table.rows] == ["convoy", "onnxruntime", "torch", "jax", f"own {HOSTILE}"]
+    assert [row[4].text for row in table.rows] == ["1.00x", "1.33x", "2.00x", "", ""]
+    assert table.rows[1][2].text == "4.000 noisy"
+    assert table.rows[3][1].text == "absent"
+    assert "pip install" in table.rows[3][-1].text
+
+
+def test_what_is_read_first() -> None:
+    sheet = sheet_of(ALL)
+    assert [card.figure for card in sheet.cards] == ["15 ms", "2.00x"]
+    assert "1.33x ahead of onnxruntime" in sheet.cards[0].words
+    titles = [section.title for section in sheet.sections]
+    assert titles[0] == "What you should know"
+    assert any(title.startswith("Roofline") for title in titles)
+    assert any(title.startswith("Time by layer kind") for title in titles)
+    lines = next(s for s in sheet.sections if s.title.startswith("Options")).lines
+    assert lines == ("2.0x from options alone: compile",)
+    notes = next(s for s in sheet.sections if s.title.startswith("resnet50 batch 1 fp32 inference")).lines
+    assert "convoy: a note" in notes
+    assert "timed alone and not in turn with the others: torch" in notes
+    assert len(sheet.manifests) == 4
+
+
+def test_the_page_escapes_and_lets_nothing_in() -> None:
+    text = render_sheet(sheet_of(ALL))
+    assert HOSTILE not in text
+    assert "&lt;script&gt;alert" in text
+    assert re.search(r"default-src &#39;none&#39;; script-src &#39;sha256-", text)
+    assert "style=" not in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert text.count("<table>") == text.count("</table>") > 5
+
+
+def test_every_kind_has_a_page_and_an_empty_run_too() -> None:
+    for run in ALL:
+        assert sheet_of([run]).sections
+        assert "Manifest" in render_sheet(sheet_of([Run(run.kind, {}, ())]))
+
+
+def test_the_terminal_shows_tables_without_bars_and_without_control_sequences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_sheet(sheet_of(ALL))
+    said = capsys.readouterr().out
+    assert "pip install" in said
+    assert "2.0x from options alone" in said
+    assert "<svg" not in said
+    assert "\x1b" not in said
+
+
+def test_a_bar_never_leaves_its_field() -> None:
+    cell = Cell("", 1.0, bar=(Part(0.7, 0, "a"), Part(0.7, 1, "b<")), spread=(0.5, 1.7))
+    widths = [float(word) for word in re.findall(r'width="([\d.]+)%"', cell.picture)]
+    assert sum(widths) == pytest.approx(100)
+    assert 'x2="100.00%"' in cell.picture
+    assert "b&lt;" in cell.picture
+
+
+def test_no_roofline_without_layers_or_ceilings() -> None:
+    layer = {"name": "a", "engine": "e", "median_us": 1.0, "flops": 10, "bytes_min": 10}
+    assert roofline([], {"bytes_per_s": 1.0, "flops_fp32": 1.0}, "fp32") == ""
+    assert roofline([layer], {}, "fp32") == ""
+    assert roofline([layer], {"bytes_per_s": 1e9, "flops_fp32": 1e10}, "fp16").count("<circle") == 1
+
+
+def test_the_command_writes_one_page_for_several_runs(tmp_path: Path) -> None:
+    paths = []
+    for run in ALL:
+        paths.append(tmp_path / f"{run.kind}.json")
+        write(run, paths[-1])
+    done = CliRunner().invoke(app, ["report", *map(str, paths), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert "</html>" in (tmp_path / "page.html").read_text()

@@ -25,7 +25,10 @@ SWEPT = "batch,channels,filters,size,kernel,stride"
 
 def study(
     sweep: Annotated[
-        str | None, typer.Option("--sweep", help=f"Sizes to sweep, separated by commas: {SWEPT}. Default: all.")
+        str | None,
+        typer.Option(
+            "--sweep", help=f"Sizes to sweep, separated by commas: {SWEPT} (these are the default), sparsity."
+        ),
     ] = None,
     layers: Annotated[Path | None, typer.Option("--layers", help="A CSV file of layers, as in bench/layers.")] = None,
     base: Annotated[

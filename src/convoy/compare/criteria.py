@@ -75,7 +75,7 @@ def known_layers(rows: Iterable[Measurement]) -> list[Known]:
             problem = parse_problem(key, "")
         except InputError:  # of another version of Convoy: it teaches nothing here
             continue
-        if isinstance(problem, (ConvProblem, LinearProblem)):
+        if isinstance(problem, (ConvProblem, LinearProblem)) and kind_name(problem):
             found.append(Known(problem, times))
     return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from convoy.errors import InputError
-from convoy.problem import ConvProblem
+from convoy.problem import ConvProblem, WeightMask
 
 BASE: Final = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1)
 """What is swept around: a layer of the middle of a ResNet, which every algorithm can do."""
@@ -22,8 +24,12 @@ SWEEPS: Final[dict[str, tuple[int, ...]]] = {
     "size": (7, 14, 28, 56, 112),
     "kernel": (1, 3, 5, 7, 11),
     "stride": (1, 2, 4),
+    "sparsity": (0, 50, 75, 90, 95),
 }
-"""What may be swept, and where it is looked at."""
+"""What may be swept, and where it is looked at. `sparsity` is the percentage of zeros among the weights."""
+
+SEED: Final = 0
+"""Of the zeros' places: the same in every run, so that a second one finds its rows."""
 
 CPU_BATCHES: Final = (1, 2, 4, 8, 16)
 """A CPU's time grows with the batch from the start; more images only take longer."""
@@ -54,8 +60,9 @@ class Point:
     problem: ConvProblem
 
     def problems(self) -> tuple[ConvProblem, ...]:
-        """The layer in every memory format."""
-        return tuple(self.problem.with_layout(layout) for layout in LAYOUTS)
+        """The layer in every memory format; one with a weight mask as a dense one too, for engines that do not look at zeros."""
+        forms = (self.problem, self.problem.with_mask(None)) if self.problem.weight_mask else (self.problem,)
+        return tuple(form.with_layout(layout) for form in forms for layout in LAYOUTS)
 
 
 def sweep_points(names: Sequence[str], base: ConvProblem, device: str) -> list[Point]:
@@ -87,6 +94,8 @@ def swept(base: ConvProblem, name: str, value: int) -> ConvProblem:
     """The base with one size changed. A filter keeps the output's size by its padding, as in nets."""
     if name == "kernel":
         return replace(base, r=value, s=value, pad_h=value // 2, pad_w=value // 2)
+    if name == "sparsity":
+        return base.with_mask(random_mask(base.weight_spec.shape, value)) if value else base
     fields = {
         "batch": ("n",),
         "channels": ("c",),
@@ -95,6 +104,17 @@ def swept(base: ConvProblem, name: str, value: int) -> ConvProblem:
         "stride": ("stride_h", "stride_w"),
     }
     return replace(base, **dict.fromkeys(fields[name], value))
+
+
+def random_mask(shape: Sequence[int], percent: int) -> WeightMask:
+    """A mask with so many percent of zeros, anywhere."""
+    positions = math.prod(shape)
+    kept = random.Random(SEED).sample(range(positions), positions - positions * percent // 100)
+    bits = bytearray(-(-positions // 8))
+    for position in kept:
+        bits[position // 8] |= 0x80 >> position % 8
+    k, c, r, s = shape
+    return WeightMask((k, c, r, s), bytes(bits))
 
 
 _PAIR = re.compile(r"([a-z_]{1,10})=(\d{1,6})")

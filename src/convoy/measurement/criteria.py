@@ -65,8 +65,12 @@ def features_of(problem: Layer) -> dict[str, float]:
 
 
 def kind_name(problem: Problem) -> str:
-    """The kind that a layer is of (`predict.kind_of`) as a text; empty for what is no layer."""
-    return "/".join(map(str, kind_of(problem) or ()))
+    """The kind that a layer is of (`predict.kind_of`) as a text; empty for what is not covered.
+
+    That is what is no layer, and a layer with a weight mask: no feature tells its zeros.
+    """
+    masked = isinstance(problem, ConvProblem) and problem.weight_mask
+    return "" if masked else "/".join(map(str, kind_of(problem) or ()))
 
 
 @dataclass(frozen=True, slots=True)

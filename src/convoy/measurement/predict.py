@@ -59,7 +59,8 @@ def kind_of(problem: Problem) -> Kind | None:
     grouping = (
         "depthwise" if p.is_depthwise else "grouped" if p.groups > 1 else "pointwise" if p.is_pointwise else "dense"
     )
-    return ("conv", p.direction, grouping, p.layout)
+    # Where the weight changes from call to call, arranging it is part of the time.
+    return ("conv", p.direction, grouping, p.layout, *(("fresh",) if p.fresh_weight else ()))
 
 
 @dataclass(frozen=True, slots=True)

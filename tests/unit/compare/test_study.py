@@ -35,9 +35,20 @@ def test_a_sweep_changes_one_size_and_keeps_the_output_where_a_filter_can() -> N
     assert swept(BASE, "size", 14) == replace(BASE, h=14, w=14)
     assert swept(BASE, "stride", 2) == replace(BASE, stride_h=2, stride_w=2)
     assert {swept(BASE, "kernel", r).p for r in SWEEPS["kernel"]} == {BASE.p}
-    points = sweep_points(list(SWEEPS), BASE, "cuda")
+    points = sweep_points([name for name in SWEEPS if name != "sparsity"], BASE, "cuda")
     assert [p.axes for p in points if p.subject == "sweep:kernel"] == [{"kernel": r} for r in (1, 3, 5, 7, 11)]
     assert {p.problem.n for p in sweep_points(["batch"], BASE, "cpu")} < {p.problem.n for p in points}
+
+
+def test_a_sweep_of_zeros_has_the_same_masks_in_every_run() -> None:
+    dense, *pruned = [point.problem for point in sweep_points(["sparsity"], TINY, "cpu")]
+    assert dense == TINY
+    assert [p.mask.sparsity for p in pruned if p.mask] == pytest.approx([0.5, 0.75, 0.9, 0.95], abs=0.01)
+    again = [point.problem.weight_mask for point in sweep_points(["sparsity"], TINY, "cpu")[1:]]
+    assert [p.weight_mask for p in pruned] == again
+    assert len(set(again)) == 4
+    half = sweep_points(["sparsity"], TINY, "cpu")[1]
+    assert [bool(p.weight_mask) for p in half.problems()] == [True, True, False, False]
 
 
 def test_points_that_cannot_be_are_left_out() -> None:

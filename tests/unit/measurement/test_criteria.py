@@ -57,6 +57,8 @@ def test_an_engine_of_another_version_and_one_that_cannot_are_not_judged() -> No
         CONV.with_layout("nchw"),
         replace(CONV, groups=64, k=64),
         replace(CONV, direction="wgrad"),
+        replace(CONV, fresh_weight=True),
+        replace(CONV, weight_mask="0" * 16),
         LinearProblem(1, 64, 64),
         LayoutProblem(TensorSpec((1, 64, 8, 8), "fp32"), "nchw", "nhwc"),
     ],

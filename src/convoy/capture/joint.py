@@ -17,6 +17,7 @@ from torch import fx, nn
 
 from convoy.capture.export import quiet
 from convoy.capture.names import operator_name
+from convoy.capture.restrides import remove_restrides
 from convoy.errors import CaptureError
 
 _LONGEST_MESSAGE = 2000
@@ -100,6 +101,7 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
     if signature.user_inputs_to_mutate or signature.parameters_to_mutate:
         changed = sorted({*signature.user_inputs_to_mutate.values(), *signature.parameters_to_mutate.values()})
         raise CaptureError(f"the training step overwrites {', '.join(changed)}, which a graph cannot hold")
+    remove_restrides(traced.graph)
     learned = [name for name, parameter in module.model.named_parameters() if parameter.requires_grad]
     updated, losses = list(signature.buffers_to_mutate.values()), len(signature.user_outputs)
     (output,) = (node for node in traced.graph.nodes if node.op == "output")

@@ -15,6 +15,7 @@ from convoy.capture.joint import ParameterNames
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.recognise_layers import recognise_layers
 from convoy.capture.remove_identities import remove_identities
+from convoy.capture.restrides import remove_restrides
 from convoy.capture.split_backward import split_backward
 from convoy.capture.structure import Baked, Leaf, Structure
 from convoy.errors import CaptureError
@@ -33,6 +34,8 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
     Raises:
         CaptureError: symbolic shapes, or what a graph cannot hold.
     """
+    remove_restrides(module.graph)
+    module.recompile()
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     if any(not isinstance(value, torch.Tensor) for value in inputs):
         raise CaptureError("the graph takes numbers as arguments: symbolic shapes are not supported")

@@ -94,6 +94,18 @@ def test_nets_of_the_zoo(name: str):
     compare(model, cross_entropy, (torch.randn(2, 3, 64, 64), torch.tensor([1, 2])), 1e-6)
 
 
+def test_channels_last_gives_the_same_graph():
+    plain = capture_training(Small(), cross_entropy, batch())
+    model = Small().to(memory_format=torch.channels_last)
+    x, y = batch()
+    found = compare(model, cross_entropy, (x.contiguous(memory_format=torch.channels_last), y))
+    assert len(found.captured.graph.nodes) == len(plain.captured.graph.nodes)
+    pooled = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(
+        memory_format=torch.channels_last
+    )
+    compare(pooled, cross_entropy, (x.contiguous(memory_format=torch.channels_last), y))
+
+
 def test_what_does_not_learn_has_no_gradient_and_what_is_in_evaluation_mode_is_not_updated():
     model = Small()
     model.stem.weight.requires_grad_(False)

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, Epilogue, LinearProblem
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
 
 MOST_FLOPS = 4e6
 ACTIVATIONS = ("none", "none", "relu", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
@@ -49,12 +49,26 @@ def _convolution(draw):
     dtype, numerics = _dtype(draw)
     direction = draw.choice(("fprop", "fprop", "fprop", "dgrad", "wgrad"))
     epilogue = _epilogue(draw) if direction == "fprop" else Epilogue(direction == "wgrad" and draw.random() < 0.5)
-    return ConvProblem(
+    problem = ConvProblem(
         n=draw.choice((0, 1, 1, 1, 2, 3, 5)), c=groups * per_group, h=h, w=w, k=groups * outputs, r=r, s=s,
         pad_h=pad_h, pad_w=pad_w, stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
         groups=groups, layout=draw.choice(("nchw", "nhwc")), x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype,
         acc_dtype="fp64" if dtype == "fp64" else "fp32", numerics=numerics, epilogue=epilogue, direction=direction,
     )  # fmt: skip
+    return _pooled(draw, problem) if direction == "fprop" and draw.random() < 0.25 else problem
+
+
+def _pooled(draw, problem):
+    """With a pooling behind it, where the one that is drawn fits."""
+    (window_h, stride_h), (window_w, stride_w) = ((_few(draw, 4), _few(draw, 4)) for _ in "hw")
+    kind = draw.choice(("max", "max", "avg"))
+    pads = draw.randint(0, window_h // 2), draw.randint(0, window_w // 2)
+    ceil_mode, counted = draw.random() < 0.5, kind == "avg" and draw.random() < 0.5
+    pool = Pool(kind, window_h, window_w, stride_h, stride_w, *pads, ceil_mode, counted)
+    try:
+        return replace(problem, epilogue=replace(problem.epilogue, pool=pool))
+    except InputError:
+        return problem
 
 
 def _axis(draw):

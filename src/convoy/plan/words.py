@@ -61,6 +61,7 @@ def _explain_layer(plan: Plan, layer: str) -> str:
                     f"{layer}: step {index + 1} of {len(plan.steps)}, {title(step)}",
                     f"problem    {step.problem}",
                     f"engine     {step.config}",
+                    *_holds_for(step),
                     f"layout     {step.layout}",
                     f"time       {step.median_us:.2f} us{share}",
                     f"workspace  {step.workspace_bytes} bytes",
@@ -70,6 +71,12 @@ def _explain_layer(plan: Plan, layer: str) -> str:
             )
     known = ", ".join(node for step in plan.steps for node in step.nodes[:1]) or "none: the plan is the baseline"
     raise InputError("layer", layer, f"a node of the plan ({known[:400]})")
+
+
+def _holds_for(step: Step) -> list[str]:
+    """For which inputs a choice holds, where its time depends on their zeros."""
+    zeros = step.config.knobs.get("zeros")
+    return [] if zeros is None else [f"holds for  inputs of which {zeros} % or more are zeros; with fewer it is slower"]
 
 
 def compare(first: Plan, second: Plan) -> list[str]:

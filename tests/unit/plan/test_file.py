@@ -122,6 +122,10 @@ def test_explain_and_compare() -> None:
 
     other = dataclasses.replace(PLAN, steps=(STEPS[0], dataclasses.replace(STEPS[1], config=EngineConfig("aten"))))
     assert any("triton.implicit_gemm" in line for line in plans.compare(PLAN, other))
+    skipping = EngineConfig("zeroskip.cpu", 1, Knobs.of(skip="auto", zeros=70))
+    sparse = dataclasses.replace(PLAN, steps=(STEPS[0], dataclasses.replace(STEPS[1], config=skipping)))
+    assert "70 % or more are zeros" in plans.explain(sparse, "relu")
+    assert "zeros" not in plans.explain(PLAN, "relu")
 
 
 def test_a_file_is_readable_as_the_umask_says_and_nothing_else_is_left(tmp_path):

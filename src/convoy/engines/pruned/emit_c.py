@@ -1,8 +1,7 @@
 """IR to C: vectors of pixels, one function a piece, and a driver that pads, partitions and finishes. No torch here.
 
-Every name and number in the text is made from integers of checked data classes. The multiply-add is inline assembly where the
-compiler's target has one that takes its weight from memory: written as C, gcc loads an input anew for every use instead of
-sharing it, and copies sums about (measured with gcc 12: half the speed). With `CONVOY_PLAIN` defined everything is C.
+Every name and number in the text is made from integers of checked data classes. Pieces are C with the vector types of gcc and
+clang, or assembly where `emit_x86` knows the CPU.
 
 Threads share out the multiply-adds: blocks, groups of filters and tiles in one row, cut into equal parts by cost, so that any
 number of threads gets equal work, whether there are many pixels or few. Each thread pads the input of a block for itself, just
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from convoy.engines.pruned import emit_x86
 from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.engines.pruned.layout import Layout, odd_lines
 
@@ -27,8 +27,9 @@ GROUP_COST: Final = 4
 SUMS_BYTES: Final = 16 << 10
 """Half a first cache of 32 KB: the other half is for the input."""
 
-UNIT_USES: Final = 6000
-"""Multiply-adds of a translation unit, about: gcc takes a second for so many, and units are compiled side by side."""
+UNIT_USES: Final = {"": 6_000, "avx512": 60_000, "avx2": 60_000}
+"""Multiply-adds of a translation unit, about, by the instruction set that pieces are assembly for: half a second of a core. Units
+are compiled side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Source:
     cost: int
 
 
-def emit(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activation: str) -> Source:
+def emit(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activation: str, arch: str = "") -> Source:
     """The C code of a kernel.
 
     Args:
@@ -55,14 +56,18 @@ def emit(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activati
         bias: whether a bias is added.
         residual: whether a residual is added.
         activation: one of `FUSED`.
+        arch: the CPU's instruction set, as `Target.arch` names it: pieces are assembly where `emit_x86` knows it, else C.
     """
     if activation not in FUSED:
         raise ValueError(f"activation {activation!r} is not one of {FUSED}")
-    head = prelude(kernel)
-    units = [head + "".join(unit) for unit in _units(kernel)]
+    assembly = arch if emit_x86.fits(kernel, arch) else ""
+    head = _HIDDEN + ("" if assembly else prelude(kernel))
+    units = [head + "".join(unit) for unit in _units(kernel, assembly)]
     driver = _driver(kernel, layout, bias=bias, residual=residual, activation=activation)
     scratch = layout.plane * layout.planes + _sums_floats(kernel)
-    return Source((*units, head + driver), -(-4 * scratch // 256) * 256, _total(kernel, layout))
+    if len(units) == 1:  # a small kernel is one run of the compiler
+        units, driver = [], units[0] + driver
+    return Source((*units, driver), -(-4 * scratch // 256) * 256, _total(kernel, layout))
 
 
 def run_tiles(filters: int, tile: int, positions: int) -> int:
@@ -107,54 +112,42 @@ def _total(kernel: Kernel, layout: Layout) -> int:
 
 
 def prelude(kernel: Kernel) -> str:
-    """Types, and the multiply-add in the target's own words."""
-    return _PRELUDE.replace("@LANES@", str(kernel.lanes)).replace("@BYTES@", str(4 * kernel.lanes))
+    """Types of the pieces."""
+    return _PRELUDE.replace("@BYTES@", str(4 * kernel.lanes))
 
 
-_PRELUDE: Final = """#include <stddef.h>
-#include <string.h>
-#define HIDDEN __attribute__((visibility("hidden")))
-typedef float vec __attribute__((vector_size(@BYTES@)));
+_HIDDEN: Final = '#define HIDDEN __attribute__((visibility("hidden")))\n'
+
+_PRELUDE: Final = """typedef float vec __attribute__((vector_size(@BYTES@)));
 typedef float vec_at __attribute__((vector_size(@BYTES@), aligned(4), may_alias));
 #define LOAD(at) (*(const vec_at *)(at))
 #define STORE(at, v) (*(vec_at *)(at) = (v))
-#if !defined(CONVOY_PLAIN) && defined(__AVX512F__) && @LANES@ == 16
-#define SPREAD(b, at) __asm__("vbroadcastss %1, %0" : "=v"(b) : "m"(at))
-#define FMA(a, x, b) __asm__("vfmadd231ps %1, %2, %0" : "+v"(a) : "v"(x), "v"(b))
-#define FMA1(a, x, at) __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(a) : "v"(x), "m"(at))
-#define FENCE __asm__ volatile("" ::: "memory");
-#elif !defined(CONVOY_PLAIN) && defined(__FMA__) && @LANES@ == 8
-#define SPREAD(b, at) __asm__("vbroadcastss %1, %0" : "=x"(b) : "m"(at))
-#define FMA(a, x, b) __asm__("vfmadd231ps %1, %2, %0" : "+x"(a) : "x"(x), "x"(b))
-#define FMA1(a, x, at) do { vec b_; SPREAD(b_, at); FMA(a, x, b_); } while (0)
-#define FENCE __asm__ volatile("" ::: "memory");
-#else
-#define SPREAD(b, at) (b) = (vec){0} + (at)
-#define FMA(a, x, b) (a) += (x) * (b)
-#define FMA1(a, x, at) (a) += (x) * (at)
-#define FENCE
-#endif
 """
 
 
-def _units(kernel: Kernel) -> list[list[str]]:
+def _units(kernel: Kernel, assembly: str) -> list[list[str]]:
     """Functions of all pieces, in units of about `UNIT_USES` multiply-adds."""
     units: list[list[str]] = [[]]
     size = 0
     for at, group in enumerate(kernel.groups):
         for index, piece in enumerate(group.pieces):
-            if size and size + piece.uses > UNIT_USES:
+            more = piece.uses * kernel.vectors
+            if size and size + more > UNIT_USES[assembly]:
                 units.append([])
                 size = 0
-            units[-1].append(_function(kernel, group, piece, at, index))
-            size += piece.uses * kernel.vectors
+            name = f"piece_{at}_{index}"
+            if assembly:
+                made = emit_x86.function(kernel, group, piece, name, _sums_pitch(kernel), assembly)
+            else:
+                made = _function(kernel, group, piece, name)
+            units[-1].append(made)
+            size += more
     return units
 
 
-def _function(kernel: Kernel, group: Group, piece: Piece, at: int, index: int) -> str:
+def _function(kernel: Kernel, group: Group, piece: Piece, name: str) -> str:
     """One piece for one tile: x, w and y are the tile's input, the values and the tile's sums."""
     pitch, sums, vectors = _sums_pitch(kernel), range(len(group.filters)), range(kernel.vectors)
-    name = f"piece_{at}_{index}"
     lines = [
         f"HIDDEN void {name}(const float *restrict x, const float *restrict w, float *restrict y);",
         f"HIDDEN void {name}(const float *restrict x, const float *restrict w, float *restrict y)",
@@ -169,13 +162,10 @@ def _function(kernel: Kernel, group: Group, piece: Piece, at: int, index: int) -
     first = piece.loads[0].uses[0][1] if piece.loads else 0
     for load in piece.loads:
         loaded = ", ".join(f"x{v} = LOAD(x + {load.offset + v * kernel.lanes})" for v in vectors)
-        lines.append(f"    FENCE {{ vec {loaded};")
+        lines.append(f"    {{ const vec {loaded};")
         for total, value in load.uses:
-            if kernel.vectors == 1:
-                lines.append(f"    FMA1(a{total}_0, x0, w[{value - first}]);")
-            else:
-                products = " ".join(f"FMA(a{total}_{v}, x{v}, b);" for v in vectors)
-                lines.append(f"    {{ vec b; SPREAD(b, w[{value - first}]); {products} }}")
+            products = " ".join(f"a{total}_{v} += x{v} * w[{value - first}];" for v in vectors)
+            lines.append(f"    {products}")
         lines.append("    }")
     lines += [f"    STORE(y + {t * pitch + v * kernel.lanes}, a{t}_{v});" for t in sums for v in vectors]
     return "\n".join([*lines, "}", ""])
@@ -217,7 +207,8 @@ def _driver(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activ
     }
     flags = {"BIAS": int(bias), "RESIDUAL": int(residual), "RELU": int(activation != "none")}
     flags["RELU6"] = int(activation == "relu6")
-    lines = [f"#define {name} ((ptrdiff_t){value})" for name, value in sizes.items()]
+    lines = ["#include <stddef.h>", "#include <string.h>", _HIDDEN.rstrip()]
+    lines += [f"#define {name} ((ptrdiff_t){value})" for name, value in sizes.items()]
     lines += [f"#define {name} {value}" for name, value in flags.items()]
     phases = ", ".join(f"{{{p.row}, {p.column}, {p.first}, {p.after}}}" for p in layout.phases) or "{0, 0, 0, 0}"
     lines.append(f"static const ptrdiff_t channels[] = {{{_list(layout.channels) or '0'}}};")

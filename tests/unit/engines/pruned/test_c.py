@@ -15,7 +15,10 @@ from torch.nn.utils import prune
 
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.pruned.blocks import REGISTERS
 from convoy.engines.pruned.c import ENGINE, FLAGS, MOST_NONZEROS
+from convoy.engines.pruned.emit_x86 import SETS, fits
+from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
@@ -41,8 +44,8 @@ def folder(tmp_path_factory):
         yield made
 
 
-def faults(problem, knobs, kinds=("integer", "normal")):
-    executable = ENGINE.build(problem, knobs, CPU)
+def faults(problem, knobs, kinds=("integer", "normal"), target=CPU):
+    executable = ENGINE.build(problem, knobs, target)
     if executable.workspace_bytes != ENGINE.workspace_bytes(problem, knobs):
         return [f"{problem} [{knobs}]: workspace"]
     verdicts = [judge(executable, ENGINE.family, problem, make_data(problem, 1, kind), kind) for kind in kinds]
@@ -69,14 +72,44 @@ def test_every_pattern_is_exact(name):
 
 
 @needs_compiler
-def test_small_pieces_groups_and_vectors_of_other_machines_are_exact():
+@pytest.mark.parametrize(
+    ("arch", "sizes"),
+    [
+        ("generic", {"filters": 3, "vectors": 1, "channels": 1, "lanes": 4, "threads": 1}),
+        ("generic", {"filters": 8, "vectors": 2, "channels": 6, "lanes": 16, "threads": 2}),
+        ("avx2", {"filters": 5, "vectors": 1, "channels": 2, "lanes": 8, "threads": 3}),
+        ("avx2", {"filters": 6, "vectors": 2, "channels": 6, "lanes": 8, "threads": 1}),
+        ("avx512", {"filters": 8, "vectors": 1, "channels": 2, "lanes": 16, "threads": 2}),
+        ("avx512", {"filters": 6, "vectors": 4, "channels": 6, "lanes": 16, "threads": 2}),
+    ],
+)
+def test_small_pieces_and_every_instruction_set_are_exact(arch, sizes):
     problem = pruned(SMALL, "half", seed=2)
-    for knobs in (
-        Knobs.of(filters=3, vectors=1, channels=1, lanes=4, threads=1),
-        Knobs.of(filters=1, vectors=4, channels=2, lanes=8, threads=3),
-        Knobs.of(filters=8, vectors=2, channels=6, lanes=16, threads=2),
-    ):
-        assert not faults(problem, knobs)
+    if SETS.get(arch) and not {"avx512": ("avx512",), "avx2": ("avx512", "avx2")}[arch].count(CPU.arch):
+        pytest.skip(f"this CPU has no {arch}")
+    assert not faults(problem, Knobs.of(**sizes), target=replace(CPU, arch=arch))
+
+
+@pytest.mark.parametrize("arch", ["avx512", "avx2"])
+def test_sums_that_do_not_fit_the_registers_are_left_to_the_compiler(arch):
+    lanes = SETS[arch].lanes
+    for filters, vectors, fit in ((8, 1, True), (8, 4, False), (6, 4, arch == "avx512"), (2, 4, True)):
+        groups = tuple(Group(tuple(range(g, g + filters)), (Piece(True, ()),)) for g in range(0, 24, filters))
+        kernel = Kernel(lanes, vectors, lanes * vectors, 64, 1, 64, 0, groups)
+        assert fits(kernel, arch) is fit
+        assert not fits(replace(kernel, lanes=4), arch)
+    assert not fits(kernel, "generic")
+
+
+@pytest.mark.parametrize("arch", ["avx512", "avx2", "neon", "generic"])
+@pytest.mark.parametrize("k", [1, 3, 7, 8, 14, 28, 64])
+def test_what_is_offered_fits_the_registers(arch, k):
+    problem = ConvProblem(1, 40, 9, 9, k, 3, 3)
+    target = replace(CPU, arch=arch)
+    space = ENGINE.space(problem.with_mask(mask_of(pattern("tenth", problem.weight_spec.shape))), target)
+    assert len(set(space)) == len(space) >= 1
+    for knobs in space:
+        assert (knobs.integer("filters") + 1) * knobs.integer("vectors") + 1 <= REGISTERS[arch]
 
 
 @needs_compiler
@@ -172,7 +205,7 @@ def test_infinite_inputs_meet_no_zero_weight():
         (pruned(replace(SMALL, x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16"), "tenth"), CPU, "needs fp32"),
         (pruned(replace(SMALL, n=0), "tenth"), CPU, "batch"),
         (pruned(replace(SMALL, direction="dgrad", epilogue=Epilogue()), "tenth"), CPU, "fprop"),
-        (pruned(ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1), "tenth"), CPU, f"at most {MOST_NONZEROS}"),
+        (pruned(ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1), "half"), CPU, f"at most {MOST_NONZEROS}"),
     ],
 )
 def test_refusals_say_why(problem, target, words):

@@ -38,6 +38,9 @@ def texts():
     found = {"kernel.ir": print_kernel(kernel)}
     for index, unit in enumerate(emit_c.emit(kernel, made.layout, **epilogue).units):
         found[f"unit_{index}.c"] = unit
+    for arch, lanes in (("avx512", 16), ("avx2", 8)):
+        made = plan(problem, mask, Knobs.of(filters=2, vectors=1, channels=1, lanes=lanes, threads=1))
+        found[f"{arch}.c"] = emit_c.emit(write(problem, mask, made)[0], made.layout, **epilogue, arch=arch).units[0]
     knobs = Knobs.of(filters=2, vectors=2, channels=1, lanes=8)
     layout = cuda.template(problem, mask, knobs)
     staged, places = walk(mask, layout, 8, cuda.cut_of(layout, knobs, 4))

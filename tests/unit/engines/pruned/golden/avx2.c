@@ -1,26 +1,84 @@
+#define HIDDEN __attribute__((visibility("hidden")))
+__asm__(".text\n"
+".hidden piece_0_0\n"
+".globl piece_0_0\n"
+".type piece_0_0, @function\n"
+".p2align 4\n"
+"piece_0_0:\n"
+"vxorps %ymm0, %ymm0, %ymm0\n"
+"vmovups 0(%rdi), %ymm1\n"
+"vbroadcastss 0(%rsi), %ymm15\n"
+"vfmadd231ps %ymm15, %ymm1, %ymm0\n"
+"vmovups %ymm0, 0(%rdx)\n"
+"vzeroupper\n"
+"ret\n"
+".size piece_0_0, .-piece_0_0\n");
+__asm__(".text\n"
+".hidden piece_0_1\n"
+".globl piece_0_1\n"
+".type piece_0_1, @function\n"
+".p2align 4\n"
+"piece_0_1:\n"
+"vmovups 0(%rdx), %ymm0\n"
+"vmovups 1600(%rdi), %ymm1\n"
+"vbroadcastss 0(%rsi), %ymm15\n"
+"vfmadd231ps %ymm15, %ymm1, %ymm0\n"
+"vmovups %ymm0, 0(%rdx)\n"
+"vzeroupper\n"
+"ret\n"
+".size piece_0_1, .-piece_0_1\n");
+__asm__(".text\n"
+".hidden piece_1_0\n"
+".globl piece_1_0\n"
+".type piece_1_0, @function\n"
+".p2align 4\n"
+"piece_1_0:\n"
+"vxorps %ymm0, %ymm0, %ymm0\n"
+"vxorps %ymm1, %ymm1, %ymm1\n"
+"vmovups 0(%rdi), %ymm2\n"
+"vbroadcastss 0(%rsi), %ymm15\n"
+"vfmadd231ps %ymm15, %ymm2, %ymm0\n"
+"vmovups 24(%rdi), %ymm3\n"
+"vbroadcastss 4(%rsi), %ymm15\n"
+"vfmadd231ps %ymm15, %ymm3, %ymm1\n"
+"vmovups %ymm0, 0(%rdx)\n"
+"vmovups %ymm1, 192(%rdx)\n"
+"vzeroupper\n"
+"ret\n"
+".size piece_1_0, .-piece_1_0\n");
+__asm__(".text\n"
+".hidden piece_1_1\n"
+".globl piece_1_1\n"
+".type piece_1_1, @function\n"
+".p2align 4\n"
+"piece_1_1:\n"
+"vmovups 0(%rdx), %ymm0\n"
+"vmovups 192(%rdx), %ymm1\n"
+"vmovups 1300(%rdi), %ymm2\n"
+"vbroadcastss 0(%rsi), %ymm15\n"
+"vfmadd231ps %ymm15, %ymm2, %ymm0\n"
+"vmovups 1600(%rdi), %ymm3\n"
+"vbroadcastss 4(%rsi), %ymm15\n"
+"vfmadd231ps %ymm15, %ymm3, %ymm1\n"
+"vmovups %ymm0, 0(%rdx)\n"
+"vmovups %ymm1, 192(%rdx)\n"
+"vzeroupper\n"
+"ret\n"
+".size piece_1_1, .-piece_1_1\n");
+__asm__(".text\n"
+".hidden piece_2_0\n"
+".globl piece_2_0\n"
+".type piece_2_0, @function\n"
+".p2align 4\n"
+"piece_2_0:\n"
+"vxorps %ymm0, %ymm0, %ymm0\n"
+"vmovups %ymm0, 0(%rdx)\n"
+"vzeroupper\n"
+"ret\n"
+".size piece_2_0, .-piece_2_0\n");
 #include <stddef.h>
 #include <string.h>
 #define HIDDEN __attribute__((visibility("hidden")))
-typedef float vec __attribute__((vector_size(16)));
-typedef float vec_at __attribute__((vector_size(16), aligned(4), may_alias));
-#define LOAD(at) (*(const vec_at *)(at))
-#define STORE(at, v) (*(vec_at *)(at) = (v))
-#if !defined(CONVOY_PLAIN) && defined(__AVX512F__) && 4 == 16
-#define SPREAD(b, at) __asm__("vbroadcastss %1, %0" : "=v"(b) : "m"(at))
-#define FMA(a, x, b) __asm__("vfmadd231ps %1, %2, %0" : "+v"(a) : "v"(x), "v"(b))
-#define FMA1(a, x, at) __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(a) : "v"(x), "m"(at))
-#define FENCE __asm__ volatile("" ::: "memory");
-#elif !defined(CONVOY_PLAIN) && defined(__FMA__) && 4 == 8
-#define SPREAD(b, at) __asm__("vbroadcastss %1, %0" : "=x"(b) : "m"(at))
-#define FMA(a, x, b) __asm__("vfmadd231ps %1, %2, %0" : "+x"(a) : "x"(x), "x"(b))
-#define FMA1(a, x, at) do { vec b_; SPREAD(b_, at); FMA(a, x, b_); } while (0)
-#define FENCE __asm__ volatile("" ::: "memory");
-#else
-#define SPREAD(b, at) (b) = (vec){0} + (at)
-#define FMA(a, x, b) (a) += (x) * (b)
-#define FMA1(a, x, at) (a) += (x) * (at)
-#define FENCE
-#endif
 #define N ((ptrdiff_t)2)
 #define C ((ptrdiff_t)3)
 #define H ((ptrdiff_t)8)
@@ -42,12 +100,12 @@ typedef float vec_at __attribute__((vector_size(16), aligned(4), may_alias));
 #define CHANNELS ((ptrdiff_t)2)
 #define PHASES ((ptrdiff_t)3)
 #define PLANE ((ptrdiff_t)80)
-#define TILE ((ptrdiff_t)4)
+#define TILE ((ptrdiff_t)8)
 #define SUMS ((ptrdiff_t)48)
-#define RUN ((ptrdiff_t)11)
+#define RUN ((ptrdiff_t)6)
 #define GROUPS ((ptrdiff_t)3)
 #define GROUP_COST ((ptrdiff_t)22)
-#define TOTAL_COST ((ptrdiff_t)242)
+#define TOTAL_COST ((ptrdiff_t)132)
 #define BLOCK_FLOATS ((ptrdiff_t)480)
 #define THREAD_FLOATS ((ptrdiff_t)576)
 #define BIAS 1

@@ -41,8 +41,11 @@ def command(job: Job, folder: Path) -> list[str]:
     if request.nodes == 1:
         words.append("--standalone")
     else:
-        words += [f"--nnodes={request.nodes}", f"--node-rank={request.node_rank}", "--rdzv-backend=c10d"]
-        words += [f"--rdzv-endpoint={request.endpoint}", f"--rdzv-id=convoy-{job.provider}-{job.world}-{job.scaling}"]
+        # The static rendezvous keeps --node-rank, so that the first process of all is on the first host, where figures go.
+        host, _, port = request.endpoint.rpartition(":")
+        words += [f"--nnodes={request.nodes}", f"--node-rank={request.node_rank}", "--rdzv-backend=static"]
+        words += [f"--master-addr={host}", f"--master-port={port}", f"--rdzv-conf=timeout={int(request.timeout_s)}"]
+        words.append(f"--rdzv-id=convoy-{job.provider}-{job.world}-{job.scaling}")
     return [*words, "-m", WORKER, str(folder)]
 
 

@@ -75,8 +75,8 @@ def test_torchrun_is_started_by_a_list_of_arguments(tmp_path: Path) -> None:
     assert "--standalone" in words
     assert words[-3:] == ["-m", "convoy.compare.scaling_worker", str(tmp_path)]
     far = command(replace(JOB, request=replace(REQUEST, nodes=2, node_rank=1, endpoint="a; rm -rf /:29500")), tmp_path)
-    assert "--rdzv-endpoint=a; rm -rf /:29500" in far  # one argument: no shell reads it
-    assert {"--nnodes=2", "--node-rank=1", "--rdzv-backend=c10d"} <= set(far)
+    assert "--master-addr=a; rm -rf /" in far  # one argument: no shell reads it
+    assert {"--nnodes=2", "--node-rank=1", "--rdzv-backend=static", "--master-port=29500"} <= set(far)
     assert "--standalone" not in far
 
 

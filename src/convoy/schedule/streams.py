@@ -2,12 +2,14 @@
 
 The rule is Graham's list scheduling with the priority of critical-path methods (Coffman and Graham, 1972): of the launches that
 are ready, the one with the longest way still before it goes first, to the stream on which it can start the earliest. The
-critical path therefore never waits for work that is not on it. How kernels that run at the same time slow one another
+critical path therefore never waits for work that is not on it. Where that is not the shortest order, some of a few others, with
+the priorities a little changed, mostly is. How kernels that run at the same time slow one another
 is not modelled: several schedules are made, and the device's clock decides between them.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,14 +39,43 @@ class Placed:
     start_us: float
 
 
-def spread(dag: Dag, streams: int) -> list[Placed]:
+TRIES: Final = 32
+"""Orders tried. Of 60 random nets of six launches on two streams, the plain priorities alone find the optimum of 42, these of 56
+(tests); a training step of 400 launches takes a third of a second."""
+
+CHANGES: Final = (0.2, 0.5, 0.9)
+"""Largest relative changes of a launch's priority, in turn: small ones for long nets, large ones for short ones."""
+
+
+def spread(dag: Dag, streams: int, tries: int = TRIES) -> list[Placed]:
     """Launches in the order in which to launch them, each with its stream and the events that it waits for.
 
     Args:
         dag: what needs what.
         streams: most streams to use.
+        tries: orders to try, the one by plain distances first; the shortest is taken, of equals the first.
     """
     distances = dag.distances_us()
+    begun = _place(dag, streams, distances)
+    best = _end(dag, begun)
+    draw = random.Random(0)
+    for index in range(tries - 1 if streams > 1 else 0):
+        if best <= dag.critical_us + EVENT_US:
+            break
+        most = CHANGES[index % len(CHANGES)]
+        changed = [distance * (1 + draw.uniform(-most, most)) for distance in distances]
+        other = _place(dag, streams, changed)
+        if _end(dag, other) < best - EVENT_US:
+            begun, best = other, _end(dag, other)
+    return _with_waits(dag, begun, streams)
+
+
+def _end(dag: Dag, begun: dict[int, tuple[float, int]]) -> float:
+    return max((start + dag.times_us[launch] for launch, (start, _) in begun.items()), default=0.0)
+
+
+def _place(dag: Dag, streams: int, priorities: Sequence[float]) -> dict[int, tuple[float, int]]:
+    """Start and stream of each launch: of those that are ready, the one of the highest priority first."""
     followers: list[list[int]] = [[] for _ in dag.needs]
     missing = [len(needs) for needs in dag.needs]
     for index, needs in enumerate(dag.needs):
@@ -55,7 +86,7 @@ def spread(dag: Dag, streams: int) -> list[Placed]:
     last = [-1] * streams
     begun: dict[int, tuple[float, int]] = {}
     while ready:
-        chosen = max(ready, key=lambda index: (distances[index], -index))
+        chosen = max(ready, key=lambda index: (priorities[index], -index))
         ready.remove(chosen)
         start, stream = _earliest(dag, chosen, begun, free_us, last)
         begun[chosen] = (start, stream)
@@ -64,7 +95,7 @@ def spread(dag: Dag, streams: int) -> list[Placed]:
             missing[follower] -= 1
             if not missing[follower]:
                 ready.add(follower)
-    return _with_waits(dag, begun, streams)
+    return begun
 
 
 def _earliest(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from convoy.schedule import Dag, dag_of, finished_before, spread
+from convoy.schedule.streams import EVENT_US
 
 
 @dataclass
@@ -96,6 +97,42 @@ def test_no_wait_can_be_left_out():
                 assert broken(dag, [*placed[:at], fewer, *placed[at + 1 :]], 3)
                 taken += 1
     assert taken > 100
+
+
+def optimum_us(dag, streams):
+    """The shortest makespan of all, by trying every order: some order, each launch as early as it can, is optimal."""
+    count = len(dag.times_us)
+    best = [dag.total_us]
+
+    def go(done, ends, free):
+        if len(done) == count:
+            best[0] = min(best[0], max(ends.values(), default=0.0))
+            return
+        for launch in range(count):
+            if launch in done or any(before not in done for before in dag.needs[launch]):
+                continue
+            for stream in range(streams):
+                start = max([free[stream], *(ends[before] for before in dag.needs[launch])])
+                end = start + dag.times_us[launch]
+                if end < best[0]:
+                    go(done | {launch}, ends | {launch: end}, [*free[:stream], end, *free[stream + 1 :]])
+
+    go(frozenset(), {}, [0.0] * streams)
+    return best[0]
+
+
+def test_small_schedules_are_nearly_optimal():
+    """Graham's bound for list scheduling, and in nearly all cases the optimum itself."""
+    optimal = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        needs = [tuple(sorted(draw.sample(range(i), min(i, draw.choice((0, 1, 1, 2)))))) for i in range(6)]
+        dag = Dag(tuple(float(draw.randint(100, 2000)) for _ in needs), tuple(needs))
+        best, found = optimum_us(dag, 2), makespan(dag, spread(dag, 2))
+        events = EVENT_US * len(needs)
+        assert best - 1e-6 <= found <= (2 - 1 / 2) * best + events
+        optimal += found <= best + events
+    assert optimal >= 55
 
 
 def test_independent_chains_take_a_stream_each():

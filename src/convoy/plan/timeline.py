@@ -84,18 +84,19 @@ def chrome_trace(timelines: Mapping[str, Sequence[Span]]) -> dict[str, object]:
         for stream in sorted({span.stream for span in found}):
             row = {"name": f"stream {stream}"}
             events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": stream, "args": row})
-        events += [
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": "critical" if span.critical else "side",
-                "cname": "terrible" if span.critical else "good",
-                "pid": process,
-                "tid": span.stream,
-                "ts": round(span.start_us, 3),
-                "dur": round(span.duration_us, 3),
-                "args": {"engine": span.engine, "critical": span.critical},
-            }
-            for span in found
-        ]
+        events += [_event(process, span) for span in found]
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _event(process: int, span: Span) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": "critical" if span.critical else "side",
+        "cname": "terrible" if span.critical else "good",
+        "pid": process,
+        "tid": span.stream,
+        "ts": round(span.start_us, 3),
+        "dur": round(span.duration_us, 3),
+        "args": {"engine": span.engine, "critical": span.critical},
+    }

@@ -30,6 +30,8 @@ PEERS = {
     "torch.eager": "#8c959f",
     "torch.eager.nhwc": "#57606a",
     "torch.ddp": "#57606a",
+    "torch.defaults": "#8c959f",
+    "torch.best": "#57606a",
     "torch.graph": "#8c959f",
     "torch.graph.nhwc": "#57606a",
     "inductor.default": "#2f9e8f",

@@ -370,9 +370,8 @@ class Search:
         rates = [row.batch / ms * 1e3 for ms in (latency.p50, latency.p80, latency.p20)]
         figures = (latency, Figure("images_per_s", "1/s", *rates))
         detail = {**row.detail, "options": sorted(setting)}
-        words = "; ".join(OPTIONS[name].words for name in OPTIONS if name in setting) or "as PyTorch comes"
-        taken = [name for name in OPTIONS if f"-{name}" in setting]
-        words += f"; without {', '.join(taken)}" if taken else ""
+        one = next(iter(setting)).removeprefix("-") if len(setting) == 1 else ""
+        words = OPTIONS[one].words if one in setting else words_of(setting)
         return dataclasses.replace(row, figures=figures, noisy=_noise(latency) > NOISY, setting=words, detail=detail)
 
     def _keep(self, row: Row) -> None:

@@ -123,7 +123,7 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     reference = copy.deepcopy(model).double() if affordable else copy.deepcopy(model)
     exact = exact_step(Net(reference, x.double() if affordable else x, labels))
     save_file(
-        {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in exact.items()}, folder / "exact.safetensors"
+        {name: torch.from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"
     )
     set_flags(case)
     step = Step(Net(model, x, labels), case)

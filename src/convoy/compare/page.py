@@ -28,9 +28,8 @@ def sheet_of(runs: Sequence[Run]) -> Sheet:
         cards += found
         sections += own
     subjects = dict.fromkeys(row.subject for run in runs for row in run.rows if run.kind != "study")
-    title = ", ".join(dict.fromkeys(TITLES[run.kind] for run in runs)) + (
-        f": {', '.join(subjects)}" if subjects else ""
-    )
+    kinds = dict.fromkeys(TITLES[run.kind] for run in runs)
+    title = (next(iter(kinds)) if len(kinds) == 1 else "Runs") + (f": {', '.join(subjects)}" if subjects else "")
     devices = dict.fromkeys(str(run.manifest.get("target", {}).get("name", "")) for run in runs)
     warnings = [note for run in runs for note in run.manifest.get("notes", [])]
     if warnings:
@@ -103,7 +102,12 @@ def frameworks_table(rows: Sequence[Row]) -> Table:
     best = min((f.p50 for f in latencies), default=1.0)
     most = max((f.p80 for f in latencies), default=1.0)
     lines = [_framework(row, best, most) for row in rows]
-    return Table(FRAMEWORK_HEADS, tuple(lines), numbers=(1, 2, 4, 5, 6, 7, 8, 9, 10), page_only=(3, 11))
+    if any(row.figure("energy_j") for row in rows):
+        return Table(FRAMEWORK_HEADS, tuple(lines), numbers=(1, 2, 4, 5, 6, 7, 8, 9, 10), page_only=(3, 11))
+    # Without a counter of energy its column is nothing but width.
+    narrow = tuple((*line[:9], *line[10:]) for line in lines)
+    heads = (*FRAMEWORK_HEADS[:9], *FRAMEWORK_HEADS[10:])
+    return Table(heads, narrow, numbers=(1, 2, 4, 5, 6, 7, 8, 9), page_only=(3, 10))
 
 
 def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:

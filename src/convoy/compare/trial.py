@@ -251,7 +251,8 @@ class Variant:
             torch.set_float32_matmul_precision("high" if has("tf32") else "highest")
             torch.backends.cudnn.allow_tf32 = not has("-cudnn_tf32")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=not has("-onednn")))
+            if has("-onednn"):
+                stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             if has("-cudnn"):
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             if not self.case.training:

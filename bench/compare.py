@@ -1,0 +1,115 @@
+"""How do the frameworks stand to each other? Question `compare`, metrics `latency_ms`, `images_per_s`, `peak_memory_bytes`, ...
+
+`convoy compare` on some nets, as CSV; run files and pages go to a folder of your choice. Run it on a quiet machine:
+
+    python bench/compare.py [--nets alexnet,googlenet,resnet50] [--batch 1,32] [--train] [--dtype fp32] [--folder runs]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from record import Recorder
+
+from convoy.compare.case import Case
+from convoy.compare.comparison import Limits, compare
+from convoy.compare.frameworks import FRAMEWORKS, find
+from convoy.compare.page import sheet_of
+from convoy.compare.runfile import Row, Run
+from convoy.report.sheet import print_sheet, write_sheet
+
+PROVIDERS = {"torch": "torch.eager", "inductor": "inductor.default"}
+"""Names that bench/plots.py has for peers, where ours say less."""
+
+METRICS = ("latency_ms", "images_per_s", "peak_memory_bytes", "startup_s", "compile_s", "energy_j")
+
+
+def provider(row: Row) -> str:
+    """The row's peer by its name in bench/plots.py: the setting that won decides."""
+    layout = ".nhwc" if "channels_last" in row.setting else ""
+    if row.provider == "torch":
+        return ("torch.graph" if "CUDA graph" in row.setting else "torch.eager") + layout
+    if row.provider == "inductor" and "reduce-overhead" in row.setting:
+        return "inductor.reduce-overhead"
+    return PROVIDERS.get(row.provider, row.provider)
+
+
+def record(run: Run, rows: Iterable[Row], question: str, folder: Path | None = None) -> Recorder:
+    """Long-form rows of a run: a line for each figure of what worked; mode and setting stand in the note."""
+    versions = run.manifest["versions"]
+    recorder = Recorder(
+        question,
+        device=run.manifest["target"]["name"],
+        versions=" ".join(f"{name}={version}" for name, version in versions.items()),
+        protocol=run.manifest["protocol"],
+        folder=folder,
+    )
+    for row in rows:
+        for figure in row.figures:
+            if figure.metric in METRICS:
+                words = [row.mode, row.setting, "noisy" if row.noisy else ""]
+                recorder.add(
+                    subject=row.subject if row.mode == "inference" else f"{row.subject}:{row.mode}",
+                    batch=row.batch,
+                    dtype=row.dtype,
+                    provider=provider(row),
+                    metric=figure.metric,
+                    unit=figure.unit,
+                    p50=figure.p50,
+                    p20=figure.p20,
+                    p80=figure.p80,
+                    note="; ".join(filter(None, words)),
+                )
+    return recorder
+
+
+def arguments(description: str | None, nets: str) -> argparse.Namespace:
+    """Options that the scripts share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default=nets)
+    parser.add_argument("--batch", default="1,32")
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS))
+    parser.add_argument("--options", default="all")
+    parser.add_argument("--folder", type=Path, default=Path("runs"))
+    parser.add_argument("--again", action="store_true")
+    return parser.parse_args()
+
+
+def cases(options: argparse.Namespace, net: str) -> list[Case]:
+    """A case for each batch size."""
+    import torch
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    mode = "training" if options.train else "inference"
+    threads = torch.get_num_threads()
+    batches = [int(word) for word in options.batch.split(",")]
+    return [Case(net, "", batch, 0, options.dtype, mode, device, threads) for batch in batches]
+
+
+def tell(what: str, done: int, total: int) -> None:
+    print(f"{what} ({done}/{total})" if total else what, flush=True)
+
+
+def main() -> None:
+    """Run the comparison, print it, write the CSV, the run files and the pages."""
+    options = arguments(__doc__, "alexnet,googlenet,resnet50")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for net in options.nets.split(","):
+        every = cases(options, net)
+        path = options.folder / f"compare-{net}-{every[0].mode}-{options.dtype}-{every[0].device}.json"
+        request = {"command": "compare", **every[0].to_dict(), "batch": options.batch}
+        entries = [find(word) for word in options.frameworks.split(",")]
+        run = compare(every, entries, path, request=request, limits=Limits(), again=options.again, observer=tell)
+        sheet = sheet_of([run])
+        print_sheet(sheet)
+        write_sheet(sheet, path.with_suffix(".html"))
+        print(record(run, run.rows, "compare").write())
+
+
+if __name__ == "__main__":
+    main()

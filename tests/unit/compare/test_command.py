@@ -1,0 +1,100 @@
+"""convoy compare from the command line: what is wrong is said before anything is run, and a run ends in tables, file and page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from examples import compare_run, options_run
+
+from convoy.cli import app
+from convoy.compare import ablation, comparison
+from convoy.compare.runfile import Run, write
+from convoy.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--batch", "0"], "--batch"),
+        (["--batch", "1,x"], "--batch"),
+        (["--rounds", "2"], "--rounds"),
+        (["--effort", "much"], "--effort"),
+        (["--threads", "0"], "--threads"),
+        (["--dtype", "int8"], "dtype"),
+        (["--device", "tpu"], "device"),
+        (["--frameworks", "caffe"], "--frameworks"),
+        (["--frameworks", ","], "--frameworks"),
+        (["--options", "turbo"], "--options"),
+        (["--options", "all", "--frameworks", "torch"], "--options"),
+        (["--memory-limit", "much"], "--memory-limit"),
+        (["--run", "no_such_folder/run.json"], "--run"),
+        (["--run", "a.json", "--report", "a.json"], "--report"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_run(
+    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "ChildSession", None)
+    done = CliRunner().invoke(app, ["compare", "alexnet", *words])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(named)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["compare", "options"])
+def test_a_run_ends_in_tables_and_a_page(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def compare(cases: Any, entries: Any, path: Path, **more: Any) -> Run:
+        asked.update(more, cases=cases, entries=entries, path=path)
+        return compare_run()
+
+    def search(cases: Any, words: str, path: Path, **more: Any) -> Run:
+        asked.update(more, cases=cases, words=words, path=path)
+        return options_run()
+
+    monkeypatch.setattr(comparison, "compare", compare)
+    monkeypatch.setattr(ablation, "search_options", search)
+    monkeypatch.chdir(tmp_path)
+    words = ["--options", "compile,bf16"] if kind == "options" else ["--frameworks", "torch,convoy"]
+    words += ["--batch", "1,8,1", "--train", "--threads", "3", "--memory-limit", "2GiB", "--report", "page.html"]
+    done = CliRunner().invoke(app, ["compare", "some/net.py:make", "--device", "cpu", *words])
+    assert done.exit_code == 0, done.output
+    assert asked["path"] == Path(f"{kind}-net-py-make.json")
+    assert [(case.batch, case.mode, case.threads) for case in asked["cases"]] == [
+        (1, "training", 3),
+        (8, "training", 3),
+    ]
+    assert asked["limits"].memory_bytes == 2 << 30
+    assert asked["request"]["batch"] == [1, 8]
+    if kind == "compare":
+        assert [entry.id for entry in asked["entries"]] == ["torch", "convoy"]
+    assert "</html>" in (tmp_path / "page.html").read_text()
+    assert f"run:       {asked['path']}" in done.output
+
+
+def test_the_run_as_csv_keeps_to_the_results_columns_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    import compare as bench
+    import plots
+    import record
+
+    run = compare_run()
+    rows = [row for row in run.rows if row.ok]
+    path = bench.record(run, rows, "compare", tmp_path).write()
+    lines = path.read_text().splitlines()
+    assert lines[0].split(",") == list(record.COLUMNS)
+    assert len(lines) == 1 + 3 * 5
+    assert {bench.provider(row) for row in rows} <= {*plots.PEERS, "convoy"}
+    assert any(",torch.eager.nhwc,latency_ms,ms,30," in line for line in lines)
+    write(run, tmp_path / "run.json")

@@ -1,0 +1,202 @@
+"""The small parts of a comparison: checks, layer kinds, memory, energy, the lock, what goes wrong in a child."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convoy.compare import child, lock
+from convoy.compare.case import Case
+from convoy.compare.checking import check, relative_error
+from convoy.compare.energy import joules_counter
+from convoy.compare.frameworks.base import Material, UnsupportedCaseError, net_of
+from convoy.compare.kinds import KINDS, by_kind, kind_of
+from convoy.compare.lock import device_lock, others_at_work
+from convoy.compare.memory import available_bytes, resident_bytes
+from convoy.errors import InputError
+from convoy.target import Target
+
+CPU = Target("cpu", "Some CPU @ 3", "avx2", 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("aten::mkldnn_convolution", "conv"),
+        ("mkldnn::_convolution_pointwise.binary", "conv"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16", "conv"),
+        ("FusedConv", "conv"),
+        ("aten::native_batch_norm", "norm"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW", "norm"),
+        ("aten::max_pool2d_with_indices", "pool"),
+        ("aten::addmm", "linear"),
+        ("Gemm", "linear"),
+        ("FullyConnected", "linear"),
+        ("aten::clamp_min_", "pointwise"),
+        ("Relu", "pointwise"),
+        ("aten::copy_", "copy"),
+        ("Reorder", "copy"),
+        ("Torch-Compiled Region: 0/0", "fused"),
+        ("triton_poi_fused_relu_1", "fused"),
+        ("Optimizer.step#SGD.step", "optimizer"),
+        ("something", "other"),
+    ],
+)
+def test_kinds_by_name(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+    assert kind in KINDS
+
+
+def test_kinds_are_summed_in_order_without_zeros() -> None:
+    assert list(by_kind([("pool", 1.0), ("conv", 2.0), ("conv2", 3.0), ("gemm", 0.0)]).items()) == [
+        ("conv", 5.0),
+        ("pool", 1.0),
+    ]
+
+
+def test_relative_error_and_its_traps() -> None:
+    exact = {"out0": np.array([[3.0, 4.0]])}
+    assert relative_error({"out0": np.array([[3.0, 4.5], [9, 9]])}, exact) == pytest.approx(
+        0.1
+    )  # the first image stands for all
+    assert relative_error({"out0": np.array([[np.nan, 4.0]])}, exact) == float("inf")
+    with pytest.raises(ValueError, match="shape"):
+        relative_error({"out0": np.zeros((1, 3))}, exact)
+    with pytest.raises(ValueError, match="wanted are out0"):
+        relative_error({"out1": exact["out0"]}, exact)
+
+
+class Exact(Material):
+    def exact(self) -> dict[str, Any]:
+        return {"loss0": np.array(2.0), "loss1": np.array(1.9), "grad:w": np.ones(4)}
+
+
+def test_training_is_checked_by_gradients_and_by_the_loss_after_the_step() -> None:
+    case = Case("net", mode="training")
+    material = Exact(Path(), {"limits": {"grad": 1e-3, "loss": 1e-3}})
+    right = material.exact()
+    assert check(case, material, right) == (0.0, "")
+    assert "gradients" in check(case, material, {**right, "grad:w": np.full(4, 1.01)})[1]
+    assert "loss after" in check(case, material, {**right, "loss1": np.array(2.0)})[1]  # no update was made
+    assert "loss before" in check(case, material, {**right, "loss0": np.array(np.nan)})[1]
+    assert "wanted are" in check(case, material, {"loss0": np.array(2.0)})[1] or check(case, material, {})[0] == float(
+        "inf"
+    )
+
+
+def test_only_defined_nets_are_known_outside_pytorch() -> None:
+    assert net_of(Case("resnet50")) == "resnet50"
+    with pytest.raises(UnsupportedCaseError, match="vgg16 is defined for PyTorch alone"):
+        net_of(Case("vgg16"))
+
+
+def test_a_second_run_on_a_device_is_noticed(tmp_path: Path) -> None:
+    with device_lock(CPU, tmp_path) as first, device_lock(CPU, tmp_path) as second:
+        assert first == ""
+        assert "another run of Convoy is on this CPU" in second
+        with device_lock(Target("cpu", "Other", "avx2", 2, 0, 0), tmp_path) as other:
+            assert other == ""
+    with device_lock(CPU, tmp_path) as again:
+        assert again == ""
+
+
+def test_where_no_lock_can_be_made_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with device_lock(CPU, tmp_path / "file" / "folder") as warning:
+        assert warning == ""
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(lock.os, "getloadavg", lambda: (3.0, 0, 0), raising=False)
+    assert "3.0 processes" in others_at_work(CPU)
+    monkeypatch.setattr(lock.os, "getloadavg", lambda: (0.5, 0, 0), raising=False)
+    assert others_at_work(CPU) == ""
+    gpu = Target("cuda", "GPU", "sm_90", 1, 0, 0)
+    monkeypatch.setattr(lock, "ask_tool", lambda _: "4711, python\n")
+    assert "4711, python" in others_at_work(gpu)
+    monkeypatch.setattr(lock, "ask_tool", lambda _: "")
+    assert others_at_work(gpu) == ""
+
+
+class Nvml:
+    """libnvidia-ml as far as it is used; 12345 mJ."""
+
+    def __init__(self, *, counts: bool = True) -> None:
+        self.counts = counts
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, bus_id: bytes, device: Any) -> int:
+        return 0 if bus_id == b"00000000:1B:00.0" else 6
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, value: Any) -> int:
+        value._obj.value = 12345
+        return 0 if self.counts else 3
+
+
+def test_energy_is_read_where_the_driver_counts_it() -> None:
+    counter = joules_counter("00000000:1B:00.0", lambda _: Nvml())
+    assert counter is not None
+    assert counter() == pytest.approx(12.345)
+    assert joules_counter("00000000:1B:00.0", lambda _: Nvml(counts=False)) is None
+    assert joules_counter("nowhere", lambda _: Nvml()) is None
+    assert joules_counter("x" * 40, lambda _: Nvml()) is None
+
+    def absent(_: str) -> Any:
+        raise OSError
+
+    assert joules_counter("00000000:1B:00.0", absent) is None
+
+
+def test_memory_of_a_process_that_is_not_there() -> None:
+    assert resident_bytes(2**22 + 1) == 0
+    assert available_bytes() >= 0
+
+
+@pytest.mark.parametrize(
+    ("error", "stage", "status"),
+    [
+        (MemoryError(), "run", "out_of_memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), "build", "out_of_memory"),
+        (RuntimeError("std::bad_alloc"), "build", "out_of_memory"),
+        (UnsupportedCaseError("no"), "build", "unsupported"),
+        (child.WrongResultError("off"), "build", "wrong_result"),
+        (ImportError("no such library"), "import", "launch_error"),
+        (ValueError("x"), "build", "compile_error"),
+        (ValueError("x"), "run", "launch_error"),
+    ],
+)
+def test_what_an_exception_means(error: Exception, stage: str, status: str) -> None:
+    assert child.failure(error, stage)["status"] == status
+
+
+def test_the_users_input_is_told_apart() -> None:
+    found = child.failure(InputError("model", "x", "a model", "Name one."), "build")
+    assert (found["argument"], found["value"], found["expected"], found["todo"]) == (
+        "model",
+        "x",
+        "a model",
+        "Name one.",
+    )
+
+
+def test_a_child_whose_material_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_use_cores", lambda _case: None)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    said: list[dict[str, Any]] = []
+    hello = {
+        "role": "framework",
+        "case": Case("net").to_dict(),
+        "folder": str(tmp_path),
+        "entry": {"id": "right", "location": "planted:RIGHT"},
+    }
+    child.serve(json.loads(json.dumps(hello)), said.append, io.StringIO("").readline)
+    assert said[0] == {"stage": "build"}
+    assert "facts.json" in said[1]["failed"]["reason"]

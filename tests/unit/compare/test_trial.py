@@ -1,0 +1,105 @@
+"""Settings of PyTorch's options on a tiny net, in this process: right ones pass, wrong ones are seen, switches go back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from convoy.compare.case import Case
+from convoy.compare.child import WrongResultError
+from convoy.compare.frameworks.base import Material
+from convoy.compare.material import make, read
+from convoy.compare.trial import Pictures, Variant, facts, rounds
+
+PLANTED = Path(__file__).parent / "planted.py"
+
+
+def case(mode: str) -> Case:
+    return Case(f"{PLANTED}:tiny", batch=2, size=16, mode=mode, threads=torch.get_num_threads())
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+    torch.backends.cudnn.benchmark = benchmark
+
+
+@pytest.fixture(scope="module")
+def materials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Material]:
+    found: dict[str, Material] = {}
+    for mode in ("inference", "training"):
+        folder = tmp_path_factory.mktemp(mode)
+        make(case(mode), folder)
+        found[mode] = read(folder)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("inference", ()),
+        ("inference", ("inference_mode", "channels_last", "fuse_conv_bn")),
+        ("inference", ("no_grad", "-onednn", "flush_denormal")),
+        ("training", ()),
+        ("training", ("channels_last", "fused_optimizer", "-set_to_none")),
+        ("training", ("foreach_optimizer", "-no_first_data_gradient")),
+        ("training", ("-bias_gradient",)),
+    ],
+)
+def test_a_setting_gives_the_right_numbers(materials: dict[str, Material], mode: str, options: tuple[str, ...]) -> None:
+    variant = Variant(case(mode), materials[mode], frozenset(options))
+    prepared = variant.prepare()
+    assert prepared["error"] < 1e-5
+    assert prepared["call_s"] > 0
+
+
+def test_half_types_are_checked_more_loosely_and_wrong_ones_are_seen(materials: dict[str, Material]) -> None:
+    variant = Variant(case("inference"), materials["inference"], frozenset({"autocast_bf16"}))
+    assert 1e-6 < variant.prepare()["error"] < 0.1
+    variant._check = lambda: {"out0": materials["inference"].exact()["out0"] * 1.2}
+    with pytest.raises(WrongResultError, match="off"):
+        variant.prepare()
+
+
+def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dict[str, Material]) -> None:
+    seen: list[tuple[str, bool]] = []
+    variants = [Variant(case("inference"), materials["inference"], frozenset(o)) for o in ((), ("inference_mode",))]
+    for name, variant in zip("ab", variants, strict=True):
+        inner = variant._run
+
+        def run(name: str = name, inner: Any = inner) -> Any:
+            seen.append((name, torch.is_inference_mode_enabled()))
+            return inner()
+
+        variant._run = run
+    found = rounds(variants, 2)
+    assert [len(samples) for samples in found] == [2, 2]
+    assert set(seen) == {("a", False), ("b", True)}
+    order = "".join(name for name, _ in seen).replace("aa", "a")
+    assert order.index("a") < order.index("b") < order.rindex("a")
+
+
+def test_a_step_fed_by_a_loader(materials: dict[str, Material], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convoy.compare.trial.LOADED_S", 0.05)
+    variant = Variant(case("training"), materials["training"], frozenset())
+    assert all(ms > 0 for ms in variant.fed_by(0))
+    picture, label = Pictures(10, 16)[3]
+    assert picture.shape == (3, 16, 16)
+    assert picture.dtype == torch.float32
+    assert int(label) in (0, 1)
+
+
+def test_what_the_device_has() -> None:
+    found = facts(case("inference"))
+    assert set(found) == {"threads", "more_cores", "bf16", "compiler"}
+    assert all(value is True or isinstance(value, str) for value in found.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,8 +78,16 @@ def scale(
     )
     request.check(_available(where))
     options.load(model, None, "fp32", "cpu")  # a name that is none is the user's error, and not four processes'
-    run = _start(request, output, again=again)
-    _measure(request, run, output, report)
+
+    from convoy.compare.lock import device_lock, others_at_work
+    from convoy.measurement import detect_target
+
+    target = detect_target(where)
+    with device_lock(target) as warning:
+        notes = [note for note in (warning, others_at_work(target)) if note]
+        for note in notes:
+            typer.echo(f"convoy: warning: {note}", err=True)
+        _measure(request, _start(request, output, notes, again=again), output, report)
 
 
 def _available(device: str) -> int:
@@ -101,7 +110,7 @@ def _counts(text: str | None, device: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _start(request: ScaleRequest, output: Path | None, *, again: bool) -> Run:
+def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, again: bool) -> Run:
     from convoy.compare import Run
     from convoy.compare.manifest import make_manifest
     from convoy.compare.runfile import resumed
@@ -115,7 +124,8 @@ def _start(request: ScaleRequest, output: Path | None, *, again: bool) -> Run:
     protocol = (
         f"torchrun, {request.rounds} rounds in turn of at least {request.round_s:g} s, the slowest process counts"
     )
-    fresh = Run("scaling", make_manifest(device=request.device, protocol=protocol, request=asked))
+    manifest = make_manifest(device=request.device, protocol=protocol, request=asked, notes=notes)
+    fresh = Run("scaling", manifest)
     return resumed(output, fresh, again=again) if output is not None else fresh
 
 

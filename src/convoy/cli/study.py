@@ -68,6 +68,7 @@ def study(
     options.check_outputs({"--output": output, "--report": report})
     device = options.pick_device(device)
 
+    from convoy.compare.lock import device_lock, others_at_work
     from convoy.measurement import check_dtype, detect_target
     from convoy.perfdb import Database
 
@@ -86,8 +87,11 @@ def study(
         "strategies": nets, "direction": directions, "engines": names, "dtype": dtype,
         "numerics": str(settings.numerics), "effort": str(settings.effort),
     }  # fmt: skip
-    with Database.open(settings.db) as database:
-        session = _Session(target, settings, database, request, output)
+    with device_lock(target) as warning, Database.open(settings.db) as database:
+        notes = [note for note in (warning, others_at_work(target)) if note]
+        for note in (*notes, *database.warnings):
+            typer.echo(f"convoy: warning: {note}", err=True)
+        session = _Session(target, settings, database, request, output, notes)
         with session:
             session.layers(points, energy=energy)
             session.nets(nets, dtype)
@@ -148,7 +152,13 @@ class _Session:
     """A study on its way: what was found so far stands in the file after each curve, when interrupted too."""
 
     def __init__(
-        self, target: Target, settings: Settings, database: Database, request: dict[str, Any], output: Path | None
+        self,
+        target: Target,
+        settings: Settings,
+        database: Database,
+        request: dict[str, Any],
+        output: Path | None,
+        notes: Sequence[str],
     ) -> None:
         from convoy.cli.progress import Bar
         from convoy.compare import Run
@@ -159,7 +169,8 @@ class _Session:
 
         self.target, self.settings, self.database, self.output = target, settings, database, output
         protocol = protocol_for(settings.effort, target.device).id
-        self.run: Run = Run("study", make_manifest(device=target.device, protocol=protocol, request=request))
+        manifest = make_manifest(device=target.device, protocol=protocol, request=request, notes=notes)
+        self.run: Run = Run("study", manifest)
         self._bar: Bar = Bar()
         self._runner = make_runner(target, settings)
         self.study: Study = Study(target, settings, database, self._runner, competing_engines(settings))

@@ -1,8 +1,11 @@
 """Scaling: jobs, rows and efficiency; what torchrun is started with, and every way in which a job can end."""
 
 import json
+import os
+import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +221,22 @@ def test_a_port_in_use_is_a_clear_line_and_no_wait() -> None:
     row = run(lonely, script("time.sleep(60)"))
     assert row is not None
     assert "other hosts" in row.reason
+
+
+def test_an_interruption_ends_what_was_started(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    text = f"pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+
+    def interrupt() -> None:
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(JOB, script(text))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 def test_torchruns_own_words_are_not_needed() -> None:

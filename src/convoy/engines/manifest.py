@@ -44,6 +44,7 @@ WAITING: Final[dict[str, str]] = {
     "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",
     "triton.wgrad": "convoy.engines.triton.wgrad",
+    "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
@@ -63,6 +64,7 @@ SLICING: Final = frozenset(
         "triton.split_fp32",
         "triton.persistent",
         "triton.merged",
+        "cuda.implicit_gemm",
     }
 )
 """Engines whose executables write a result into channels of a larger tensor where they are asked to

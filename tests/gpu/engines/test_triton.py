@@ -173,7 +173,8 @@ def test_right_wherever_it_says_yes(engine_id, name, kind, target):
         assert real.error(executable) <= bound, knobs
 
 
-SLICED = ["triton.swapped", "triton.pointwise", "triton.implicit_gemm", "triton.persistent", "triton.stem"]
+SLICED = ["triton.swapped", "triton.pointwise", "triton.implicit_gemm", "triton.persistent", "triton.stem",
+          "cuda.implicit_gemm"]  # fmt: skip
 
 
 @pytest.mark.parametrize("engine_id", SLICED)

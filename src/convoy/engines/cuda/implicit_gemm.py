@@ -1,0 +1,257 @@
+"""cuda.implicit_gemm: convolution on Hopper's tensor cores with copies in im2col mode (docs/kernels/cuda_implicit_gemm.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.maps import ROW_BYTES, FilterMap, PixelMap
+from convoy.engines.cuda.source import ACTIVATIONS, source
+from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.tensors import checked, fits_tma, pitch_of, round_tf32
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.problem.spec import DTYPE_BYTES
+from convoy.support import Support
+from convoy.target import Target
+
+SHARED_BYTES = 232448
+MOST_STAGES = 8
+_EXTRA_BYTES = 1024 + 32
+"""What rounding the ring's start up may cost, and the barriers of those who take turns."""
+
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
+"""Registers of a copying and of a multiplying thread, by the number of multiplying warpgroups: together the whole file."""
+
+_FLOPS_NS_PER_SM = {2: 4096 * 1.6, 4: 2048 * 1.6}
+_LOAD_BYTES_NS_PER_SM = 56.0
+_STORE_BYTES_NS_PER_SM = 20.0
+_MEMORY_BYTES_NS = 2900.0
+_START_NS = 2500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut.
+
+    Attributes:
+        rows: pixels of a warpgroup's tile, or share of one: 64 or 128.
+        filters: of a tile, a multiple of 8.
+        stages: depth of the ring.
+        consumers: multiplying warpgroups.
+        turns: whether each has tiles of its own.
+        cluster: blocks that share their filters.
+    """
+
+    rows: int
+    filters: int
+    stages: int
+    consumers: int
+    turns: bool
+    cluster: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
+
+    @staticmethod
+    def of(knobs: Knobs) -> Form:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        turns = bool(knobs["turns"])
+        form = Form(**{name: knobs.integer(name) for name in Form.__slots__ if name != "turns"}, turns=turns)
+        whole = 8 * form.cluster
+        right = form.rows in (64, 128) and form.consumers in REGISTERS and form.cluster in (1, 2)
+        if not right or not 0 < form.filters <= 256 or form.filters % whole or not 2 <= form.stages <= MOST_STAGES:
+            raise InputError(
+                "knobs", str(knobs), "rows of 64 or 128, filters up to 256, 1 to 3 consumers, clusters of 1 or 2"
+            )
+        return form
+
+    @property
+    def pixels(self) -> int:
+        """Of a tile."""
+        return self.rows if self.turns else self.rows * self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands of one iteration."""
+        return (self.pixels + self.filters) * ROW_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, its barriers, and what rounding its start up costs."""
+        return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
+
+    def macros(self, problem: ConvProblem) -> dict[str, int]:
+        """The kernel's settings."""
+        fewer, more = REGISTERS[self.consumers]
+        epilogue = problem.epilogue
+        return {
+            "ROWS": self.rows, "BN": self.filters, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "TURNS": int(self.turns), "CLUSTER": self.cluster, "BYTES": DTYPE_BYTES[problem.x_dtype],
+            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "DEPENDENT": 1, "PRODUCER_REGISTERS": fewer,
+            "CONSUMER_REGISTERS": more,
+        }  # fmt: skip
+
+    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
+        """Tiles along pixels and filters."""
+        pixels = problem.n * problem.p * problem.q
+        return -(-pixels // self.pixels), -(-problem.k // self.filters)
+
+    def units(self, problem: ConvProblem) -> int:
+        """Tiles of a whole cluster."""
+        rows, columns = self.tiles(problem)
+        return -(-rows // self.cluster) * columns
+
+    def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
+        """The kernel's run-time sizes, in the order of its structure."""
+        c_blocks = -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
+        return {
+            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
+            "pq": problem.p * problem.q, "tiles_n": self.tiles(problem)[1], "units": self.units(problem),
+            "c_blocks": c_blocks, "iterations": problem.r * problem.s * c_blocks, "s": problem.s,
+            "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+            "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
+        }  # fmt: skip
+
+
+def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+    """A guess in microseconds: the busiest multiprocessor's products or loads with its last store, or the memory's bytes."""
+    each = DTYPE_BYTES[problem.x_dtype]
+    iterations = form.sizes(problem, problem.k)["iterations"]
+    rounds = -(-form.units(problem) // (units // form.cluster))
+    columns = max(form.filters, 64)  # narrower products run no faster: the first operand's reads bind
+    products = 2 * form.pixels * columns * (ROW_BYTES // each) / _FLOPS_NS_PER_SM[each]
+    loads = (form.pixels + form.filters / form.cluster) * ROW_BYTES / _LOAD_BYTES_NS_PER_SM
+    step = max(products, loads)
+    store = form.pixels * form.filters * each / _STORE_BYTES_NS_PER_SM
+    hidden = min(store, iterations * step) if form.turns and form.consumers > 1 else 0.0
+    busy = rounds * (iterations * step + store - hidden) + hidden
+    return (max(busy, problem.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
+
+
+def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[Form]:
+    """Forms worth trying, the best guess first; of each tile the best three."""
+    found = sorted(
+        ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))),
+        key=lambda entry: entry[:2],
+    )
+    kept: dict[tuple[int, int], int] = {}
+    chosen: list[Form] = []
+    for _, _, form in found:
+        tile = (form.pixels, form.filters)
+        if kept.get(tile, 0) < 3 and len(chosen) < limit:
+            kept[tile] = kept.get(tile, 0) + 1
+            chosen.append(form)
+    return chosen
+
+
+def _candidates(problem: ConvProblem) -> Iterator[Form]:
+    widths: set[int] = set()
+    for parts in range(1, 9):  # the filters in equal parts: no column is wasted
+        share = math.ceil(problem.k / parts)
+        width = -(-share // 16) * 16
+        if 32 <= width <= 256 or (parts == 1 and width < 32):
+            widths.add(width)
+    widths |= {w for w in (64, 128, 256) if w < 2 * problem.k}
+    for width in sorted(widths):
+        for rows, consumers, turns in ((64, 2, False), (128, 2, False), (64, 3, False), (64, 2, True), (128, 2, True)):
+            if rows // 64 * width > (192 if consumers == 3 else 384) or rows // 64 * width // 2 > 192:
+                continue  # more accumulators than a thread has registers for
+            for cluster in (1, 2):
+                form = Form(rows, width, 2, consumers, turns, cluster)
+                deep = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (form.stage_bytes + 16))
+                if deep >= 2 and (cluster == 1 or form.units(problem) > 1):
+                    yield Form(rows, width, deep, consumers, turns, cluster)
+
+
+class ImplicitGemmExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem, self.form, self.units = problem, form, target.units
+        text = source("implicit_gemm", form.macros(problem), problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, text, target)
+        self.function = Function(engine, cubin, "implicit_gemm", form.shared_bytes)
+        self.pixel_map = PixelMap.of(problem, form.pixels)
+        self.filter_map = FilterMap.of(problem, form.filters // form.cluster)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as [k, r, s, c], rounded where TF32 would cut it; the bias as it is."""
+        weight = round_tf32(constants[0].detach()).permute(0, 2, 3, 1).contiguous()
+        return (weight, *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma({2: torch.float16, 4: torch.float32}[DTYPE_BYTES[self.problem.y_dtype]], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        problem, form = self.problem, self.form
+        if problem.n == 0:
+            return
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
+        weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
+        most = self.units // form.cluster
+        arguments = [
+            self.pixel_map.encode(problem.x_dtype, x), self.filter_map.encode(problem.weight_dtype, weight),
+            pointer(y), pointer(residual), pointer(bias), structure("Sizes", form.sizes(problem, pitch_of(y))),
+        ]  # fmt: skip
+        self.function.launch(
+            x.device.index or 0, min(form.units(problem), most) * form.cluster, 128 * (form.consumers + 1), arguments,
+            cluster=form.cluster, dependent=True,
+        )  # fmt: skip
+
+
+class ImplicitGemmEngine(Engine):
+    """Copies in im2col mode, warpgroups that copy or multiply, tiles that fit the problem; see `implicit_gemm.cu`."""
+
+    id = "cuda.implicit_gemm"
+    family = "implicit_gemm"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
+        if not (found := conv_support(problem, target, 90)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if target.capability != 90:
+            return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
+        if reason := absence():
+            return Support.no(reason)
+        if is_strict(problem):
+            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
+        if problem.groups != 1:
+            return Support.no(f"needs groups = 1, got {problem.groups}")
+        whole = 16 // DTYPE_BYTES[problem.x_dtype]
+        if problem.c % whole or problem.k % whole:
+            return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")
+        if not PixelMap.of(problem, 64).fits(problem):
+            return Support.no("needs padding and filter under 128, and strides up to 8")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Forms by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        return [form.knobs for form in forms(problem, target.units)]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The guess of `estimate_us`."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(problem, Form.of(knobs), target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one form."""
+        assert isinstance(problem, ConvProblem)
+        return ImplicitGemmExecutable(self.id, problem, Form.of(knobs), target)
+
+
+ENGINE = ImplicitGemmEngine()

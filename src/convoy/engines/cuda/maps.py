@@ -1,0 +1,118 @@
+"""What the tensor-copy unit is told of x and of the weight, as plain numbers: made into a descriptor here, or read by a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convoy.errors import LaunchError
+from convoy.problem import ConvProblem
+from convoy.problem.spec import DTYPE_BYTES
+
+ROW_BYTES = 128
+"""One row of a tile: as many channels as the widest swizzle spans."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelMap:
+    """x[n, h, w, c] in im2col mode: sizes (innermost first), strides in bytes, the box of base pixels, pixels of one copy.
+
+    `low` and `high` are the corners (w, h) of the box in which a filter's first tap moves, measured from the image's first and
+    from its last pixel; `step` is the stride. See CUDA Driver API, cuTensorMapEncodeIm2col.
+    """
+
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    low: tuple[int, int]
+    high: tuple[int, int]
+    step: tuple[int, int]
+    rows: int
+    channels: int
+
+    @staticmethod
+    def of(problem: ConvProblem, rows: int) -> PixelMap:
+        """For tiles of so many pixels."""
+        each = DTYPE_BYTES[problem.x_dtype]
+        n, c, h, w = problem.x_spec.shape
+        return PixelMap(
+            (c, w, h, n), (c * each, w * c * each, h * w * c * each),
+            (-problem.pad_w, -problem.pad_h),
+            (problem.pad_w - (problem.s - 1) * problem.dilation_w, problem.pad_h - (problem.r - 1) * problem.dilation_h),
+            (problem.stride_w, problem.stride_h), rows, ROW_BYTES // each,
+        )  # fmt: skip
+
+    def fits(self, problem: ConvProblem) -> bool:
+        """Whether the unit can be told: corners in a signed byte, offsets of taps in an unsigned one, strides up to 8."""
+        corners = all(-128 <= corner <= 127 for corner in (*self.low, *self.high))
+        offsets = max((problem.s - 1) * problem.dilation_w, (problem.r - 1) * problem.dilation_h) <= 255
+        return corners and offsets and max(self.step) <= 8 and self.rows <= 1024
+
+    def encode(self, dtype: str, x: torch.Tensor) -> Any:
+        """The descriptor of a tensor."""
+        from cuda.bindings import driver
+
+        words, wide = driver.cuuint32_t, driver.cuuint64_t
+        return _checked(
+            driver.cuTensorMapEncodeIm2col(
+                _kind(dtype), 4, x.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
+                list(self.low), list(self.high), self.channels, self.rows,
+                [words(1), words(self.step[0]), words(self.step[1]), words(1)], *_modes(),
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FilterMap:
+    """The weight [k, r·s, c] in plain boxes: sizes (innermost first), strides in bytes, filters of one copy."""
+
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int]
+    rows: int
+    channels: int
+
+    @staticmethod
+    def of(problem: ConvProblem, rows: int) -> FilterMap:
+        """For copies of so many filters."""
+        each = DTYPE_BYTES[problem.weight_dtype]
+        k, c, r, s = problem.weight_spec.shape
+        return FilterMap((c, r * s, k), (c * each, r * s * c * each), rows, ROW_BYTES // each)
+
+    def encode(self, dtype: str, weight: torch.Tensor) -> Any:
+        """The descriptor of a tensor."""
+        from cuda.bindings import driver
+
+        words, wide = driver.cuuint32_t, driver.cuuint64_t
+        return _checked(
+            driver.cuTensorMapEncodeTiled(
+                _kind(dtype), 3, weight.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
+                [words(v) for v in (self.channels, 1, self.rows)], [words(1)] * 3, *_modes(),
+            )
+        )  # fmt: skip
+
+
+def _kind(dtype: str) -> Any:
+    """The unit's word for a dtype; of fp32 it rounds what it copies to TF32."""
+    from cuda.bindings import driver
+
+    names = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "TFLOAT32"}
+    return getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{names[dtype]}")
+
+
+def _modes() -> tuple[Any, Any, Any, Any]:
+    from cuda.bindings import driver
+
+    return (
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    error, made = answer
+    if int(error):
+        raise LaunchError(f"cuda: the driver refused a tensor map: {error.name}")
+    return made

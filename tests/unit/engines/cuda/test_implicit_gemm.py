@@ -1,0 +1,146 @@
+"""What cuda.implicit_gemm takes, refuses and proposes, and what NVRTC makes of it; no device needed."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from convoy.engines.cuda import compiled, implicit_gemm
+from convoy.engines.cuda.implicit_gemm import ENGINE, Form
+from convoy.engines.cuda.maps import PixelMap
+from convoy.engines.cuda.source import ACTIVATIONS, product, source
+from convoy.errors import CompileError, InputError
+from convoy.problem import ConvProblem, Epilogue, Knobs
+from convoy.problem.conv import ACTIVATIONS as WORDS
+from convoy.target import Target
+
+GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+HALF = ConvProblem(
+    32,
+    256,
+    14,
+    14,
+    256,
+    3,
+    3,
+    1,
+    1,
+    layout="nhwc",
+    x_dtype="fp16",
+    weight_dtype="fp16",
+    y_dtype="fp16",
+    numerics="half",
+)
+FLOAT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numerics="as_torch")
+
+
+@pytest.fixture(autouse=True)
+def _libraries_are_there(monkeypatch):
+    """Whether cuda-bindings are installed here is not what these tests ask."""
+    monkeypatch.setattr(implicit_gemm, "absence", lambda: "")
+    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "reason"),
+    [
+        (replace(HALF, layout="nchw"), GPU, "needs layout nhwc"),
+        (replace(HALF, direction="dgrad"), GPU, "direction fprop only"),
+        (replace(FLOAT, numerics="strict"), GPU, "strict forbids"),
+        (replace(HALF, groups=2), GPU, "groups = 1"),
+        (replace(HALF, c=60), GPU, "multiples of 8"),
+        (replace(HALF, pad_h=150, pad_w=1), GPU, "padding and filter under 128"),
+        (replace(HALF, stride_h=9), GPU, "strides up to 8"),
+        (HALF, replace(GPU, arch="sm_80"), "capability 9.0 or newer"),
+        (HALF, replace(GPU, arch="sm_100"), "capability 9.0 alone"),
+    ],
+)
+def test_refusals_say_why(problem, target, reason):
+    support = ENGINE.supports(problem, target)
+    assert not support
+    assert reason in support.reason
+
+
+def test_missing_bindings_are_a_reason(monkeypatch):
+    monkeypatch.setattr(implicit_gemm, "absence", lambda: "needs cuda-core")
+    assert ENGINE.supports(HALF, GPU).reason == "needs cuda-core"
+
+
+@pytest.mark.parametrize(
+    "problem", [HALF, FLOAT, replace(HALF, k=16), replace(HALF, n=1, c=8, h=7, w=7, k=2048, r=1, s=1, pad_h=0, pad_w=0)]
+)
+def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
+    assert ENGINE.supports(problem, GPU)
+    space = list(ENGINE.space(problem, GPU))
+    assert 0 < len(space) <= 40
+    assert len(set(space)) == len(space)
+    guesses = [ENGINE.estimate_us(problem, knobs, GPU) for knobs in space]
+    assert guesses[0] == min(guesses)
+    assert all(0 < guess < math.inf for guess in guesses)
+    for knobs in space:
+        form = Form.of(knobs)
+        assert form.knobs == knobs
+        assert form.shared_bytes <= implicit_gemm.SHARED_BYTES
+        assert PixelMap.of(problem, form.pixels).fits(problem)
+
+
+@pytest.mark.parametrize("change", [{"rows": 96}, {"filters": 20}, {"filters": 264}, {"cluster": 4}, {"stages": 1}])
+def test_knobs_that_make_no_kernel_are_refused(change):
+    good = {"rows": 64, "filters": 64, "stages": 4, "consumers": 2, "turns": True, "cluster": 2}
+    assert Form.of(Knobs.of(**good)).pixels == 64
+    with pytest.raises(InputError, match="knobs"):
+        Form.of(Knobs.of(**(good | change)))
+
+
+def test_a_pair_splits_its_filters_into_whole_groups():
+    with pytest.raises(InputError, match="knobs"):
+        Form.of(Knobs.of(rows=64, filters=24, stages=4, consumers=2, turns=True, cluster=2))
+
+
+def test_epilogues_have_the_words_of_problems():
+    assert set(ACTIVATIONS) == set(WORDS)
+
+
+def test_the_box_of_base_pixels_has_as_many_as_the_output():
+    for problem in (HALF, replace(HALF, stride_h=2, stride_w=3), replace(HALF, dilation_w=2, pad_w=3, s=2)):
+        told = PixelMap.of(problem, 64)
+        for size, low, high, step, out in zip(
+            told.sizes[1:3], told.low, told.high, told.step, (problem.q, problem.p), strict=True
+        ):
+            assert (size + high - low - 1) // step + 1 == out
+
+
+def test_products_name_every_register():
+    made = product(16, "fp16")
+    assert "m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;" in made
+    assert "m64n8k8.f32.tf32.tf32 {%0, %1, %2, %3}, %4, %5, 1, 1, 1;" in product(8, "fp32")
+
+
+def nvrtc_or_skip():
+    bindings = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        bindings.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("problem", [replace(HALF, epilogue=Epilogue(True, True, "relu")), FLOAT])
+def test_the_first_guess_compiles_without_spills_or_serialised_products(problem):
+    nvrtc_or_skip()
+    executable = ENGINE.build(problem, ENGINE.space(problem, GPU)[0], GPU)
+    assert "0 bytes spill stores" in executable.log
+    assert "serialized" not in executable.log
+
+
+def test_a_refused_source_keeps_the_compilers_words():
+    nvrtc_or_skip()
+    with pytest.raises(CompileError, match="NVRTC refused") as caught:
+        compiled.compile_cubin("cuda.implicit_gemm", 'extern "C" __global__ void k() { no_such_thing(); }', GPU)
+    assert "no_such_thing" in caught.value.log
+
+
+def test_a_kernel_with_too_few_registers_is_refused():
+    nvrtc_or_skip()
+    form = Form(64, 256, 4, 3, False, 1)
+    with pytest.raises(CompileError):
+        compiled.compile_cubin("cuda.implicit_gemm", source("implicit_gemm", form.macros(HALF), "fp16"), GPU)

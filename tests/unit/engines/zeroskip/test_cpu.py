@@ -159,10 +159,12 @@ def test_images_are_cut_so_that_every_thread_has_work_and_weights_are_reused():
         assert Division.of(problem, 3).slot_bytes % 256 == 0
 
 
-def test_few_channels_are_not_worth_a_list():
+def test_few_channels_and_few_filters_are_not_worth_a_list():
     assert cpu.skip_under(replace(BASE, c=3), 3) == 0.0
-    assert 0.7 < cpu.skip_under(replace(BASE, c=96), 96) < 0.9
-    assert cpu.skip_under(replace(BASE, r=1, s=1, k=16), 96) < cpu.skip_under(BASE, 96)
+    assert cpu.skip_under(replace(BASE, r=1, s=1, k=cpu.lanes()), 96) == 0.0
+    assert 0.7 < cpu.skip_under(replace(BASE, k=64), 96) < 0.8
+    shares = [cpu.skip_under(replace(BASE, r=1, s=1, k=k), 96) for k in (16, 64, 512)]
+    assert shares == sorted(shares)
 
 
 def test_the_sizes_are_those_of_the_source():

@@ -25,7 +25,7 @@ BENCH = ROOT / "bench"
 FILES = sorted((BENCH / "results").glob("*.csv"))
 UNITS = {"latency_ms": "ms", "step_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s", "solve_budget_s": "s"}
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
-UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction"), "1")
+UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ"}
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
 """Ways to choose that `bench/criteria.py` compares."""

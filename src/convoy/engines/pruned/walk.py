@@ -119,8 +119,8 @@ def _entries(mask: NDArray[np.bool_], layout: Layout, filters: Sequence[int]) ->
     slot_of[list(layout.channels)] = np.arange(len(layout.channels))
     slot = slot_of[k // outputs * per_group + channel]
     taps = np.zeros((*mask.shape[2:], 2), np.int64)
-    for tap in {(int(a), int(b)) for a, b in found[:, 2:]}:
-        taps[tap] = layout.tap(*tap)
+    for a, b in used_taps(mask):
+        taps[a, b] = layout.tap(a, b)
     phase, offset = taps[r, s].T
     plane = slot * len(layout.phases) + phase
     place = np.ravel_multi_index((k, channel, r, s), mask.shape)
@@ -174,11 +174,12 @@ def _piece(
 ) -> Piece:
     """The IR of one piece, whose values begin at `done`."""
     base = {plane: index * layout.span for index, plane in enumerate(stage)}
+    pitch = layout.plane
     code: list[Load] = []
     for load in loads:
         plane, offset = int(load[0, _PLANE]), int(load[0, _OFFSET])
-        start = base[plane] if stage else plane * layout.plane
-        uses = tuple((int(total), done + index) for index, total in enumerate(load[:, _SUM]))
+        start = base[plane] if stage else plane * pitch
+        uses = tuple(zip(load[:, _SUM].tolist(), range(done, done + len(load)), strict=True))
         code.append(Load(start + offset, uses))
         done += len(uses)
     return Piece(begins, tuple(code), stage)

@@ -151,11 +151,14 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer
 
 
 def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:
-    """What engines that skip zeros take at each share that they were measured at, the fastest config of each."""
+    """What engines that skip zeros take at each share that they were measured at, the fastest config of each.
+
+    A row of one sample was pruned after its first run, which says no more than that it is slow: it makes no point.
+    """
     best: dict[tuple[str, int], float] = {}
     for row in rows:
         share = expected(row.config.knobs)
-        if row.ok and share is not None:
+        if row.ok and share is not None and row.samples > 1:
             key = (row.config.engine, share)
             best[key] = min(best.get(key, row.median_us), row.median_us)
     return tuple(CurvePoint(engine, share, time) for (engine, share), time in sorted(best.items()))

@@ -87,7 +87,7 @@ def _plot(layer: Layer) -> str:
     if layer.zeros is not None:
         here, _ = at(100 * layer.zeros, 0)
         parts.append(f'<line class="roof" x1="{here:.1f}" x2="{here:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
-    for tick in (0, 50, 100):
+    for tick, anchor in ((0, "start"), (50, "middle"), (100, "end")):
         x, _ = at(tick, 0)
-        parts.append(f'<text class="small" x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{tick} %</text>')
+        parts.append(f'<text class="small" x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="{anchor}">{tick} %</text>')
     return "".join(parts)

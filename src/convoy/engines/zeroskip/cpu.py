@@ -134,9 +134,10 @@ def _slot_bytes(problem: ConvProblem, band: int, block_c: int) -> int:
 def skip_under(problem: ConvProblem, block_c: int) -> float:
     """The share of non-zero values under which a band is worked off by lists rather than densely.
 
-    In cycles of one core, fitted to twelve layers at six shares of zeros (EPYC 9004, AVX-512; break-even mostly within 0.05 of what was
-    measured): for each tap and tile of v registers an input value costs 1.04 v densely, and one that is not zero v + 0.85 by its
-    list; a list costs 22 more, for its sums are loaded and stored and its end is not foreseen; making lists costs 1.2 a value.
+    In cycles of one core, fitted to twelve layers at six shares of zeros (EPYC 9004, AVX-512; break-even mostly within 0.05 of
+    what was measured): for each tap and tile of v registers an input value costs 1.04 v densely, and one that is not zero
+    v + 0.85 by its list; a list costs 22 more, for its sums are loaded and stored and its end is not foreseen; making lists
+    costs 1.2 a value.
     """
     taps = problem.r * problem.s
     registers = [_registers(problem.k - first) for first in range(0, problem.k, VECTORS * lanes())]

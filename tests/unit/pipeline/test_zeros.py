@@ -1,0 +1,93 @@
+"""From the user's inputs to the plan: zeros are counted, engines that skip them are timed for that share, the choice names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from convoy.engines import host_compiler
+from convoy.engines.zeros import CURVE, quantise
+from convoy.pipeline.optimize import Result, load, optimize_model
+from convoy.settings import Settings
+
+pytestmark = pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")
+
+
+class Net(nn.Module):
+    """Two equal convolutions, the second of which reads more zeros; a pooling behind the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(32, 32, 3, padding=1)
+        self.second = nn.Conv2d(32, 32, 3, padding=1)
+        self.third = nn.Conv2d(32, 64, 3, padding=1)
+        with torch.no_grad():
+            assert self.first.bias is not None
+            assert self.second.bias is not None
+            self.first.bias.fill_(-0.6)
+            self.second.bias.fill_(-0.4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        return torch.max_pool2d(torch.relu(self.third(x)), 2)
+
+
+def inputs() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(1, 32, 16, 16, generator=generator).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    path = tmp_path_factory.mktemp("zeros") / "perf.db"
+    return Settings(
+        db=path, isolate=False, only_engines=("zeroskip.cpu",), layout="nhwc", solver="single", numerics="strict"
+    )
+
+
+@pytest.fixture(scope="module")
+def found(settings: Settings) -> Result:
+    return optimize_model(Net().eval(), (inputs(),), name="net", settings=settings)
+
+
+def shares() -> list[float]:
+    model, x = Net().eval(), inputs()
+    with torch.no_grad():
+        maps = [x, torch.relu(model.first(x)), torch.relu(model.second(torch.relu(model.first(x))))]
+    return [float((m == 0).double().mean()) for m in maps]
+
+
+def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(found: Result) -> None:
+    layers = {layer.name.split("+")[0]: layer for layer in found.summary.layers if layer.engine == "zeroskip.cpu"}
+    assert len(layers) == 3
+    for layer, share in zip(layers.values(), shares(), strict=True):
+        assert layer.zeros == pytest.approx(share, abs=1e-6)
+        assert layer.knobs == f"skip=auto,zeros={quantise(share)}"
+        assert {c.knobs for c in layer.candidates if c.engine == "zeroskip.cpu"} == {layer.knobs}
+        assert {p.zeros for p in layer.curve} <= {*CURVE, *map(quantise, shares())}
+        assert len(layer.curve) > 1
+    assert len({quantise(share) for share in shares()}) > 1, "the net shows something"
+
+
+def test_convolution_and_pooling_are_one_step(found: Result) -> None:
+    assert "max2x2s2x2p0x0" in found.summary.layers[-1].problem
+    assert [layer.problem.count("max2x2") for layer in found.summary.layers].count(1) == 1
+
+
+def test_other_inputs_are_computed_as_rightly_and_the_plan_can_be_replayed(
+    found: Result, settings: Settings, tmp_path: Path
+) -> None:
+    if found.plan.baseline:
+        pytest.skip("on this machine, now, PyTorch was faster")
+    path = tmp_path / "net.plan.json"
+    found.program.save(path)
+    again = load(Net().eval(), path, inputs(), settings=settings)
+    for x in (inputs(), torch.zeros_like(inputs()), inputs().abs() + 1):
+        with torch.no_grad():
+            wanted = Net().eval().double()(x.double())
+            torch.testing.assert_close(again(x).double(), wanted, rtol=1e-5, atol=1e-5)
+            assert torch.equal(found.program(x), again(x))

@@ -303,13 +303,18 @@ def _sizes_key(problem: Problem) -> str:
 
 
 def _read(key: str) -> Problem | None:
-    """The problem of a key; a piece of the graph cannot be read from its own."""
+    """The problem of a key, where its times say something of others'.
+
+    A piece of the graph cannot be read from its own key, and a layer on pruned weights does only some of its operations: the
+    rates that it seems to reach are nobody else's, not those of another mask either.
+    """
     if key.startswith("subgraph:"):
         return None
     try:
-        return parse_problem(key, "")
+        problem = parse_problem(key, "")
     except InputError:
         return None
+    return None if isinstance(problem, ConvProblem) and problem.weight_mask else problem
 
 
 def _fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:

@@ -14,7 +14,7 @@ from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
 from convoy.perfdb.row import Measurement, Status
-from convoy.problem import EngineConfig, Knob, Knobs, Problem
+from convoy.problem import ConvProblem, EngineConfig, Knob, Knobs, Problem
 from convoy.settings import Effort
 from convoy.support import Support
 from convoy.target import Target
@@ -115,7 +115,9 @@ class Task:
         return bool(self._baseline())
 
     def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
-        """Add rows without samples for configs that have none (see `predict.Experience`)."""
+        """Add rows without samples for configs that have none (see `predict.Experience`); on pruned weights the clock alone knows."""
+        if isinstance(self.problem, ConvProblem) and self.problem.weight_mask:
+            return
         versions = {name: engine.version for name, engine in self._engines.items()}
         predicted = predicted_rows(
             experience,

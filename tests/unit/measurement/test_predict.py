@@ -156,3 +156,14 @@ def test_on_a_device_without_rows_criteria_and_cost_models_decide():
     assert times[ATEN] == pytest.approx(PROMISE * math.exp(0.7))
     assert ONE not in times  # without a cost model there is nothing to base a time on
     assert set(Experience.of([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}
+
+
+def test_times_on_pruned_weights_say_nothing_of_others():
+    plain = ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1)
+    pruned = ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1, weight_mask="0123456789abcdef")
+    rows = [
+        Measurement(problem.key, EngineConfig(engine), "0" * 16, "p", Status.OK, samples=9, median_us=time)
+        for problem, engine, time in ((plain, "aten", 100.0), (pruned, "pruned.c", 5.0))
+    ]
+    assert Experience.of(rows).measurements == 1
+    assert Experience.of(rows) == Experience.of(rows[:1])

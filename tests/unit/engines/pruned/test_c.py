@@ -22,11 +22,14 @@ from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
+from convoy.measurement.predict import Experience
 from convoy.measurement.runner import InProcessRunner
 from convoy.measurement.search import search
+from convoy.measurement.task import Task
 from convoy.measurement.worker import problem_fields
+from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.stages import capture_net
-from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
+from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, parse_problem
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -282,3 +285,11 @@ def test_a_pruned_layer_of_a_net_is_measured_and_runs():
     assert all(row.ok for by_engine in rows.values() for row in by_engine.values())
     assert "mask" in found.refusals[masked.key]["aten"]
     assert "without a mask" in found.refusals[dense.key]["pruned.c"]
+
+
+def test_times_on_pruned_weights_are_not_predicted():
+    plain = ConvProblem(1, 4, 9, 9, 8, 3, 3)
+    rows = [Measurement(plain.key, EngineConfig("aten"), "0" * 16, "p", Status.OK, samples=9, median_us=5.0)]
+    task = Task(pruned(plain, "tenth"), [ENGINE], CPU)
+    task.predict(Experience.of(rows), "p")
+    assert (task.rows, task.predicted) == ({}, set())

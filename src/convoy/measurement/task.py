@@ -115,7 +115,7 @@ class Task:
         return bool(self._baseline())
 
     def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
-        """Add rows without samples for configs that have none (see `predict.Experience`); on pruned weights the clock alone knows."""
+        """Add rows without samples for configs that have none (see `predict.Experience`): none on pruned weights."""
         if isinstance(self.problem, ConvProblem) and self.problem.weight_mask:
             return
         versions = {name: engine.version for name, engine in self._engines.items()}

@@ -104,7 +104,7 @@ def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
 
     The largest of: operations over the fastest arithmetic that the problem's numerics allow; all bytes over the bandwidth of
     where they may lie (the cache, if they fit); and constants over the memory's bandwidth, where the protocol keeps them
-    out of the cache.
+    out of the cache. Of pruned weights the non-zeros alone count.
 
     Args:
         problem: what is to be computed.
@@ -114,9 +114,14 @@ def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
     fits = problem.bytes_min <= ceilings.cache_bytes
     bandwidth = ceilings.cache_bytes_per_s if fits and ceilings.cache_bytes_per_s else ceilings.bytes_per_s
     constants = problem.weight_spec.size_bytes if isinstance(problem, (ConvProblem, LinearProblem)) else 0
+    mask = problem.mask if isinstance(problem, ConvProblem) else None
+    density = 1.0 if mask is None else 1 - mask.sparsity
+    spared, constants = (1 - density) * constants, density * constants
     cold = constants if constants * MOST_COPIES > ceilings.cache_bytes else 0
     seconds = max(
-        problem.flops / _rate(problem, ceilings, dtype), problem.bytes_min / bandwidth, cold / ceilings.bytes_per_s
+        density * problem.flops / _rate(problem, ceilings, dtype),
+        (problem.bytes_min - spared) / bandwidth,
+        cold / ceilings.bytes_per_s,
     )
     return seconds * 1e6
 

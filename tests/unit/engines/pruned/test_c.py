@@ -22,6 +22,7 @@ from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
+from convoy.measurement.peaks import Peaks, floor_us
 from convoy.measurement.predict import Experience
 from convoy.measurement.runner import InProcessRunner
 from convoy.measurement.search import search
@@ -283,7 +284,7 @@ def test_a_pruned_layer_of_a_net_is_measured_and_runs():
         )
     assert {key: set(by_engine) for key, by_engine in rows.items()} == {dense.key: {"aten"}, masked.key: {"pruned.c"}}
     assert all(row.ok for by_engine in rows.values() for row in by_engine.values())
-    assert "mask" in found.refusals[masked.key]["aten"]
+    assert found.refusals[masked.key] == {}, "dense engines compete on the other problem"
     assert "without a mask" in found.refusals[dense.key]["pruned.c"]
 
 
@@ -293,3 +294,11 @@ def test_times_on_pruned_weights_are_not_predicted():
     task = Task(pruned(plain, "tenth"), [ENGINE], CPU)
     task.predict(Experience.of(rows), "p")
     assert (task.rows, task.predicted) == ({}, set())
+
+
+def test_the_roofline_of_pruned_weights_counts_the_non_zeros():
+    peaks = Peaks(bytes_per_s=1e10, flops={"fp32": 1e9}, cache_bytes=0, cache_bytes_per_s=0.0)
+    plain = ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1)
+    half = plain.with_mask(mask_of(np.arange(64 * 64 * 9).reshape(64, 64, 3, 3) % 2 == 0))
+    assert floor_us(half, peaks) == pytest.approx(floor_us(plain, peaks) / 2)
+    assert floor_us(plain.with_mask(mask_of(pattern("none", (64, 64, 3, 3)))), peaks) > 0

@@ -10,7 +10,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.functional.arguments import Size, autocast, check_dtypes, check_tensors, layout_of, padded, problem_of
 from convoy.functional.autograd import FORMATS, Convolution, on
-from convoy.functional.choice import pick
+from convoy.functional.choice import pick, with_mask
 from convoy.measurement.detect import detect_target
 from convoy.settings import Settings
 from convoy.target import Target
@@ -54,7 +54,8 @@ def conv2d(
         padding: likewise, or `valid`, or `same` (stride 1 only).
         dilation: likewise.
         groups: a divisor of c and k.
-        engine: an engine's id, used with its default knobs; or `auto`: the fastest config that the database has measured for
+        engine: an engine's id, used with its default knobs (one for pruned weights gets the zeros of this one, and writes code
+            for them at the first call); or `auto`: the fastest config that the database has measured for
             this very problem on this target, if it beats the baseline by more than the spread, else the baseline.
         settings: `numerics`, `deterministic`, `db`, `engines`, and for `auto` which engines are allowed.
 
@@ -74,7 +75,7 @@ def conv2d(
     problem = problem_of(x, weight, bias, stride, padding, dilation, groups, settings)
     with on(x.device):
         target = _target(x.device, torch.get_num_threads())
-        config, problem = pick(engine, problem, target, settings)
+        config, problem = pick(engine, with_mask(engine, problem, weight, settings), target, settings)
         y = Convolution.apply(padded(batch, problem), weight, bias, problem, config, target, settings)
     y = y.contiguous(memory_format=FORMATS[layout_of(batch)])
     return y.squeeze(0) if x.dim() == 3 else y

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
+from convoy.capture.masks import mask_of
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import expected
 from convoy.errors import InputError, UnsupportedError
@@ -31,6 +34,13 @@ def pick(engine: str, problem: ConvProblem, target: Target, settings: Settings) 
             return found.config(found.space(laid, target)[0]), laid
         refusals.append(support.reason)
     raise UnsupportedError(engine, problem, "; ".join(dict.fromkeys(refusals)))
+
+
+def with_mask(engine: str, problem: ConvProblem, weight: torch.Tensor, settings: Settings) -> ConvProblem:
+    """The problem with the weight's zeros, where the engine asked for is made for them."""
+    if engine == "auto" or not isinstance(engine, str) or not load_engine(engine, settings.engines).reads_mask:
+        return problem
+    return problem.with_mask(mask_of(weight))
 
 
 def _stamp(db: Path | None) -> tuple[Path, tuple[int, ...]]:

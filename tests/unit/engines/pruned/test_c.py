@@ -20,6 +20,7 @@ from convoy.engines.pruned.c import ENGINE, FLAGS, MOST_NONZEROS
 from convoy.engines.pruned.emit_x86 import SETS, fits
 from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.errors import InputError
+from convoy.functional import conv2d
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
 from convoy.measurement.peaks import Peaks, floor_us
@@ -302,3 +303,17 @@ def test_the_roofline_of_pruned_weights_counts_the_non_zeros():
     half = plain.with_mask(mask_of(np.arange(64 * 64 * 9).reshape(64, 64, 3, 3) % 2 == 0))
     assert floor_us(half, peaks) == pytest.approx(floor_us(plain, peaks) / 2)
     assert floor_us(plain.with_mask(mask_of(pattern("none", (64, 64, 3, 3)))), peaks) > 0
+
+
+@needs_compiler
+def test_conv2d_by_this_engine_takes_the_zeros_of_its_weight():
+    torch.manual_seed(5)
+    x = torch.randn(2, 3, 9, 8, requires_grad=True)
+    weight = (torch.randn(5, 3, 3, 3) * (torch.rand(5, 3, 3, 3) < 0.3)).requires_grad_()
+    y = conv2d(x, weight, padding=1, engine="pruned.c")
+    y.sum().backward()
+    gradients = x.grad, weight.grad
+    x.grad = weight.grad = None
+    wanted = torch.conv2d(x, weight, padding=1)
+    wanted.sum().backward()
+    torch.testing.assert_close((y, *gradients), (wanted, x.grad, weight.grad))

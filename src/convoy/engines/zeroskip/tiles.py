@@ -20,10 +20,13 @@ from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-LOOK_C: Final = 64
-"""Channels, at least, that the first pass looks at together; of LOOK_X pixels."""
+LOOK_C: Final = 512
+"""Channels, at most, that the first pass looks at together."""
 
-LOOK_X: Final = 32
+LOOK_VALUES: Final = 1 << 14
+"""Values that it has on their way at once: its loop is as long as its loads take, so a patch is read in few steps."""
+
+LOOK_WARPS: Final = 16
 
 DENSE_SHARE: Final = 0.875
 """Share of live channels from which a tile reads its channels as they lie: gathering one by one costs more than an eighth."""
@@ -160,10 +163,14 @@ class TileExecutable(Executable):
         signature = {"x": f"*{self.problem.x_dtype}", "live": "*i32", "counts": "*i32"} | dict.fromkeys(
             _LOOK_SIZES, "i32"
         )
+        patch_h, patch_w = self._patch()
+        block_c = max(self.granule, min(LOOK_C, _power(self.problem.c)))
+        block_x = min(_power(patch_h * patch_w), LOOK_VALUES // block_c)
         constants: dict[str, Any] = {
-            "GRANULE": self.granule, "BLOCK_C": max(LOOK_C, self.granule), "BLOCK_X": LOOK_X, "VECTOR_C": self.vector_c,
+            "GRANULE": self.granule, "BLOCK_C": block_c, "BLOCK_X": block_x, "VECTOR_C": self.vector_c,
         }  # fmt: skip
-        return Build(engine, find_live, signature, constants, ["x", "live", "counts"], 4, 1, tensor_cores=False)
+        pointers = ["x", "live", "counts"]
+        return Build(engine, find_live, signature, constants, pointers, LOOK_WARPS, 1, tensor_cores=False)
 
     def _build(self, engine: str, precision: str, warps: int, stages: int) -> Build:
         from convoy.engines.zeroskip.kernels.tiles import tile_conv
@@ -232,6 +239,12 @@ class TileExecutable(Executable):
             self.tiles_h, self.tiles_w, self.tiles_k, math.ceil(DENSE_SHARE * problem.c), problem.pad_h, problem.pad_w,
         ]  # fmt: skip
 
+    def _patch(self) -> tuple[int, int]:
+        """Height and width of the part of x that a tile reads."""
+        problem, geometry = self.problem, self.geometry
+        height = (geometry.region_h - 1) * problem.stride_h + (problem.r - 1) * problem.dilation_h + 1
+        return height, (geometry.region_w - 1) * problem.stride_w + (problem.s - 1) * problem.dilation_w + 1
+
     def _look_sizes(self) -> list[int]:
         """Where the patch of a tile lies: the pixels of x that its part of the convolution reads."""
         problem, geometry, pool = self.problem, self.geometry, self.problem.epilogue.pool or _ONE
@@ -239,11 +252,9 @@ class TileExecutable(Executable):
         step_w = geometry.result_w * pool.stride_w * problem.stride_w
         first_h = -pool.pad_h * problem.stride_h - problem.pad_h
         first_w = -pool.pad_w * problem.stride_w - problem.pad_w
-        patch_h = (geometry.region_h - 1) * problem.stride_h + (problem.r - 1) * problem.dilation_h + 1
-        patch_w = (geometry.region_w - 1) * problem.stride_w + (problem.s - 1) * problem.dilation_w + 1
         return [
             problem.h, problem.w, problem.c // self.vector_c, self.tiles_h, self.tiles_w, step_h, step_w, first_h, first_w,
-            patch_h, patch_w,
+            *self._patch(),
         ]  # fmt: skip
 
 

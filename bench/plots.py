@@ -208,6 +208,8 @@ def layers_of(rows: Sequence[Row], launch_us: float) -> dict[tuple[str, int], li
     for (dtype, numerics, subject, batch), by_side in times.items():
         if len(by_side) == 2:
             name = dtype if numerics == "half" else f"{dtype} {numerics}"
+            direction = subject.split(":")[1] if subject.startswith("conv:") else "fprop"
+            name += "" if direction == "fprop" else f" {direction}"
             floor_us = max(launch_us, floor(subject, numerics, rows[0]["device"]))
             found.setdefault((name, batch), []).append(Layer(floor_us, by_side[False], by_side[True]))
     return {key: sorted(layers, key=lambda layer: -layer.floor_us) for key, layers in sorted(found.items())}

@@ -36,8 +36,8 @@ non-zeros, twice with 708 thousand, and no faster with 1.2 million."""
 MANY_NONZEROS: Final = 150_000
 """From here on one vector is tried alone: with two, code is twice as large."""
 
-SMALL_COST: Final = 20_000
-"""Multiply-adds of vectors that are not worth a second thread: 7 us of one core."""
+SMALL_COST: Final = 8_000
+"""Multiply-adds of vectors that are worth a thread: 3 us of a core, about what it costs to have another one join."""
 
 FLAGS: Final = (
     "-std=gnu11",

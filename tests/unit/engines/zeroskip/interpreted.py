@@ -47,7 +47,8 @@ def tile(**changes):
 
 
 CONV = conv(2, 20, 4, 5, 18, 3, 3, 1, 1)
-HALF = conv(1, 64, 4, 5, 18, 3, 3, 1, 1, dtype="fp16")
+SMALL = conv(1, 20, 4, 4, 18, 1, 3, 0, 1)
+HALF = conv(1, 64, 4, 4, 18, 3, 3, 1, 1, dtype="fp16")
 ECR = Knobs.of(block_k=16, warps=1)
 
 # Engine, problem, knobs, how x's zeros lie.
@@ -60,22 +61,22 @@ CASES = {
     "pecr, overlapping, padded": ("ecr", conv(1, 6, 5, 4, 7, 3, 3, 1, 1, pool=OVERLAP), ECR, "random"),
     "pecr, average": ("ecr", conv(1, 4, 8, 6, 7, 1, 1, pool=Pool("avg", 2, 2, 2, 2)), ECR, "random"),
     "gather": ("gather", CONV, tile(block_k=16), "channels"),
-    "gather, dense": ("gather", CONV, tile(), "all alive"),
-    "gather, all zero": ("gather", CONV, tile(), "none alive"),
-    "gather, random": ("gather", CONV, tile(tile_h=4, tile_w=8), "random"),
+    "gather, dense": ("gather", SMALL, tile(), "all alive"),
+    "gather, all zero": ("gather", SMALL, tile(), "none alive"),
+    "gather, random": ("gather", SMALL, tile(tile_h=4, tile_w=8), "random"),
     "gather, strides, dilation": ("gather", conv(1, 20, 11, 12, 7, 3, 3, 2, 1, 2, 1, 2, 1), tile(), "channels"),
     "gather, split": ("gather", conv(1, 60, 4, 5, 18, 1, 3, 0, 1, epilogue=FULL), tile(split=2), "channels"),
     "gather, split, dense": ("gather", conv(1, 60, 4, 5, 18, 3, 1, 1, 0), tile(split=4), "all alive"),
     "gather, split products": ("gather", CONV, tile(precision="tf32x3"), "channels"),
     "gather, pooled": ("gather", conv(1, 20, 4, 6, 18, 3, 3, 1, 1, pool=PAIRS), tile(), "channels"),
-    "gather, windows": ("gather", conv(1, 20, 5, 6, 18, 1, 1, epilogue=FULL, pool=OVERLAP), tile(), "channels"),
+    "gather, windows": ("gather", conv(1, 20, 5, 4, 18, 1, 1, epilogue=FULL, pool=OVERLAP), tile(), "channels"),
     "blocks": ("blocks", HALF, tile(block_c=32), "channels"),
     "blocks, dense": ("blocks", HALF, tile(block_c=32), "all alive"),
     "blocks, all zero": ("blocks", HALF, tile(block_c=32), "none alive"),
     "blocks, split": ("blocks", HALF, tile(block_c=16, split=2), "channels"),
     "blocks, TF32": ("blocks", conv(1, 40, 4, 4, 18, 3, 3, 1, 1, numerics="as_torch"), tile(), "channels"),
     "blocks, pooled": ("blocks", replace(HALF, r=1, pad_h=0, epilogue=replace(RELU, pool=OVERLAP)), tile(block_c=32), "channels"),
-    "conv_pool": ("conv_pool", conv(2, 20, 5, 6, 18, 3, 3, 1, 1, pool=PAIRS), tile(), "random"),
+    "conv_pool": ("conv_pool", conv(2, 20, 5, 4, 18, 1, 3, 0, 1, pool=PAIRS), tile(), "random"),
     "conv_pool, average": ("conv_pool", conv(1, 20, 4, 6, 18, 1, 1, pool=Pool("avg", 2, 2, 2, 2)), tile(), "random"),
     "conv_pool, 3x3": ("conv_pool", conv(1, 20, 7, 9, 18, 1, 1, pool=OVERLAP), tile(tile_w=8), "random"),
     "conv_pool, ceil": ("conv_pool", conv(1, 8, 6, 8, 7, 1, 3, pool=Pool("max", 3, 3, 2, 2, ceil_mode=True)), tile(), "random"),
@@ -84,7 +85,7 @@ CASES = {
     ),
     "conv_pool, counts": (
         "conv_pool",
-        conv(1, 8, 7, 6, 7, 1, 1, epilogue=Epilogue(), pool=Pool("avg", 4, 4, 2, 2, 1, 1, True, True)),
+        conv(1, 8, 5, 4, 7, 1, 1, epilogue=Epilogue(), pool=Pool("avg", 4, 4, 2, 2, 1, 1, True, True)),
         tile(), "random",
     ),
     "conv_pool, uncounted": (

@@ -20,6 +20,7 @@ from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph
 from convoy.graph.randomness import draws
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
+from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
 
@@ -103,6 +104,8 @@ def _worthwhile(graph: Graph) -> Support:
     layers = [node.op for node in graph.nodes if node.op in LAYERS]
     if layers:
         return Support.no(f"compiles what lies between the layers, got {layers[0]}")
+    if all(map(is_cast, graph.nodes)):
+        return Support.no("gains nothing over one multi-tensor copy, got casts alone")
     random = [node.op for node in graph.nodes if draws(node)]
     if random:
         return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")

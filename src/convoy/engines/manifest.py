@@ -18,6 +18,7 @@ MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
     "reference": "convoy.engines.reference",
     "inductor": "convoy.engines.inductor",
+    "foreach": "convoy.engines.foreach",
     "onednn": "convoy.engines.onednn",
     "gemm": "convoy.engines.gemm",
     "pointwise": "convoy.engines.pointwise",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from convoy.graph.ir import GRADIENTS, LAYERS, Graph
 from convoy.problem import WeightMask
+from convoy.regions.casts import cast_regions
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
 from convoy.regions.glue import glue_regions
@@ -26,7 +27,7 @@ def propose(
     masks: Mapping[str, WeightMask] | None = None,
     merges: bool = False,
 ) -> list[Region]:
-    """Regions that selection may cover a graph with: in graph order of their first node, glue last.
+    """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
 
     Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad` or `op`), so that a cover always exists. Every region
     is convex.
@@ -61,4 +62,4 @@ def propose(
     found = [with_mask(region, masks or {}) for region in found]
     if merges:
         found += merge_regions(graph, layouts)
-    return found + glue_regions(graph, epilogues, layouts)
+    return [*found, *glue_regions(graph, epilogues, layouts), *cast_regions(graph, layouts)]

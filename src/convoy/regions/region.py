@@ -12,8 +12,8 @@ class Region:
     """A piece of the graph, with the problems (one per memory format) that compute it.
 
     Attributes:
-        pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `op` (one node as it was) or
-            `glue` (several nodes together).
+        pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `op` (one node as it was),
+            `glue` (several nodes together) or `casts` (changes of dtype).
         nodes: names of the nodes covered, in graph order.
         args: names of the values read, in the order in which an executable takes them. For `conv`, `conv_pool` and `linear`: x,
             then the residual where the epilogue has one; fresh weight and bias stand between. For `dgrad`: dy, weight; for

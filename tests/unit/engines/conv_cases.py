@@ -124,8 +124,19 @@ POOL = SubgraphProblem(
     "return %z\n"
 )
 
+CASTS = SubgraphProblem(
+    "graph 1\n"
+    "input %v0: fp32[4,3,3,3]\ninput %v1: fp32[4]\ninput %v2: fp32[6,4,1,1]\n"
+    "%v3: bf16[4,3,3,3] = aten._to_copy.default(%v0, dtype=dtype.bf16)\n"
+    "%v4: bf16[4] = aten._to_copy.default(%v1, dtype=dtype.bf16)\n"
+    "%v5: bf16[6,4,1,1] = aten._to_copy.default(%v2, dtype=dtype.bf16, device=device.inputs)\n"
+    "return %v3, %v4, %v5\n"
+)
+
 OTHERS = [
     POOL,
+    CASTS,
+    CASTS.with_layout("nhwc"),
     POOL.with_layout("nhwc"),
     LayoutProblem(TensorSpec((2, 3, 4, 5), "fp32"), "nchw", "nhwc"),
     LayoutProblem(TensorSpec((2, 3, 4, 5), "fp16"), "nhwc", "nchw"),

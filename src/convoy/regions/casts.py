@@ -1,0 +1,50 @@
+"""Changes of dtype that autocast makes of every weight, together: one launch instead of one for each layer.
+
+before: %a = aten._to_copy.default(%conv1.weight, dtype=dtype.bf16)        parameters, fp32
+        %b = aten._to_copy.default(%conv2.weight, dtype=dtype.bf16)
+        ...
+        %x = aten._to_copy.default(%conv1.wgrad, dtype=dtype.fp32)         gradients, returned
+        %y = aten._to_copy.default(%conv2.wgrad, dtype=dtype.fp32)
+-->
+after:  casts(a+b)      at the start, of what the graph is given
+        casts(x+y)      at the end, of what the graph returns
+
+A group reads the graph's inputs alone, or makes what nobody inside reads, so no way leads from one of its nodes to another: it is
+convex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convoy.graph.ir import Graph, Node
+from convoy.regions.cut import subgraph_region
+from convoy.regions.region import Region
+
+
+def cast_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
+    """The casts of inputs and those of results, each group of at least two of one dtype before and after."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for node in graph.nodes:
+        place = _place(graph, node)
+        if place:
+            (source,) = node.refs()
+            dtypes = graph.values[source].spec.dtype, graph.values[node.outputs[0]].spec.dtype
+            groups.setdefault((place, *dtypes), []).append(node.name)
+    return [subgraph_region(graph, "casts", tuple(names), layouts) for names in groups.values() if len(names) > 1]
+
+
+def is_cast(node: Node) -> bool:
+    """Whether a node changes its argument's dtype and nothing else."""
+    return node.op == "aten._to_copy.default" and len(node.args) == 1 and {k for k, _ in node.kwargs} <= {"dtype", "device"}
+
+
+def _place(graph: Graph, node: Node) -> str:
+    """`start` or `end` for a cast that may join a group; empty for any other node."""
+    if not is_cast(node):
+        return ""
+    (source,) = node.refs()
+    if graph.values[source].kind == "input":
+        return "start"
+    output = node.outputs[0]
+    return "end" if output in graph.outputs and not graph.users(output) else ""

@@ -1,0 +1,42 @@
+"""Casts of inputs and of results, in groups that no way leads through."""
+
+from __future__ import annotations
+
+from convoy.graph.text import parse_graph
+from convoy.graph.verify import verify
+from convoy.regions import propose
+
+TEXT = """\
+graph 1
+input %a: fp32[4,3,3,3]
+input %b: fp32[4]
+input %c: fp16[4]
+%a16: bf16[4,3,3,3] = aten._to_copy.default(%a, dtype=dtype.bf16)
+%b16: bf16[4] = aten._to_copy.default(%b, dtype=dtype.bf16)
+%c32: fp32[4] = aten._to_copy.default(%c, dtype=dtype.fp32)
+%u: bf16[4,3,3,3] = aten.neg.default(%a16)
+%v: bf16[4] = aten.neg.default(%b16)
+%u32: fp32[4,3,3,3] = aten._to_copy.default(%u, dtype=dtype.fp32)
+%v32: fp32[4] = aten._to_copy.default(%v, dtype=dtype.fp32)
+%w16: bf16[4] = aten._to_copy.default(%v32, dtype=dtype.bf16)
+return %u32, %v32, %w16, %c32
+"""
+
+
+def groups(text: str) -> list[str]:
+    graph = parse_graph(text)
+    verify(graph)
+    return [r.id for r in propose(graph, layouts=("nchw", "nhwc"), numerics="as_torch") if r.pattern == "casts"]
+
+
+def test_casts_of_one_kind_are_together():
+    assert groups(TEXT) == ["casts(a16+b16)"]  # v32 is read by another node: its group would not be convex
+    plain = TEXT.replace("%w16: bf16[4] = aten._to_copy.default(%v32, dtype=dtype.bf16)\n", "").replace(", %w16", "")
+    assert groups(plain) == ["casts(a16+b16)", "casts(u32+v32)"]
+
+
+def test_one_alone_is_no_group():
+    assert (
+        groups("graph 1\ninput %a: fp32[4]\n%b: bf16[4] = aten._to_copy.default(%a, dtype=dtype.bf16)\nreturn %b\n")
+        == []
+    )

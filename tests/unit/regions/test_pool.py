@@ -114,7 +114,10 @@ def test_other_poolings_stay(call: str, shape: str):
 
 def test_indices_that_somebody_reads_keep_the_pooling_out():
     text = HEAD + RELU + "%p: fp32[2,4,4,4], %i: i64[2,4,4,4] = aten.max_pool2d_with_indices.default(%a, (2, 2))\n"
-    read, unread = parse_graph(text + "return %p, %i, %r\n"), parse_graph(text.replace("%i: i64[2,4,4,4]", "_") + "return %p, %r\n")
+    read, unread = (
+        parse_graph(text + "return %p, %i, %r\n"),
+        parse_graph(text.replace("%i: i64[2,4,4,4]", "_") + "return %p, %r\n"),
+    )
     assert pool_of(read, read.nodes[-1]) is None
     assert pool_of(unread, unread.nodes[-1]) == Pool("max", 2, 2, 2, 2)
 

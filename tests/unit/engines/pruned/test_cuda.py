@@ -18,7 +18,7 @@ from convoy.engines.pruned.cuda import ENGINE, cut_of, template
 from convoy.engines.pruned.emit_cuda import MOST_VALUES, emit
 from convoy.engines.pruned.ir import verify
 from convoy.engines.pruned.walk import walk
-from convoy.errors import CompileError
+from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
@@ -265,3 +265,52 @@ def test_the_space_fits_the_device(n):
         assert ENGINE.workspace_bytes(problem, knobs) >= layout.planes * layout.plane * 4
     first = space[0].integer("filters") * space[0].integer("vectors")
     assert first >= (8 if n == 1 else 32)
+
+
+def test_a_launch_hands_the_driver_pointers_and_values(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    seen = []
+
+    def launched(function, *rest):
+        *sizes, stream, parameters, extra = rest
+        addresses = (ctypes.c_void_p * 5).from_address(parameters)
+        pointers = [ctypes.c_uint64.from_address(address).value for address in addresses[:4]]
+        seen.append((function, sizes, stream, extra, pointers, ctypes.string_at(addresses[4], 8)))
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(driver, "cuLaunchKernel", launched)
+    source, _ = written(pruned(SMALL, "half"))
+    module = replace(source.parts[0], grid=(5, 2), threads=64, shared_bytes=1024)
+    values = np.array([1.5, -2.0], np.float32).tobytes()
+    cuda._launch("a function", module, 7, (1 << 40, 2, 0, 4), values)
+    sizes = [5, 2, 1, 64, 1, 1, 1024]
+    assert seen == [("a function", sizes, 7, 0, [1 << 40, 2, 0, 4], values)]
+    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    with pytest.raises(LaunchError, match="INVALID_VALUE"):
+        cuda._launch("a function", module, 7, (0, 0, 0, 0), values)
+
+
+def test_cubins_are_loaded_once_for_a_device_with_their_shared_memory(monkeypatch):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    calls = []
+    good = driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(cuda, "compile_module", lambda source, arch: f"{arch} {len(source)}".encode())
+    monkeypatch.setattr(driver, "cuModuleLoadData", lambda cubin: (good, cubin))
+    monkeypatch.setattr(driver, "cuModuleGetFunction", lambda loaded, name: (good, (loaded, name)))
+    monkeypatch.setattr(driver, "cuFuncSetAttribute", lambda *rest: calls.append(rest) or (good,))
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, **options: zeros(()) if "device" in options else zeros(*size))
+    problem = pruned(SMALL, "half")
+    executable = ENGINE.build(problem, KNOBS, H100)
+    data = make_data(problem, 1)
+    for _ in range(2):
+        values, bias = executable.pack(data.constants)
+    assert executable.workspace_bytes == ENGINE.workspace_bytes(problem, KNOBS)
+    assert [name for (_, name), *_ in calls] == [b"pad", b"part_0"]
+    assert calls[0][0][0].startswith(b"sm_90a ")
+    assert [rest[2] for rest in calls] == [module.shared_bytes for module in executable._modules]
+    assert bias.dtype == torch.float32
+    weight, nonzero = data.constants[0], pattern("half", problem.weight_spec.shape)
+    assert sorted(np.frombuffer(b"".join(values), np.float32)) == sorted(weight.numpy()[nonzero])
+    with pytest.raises(InputError, match="mask"):
+        executable.pack((weight + 1, data.constants[1]))

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 MODES: Final = ("inference", "training")
 
-LEARNING_RATE: Final = 0.01
+LEARNING_RATE: Final = 1e-4
 MOMENTUM: Final = 0.9
-"""Of the SGD step that training times: every framework updates parameters by the same rule."""
+"""Of the SGD step that training times: every framework updates parameters by the same rule. With random weights a larger step
+throws the net so far that rounding decides where it lands: at 0.01 the losses of ResNet-50 after it differ by 6 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ WORSE: Final = 3.0
 weights magnify rounding (as in bench/inference.py)."""
 
 LEAST_GRADIENT_ERROR: Final = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 0.1}
-"""The same for the gradients of a whole step: sums over batch and image of terms that cancel."""
+WORSE_STEP: Final = 10.0
+"""The same for the gradients of a whole step: sums of terms that cancel, behind batch norms over few values. ResNet-50 at batch 2
+and 64 pixels: 0.6 % off in PyTorch, 1.9 % in JAX, both right; a term that is left out is a matter of tens of per cent."""
 
-LOSS_ERROR: Final = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 5e-2}
-"""For the loss before and after the first step, relative."""
+LOSS_ERROR: Final = {"fp32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}
+"""The same for the loss before and after the first step, relative."""
 
 
 def check(case: Case, material: Material, found: Outputs) -> tuple[float, str]:
@@ -35,7 +37,7 @@ def check(case: Case, material: Material, found: Outputs) -> tuple[float, str]:
     if not error <= limits["grad"]:
         return error, _too_far("the gradients are", error, limits["grad"])
     for name in ("loss0", "loss1"):
-        off = float(abs(found[name] - exact[name]) / max(abs(exact[name]), 1e-6))
+        off = loss_error(found, exact, name)
         if not off <= limits["loss"]:
             return error, _too_far(
                 f"the loss {'after' if name == 'loss1' else 'before'} the first step is", off, limits["loss"]
@@ -63,6 +65,12 @@ def relative_error(found: Outputs, exact: Outputs) -> float:
         squared += float(np.square(difference).sum())
         norm += float(np.square(np.asarray(wanted, dtype=np.float64)).sum())
     return (squared / norm) ** 0.5 if norm else squared**0.5
+
+
+def loss_error(found: Outputs, exact: Outputs, name: str) -> float:
+    """How far a loss is off, relative."""
+    wanted = float(exact[name])
+    return abs(float(found[name]) - wanted) / max(abs(wanted), 1e-6)
 
 
 def _too_far(what: str, error: float, limit: float) -> str:

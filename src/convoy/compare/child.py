@@ -8,8 +8,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +50,7 @@ _NO_MEMORY = (
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Serve until the parent ends this process, or is gone."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not for the parent to read
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupted run ends
@@ -57,8 +59,16 @@ def main() -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    hello = json.loads(sys.stdin.readline())
-    serve(hello, say, sys.stdin.readline)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    serve(json.loads(lines.get()), say, lines.get)
+
+
+def _listen(lines: queue.SimpleQueue[str]) -> None:
+    """Hand on the parent's lines; when they end the parent is gone, and nobody waits for what is being done."""
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
 
 
 def serve(hello: dict[str, Any], say: Say, read: Callable[[], str]) -> None:

@@ -14,7 +14,16 @@ from torch import nn
 from torch.nn import functional
 
 from convoy.compare.case import LEARNING_RATE, Case
-from convoy.compare.checking import LEAST_ERROR, LEAST_GRADIENT_ERROR, LOSS_ERROR, WORSE, part, relative_error
+from convoy.compare.checking import (
+    LEAST_ERROR,
+    LEAST_GRADIENT_ERROR,
+    LOSS_ERROR,
+    WORSE,
+    WORSE_STEP,
+    loss_error,
+    part,
+    relative_error,
+)
 from convoy.compare.frameworks.base import Material, Outputs
 from convoy.compare.frameworks.torch_model import (
     Net,
@@ -129,7 +138,11 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     step = Step(Net(model, x, labels), case)
     stock = check_step(step, step.gradients)
     error = relative_error(part(stock, "grad:"), part(exact, "grad:"))
-    limits = {"grad": max(LEAST_GRADIENT_ERROR[case.dtype], WORSE * error), "loss": LOSS_ERROR[case.dtype]}
+    off = max(loss_error(stock, exact, name) for name in ("loss0", "loss1"))
+    limits = {
+        "grad": max(LEAST_GRADIENT_ERROR[case.dtype], WORSE_STEP * error),
+        "loss": max(LOSS_ERROR[case.dtype], WORSE_STEP * off),
+    }
     return {"stock_error": error, "limits": limits, "reference": "float64" if affordable else "fp32"}
 
 

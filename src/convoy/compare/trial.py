@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from convoy.compare.case import Case
-from convoy.compare.checking import part, relative_error
+from convoy.compare.checking import loss_error, part, relative_error
 from convoy.compare.child import LEAST_SAMPLE_S, SETTLED_S, WrongResultError, failure
 from convoy.compare.frameworks.base import Material, Outputs
 from convoy.compare.frameworks.torch_eager import captured
@@ -174,7 +174,7 @@ class Variant:
             gradients = part(outputs, "grad:")
             error = relative_error(gradients, {name: exact[name] for name in gradients})
             limit = HALF_ERROR["training"] if half else limits["grad"]
-            off = float(abs(outputs["loss1"] - exact["loss1"]) / max(abs(exact["loss1"]), 1e-6))
+            off = loss_error(outputs, exact, "loss1")
             changed = "-bias_gradient" in self.options
             if not changed and not off <= (LOSS_ERROR_HALF if half else limits["loss"]):
                 raise WrongResultError(f"the loss after the first step is {off:.1e} off (relative)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.material import make
 from convoy.compare.memory import available_bytes, peak_bytes
 from convoy.compare.runfile import Row, Run, read
+from convoy.compare.session import MODULE
 from convoy.errors import InputError
+from convoy.measurement.process import WorkerProcess
 
 HERE = Path(__file__).parent
 PLANTED = HERE / "planted.py"
@@ -144,6 +147,21 @@ def test_an_interruption_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif(available_bytes() == 0, reason="needs Linux to count memory")
+@pytest.mark.usefixtures("ready")
+def test_a_child_ends_with_its_parent(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = dataclasses.asdict(planted("hang")[0])
+    hello = {"role": "framework", "case": CASE.to_dict(), "folder": str(material), "entry": entry}
+    worker = WorkerProcess(hello, {}, MODULE)
+    try:
+        while "setting" not in worker.receive(20):
+            pass
+        assert worker._process.stdin is not None
+        worker._process.stdin.close()  # as the system does for a parent that died
+        assert worker._process.wait(10) == 0
+    finally:
+        worker.end()
+
+
 @pytest.mark.usefixtures("ready")
 def test_hangs_and_greed_end_at_their_limits(tmp_path: Path) -> None:
     limits = Limits(timeout_s=5.0, memory_bytes=600 << 20, rounds=3)

@@ -69,7 +69,7 @@ def test_frameworks_that_read_onnx(tiny: Any, name: str) -> None:
 @pytest.mark.parametrize("name", [needs("jax"), needs("tensorflow")])
 @pytest.mark.parametrize("model", ["alexnet", "googlenet", "resnet50"])
 def test_frameworks_with_nets_of_their_own(tmp_path: Path, name: str, model: str, mode: str) -> None:
-    case = Case(model, batch=2, size=224 if model == "alexnet" else 64, mode=mode)
+    case = Case(model, batch=4, size=224 if model == "alexnet" else 64, mode=mode)
     material.make(case, tmp_path)
     assert set(errors_of(name, case, tmp_path)) == {""}
 

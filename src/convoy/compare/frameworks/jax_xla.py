@@ -78,8 +78,8 @@ class Lax:
             unbiased = variance * (count / max(1, count - 1))
             for part, old, new in (("running_mean", old_mean, mean), ("running_var", old_variance, unbiased)):
                 self.statistics[f"{name}.{part}"] = lax.stop_gradient(old + BATCH_NORM_MOMENTUM * (new - old))
-        factor = scale * lax.rsqrt(variance + eps)
-        return (x * self._channels(factor) + self._channels(shift - mean * factor)).astype(x.dtype)
+        centred = x.astype(jnp.float32) - self._channels(mean)
+        return (centred * self._channels(scale * lax.rsqrt(variance + eps)) + self._channels(shift)).astype(x.dtype)
 
     def relu(self, x: jax.Array) -> jax.Array:
         """jax.nn's."""

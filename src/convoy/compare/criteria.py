@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from convoy.engines.zeros import expected
 from convoy.errors import InputError
 from convoy.measurement.criteria import FEATURES, LOST, Criteria, Layer, Leaf, Node, Split, features_of, kind_name
 from convoy.measurement.predict import LEAST_SAMPLES
@@ -66,6 +67,8 @@ def known_layers(rows: Iterable[Measurement]) -> list[Known]:
     """Convolutions and linear layers with the best time of each engine; failures and single runs are left out."""
     best: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
+        if expected(row.config.knobs):  # a time for an input with zeros is no time for any input
+            continue
         if row.ok and row.samples >= LEAST_SAMPLES and row.problem.startswith(("conv:", "linear:")):
             engine = row.config.engine
             best[row.problem][engine] = min(row.median_us, best[row.problem].get(engine, math.inf))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from convoy.engines.manifest import BASELINE
+from convoy.engines.zeros import expected
 from convoy.errors import InputError
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import (
@@ -323,6 +324,8 @@ def _fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
     flops: dict[str, float] = {}
     moved = 0.0
     for problem, row in known:
+        if expected(row.config.knobs):  # operations that were skipped are no rate
+            continue
         moved = max(moved, problem.bytes_min / row.median_us)
         if isinstance(problem, _LAYERS):
             width = _width(problem.x_spec.dtype)

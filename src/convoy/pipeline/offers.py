@@ -152,7 +152,7 @@ def _fastest_writes_slices(regions: Sequence[Region], rows: Rows) -> bool:
         for region in regions
         for problem in region.problems
         if problem.layout == "nhwc"
-        for row in rows.get(problem.key, ())
+        for row in rows_at(rows.get(problem.key, ()), 0.0)
         if row.ok
     ]
     return bool(times) and min(times)[1] in SLICING

@@ -8,10 +8,12 @@ import torch
 from test_task import PROTOCOL, TARGET, Fake
 
 from convoy.capture import capture_inference
+from convoy.compare.criteria import known_layers
 from convoy.engines.zeros import CURVE, SHARES, expected, expecting, quantise
 from convoy.graph.text import parse_graph
 from convoy.measurement.candidate import Bench
 from convoy.measurement.data import make_data, with_zeros
+from convoy.measurement.predict import Experience
 from convoy.measurement.task import Task
 from convoy.measurement.zeros import ImageZeros, layer_zeros, zero_shares
 from convoy.perfdb.row import Measurement, Status
@@ -206,3 +208,19 @@ def test_every_convolution_has_its_images_also_where_two_read_one_value():
     wanted = [float((image <= 0).double().mean()) for image in images]
     assert [image.zeros for image in found["first"]] == pytest.approx(wanted)
     assert found["second"] == found["first"]
+
+
+def test_a_time_at_many_zeros_teaches_nothing_about_other_inputs():
+    key = ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1, layout="nhwc").key
+    rows = [
+        Measurement(key, EngineConfig(engine, 1, knobs), TARGET.digest, PROTOCOL.id, Status.OK, 9, us)
+        for engine, knobs, us in (
+            ("aten", Knobs.of(), 500.0),
+            ("onednn", Knobs.of(), 400.0),
+            ("skip", Knobs.of(zeros=0), 450.0),
+            ("skip", Knobs.of(zeros=99), 5.0),
+        )
+    ]
+    (layer,) = known_layers(rows)
+    assert layer.best_us == {"aten": 500.0, "onednn": 400.0, "skip": 450.0}
+    assert Experience.of(rows).roofline.flops_per_us == Experience.of(rows[:3]).roofline.flops_per_us

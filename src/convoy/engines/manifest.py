@@ -28,6 +28,7 @@ MANIFEST: Final[dict[str, str]] = {
     "fft_tiled": "convoy.engines.fft_tiled",
     "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
     "pruned.c": "convoy.engines.pruned.c",
+    "pruned.channels": "convoy.engines.pruned.channels",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Final
 from convoy.compare.case import Case
 from convoy.compare.frameworks import Entry
 from convoy.compare.lock import device_lock, others_at_work
-from convoy.compare.manifest import ask_tool, make_manifest
+from convoy.compare.manifest import ask_gpu, make_manifest
 from convoy.compare.memory import available_bytes
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
 from convoy.compare.session import ChildFailedError, ChildSession
@@ -282,9 +281,8 @@ class Comparison:
         if self.target.device == "cpu":
             used = sum(child.resident_bytes for child in self._alive.values())
             return used > ALIVE_SHARE * self.limits.memory_bytes
-        answer = ask_tool(["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"])
-        words = answer.splitlines()[0].split(",") if answer else []
-        return len(words) == 2 and float(words[0]) > ALIVE_SHARE * float(words[1])
+        words = ask_gpu("memory.used", "memory.total", units=False)
+        return bool(words) and float(words[0]) > ALIVE_SHARE * float(words[1])
 
     def _release(self) -> None:
         for child in self._alive.values():
@@ -370,9 +368,4 @@ def _words(case: Case) -> str:
 
 def _bus_id(target: Target) -> str:
     """The PCI bus id of the GPU that children use, as nvidia-smi has it; empty on a CPU or where there is no nvidia-smi."""
-    if target.device != "cuda":
-        return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
-    which = [f"--id={visible}"] if visible else []
-    answer = ask_tool(["nvidia-smi", *which, "--query-gpu=pci.bus_id", "--format=csv,noheader"])
-    return answer.splitlines()[0].strip() if answer else ""
+    return "".join(ask_gpu("pci.bus_id")) if target.device == "cuda" else ""

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from convoy.compare.manifest import ask_tool
+from convoy.compare.manifest import ask_gpu
 from convoy.perfdb.location import cache_folder
 from convoy.target import Target
 
 BUSY_SHARE = 0.5
 """Processes that want to run, per core, from which on a machine is called busy before we begin."""
+
+
+BUSY_PERCENT = 10.0
+"""Utilisation of a GPU, as nvidia-smi has it, from which on another program is at work there: an idle one shows 0."""
 
 
 @contextmanager
@@ -45,10 +49,9 @@ def device_lock(target: Target, folder: Path | None = None) -> Iterator[str]:
 def others_at_work(target: Target) -> str:
     """A warning where other programs use the device now, else an empty text."""
     if target.device == "cuda":
-        listed = ask_tool(["nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader"])
-        others = [line.strip() for line in listed.splitlines() if line.strip()]
-        others = [line for line in others if line.partition(",")[0].strip() != str(os.getpid())]
-        return f"other programs are on this machine's GPUs: {'; '.join(others[:5])}" if others else ""
+        busy = ask_gpu("utilization.gpu", units=False)  # listed processes have other ids inside a container
+        share = float(busy[0]) if busy and busy[0].isdecimal() else 0.0
+        return f"another program keeps the GPU {share:.0f} % busy" if share > BUSY_PERCENT else ""
     if not hasattr(os, "getloadavg"):
         return ""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1

@@ -97,11 +97,20 @@ def cpu_clocks(directory: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq")) -
 
 
 def gpu_clocks() -> dict[str, str]:
-    """What nvidia-smi says of the first visible GPU's clocks and power now; empty where it cannot be asked."""
+    """What nvidia-smi says of the GPU's clocks and power now; empty where it cannot be asked."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "temperature.gpu", "persistence_mode")
-    answer = ask_tool(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"])
+    words = ask_gpu(*names)
+    return dict(zip(names, words, strict=True)) if words else {}
+
+
+def ask_gpu(*fields: str, units: bool = True) -> list[str]:
+    """Fields that nvidia-smi knows of the first GPU that programs here see; empty where it cannot be asked."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    which = [f"--id={visible}"] if visible else []
+    form = "csv,noheader" if units else "csv,noheader,nounits"
+    answer = ask_tool(["nvidia-smi", *which, f"--query-gpu={','.join(fields)}", f"--format={form}"])
     words = [word.strip() for word in answer.splitlines()[0].split(",")] if answer else []
-    return dict(zip(names, words, strict=True)) if len(words) == len(names) else {}
+    return words if len(words) == len(fields) else []
 
 
 def ask_tool(command: Sequence[str]) -> str:

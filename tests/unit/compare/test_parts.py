@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.compare import child, lock
+from convoy.compare import child, lock, manifest
 from convoy.compare.case import Case
 from convoy.compare.checking import check, relative_error
 from convoy.compare.energy import joules_counter
@@ -118,10 +118,24 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock.os, "getloadavg", lambda: (0.5, 0, 0), raising=False)
     assert others_at_work(CPU) == ""
     gpu = Target("cuda", "GPU", "sm_90", 1, 0, 0)
-    monkeypatch.setattr(lock, "ask_tool", lambda _: "4711, python\n")
-    assert "4711, python" in others_at_work(gpu)
-    monkeypatch.setattr(lock, "ask_tool", lambda _: "")
-    assert others_at_work(gpu) == ""
+    for words, warned in ((["87"], True), (["3"], False), (["[N/A]"], False), ([], False)):
+        monkeypatch.setattr(lock, "ask_gpu", lambda *_, words=words, **__: words)
+        assert ("another program keeps the GPU 87 % busy" in others_at_work(gpu)) == warned
+
+
+def test_nvidia_smi_is_asked_of_the_gpu_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def tool(command: list[str]) -> str:
+        asked.append(command)
+        return "1980 MHz, 700.00 W\n1200 MHz, 500.00 W\n"
+
+    monkeypatch.setattr(manifest, "ask_tool", tool)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    assert manifest.ask_gpu("clocks.sm", "power.limit") == ["1980 MHz", "700.00 W"]
+    assert asked[0][:3] == ["nvidia-smi", "--id=3", "--query-gpu=clocks.sm,power.limit"]
+    assert manifest.ask_gpu("clocks.sm") == []
+    assert manifest.gpu_clocks() == {}
 
 
 class Nvml:

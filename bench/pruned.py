@@ -1,14 +1,14 @@
 """Pruned convolutions: code made for the mask beside dense and other sparse ways, over sparsities. Question `pruned`.
 
-Usage: python bench/pruned.py [--device cpu|cuda] [--operators 1 2 ...] [--batches 1 64] [--sparsities 0.9 ...] [--resnet]
-                              [--effort quick|full] [--db FILE] [--folder DIR]
+Usage: python bench/pruned.py [--device cpu|cuda] [--operators 1 2 ...] [--batches 1 64] [--sparsities 0.9 ...]
+                              [--pattern unstructured|channel] [--resnet] [--effort quick|full] [--db FILE] [--folder DIR]
 
 The ten operators of "Code generated for pruned weights" (Dong, Liu, Li, Feng; Journal of Software 31(9), 2020), and with --resnet
-the 3x3 and 1x1 layers of ResNet-50, fp32, zeros in random places. Every candidate is checked against float64 (on integers bit
-for bit) before it is timed, as the tuner does it. A row an engine's best setting goes to bench/results/pruned-DEVICE.csv: the
-subject is the problem with its mask, the note names operator, pattern and sparsity. Dense engines are timed once for each
-operator and batch, on the problem without a mask, in strict fp32, on a GPU with TF32 too. With --db what was measured before is
-not measured again.
+the 3x3 and 1x1 layers of ResNet-50, in fp32; zeros in random places, or random filters of zeros. Every candidate is checked
+against float64 (on integers bit for bit) before it is timed, as the tuner does it. A row an engine's best setting goes to
+bench/results/pruned-DEVICE.csv: the subject is the problem with its mask, the note names operator, pattern and sparsity. Dense
+engines are timed once for each operator and batch, on the problem without a mask, in strict fp32, on a GPU with TF32 too. With
+--db what was measured before is not measured again.
 
 On a GPU the engines that wait for one take part: `pruned.cuda` and `cudnn`, whose rows are those of cuDNN's best plan; `gemm` is
 cuBLAS on im2col, `sparse_csr` cuSPARSE on im2col.
@@ -61,7 +61,8 @@ PROVIDERS = {
 }
 """By device, peers' engine ids → names of the providers in results."""
 
-SPARSE = ("pruned.c", "pruned.cuda", "sparse_csr")
+OURS = ("pruned.c", "pruned.channels", "pruned.cuda")
+SPARSE = (*OURS, "sparse_csr")
 HERE = Path(__file__).parent
 
 
@@ -86,13 +87,14 @@ def resnet_layers(batch: int) -> Iterator[tuple[str, ConvProblem]]:
                 )
 
 
-def masked(problem: ConvProblem, sparsity: float) -> ConvProblem:
-    """The problem with zeros in random places: exactly that share of them, the same in every run."""
+def masked(problem: ConvProblem, sparsity: float, pattern: str) -> ConvProblem:
+    """The problem with exactly that share of zeros in random places, or of filters of zeros; the same in every run."""
     shape = problem.weight_spec.shape
-    positions = int(np.prod(shape))
-    nonzero = np.ones(positions, bool)
-    zeros = np.random.default_rng([*shape, int(sparsity * 1000)]).permutation(positions)[: round(sparsity * positions)]
+    places = shape[0] if pattern == "channel" else int(np.prod(shape))
+    nonzero = np.ones(places, bool)
+    zeros = np.random.default_rng([*shape, int(sparsity * 1000)]).permutation(places)[: round(sparsity * places)]
     nonzero[zeros] = False
+    nonzero = np.repeat(nonzero, int(np.prod(shape)) // places)
     return problem.with_mask(WeightMask(shape, np.packbits(nonzero).tobytes()))
 
 
@@ -146,6 +148,7 @@ def main() -> None:
     parser.add_argument("--operators", nargs="*", type=int, default=list(range(1, 11)))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
+    parser.add_argument("--pattern", default="unstructured", choices=("unstructured", "channel"))
     parser.add_argument("--resnet", action="store_true")
     parser.add_argument("--effort", default="quick", choices=("quick", "full"))
     parser.add_argument("--db", type=Path)
@@ -168,10 +171,10 @@ def main() -> None:
             for numerics, rows in dense.items():
                 record(recorder, target.device, replace(problem, numerics=numerics), f"{name} dense", rows)
             for sparsity in options.sparsities:
-                pruned = masked(problem, sparsity)
+                pruned = masked(problem, sparsity, options.pattern)
                 rows = best_rows([pruned], SPARSE, target, settings)
-                record(recorder, target.device, pruned, f"{name} unstructured {sparsity}", rows)
-                ours, csr = fastest(rows, ("pruned.c", "pruned.cuda")), rows.get("sparse_csr")
+                record(recorder, target.device, pruned, f"{name} {options.pattern} {sparsity}", rows)
+                ours, csr = fastest(rows, OURS), rows.get("sparse_csr")
                 rivals = {"dense": fastest(dense["strict"]), "csr": csr}
                 for rival, row in rivals.items():
                     if ours and row:

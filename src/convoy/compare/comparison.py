@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ NOISY: Final = 0.10
 
 MOST_REPEATS: Final = 2
 """How often noisy rounds are taken again."""
+
+REPEATS_S: Final = 60.0
+"""When rounds have taken this long they are not taken again: on a machine that is busy all the time they would be no quieter."""
 
 ALIVE_SHARE: Final = 0.5
 """Share of the memory that frameworks which wait for their turn may have together; beyond it the earlier ones are ended, and
@@ -223,11 +227,13 @@ class Comparison:
         if not self._alive:
             return
         best: dict[str, dict[str, list[float]]] = {}
+        start = time.monotonic()
         for _ in range(MOST_REPEATS + 1):
             for name, samples in self._rounds(case).items():
                 if name not in best or _relative_spread(samples) < _relative_spread(best[name]):
                     best[name] = samples
-            if all(_relative_spread(samples) <= NOISY for samples in best.values()):
+            quiet = all(_relative_spread(samples) <= NOISY for samples in best.values())
+            if quiet or time.monotonic() - start > REPEATS_S:
                 break
         for name, samples in best.items():
             row = self.run.row(_row(case, name, "ok").key)

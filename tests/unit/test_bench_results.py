@@ -23,7 +23,14 @@ from convoy.problem import DTYPE_BYTES
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 FILES = sorted((BENCH / "results").glob("*.csv"))
-UNITS = {"latency_ms": "ms", "step_ms": "ms", "kernel_us": "us", "fraction_of_best": "1", "solve_s": "s", "solve_budget_s": "s"}
+UNITS = {
+    "latency_ms": "ms",
+    "step_ms": "ms",
+    "kernel_us": "us",
+    "fraction_of_best": "1",
+    "solve_s": "s",
+    "solve_budget_s": "s",
+}
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ"}

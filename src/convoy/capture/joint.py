@@ -6,15 +6,15 @@ The one module that uses `torch._functorch`: torch 2.11 to 2.13 have no public n
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from convoy.capture.copies import copy_module
 from convoy.capture.export import quiet
 from convoy.capture.names import operator_name
 from convoy.capture.restrides import remove_restrides
@@ -87,7 +87,7 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
     from torch._functorch.aot_autograd import aot_export_module
 
     try:
-        with quiet(), torch.enable_grad():
+        with quiet(), _kept(module), torch.enable_grad():
             traced, signature = aot_export_module(module, batch, trace_joint=True, output_loss_index=0)
     except CaptureError:
         raise
@@ -116,9 +116,20 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
     )
 
 
+@contextlib.contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Put back the computed tensors on modules, such as a pruned weight: a traced forward leaves the tracer's own there."""
+    held = [(m, name, v) for m in module.modules() for name, v in vars(m).items() if isinstance(v, torch.Tensor)]
+    try:
+        yield
+    finally:
+        for owner, name, value in held:
+            setattr(owner, name, value)
+
+
 def _idle_parameters(module: LossModule, batch: tuple[Any, ...]) -> list[str]:
     """Names of the parameters that the loss of a copy of the module does not depend on."""
-    twin = copy.deepcopy(module)
+    twin = copy_module(module)
     learning = [(name, parameter) for name, parameter in twin.model.named_parameters() if parameter.requires_grad]
     with torch.enable_grad():
         loss = twin(*batch)[0]

@@ -22,7 +22,9 @@ START_S: Final = 120.0
 """Time for a process to import torch and open the device, on a loaded machine."""
 
 _BOOTSTRAP: Final = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.stdin.readline()); importlib.import_module(sys.argv[1]).main()"
+    "import importlib, json, sys; "
+    "sys.path[:] = json.loads(sys.stdin.readline()); "
+    "importlib.import_module(sys.argv[1]).main()"
 )
 """The worker imports from where its parent does, extra engines included, whatever its own start-up made of sys.path."""
 

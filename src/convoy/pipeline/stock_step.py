@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture import TrainingCapture
+from convoy.capture.copies import copy_module
 from convoy.capture.joint import LossModule
 from convoy.pipeline import verdict
 from convoy.pipeline.summarize import Outcome
@@ -30,7 +30,7 @@ class StockStep:
         *,
         scaled: bool,
     ) -> None:
-        self._module = LossModule(copy.deepcopy(model), loss_fn, amp, scaled=scaled)
+        self._module = LossModule(copy_module(model), loss_fn, amp, scaled=scaled)
         self._batch = batch
 
     def run(self) -> list[torch.Tensor]:
@@ -41,7 +41,7 @@ class StockStep:
 
     def exact(self) -> list[torch.Tensor]:
         """The same in float64, without autocast."""
-        wide = copy.deepcopy(self._module).double()
+        wide = copy_module(self._module).double()
         wide.amp = None
         twin = StockStep.__new__(StockStep)
         twin._module = wide

@@ -36,7 +36,11 @@ def cast_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
 
 def is_cast(node: Node) -> bool:
     """Whether a node changes its argument's dtype and nothing else."""
-    return node.op == "aten._to_copy.default" and len(node.args) == 1 and {k for k, _ in node.kwargs} <= {"dtype", "device"}
+    return (
+        node.op == "aten._to_copy.default"
+        and len(node.args) == 1
+        and {k for k, _ in node.kwargs} <= {"dtype", "device"}
+    )
 
 
 def _place(graph: Graph, node: Node) -> str:

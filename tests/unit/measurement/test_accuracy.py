@@ -25,7 +25,7 @@ from convoy.measurement.accuracy import (
     run_guarded,
     tf32_bound,
 )
-from convoy.measurement.data import result_specs, tensor_specs, terms_norm
+from convoy.measurement.data import Data, result_specs, tensor_specs, terms_norm
 from convoy.measurement.detect import detect_target
 from convoy.measurement.guards import GUARD_BYTES
 from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
@@ -283,6 +283,47 @@ def test_positions_may_move_as_far_as_rounding_moves_them(dtype):
     half = trial.results[1].clone()
     half[:, :8] += 1  # planted: every second channel's positions are off by one
     assert not check(problem, "library", [trial.results[0], half, *trial.results[2:]], exact, "normal").ok
+
+
+NORM = """\
+graph 1
+input %dy: fp32[8,4,32,32]
+input %x: fp32[8,4,32,32]
+input %w: fp32[4]
+input %mean: fp32[4]
+input %std: fp32[4]
+%dx: fp32[8,4,32,32], %dw: fp32[4], %db: fp32[4] = \
+aten.native_batch_norm_backward.default(%dy, %x, %w, None, None, %mean, %std, True, 1e-05, (True, True, True))
+%bias: fp32[4] = aten.sum.dim_IntList(%dx, (0, 2, 3))
+return %dx, %dw, %db, %bias
+"""
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_piece_may_be_as_far_off_as_pytorch_is(layout):
+    problem = SubgraphProblem(NORM, layout)
+    data = make_data(problem, 1)
+    mean, variance = data.args[1].mean((0, 2, 3)), data.args[1].var((0, 2, 3), correction=0)
+    true = Data(
+        (*data.args[:3], mean, (variance + 1e-5).rsqrt()), ()
+    )  # statistics of x itself: the bias's gradient vanishes
+    exact = oracle(problem, true)
+    results = load_results(problem, true)
+    verdict = check(problem, "library", results, exact, "normal", data=true)
+    assert verdict.ok, verdict.reason
+    assert not check(problem, "library", results, exact, "normal").ok  # by its bound alone it would be taken for wrong
+    for index in range(4):
+        planted = list(results)
+        planted[index] = planted[index] + 1e-2 * (1 + planted[index].abs())
+        assert f"result {index}" in check(problem, "library", planted, exact, "normal", data=true).reason
+    unfinished = [results[0].clone(), *results[1:]]
+    unfinished[0][0, 0, 0, 0] = float("nan")
+    assert not check(problem, "library", unfinished, exact, "normal", data=true).ok
+
+
+def load_results(problem, data):
+    executable = load_engine("aten").build(problem, Knobs(), detect_target("cpu"))
+    return run_guarded(executable, problem, data).results
 
 
 def test_numbers_that_are_drawn_need_only_be_there():

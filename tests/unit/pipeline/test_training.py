@@ -285,6 +285,24 @@ def test_wrong_arguments_are_named(change: dict[str, Any], error: type[Exception
         convoy.training_step(model, loss_fn, sgd(model), batch, **given)
 
 
+def test_a_pruned_model_trains_under_its_mask(settings: convoy.Settings):
+    from torch.nn.utils import prune
+
+    model, stock = net(), net()
+    for module in (model, stock):
+        prune.l1_unstructured(module.conv, "weight", amount=0.5)
+        module(batches(1)[0][0])  # what is left on the module now is a computed tensor, which cannot be deep-copied
+    model.load_state_dict(stock.state_dict())
+    ours, theirs = sgd(model), sgd(stock)
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], settings=settings)
+    for x, y in batches(2):
+        step(x, y)
+        theirs.zero_grad()
+        cross_entropy(stock(x), y).backward()
+        theirs.step()
+    assert_close(state(model), state(stock))
+
+
 def test_a_model_without_a_parameter_to_learn_is_refused():
     model = net().requires_grad_(False)
     with pytest.raises(InputError, match="requires a gradient"):

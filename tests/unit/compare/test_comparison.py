@@ -22,7 +22,7 @@ from convoy.errors import InputError
 from convoy.measurement.process import WorkerProcess
 
 HERE = Path(__file__).parent
-PLANTED = HERE / "planted.py"
+PLANTED = HERE / "planted_frameworks.py"
 CASE = Case(f"{PLANTED}:tiny", batch=2, size=32)
 LIMITS = Limits(timeout_s=20.0, rounds=3)
 REQUEST = {"command": "compare"}
@@ -39,7 +39,7 @@ def importable() -> Any:
 
 
 def planted(*names: str) -> list[Entry]:
-    return [find(f"{name}=planted:{name.upper()}") for name in names]
+    return [find(f"{name}=planted_frameworks:{name.upper()}") for name in names]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from convoy.compare.checking import check
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.frameworks.base import UnsupportedCaseError
 
-PLANTED = Path(__file__).parent / "planted.py"
+PLANTED = Path(__file__).parent / "planted_frameworks.py"
 
 
 def needs(name: str) -> Any:

@@ -18,7 +18,7 @@ from convoy.compare.frameworks.base import Material
 from convoy.compare.material import make, read
 from convoy.compare.trial import Pictures, Variant, facts, rounds
 
-PLANTED = Path(__file__).parent / "planted.py"
+PLANTED = Path(__file__).parent / "planted_frameworks.py"
 
 
 def case(mode: str) -> Case:

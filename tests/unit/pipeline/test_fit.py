@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_nets import net
 from torch import nn
 from torch.nn.functional import cross_entropy
+from training_nets import net
 
 import convoy
 from convoy.errors import ConvoyError, InputError

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_nets import batches, net, sgd
 from torch import nn
 from torch.nn.functional import cross_entropy
+from training_nets import batches, net, sgd
 
 from convoy.pipeline import traced, verdict
 

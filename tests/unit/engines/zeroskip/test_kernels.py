@@ -19,7 +19,7 @@ from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
 
-SCRIPT = Path(__file__).with_name("interpreted.py")
+SCRIPT = Path(__file__).with_name("interpreted_zeroskip.py")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 NAMES = ("ecr", "gather", "blocks", "conv_pool")
 PAIRS = Pool("max", 2, 2, 2, 2)

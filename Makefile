@@ -27,8 +27,9 @@ types: venv
 contracts: venv
 	$(BIN)/lint-imports
 
+# One thread for each of the two processes: more would wait for each other's cores.
 test: lint types contracts
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 gpu-test:
 	$(PYTHON) -m pytest tests/gpu -m gpu

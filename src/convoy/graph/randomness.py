@@ -7,17 +7,22 @@ from typing import Final
 from convoy.graph.ir import Node
 
 RANDOM: Final = frozenset({
-    "_cudnn_rnn", "_fused_dropout", "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout",
+    "_cudnn_init_dropout_state", "_cudnn_rnn", "_fused_dropout", "_lstm_mps", "_nested_tensor_softmax_with_shape",
+    "_sample_dirichlet", "_standard_gamma", "alpha_dropout", "bernoulli", "binomial", "cauchy", "dropout",
     "exponential", "feature_alpha_dropout", "feature_dropout", "geometric", "gru", "log_normal", "lstm",
-    "miopen_rnn", "multinomial", "native_dropout", "normal", "poisson", "rand", "rand_like", "randint",
-    "randint_like", "randn", "randn_like", "randperm", "rnn_relu", "rnn_tanh", "rrelu_with_noise",
-    "rrelu_with_noise_functional", "uniform",
+    "miopen_rnn", "multinomial", "native_dropout", "normal", "normal_functional", "poisson", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "random", "randperm", "rnn_relu", "rnn_tanh",
+    "rrelu_with_noise", "rrelu_with_noise_functional", "uniform",
 })  # fmt: skip
 """Bare names of ATen's functional operators that draw random numbers, or may."""
 
 DROPOUT_P: Final = {
+    "_cudnn_attention_backward": 13,
+    "_cudnn_attention_forward": 9,
     "_efficient_attention_forward": 8,
     "_flash_attention_forward": 7,
+    "_fused_sdp_choice": 4,
+    "_scaled_dot_product_attention_math": 4,
     "_scaled_dot_product_attention_math_for_mps": 4,
     "_scaled_dot_product_cudnn_attention": 5,
     "_scaled_dot_product_cudnn_attention_backward": 13,
@@ -26,6 +31,7 @@ DROPOUT_P: Final = {
     "_scaled_dot_product_flash_attention": 3,
     "_scaled_dot_product_flash_attention_for_cpu": 3,
     "_scaled_dot_product_fused_attention_overrideable": 4,
+    "_triton_scaled_dot_attention": 3,
     "scaled_dot_product_attention": 4,
 }
 """Attention draws random numbers only with a dropout probability: where that stands among the arguments."""
@@ -37,4 +43,6 @@ def draws(node: Node) -> bool:
     if name in DROPOUT_P:
         at = DROPOUT_P[name]
         return (node.args[at] if len(node.args) > at else dict(node.kwargs).get("dropout_p", 0.0)) != 0.0
+    if name == "rrelu":
+        return bool(node.args[3] if len(node.args) > 3 else dict(node.kwargs).get("training", False))
     return name in RANDOM

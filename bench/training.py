@@ -147,7 +147,8 @@ def compare(case: Case, wanted: list[str], effort: str, recorder: Recorder) -> s
         makers["torch.graph"] = lambda: graph(case)
     makers |= {name: (lambda mode=mode: eager(case, mode)) for mode, name in MODES.items() if name in wanted}
     if "inductor" in wanted:
-        makers["inductor.reduce-overhead"] = lambda: eager(case, "reduce-overhead" if cuda else "default")
+        mode = "reduce-overhead" if cuda else "default"
+        makers[MODES[mode]] = lambda: eager(case, mode)
     notes: dict[str, str] = {}
 
     def tuned(name: str, streams: int) -> Step:

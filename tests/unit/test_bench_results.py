@@ -144,9 +144,9 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_a_figure_that_changed_makes_pages_and_pictures_stale(copied: Path) -> None:
-    file = copied / "bench" / "results" / FILES[0].name
+    drawn = next(file.name for file in FILES if file.name.startswith(("cpu-inference-", "inference-")))
+    file = copied / "bench" / "results" / drawn
     question = read(file)[0]["question"]
-    assert question in ("cpu-inference", "inference")
     before = file.read_text(encoding="utf-8")
     row = next(row for row in read(file) if row["provider"] == "convoy")
     file.write_text(before.replace(row["p50"], f"{float(row['p50']) * 1.5:.6g}"), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
+from convoy.capture.copies import copy_module
 from convoy.compare.case import LEARNING_RATE, Case
 from convoy.compare.checking import (
     LEAST_ERROR,
@@ -128,8 +128,8 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     """Two steps by float64, or by fp32 alone where that would take minutes; and stock PyTorch's error to it."""
     model, x, labels = model.to(case.device), x.to(case.device), labels.to(case.device)
     train_without_dropout(model)
-    affordable = case.device == "cuda" or 3 * 2 * _multiplications(copy.deepcopy(model).eval(), x) <= ORACLE_FLOPS
-    reference = copy.deepcopy(model).double() if affordable else copy.deepcopy(model)
+    affordable = case.device == "cuda" or 3 * 2 * _multiplications(copy_module(model).eval(), x) <= ORACLE_FLOPS
+    reference = copy_module(model).double() if affordable else copy_module(model)
     exact = exact_step(Net(reference, x.double() if affordable else x, labels))
     save_file(
         {name: torch.from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from convoy.errors import InputError
 from convoy.plan.plan import Plan, Step
 
@@ -19,7 +21,7 @@ def explain(plan: Plan, layer: str | None = None) -> str:
     if layer is not None:
         return _explain_layer(plan, layer)
     head = [
-        f"{plan.model}: {_inputs(plan)} on {plan.target.get('name', 'unknown device')}",
+        f"{plan.model}: {shapes(plan.inputs)} on {plan.target.get('name', 'unknown device')}",
         f"solver {plan.solver}, predicted {plan.total_us / 1e3:.3f} ms, no choice can be under {plan.bound_us / 1e3:.3f} ms",
     ]
     if plan.baseline:
@@ -39,10 +41,11 @@ _SHOWN = 4
 """Inputs named in a heading: a training step has a hundred, its parameters before the batch."""
 
 
-def _inputs(plan: Plan) -> str:
-    if len(plan.inputs) <= _SHOWN:
-        return ", ".join(plan.inputs)
-    return f"{len(plan.inputs)} inputs, the last {', '.join(plan.inputs[-2:])}"
+def shapes(inputs: Sequence[str]) -> str:
+    """Inputs for a heading: all of a few, the last of many."""
+    if len(inputs) <= _SHOWN:
+        return ", ".join(inputs)
+    return f"{len(inputs)} inputs, the last {', '.join(inputs[-2:])}"
 
 
 def title(step: Step) -> str:

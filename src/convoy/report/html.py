@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from convoy.plan.words import shapes
 from convoy.report.break_even import break_even_chart
 from convoy.report.charts import roofline_chart, times_chart
 from convoy.report.summary import Summary
@@ -28,6 +29,7 @@ def render(summary: Summary) -> str:
     """The page as text."""
     values: dict[str, Any] = {
         "summary": summary,
+        "shapes": shapes,
         "headlines": headlines(summary),
         "speedup": speedup,
         "runner_up": runner_up,

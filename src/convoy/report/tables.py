@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from convoy.plan.words import shapes
 from convoy.report.summary import CandidateRow, Layer, Summary
 
 WIDTH = 140
@@ -49,7 +50,7 @@ def headlines(summary: Summary) -> list[str]:
     errors = f"{summary.rel_l2_error:.2e} (stock model {summary.baseline_rel_l2_error:.2e})"
     predicted, bound = choice.total_us / 1e3, choice.bound_us / 1e3
     lines = [
-        f"{summary.model}, {', '.join(summary.inputs)}, on {summary.target['name']}",
+        f"{summary.model}, {shapes(summary.inputs)}, on {summary.target['name']}",
         f"{timed}   speed-up {summary.speedup:.2f}x",
         f"error against float64: {errors}, largest {summary.max_abs_error:.2e}",
         f"chosen by {choice.solver}: predicted {predicted:.3f} ms, no choice can be under {bound:.3f} ms",

@@ -6,6 +6,7 @@ import pytest
 
 from convoy.plan.plan import Step
 from convoy.plan.timeline import bounds, chrome_trace, planned, spans
+from convoy.plan.words import shapes
 from convoy.problem import EngineConfig, Knobs
 
 
@@ -49,6 +50,11 @@ def test_a_trace_has_a_process_for_each_timeline_and_a_row_for_each_stream():
     assert names == ["planned", "stream 0", "stream 1", "measured"]
     (side,) = [e for e in events if e["ph"] == "X" and not e["args"]["critical"]]
     assert (side["name"], side["ts"], side["dur"], side["pid"], side["tid"]) == ("op(c)", 2, 3, 0, 1)
+
+
+def test_a_heading_names_all_of_a_few_inputs_and_the_last_of_many():
+    assert shapes(("fp32[1]", "i64[2]")) == "fp32[1], i64[2]"
+    assert shapes((*["fp32[3]"] * 9, "fp32[8,3,4,4]", "i64[8]")) == "11 inputs, the last fp32[8,3,4,4], i64[8]"
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -30,6 +30,9 @@ NETS = "alexnet,googlenet,inception_v3,resnet50,densenet121,mobilenet_v2"
 CHECKED = 5
 """Steps of the check, from the same weights: losses of chaotic nets drift apart after more."""
 
+WARMUP = 3
+"""Steps that are made before a capture: the first loss that a captured step shows is that of the step after them."""
+
 FAR = {"fp32": 2e-2, "bf16": 5e-2}
 """Relative difference that the last of these losses may have: TF32 and bf16 products, rounded in another order."""
 
@@ -108,7 +111,7 @@ def graph(case: Case) -> Step:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
+        for _ in range(WARMUP):
             step()
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, stream=stream):
@@ -134,9 +137,9 @@ def ours(case: Case, effort: str, streams: int) -> tuple[Step, str]:
     return lambda: step(x, y), note
 
 
-def first_losses(step: Step) -> list[float]:
+def first_losses(step: Step, count: int = CHECKED) -> list[float]:
     """The losses of the first steps, from the net's own weights."""
-    return [float(step()) for _ in range(CHECKED)]
+    return [float(step()) for _ in range(count)]
 
 
 def compare(case: Case, wanted: list[str], effort: str, recorder: Recorder) -> str:
@@ -163,7 +166,7 @@ def compare(case: Case, wanted: list[str], effort: str, recorder: Recorder) -> s
     for name, make in makers.items():
         try:
             steps[name] = make()
-            losses[name] = first_losses(steps[name])
+            losses[name] = first_losses(steps[name], CHECKED + (WARMUP if name == "torch.eager" else 0))
         except Exception as error:  # a peer that fails is a row with its reason
             steps.pop(name, None)
             notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
@@ -174,9 +177,8 @@ def compare(case: Case, wanted: list[str], effort: str, recorder: Recorder) -> s
     line = f"{case.net:14} b{case.batch:<4} {case.dtype} "
     for name in makers:
         figures = timed.get(name)
-        # A captured step made three steps more before its first loss could be read.
-        wanted_loss = expected[-1] if name != "torch.graph" else None
-        far = 0.0 if wanted_loss is None or name not in losses else abs(losses[name][-1] / wanted_loss - 1)
+        ahead = WARMUP if name == "torch.graph" else 0
+        far = abs(losses[name][CHECKED - 1] / expected[CHECKED - 1 + ahead] - 1) if name in losses else math.nan
         middle = figures.median_ms if figures else math.nan
         spread = figures.spread_ms if figures else 0.0
         recorder.add(

@@ -24,6 +24,7 @@ from convoy.pipeline.stages import (
     Observer,
     Stopwatch,
     capture_net,
+    check_target,
     device_of,
     make_plan,
     measure,
@@ -236,10 +237,7 @@ def _program_for(
     """Bind a plan that exists already to a model, after checking that it is for this model, shape and target."""
     device = device_of(model, args, kwargs)
     target = target_for(device)
-    if plan.target.get("digest") != target.digest:
-        made = f"{plan.target.get('name')} ({plan.target.get('digest')})"
-        here = f"this machine and software, {target.name} ({target.digest})"
-        raise PlanError("plan.target", made, here, "Tune here: `convoy optimize`.")
+    check_target(plan, target)
     net = capture_net(plan.model, model, args, kwargs, dataclasses.replace(settings, numerics=plan.numerics), target)
     shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
     if shapes != plan.inputs:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
 from convoy.engines.manifest import BASELINE, MERGING, engine_ids
-from convoy.errors import InputError, SelectionError
+from convoy.errors import InputError, PlanError, SelectionError
 from convoy.graph.text import digest
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
 from convoy.measurement.search import load
@@ -274,6 +274,14 @@ def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str]
         notes=(*net.captured.notes, *choice.notes, *notes),
         border=net.border,
     )
+
+
+def check_target(plan: Plan, target: Target) -> None:
+    """Refuse a plan that was made for another machine or software; raises PlanError."""
+    if plan.target.get("digest") != target.digest:
+        made = f"{plan.target.get('name')} ({plan.target.get('digest')})"
+        here = f"this machine and software, {target.name} ({target.digest})"
+        raise PlanError("plan.target", made, here, "Tune here: `convoy optimize`.")
 
 
 def target_for(device: str) -> Target:

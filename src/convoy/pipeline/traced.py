@@ -89,8 +89,9 @@ class TracedGraph:
             plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
         plan, program = build_fastest(plan, net, self._settings)
         reason = self._why_stock(program, captured, args)
-        self.plan = plan if not reason else dataclasses.replace(plan, baseline=True, notes=(*plan.notes, reason))
-        if reason and self._settings.solver != "baseline":
+        stock = bool(reason) and self._settings.solver != "baseline"
+        self.plan = dataclasses.replace(plan, baseline=stock, notes=(*plan.notes, reason) if reason else plan.notes)
+        if stock:
             return None
         return eager_of(program.runnable) if program.runnable else None
 

@@ -26,6 +26,7 @@ from convoy.pipeline.stages import (
     Net,
     Observer,
     Stopwatch,
+    check_target,
     device_of,
     input_formats,
     make_net,
@@ -271,10 +272,7 @@ class _Job:
 
     def replay(self, plan: Plan) -> TrainingResult:
         """Bind a plan that exists already, after checking that it is for this step and target."""
-        if plan.target.get("digest") != self.target.digest:
-            made = f"{plan.target.get('name')} ({plan.target.get('digest')})"
-            here = f"this machine and software, {self.target.name} ({self.target.digest})"
-            raise PlanError("plan.target", made, here, "Tune here: `convoy.training_step`.")
+        check_target(plan, self.target)
         if plan.graph_digest != digest(self.net.captured.graph):
             raise PlanError("plan", plan.model, "a plan of this model, loss and batch", "Tune it anew.")
         settings = dataclasses.replace(self.settings, numerics=plan.numerics)

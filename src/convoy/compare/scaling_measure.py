@@ -191,9 +191,6 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
     """Convoy's step in the process group, and the same plan without it."""
     import convoy
 
-    training_step = getattr(convoy, "training_step", None)
-    if training_step is None:
-        raise NotImplementedError("this Convoy has no training_step")
     settings = Settings(effort=request["effort"], db=Path(request["db"]) if request["db"] else None)
     devices = [setup.device] if setup.device.type == "cuda" else None
     batch = (setup.x, setup.target)
@@ -203,7 +200,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         "settings": settings,
         "name": request["model"],
     }
-    together = training_step(
+    together = convoy.training_step(
         DistributedDataParallel(setup.model, device_ids=devices), loss_of, setup.optimizer(), batch, **common
     )
     steps: dict[str, Step] = {"step": lambda: together(*batch)}
@@ -213,7 +210,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         with tempfile.TemporaryDirectory() as folder:
             together.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
-            alone = training_step(setup.model, loss_of, setup.optimizer(), batch, plan=plan, **common)
+            alone = convoy.training_step(setup.model, loss_of, setup.optimizer(), batch, plan=plan, **common)
         steps["compute"] = lambda: alone(*batch)
     except ConvoyError as error:
         notes.append(f"no time without all-reduce: {error}")

@@ -60,7 +60,7 @@ def _join(job: dict[str, Any]) -> torch.device:
 def _status(error: Exception) -> str:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error):
         return "out_of_memory"
-    return "unsupported" if isinstance(error, (ConvoyError, NotImplementedError)) else "launch_error"
+    return "unsupported" if isinstance(error, ConvoyError) else "launch_error"
 
 
 def _line(error: Exception) -> str:

@@ -141,8 +141,9 @@ def with_zeros(data: Data, percent: int, seed: int) -> Data:
     x = dense(data.args[0])
     generator = torch.Generator().manual_seed(seed)
     kept = torch.rand(x.shape, generator=generator).to(x.device) >= percent / 100
-    # Values that are zero already (rectified ones) become ones of the usual size.
-    filled = torch.where(x == 0, torch.rand(x.shape, generator=generator).to(x) + 0.5, x)
+    # Values that are zero already (rectified ones) become ones of the usual size; integers stay integers, whose sums are exact.
+    usual = torch.rand(x.shape, generator=generator).to(x) + 0.5
+    filled = torch.where(x == 0, usual.ceil() if torch.equal(x, x.round()) else usual, x)
     return Data((torch.where(kept, filled, 0.0).contiguous(memory_format=_format(x)), *data.args[1:]), data.constants)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -57,7 +58,8 @@ class StepGraph:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.no_grad():
             forget_library_workspaces()
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            capturing = torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local")
+            with _fused_sgd(optimizer), capturing:
                 self._loss = work(self._batch)
         self._gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
 
@@ -95,6 +97,22 @@ def _make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> 
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.device != device:
                 state[name] = value.to(device)
+
+
+@contextmanager
+def _fused_sgd(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let SGD update in fused kernels: its other forms ask the host for a learning rate that is a tensor, which no capture allows."""
+    if not isinstance(optimizer, torch.optim.SGD):
+        yield
+        return
+    before = [(group, group["fused"], group["foreach"]) for group in optimizer.param_groups]
+    for group, _, _ in before:
+        group["fused"], group["foreach"] = True, False
+    try:
+        yield
+    finally:
+        for group, fused, foreach in before:
+            group["fused"], group["foreach"] = fused, foreach
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:

@@ -127,9 +127,13 @@ class Engine(ABC):
     """Whether it is made for pruned weights: then problems with a mask are its own. All others are never asked for one, because
     the same problem without the mask stands beside it and has their rows."""
 
+    def competes(self, problem: Problem) -> bool:
+        """Whether a problem is one of its own: those with a weight mask are for engines that read masks."""
+        return self.reads_mask or not (isinstance(problem, ConvProblem) and problem.weight_mask)
+
     def accepts(self, problem: Problem, target: Target) -> Support:
         """`supports`, after what holds for every engine: what callers ask."""
-        if isinstance(problem, ConvProblem) and problem.weight_mask and not self.reads_mask:
+        if not self.competes(problem):
             return Support.no("computes dense weights: its rows are those of the problem without the mask")
         return self.supports(problem, target)
 

@@ -74,7 +74,7 @@ def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str)
         raise CompileError(name, compiler_support().reason)
     units = (source,) if isinstance(source, str) else tuple(source)
     key = hashlib.sha256("\0".join((*units, *flags, _identity(found))).encode()).hexdigest()[:24]
-    path = _folder() / f"{name}-{key}.so"
+    path = compiled_folder() / f"{name}-{key}.so"
     if not is_whole(path):
         _compile(found, units, flags, name, path)
     return path
@@ -153,7 +153,7 @@ def _identity(found: str) -> str:
 
 
 @cache
-def _folder() -> Path:
+def compiled_folder() -> Path:
     """Where libraries are kept: the user's cache, or a folder of this process where that cannot be written."""
     try:
         folder = cache_folder() / "compiled"

@@ -29,6 +29,7 @@ MANIFEST: Final[dict[str, str]] = {
     "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
     "pruned.c": "convoy.engines.pruned.c",
     "pruned.channels": "convoy.engines.pruned.channels",
+    "pruned.cuda": "convoy.engines.pruned.cuda",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
@@ -41,7 +42,6 @@ MANIFEST: Final[dict[str, str]] = {
 
 WAITING: Final[dict[str, str]] = {
     "cudnn": "convoy.engines.cudnn",
-    "pruned.cuda": "convoy.engines.pruned.cuda",
     "triton.persistent": "convoy.engines.triton.persistent",
     "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",

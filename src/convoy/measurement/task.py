@@ -92,7 +92,7 @@ class Task:
             if baseline_only and engine.id != BASELINE:
                 self.refusals[engine.id] = "not measured: the same region with its activation is on offer"
                 continue
-            if isinstance(problem, ConvProblem) and problem.weight_mask and not engine.reads_mask:
+            if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered beside this one
             support, space = ask(engine, problem, target)
             if support:

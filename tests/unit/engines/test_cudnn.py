@@ -254,7 +254,6 @@ def test_what_cudnn_says_of_a_failed_build_is_in_the_log(install):
         (replace(PLAIN, y_dtype="fp16"), H100, "one dtype"),
         (replace(PLAIN, layout="blocked"), H100, "got blocked"),
         (replace(PLAIN, n=0), H100, "needs a batch of at least 1, got 0"),
-        (replace(PLAIN, weight_mask="0123456789abcdef"), H100, "dense weights only"),
         (typed(PLAIN, "fp16", acc_dtype="fp16"), H100, "accumulates in fp32, got acc_dtype fp16"),
         (typed(PLAIN, "bf16"), replace(H100, arch="sm_75"), "bf16 needs compute capability 8.0 or newer, got sm_75"),
         (PLAIN, replace(H100, arch="sm_61"), "fp32 needs compute capability 7.0"),

@@ -24,7 +24,7 @@ return n; }"""
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(host_compiler, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(host_compiler, "compiled_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -102,7 +102,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(m
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setattr(host_compiler, "cache_folder", lambda: blocked / "below")
-    found = host_compiler._folder.__wrapped__()
+    found = host_compiler.compiled_folder.__wrapped__()
     assert found.is_dir()
     assert not found.is_relative_to(tmp_path)
     found.rmdir()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from convoy.engines.pruned.binaries import cached
+from convoy.engines.binaries import cached
 from convoy.errors import CompileError, LaunchError
 from convoy.target import Target
 
@@ -44,7 +44,7 @@ def compile_cubin(engine: str, source: str, target: Target) -> tuple[bytes, str]
         cubin, log = _compile(engine, source, arch)
         return len(log).to_bytes(4, "little") + log.encode() + cubin
 
-    kept = cached((source, arch, "nvrtc", str(error), *map(str, version)), make)
+    kept = cached(engine, (source, arch, "nvrtc", str(error), *map(str, version)), make)
     length = int.from_bytes(kept[:4], "little")
     log = kept[4 : 4 + length].decode()
     if "C7510" in log or "C7515" in log or "serialized" in log:

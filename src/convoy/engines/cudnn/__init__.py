@@ -116,8 +116,6 @@ def _within_reach(problem: Problem, target: Target) -> Support:
         return Support.no(f"{needs}, got {target.arch}")
     if problem.acc_dtype != "fp32":
         return Support.no(f"accumulates in fp32, got acc_dtype {problem.acc_dtype}")
-    if problem.weight_mask:
-        return Support.no("computes dense weights only, got a weight mask")
     if problem.n == 0:
         return Support.no("needs a batch of at least 1, got 0")
     largest = max(spec.elements for spec in (problem.x_spec, problem.weight_spec, problem.y_spec))

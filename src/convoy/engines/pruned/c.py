@@ -19,9 +19,9 @@ import torch
 from convoy.engines import host_compiler
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import plain_convolution
 from convoy.engines.pruned.blocks import LANES, REGISTERS, plan, write
 from convoy.engines.pruned.emit_c import FUSED, emit
+from convoy.engines.pruned.requirements import masked_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
 from convoy.problem import ConvProblem, Problem
@@ -121,19 +121,14 @@ class PrunedC(Engine):
         """Forward convolutions in fp32 and nchw whose mask is there and not too large."""
         if target.device != "cpu":
             return Support.no(f"needs a CPU, got {target.device}")
-        support = plain_convolution(problem)
-        if not support or not isinstance(problem, ConvProblem):
+        if not (support := masked_convolution(problem)):
             return support
-        if not problem.weight_mask:
-            return Support.no("computes pruned weights only, got a problem without a mask")
-        if problem.mask is None:
-            return Support.no(f"needs the positions of mask {problem.weight_mask}, got its digest alone")
+        assert isinstance(problem, ConvProblem)
+        assert problem.mask is not None
         if problem.x_dtype != "fp32":
             return Support.no(f"needs fp32, got {problem.x_dtype}")
         if problem.layout != "nchw":
             return Support.no(f"needs layout nchw, got {problem.layout}")
-        if problem.n == 0:
-            return Support.no("needs a batch of at least 1, got 0")
         if problem.mask.nonzeros > MOST_NONZEROS:
             return Support.no(f"writes code for at most {MOST_NONZEROS} non-zero weights, got {problem.mask.nonzeros}")
         return host_compiler.compiler_support()

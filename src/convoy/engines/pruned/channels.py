@@ -17,8 +17,9 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import plain_convolution, storage
+from convoy.engines.conditions import storage
 from convoy.engines.manifest import load_engine
+from convoy.engines.pruned.requirements import masked_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
 from convoy.engines.scratch import Scratch
@@ -145,13 +146,9 @@ class PrunedChannels(Engine):
         """Masked forward convolutions that become a tenth smaller."""
         if target.device != "cpu":
             return Support.no(f"needs a CPU, got {target.device}")
-        support = plain_convolution(problem)
-        if not support or not isinstance(problem, ConvProblem):
+        if not (support := masked_convolution(problem, empty=True)):
             return support
-        if not problem.weight_mask:
-            return Support.no("computes pruned weights only, got a problem without a mask")
-        if problem.mask is None:
-            return Support.no(f"needs the positions of mask {problem.weight_mask}, got its digest alone")
+        assert isinstance(problem, ConvProblem)
         if problem.groups != 1:
             return Support.no(f"needs groups = 1, got {problem.groups}")
         small = smaller(problem)

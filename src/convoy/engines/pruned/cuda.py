@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import plain_convolution
-from convoy.engines.pruned.binaries import cached
+from convoy.engines.binaries import cached
 from convoy.engines.pruned.emit_cuda import ACTIVATIONS, ELEMENT, MOST_VALUES, Module, emit
 from convoy.engines.pruned.ir import verify
 from convoy.engines.pruned.layout import Layout, lay_out
+from convoy.engines.pruned.requirements import masked_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import Cut, partition, positions, used_channels, used_taps, walk
 from convoy.errors import CompileError, LaunchError
@@ -40,6 +40,10 @@ LEAST_CAPABILITY: Final = 80
 
 MOST_NONZEROS: Final = 120_000
 """NVRTC 13 takes about a millisecond a non-zero, in as many threads as there are parts of `PART_VALUES`."""
+
+SPACE_NONZEROS: Final = 240_000
+"""Non-zeros that all settings of a space write code for: what is tried costs at most twice the largest code's building. On an
+H100's host, 16 cores, 3.7 thousand non-zeros take 4 to 6 s in one part."""
 
 CODE_BYTES: Final = 8 << 10
 """A barrier every 8 KB keeps a block's warps together in the instruction cache (NVIDIA, "reducing instruction cache misses")."""
@@ -80,7 +84,7 @@ def compile_module(source: str, arch: str) -> bytes:
         except Exception as error:  # cuda-core raises its own and RuntimeErrors, with NVRTC's log inside
             raise CompileError(PrunedCuda.id, "NVRTC refused the source", str(error)) from error
 
-    return cached((source, arch, "nvrtc", str(error), *map(str, version)), make)
+    return cached(PrunedCuda.id, (source, arch, "nvrtc", str(error), *map(str, version)), make)
 
 
 def template(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> Layout:
@@ -201,19 +205,14 @@ class PrunedCuda(Engine):
         """Forward convolutions in nchw whose mask is there and not too large."""
         if target.capability < LEAST_CAPABILITY:
             return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
-        support = plain_convolution(problem)
-        if not support or not isinstance(problem, ConvProblem):
+        if not (support := masked_convolution(problem)):
             return support
-        if not problem.weight_mask:
-            return Support.no("computes pruned weights only, got a problem without a mask")
-        if problem.mask is None:
-            return Support.no(f"needs the positions of mask {problem.weight_mask}, got its digest alone")
+        assert isinstance(problem, ConvProblem)
+        assert problem.mask is not None
         if problem.x_dtype not in ELEMENT:
             return Support.no(f"needs fp32 or fp16, got {problem.x_dtype}")
         if problem.layout != "nchw":
             return Support.no(f"needs layout nchw, got {problem.layout}")
-        if problem.n == 0:
-            return Support.no("needs a batch of at least 1, got 0")
         largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
         if 2 * largest >= _INDEX_LIMIT:
             return Support.no(f"indexes tensors of fewer than 2^30 elements, got {largest}")
@@ -229,6 +228,7 @@ class PrunedCuda(Engine):
         """Threads of a block (`lanes`), pixels of a thread (`vectors`), `filters` of a group, `channels` of a piece.
 
         Many pixels let blocks be large; few want small ones and small groups, so that there is work for every multiprocessor.
+        The more code a setting writes, the fewer are tried.
         """
         assert isinstance(problem, ConvProblem)
         assert problem.mask is not None
@@ -244,7 +244,8 @@ class PrunedCuda(Engine):
                 blocks = -(-pixels // (lanes * vectors)) * -(-problem.k // filters)
                 # The more sums a thread has, the fewer loads; but first every multiprocessor wants two blocks.
                 found.setdefault(knobs, min(blocks / (2 * target.units), 1) * (filters * vectors) ** 0.5)
-        return sorted(found, key=lambda knobs: -found[knobs])
+        most = max(2, SPACE_NONZEROS // max(problem.mask.nonzeros, 1))
+        return sorted(found, key=lambda knobs: -found[knobs])[:most]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The padded input."""

@@ -23,8 +23,6 @@ def conv_support(problem: Problem, target: Target, capability: int, direction: s
         return unpooled
     if problem.layout != "nhwc":
         return Support.no(f"needs layout nhwc, got {problem.layout}")
-    if problem.weight_mask:
-        return Support.no("computes dense weights only, got a weight mask")
     dtypes = {problem.x_dtype, problem.weight_dtype, problem.y_dtype}
     if len(dtypes) > 1 or not dtypes <= {"fp16", "bf16", "fp32"}:
         return Support.no(f"needs x, weight and y of one dtype of fp16, bf16, fp32, got {', '.join(sorted(dtypes))}")

@@ -236,8 +236,6 @@ class ZeroSkipCpu(Engine):
         support = plain_convolution(problem, pools=True)
         if not support or not isinstance(problem, ConvProblem):
             return support
-        if problem.weight_mask:
-            return Support.no("computes dense weights only, got a weight mask")
         for name, wanted, given in (
             ("fp32", "fp32", problem.x_dtype),
             ("layout nhwc", "nhwc", problem.layout),

@@ -15,6 +15,7 @@ from torch.nn.utils import prune
 
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.engines.pruned.blocks import REGISTERS
 from convoy.engines.pruned.c import ENGINE, FLAGS, MOST_NONZEROS
 from convoy.engines.pruned.emit_x86 import SETS, fits
@@ -45,7 +46,7 @@ needs_compiler = pytest.mark.skipif(not host_compiler.compiler(), reason="no C c
 def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         made = tmp_path_factory.mktemp("compiled")
-        patch.setattr(host_compiler, "_folder", lambda: made)
+        patch.setattr(host_compiler, "compiled_folder", lambda: made)
         yield made
 
 
@@ -220,14 +221,14 @@ def test_refusals_say_why(problem, target, words):
 
 
 def test_dense_engines_leave_masked_problems_to_others():
-    from convoy.engines.manifest import MANIFEST, load_engine
-
     problem = pruned(SMALL, "tenth")
-    reading = [name for name in MANIFEST if load_engine(name).reads_mask]
-    assert "pruned.c" in reading
-    for name in MANIFEST:
-        support = load_engine(name).accepts(problem, CPU)
-        assert name in reading or (not support and "mask" in support.reason)
+    engines = [load_engine(name, waiting()) for name in (*MANIFEST, *WAITING)]
+    assert ENGINE in [engine for engine in engines if engine.reads_mask]
+    for engine in engines:
+        assert engine.competes(problem) is engine.reads_mask is engine.id.startswith("pruned.")
+        assert engine.competes(SMALL)
+        support = engine.accepts(problem, CPU)
+        assert engine.reads_mask or (not support and "mask" in support.reason)
 
 
 def test_without_a_compiler_it_says_so(monkeypatch):

@@ -11,9 +11,8 @@ import torch
 from conv_cases import SHAPES
 from pruned_cases import SMALL, mask_of, pattern, pruned
 
-from convoy.engines import host_compiler
-from convoy.engines.manifest import MANIFEST, WAITING
-from convoy.engines.pruned import binaries, cuda
+from convoy.engines import binaries, host_compiler
+from convoy.engines.pruned import cuda
 from convoy.engines.pruned.cuda import ENGINE, cut_of, template
 from convoy.engines.pruned.emit_cuda import MOST_VALUES, emit
 from convoy.engines.pruned.ir import verify
@@ -158,7 +157,7 @@ def compiled(source):
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(host_compiler, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(host_compiler, "compiled_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -198,8 +197,8 @@ def test_a_damaged_binary_is_a_miss(harm, folder):
         made.append(None)
         return b"a binary"
 
-    assert binaries.cached(("source", "sm_90a"), make) == b"a binary"
-    assert binaries.cached(("source", "sm_90a"), make) == b"a binary"
+    assert binaries.cached(ENGINE.id, ("source", "sm_90a"), make) == b"a binary"
+    assert binaries.cached(ENGINE.id, ("source", "sm_90a"), make) == b"a binary"
     assert len(made) == 1
     (path,) = folder.iterdir()
     content = path.read_bytes()
@@ -208,21 +207,16 @@ def test_a_damaged_binary_is_a_miss(harm, folder):
     else:
         bad = {"cut": content[:-1], "changed": b"b" + content[1:], "emptied": b"", "appended": content + b"x"}
         path.write_bytes(bad[harm])
-    assert binaries.cached(("source", "sm_90a"), make) == b"a binary"
+    assert binaries.cached(ENGINE.id, ("source", "sm_90a"), make) == b"a binary"
     assert len(made) == 2
     assert path.read_bytes() == content
-    assert binaries.cached(("source", "sm_80"), make) == b"a binary"
+    assert binaries.cached(ENGINE.id, ("source", "sm_80"), make) == b"a binary"
     assert len(made) == 3, "another architecture is another binary"
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault(monkeypatch, tmp_path):
-    monkeypatch.setattr(host_compiler, "_folder", lambda: tmp_path / "not there")
-    assert binaries.cached(("source",), lambda: b"a binary") == b"a binary"
-
-
-def test_it_waits_until_it_has_run_on_a_gpu():
-    assert ENGINE.id in WAITING
-    assert ENGINE.id not in MANIFEST
+    monkeypatch.setattr(host_compiler, "compiled_folder", lambda: tmp_path / "not there")
+    assert binaries.cached(ENGINE.id, ("source",), lambda: b"a binary") == b"a binary"
 
 
 @pytest.mark.parametrize(
@@ -250,6 +244,15 @@ def test_refusals_say_why(problem, target, words, monkeypatch):
 def test_without_the_packages_it_says_so(monkeypatch):
     monkeypatch.setattr(cuda, "absence", lambda: "needs cuda-core and cuda-bindings")
     assert "cuda-core" in ENGINE.supports(pruned(SMALL, "tenth"), H100).reason
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.003, 15), (0.02, 6), (0.04, 2)])
+def test_the_more_code_the_fewer_settings(share, most):
+    problem = ConvProblem(64, 512, 7, 7, 512, 3, 3, 1, 1)
+    nonzero = np.random.default_rng(3).random(problem.weight_spec.shape) < share
+    space = ENGINE.space(problem.with_mask(mask_of(nonzero)), H100)
+    assert 2 <= len(space) <= most
+    assert len(space) * nonzero.sum() <= cuda.SPACE_NONZEROS
 
 
 @pytest.mark.parametrize("n", [1, 64])

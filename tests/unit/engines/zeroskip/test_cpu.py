@@ -180,7 +180,6 @@ def test_the_sizes_are_those_of_the_source():
         ({"layout": "nchw"}, "needs layout nhwc, got nchw"),
         ({"groups": 2}, "needs groups = 1, got 2"),
         ({"epilogue": Epilogue(activation="gelu")}, "none, relu, relu6, got gelu"),
-        ({"weight_mask": "0123456789abcdef"}, "mask"),
     ],
 )
 def test_refusals_say_what_was_needed(change, reason):

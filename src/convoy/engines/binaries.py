@@ -13,15 +13,16 @@ from convoy.engines import host_compiler
 _DIGEST_BYTES: Final = 32
 
 
-def cached(key: Sequence[str], make: Callable[[], bytes]) -> bytes:
+def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
     """What `make` gives, or gave before for this key.
 
     Args:
+        engine: its id, the beginning of the file's name.
         key: everything that decides what is made: source, architecture, compiler and its version, options.
         make: makes it; what it raises passes through.
     """
     name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
-    path = host_compiler._folder() / f"pruned.cuda-{name}.cubin"
+    path = host_compiler.compiled_folder() / f"{engine}-{name}.cubin"
     found = _read(path)
     if found is None:
         found = make()

@@ -447,7 +447,8 @@ def main() -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", choices=("curve", "vgg19", "pairs", "nets", "pools", "replica", "real")
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    # To ask whether there is CUDA would forbid this process to fork its builders.
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--numerics", default="strict")

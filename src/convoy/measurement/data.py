@@ -106,7 +106,7 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
 
     Args:
         problem: what is to be computed.
-        seed: same seed, same data.
+        seed: same seed, same data on the same kind of device: numbers are drawn where they are used.
         kind: `integer` (small integers; every partial sum, in any order and with bias and residual, is an integer that the
             accumulator and the storage types hold, so a right result is exact), `normal` (rectified normal x, normal
             weights, results of about unit variance) or `cancelling` (terms of alternating sign whose sum nearly vanishes).
@@ -121,28 +121,28 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
         plain = make_data(_with_constants(problem), seed, kind, device)
         x, *residual = plain.args
         return Data((x, *(in_layout(t, problem.layout) for t in plain.constants), *residual), ())
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     arg_specs, constant_specs = tensor_specs(problem)
     if isinstance(problem, (ConvProblem, LinearProblem)):
         args, constants = _operands(problem, kind, generator)
         if isinstance(problem, ConvProblem) and problem.weight_mask:
-            constants[0] = constants[0] * _kept(problem)
+            constants[0] = constants[0] * _kept(problem).to(device)
     else:
         args = [_plain(spec, kind, generator) for spec in arg_specs]
         constants = [_plain(spec, kind, generator) for spec in constant_specs]
     layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
-    placed = tuple(in_layout(t.to(DTYPES[s.dtype]).to(device), layout) for t, s in zip(args, arg_specs, strict=True))
-    held = tuple(t.to(DTYPES[s.dtype]).to(device) for t, s in zip(constants, constant_specs, strict=True))
+    placed = tuple(in_layout(t.to(DTYPES[s.dtype]), layout) for t, s in zip(args, arg_specs, strict=True))
+    held = tuple(t.to(DTYPES[s.dtype]) for t, s in zip(constants, constant_specs, strict=True))
     return Data(placed, held)
 
 
 def with_zeros(data: Data, percent: int, seed: int) -> Data:
     """The same data with so many percent of zeros in the first arg, in places drawn at random, and none elsewhere in it."""
     x = dense(data.args[0])
-    generator = torch.Generator().manual_seed(seed)
-    kept = torch.rand(x.shape, generator=generator).to(x.device) >= percent / 100
+    generator = torch.Generator(x.device).manual_seed(seed)
+    kept = torch.rand(x.shape, generator=generator, device=x.device) >= percent / 100
     # Values that are zero already (rectified ones) become ones of the usual size; integers stay integers, whose sums are exact.
-    usual = torch.rand(x.shape, generator=generator).to(x) + 0.5
+    usual = torch.rand(x.shape, generator=generator, device=x.device).to(x.dtype) + 0.5
     filled = torch.where(x == 0, usual.ceil() if torch.equal(x, x.round()) else usual, x)
     return Data((torch.where(kept, filled, 0.0).contiguous(memory_format=_format(x)), *data.args[1:]), data.constants)
 
@@ -155,10 +155,17 @@ def _format(tensor: torch.Tensor) -> torch.memory_format:
 def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Tensor:
     """A value of a piece of the graph."""
     if not DTYPES[spec.dtype].is_floating_point:
-        return torch.randint(0, 2, spec.shape, generator=generator)
-    if kind == "integer":
-        return torch.randint(-4, 5, spec.shape, generator=generator)
-    return torch.randn(spec.shape, generator=generator)
+        return _integers(0, 1, spec.shape, generator)
+    return _integers(-4, 4, spec.shape, generator) if kind == "integer" else _normal(spec.shape, generator)
+
+
+def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(tuple(shape), generator=generator, device=generator.device)
+
+
+def _integers(least: int, most: int, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Integers from `least` to `most`, both included."""
+    return torch.randint(least, most + 1, tuple(shape), generator=generator, device=generator.device)
 
 
 def _operands(
@@ -173,17 +180,17 @@ def _operands(
         dtypes = {result_specs(problem)[0].dtype, getattr(problem, "acc_dtype", "fp32")}
         most_first, most_second, limit = min((_MAGNITUDES[d] for d in dtypes), key=lambda m: m[2])
         terms = (limit - most_first * len(added)) // (most_first * most_second)
-        a = torch.randint(-most_first, most_first + 1, first, generator=generator)
-        b = torch.randint(1, most_second + 1, second, generator=generator)
-        b = b * (2 * torch.randint(0, 2, second, generator=generator) - 1) * _at_most(problem, terms, generator)
-        rest = [torch.randint(-most_first, most_first + 1, s.shape, generator=generator) for s in added]
+        a = _integers(-most_first, most_first, first, generator)
+        b = _integers(1, most_second, second, generator)
+        b = b * (2 * _integers(0, 1, second, generator) - 1) * _at_most(problem, terms, generator)
+        rest = [_integers(-most_first, most_first, s.shape, generator) for s in added]
     else:
         length = max(problem.reduction_length, 1)
-        a, b = torch.randn(first, generator=generator), torch.randn(second, generator=generator) / math.sqrt(length)
-        rest = [torch.randn(s.shape, generator=generator) for s in added]
+        a, b = _normal(first, generator), _normal(second, generator) / math.sqrt(length)
+        rest = [_normal(s.shape, generator) for s in added]
         if kind == "cancelling":
             a = 1 + a * 1e-2
-            b = b.abs() * _alternating(problem, second)
+            b = b.abs() * _alternating(problem, second).to(b.device)
         elif not (isinstance(problem, ConvProblem) and problem.direction == "dgrad"):
             a = a.relu()
     if gradient:
@@ -221,9 +228,9 @@ def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.
     """A mask of the second operand that leaves at most so many products in any sum."""
     outputs, length = _outputs(problem), problem.reduction_length
     if length <= terms:
-        return _by_output(problem, torch.ones(outputs, length, dtype=torch.int64))
-    mask = torch.zeros(outputs, length, dtype=torch.int64)
-    mask.scatter_(1, torch.randint(0, length, (outputs, terms), generator=generator), 1)
+        return _by_output(problem, torch.ones(outputs, length, dtype=torch.int64, device=generator.device))
+    mask = torch.zeros(outputs, length, dtype=torch.int64, device=generator.device)
+    mask.scatter_(1, _integers(0, length - 1, (outputs, terms), generator), 1)
     return _by_output(problem, mask)
 
 

@@ -98,15 +98,23 @@ def masked(problem: ConvProblem, sparsity: float, pattern: str) -> ConvProblem:
     return problem.with_mask(WeightMask(shape, np.packbits(nonzero).tobytes()))
 
 
-def best_rows(
-    problems: Sequence[ConvProblem], engines: Sequence[str], target: Target, settings: Settings
-) -> dict[str, Measurement]:
-    """The fastest row of each engine over some problems that compute the same; refusals and failures are printed."""
+Rows = Mapping[str, list[Measurement]]
+"""By problem key, what was measured."""
+
+
+def measure(problems: Sequence[ConvProblem], engines: Sequence[str], target: Target, settings: Settings) -> Rows:
+    """Every engine's rows for all problems, in one search: on a GPU kernels are compiled while others are timed."""
     known = [engine for engine in engines if engine in engine_ids(settings.engines)]
     with Database.open(settings.db, shipped=False) as database, closing(make_runner(target, settings)) as runner:
-        found = search(problems, engine_ids=known, target=target, settings=settings, database=database, runner=runner)
+        return search(
+            problems, engine_ids=known, target=target, settings=settings, database=database, runner=runner
+        ).rows
+
+
+def best_rows(problems: Sequence[ConvProblem], found: Rows) -> dict[str, Measurement]:
+    """The fastest row of each engine over some problems that compute the same; refusals and failures are printed."""
     best: dict[str, Measurement] = {}
-    for row in (row for rows in found.rows.values() for row in rows):
+    for row in (row for problem in problems for row in found[problem.key]):
         if not row.ok:
             print(f"  {row.config}: {row.status} {row.reason.splitlines()[0] if row.reason else ''}", flush=True)
         elif row.config.engine not in best or row.median_us < best[row.config.engine].median_us:
@@ -126,15 +134,10 @@ def record(recorder: Recorder, device: str, problem: ConvProblem, note: str, row
         )  # fmt: skip
 
 
-def dense_rows(problem: ConvProblem, target: Target, settings: Settings) -> dict[str, dict[str, Measurement]]:
-    """By numerics: the fastest row of each dense engine, in whichever memory format."""
-    wanted = {"strict": [problem]}
-    if target.device == "cuda":
-        wanted["as_torch"] = [replace(problem, numerics="as_torch")]
-    return {
-        numerics: best_rows([p.with_layout(f) for p in same for f in ("nchw", "nhwc")], DENSE, target, settings)
-        for numerics, same in wanted.items()
-    }
+def dense_problems(problem: ConvProblem, target: Target) -> dict[str, list[ConvProblem]]:
+    """By numerics: the problem in both memory formats."""
+    numerics = ("strict", "as_torch") if target.device == "cuda" else ("strict",)
+    return {n: [replace(problem, numerics=n).with_layout(f) for f in ("nchw", "nhwc")] for n in numerics}
 
 
 def fastest(rows: Mapping[str, Measurement], engines: Sequence[str] = ()) -> Measurement | None:
@@ -166,13 +169,18 @@ def main() -> None:
     ratios: dict[tuple[int, float, str], list[float]] = {}
     for batch in options.batches:
         layers = [*operators(options.operators, batch), *(resnet_layers(batch) if options.resnet else ())]
+        dense_of = {name: dense_problems(problem, target) for name, problem in layers}
+        masks = {(name, s): masked(problem, s, options.pattern) for name, problem in layers for s in options.sparsities}
+        plain = [p for by_numerics in dense_of.values() for same in by_numerics.values() for p in same]
+        found = dict(measure(plain, DENSE, target, settings))
+        found |= measure(list(masks.values()), SPARSE, target, settings)
         for name, problem in layers:
-            dense = dense_rows(problem, target, settings)
+            dense = {numerics: best_rows(same, found) for numerics, same in dense_of[name].items()}
             for numerics, rows in dense.items():
                 record(recorder, target.device, replace(problem, numerics=numerics), f"{name} dense", rows)
             for sparsity in options.sparsities:
-                pruned = masked(problem, sparsity, options.pattern)
-                rows = best_rows([pruned], SPARSE, target, settings)
+                pruned = masks[name, sparsity]
+                rows = best_rows([pruned], found)
                 record(recorder, target.device, pruned, f"{name} {options.pattern} {sparsity}", rows)
                 ours, csr = fastest(rows, OURS), rows.get("sparse_csr")
                 rivals = {"dense": fastest(dense["strict"]), "csr": csr}

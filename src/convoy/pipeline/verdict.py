@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_module
-from convoy.program.graph import forget_library_workspaces
+from convoy.program.recording import recording
 
 ROUNDS = 15
 """Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
@@ -168,12 +168,10 @@ def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], o
         with torch.cuda.stream(stream):
             for _ in range(3):
                 run()
-            stream.synchronize()
-            forget_library_workspaces()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                kept = run()
-        torch.cuda.current_stream().wait_stream(stream)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, stream):
+            kept = run()
     finally:
         torch.backends.cudnn.benchmark = before
 

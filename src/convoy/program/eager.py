@@ -50,6 +50,15 @@ class EagerProgram:
                 slots[slot] = None
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
 
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """Streams of its own; none here."""
+        return ()
+
+    def workspace(self) -> object:
+        """The scratch memory that this thread's calls use: what a graph of such a call must keep."""
+        return self._workspace()
+
     def _workspace(self) -> torch.Tensor | None:
         if not self.bound.workspace_bytes:
             return None

@@ -9,6 +9,7 @@ import torch
 
 from convoy.program.bind import Bound
 from convoy.program.eager import EagerProgram, empty
+from convoy.program.recording import recording, stream_beside
 from convoy.program.streamed import StreamedProgram
 
 _WARMUP_CALLS = 2
@@ -42,16 +43,15 @@ class GraphProgram:
         for tensor in self._inputs:
             tensor.zero_()
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(device)
+        stream = stream_beside(device, self.eager.streams)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(stream):
             for _ in range(_WARMUP_CALLS):
                 self.eager(self._inputs)
-            stream.synchronize()
-            forget_library_workspaces()
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._outputs = self.eager(self._inputs)
-        torch.cuda.current_stream(device).wait_stream(stream)
+        stream.synchronize()
+        with recording(self._graph, stream):
+            self._outputs = self.eager(self._inputs)
+        self._keeps = self.eager.workspace()  # the thread that captured may end before the graph does
         self._done = torch.cuda.Event()
         self._done.record(torch.cuda.current_stream(device))
 
@@ -74,17 +74,6 @@ class GraphProgram:
             stream.wait_event(self._done)
             self._graph.replay()
             self._done.record(stream)
-
-
-def forget_library_workspaces() -> None:
-    """Have cuBLAS allocate its workspace anew, so that a capture that follows takes it from the graph's own pool.
-
-    PyTorch keeps one workspace for each stream, and its own CUDA-graph compiler frees them all when it captures: a graph
-    that holds the address of one from before would then write to memory that is not its own.
-    """
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,12 @@ from convoy import plan as plans
 from convoy.capture import TrainingCapture
 from convoy.capture.joint import LossModule
 from convoy.plan.plan import Plan
+from convoy.program.capturable import has_state, why_not_capturable
+from convoy.program.eager import EagerProgram
+from convoy.program.footing import Footing
 from convoy.program.gradients import average, clip, has_hooks, put_gradients
-from convoy.program.module import Runnable, Signature, signature_of
-from convoy.program.step_graph import StepGraph, why_not_capturable
+from convoy.program.module import Signature, signature_of
+from convoy.program.step_graph import StepGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,11 @@ class StepProgram:
         capture: the graph's inputs and outputs by name.
         runnable: (parameters, buffers, batch) → (loss, gradients, new buffers); None where stock PyTorch runs.
         signature: the batches that it serves.
-        random: whether it draws random numbers.
     """
 
     plan: Plan
     capture: TrainingCapture
-    runnable: Runnable | None
+    runnable: EagerProgram | None
     signature: Signature
 
 
@@ -65,8 +67,9 @@ class TrainingStep:
     checkpoints, learning-rate schedules and hooks on parameters work as always. A batch of another shape, and a model whose
     training flags were changed, run as stock PyTorch would run them, with one warning.
 
-    On a GPU the step becomes one CUDA graph with its second call (the first initialises the optimizer), the update included
-    where the optimizer can be captured; `notes` says why where it cannot.
+    On a GPU the step becomes one CUDA graph as soon as the optimizer has its state, mostly with the second call, the update
+    included; where gradients are accumulated, one graph each for the first, the middle and the last call. `notes` says why
+    where it does not.
 
     Args:
         model: the module, without a DistributedDataParallel around it.
@@ -88,10 +91,10 @@ class TrainingStep:
         self.program = program
         self.notes: list[str] = list(program.plan.notes)
         self._stock = LossModule(model, loss_fn, options.amp, scaled=options.scaler is not None)
-        self._modes = _modes(model)
+        self._footing = Footing(model)
+        self._flags = self._footing.flags()
         self._warned: set[str] = set()
         self._micro = 0
-        self._calls = 0
         self._graph: StepGraph | None = None
         self._graph_refused = False
 
@@ -131,7 +134,6 @@ class TrainingStep:
             with torch.no_grad():
                 loss = self._work(self._leaves((x, *targets)), first=self._micro == 0, last=last)
         self._micro = 0 if last else self._micro + 1
-        self._calls += 1
         return loss
 
     # --- the step itself ------------------------------------------------------------------------------------------------
@@ -191,36 +193,59 @@ class TrainingStep:
     # --- one CUDA graph -------------------------------------------------------------------------------------------------
 
     def _wants_graph(self) -> bool:
-        """Whether this call is to be replayed: on a GPU, from the second call on, where nothing speaks against it."""
-        if self._graph_refused or self._calls == 0 or _device((*self.model.parameters(),)).type != "cuda":
+        """Whether this call is to be replayed: on a GPU, where nothing speaks against it, once the optimizer has its state."""
+        if self._graph_refused or self._footing.device.type != "cuda":
             return False
-        reason = why_not_capturable(self.optimizer, scaled=self.options.scaler is not None)
-        if self.options.accumulate > 1:
-            reason = "gradients are accumulated over several calls"
-        elif has_hooks(list(self.model.parameters())):
+        reason = why_not_capturable(self.optimizer, scaled=self._scaler() is not None)
+        if has_hooks(self._footing.parameters):
             reason = "a parameter has hooks, which Python must call"
         if reason:
             self._graph_refused = True
             self.notes.append(f"the step is launched kernel by kernel, not as one CUDA graph: {reason}")
-        return not reason
+            return False
+        # An update that has begun is ended as it was begun: its gradients lie where they were made.
+        return self._graph is not None or (self._micro == 0 and has_state(self.optimizer, self._learned()))
 
     def _run_graph(self, batch: tuple[Any, ...]) -> torch.Tensor:
         leaves = self._leaves(batch)
-        if self._graph is None or self._graph.is_stale():
-            work = lambda static: self._work(static, first=True, last=True)  # noqa: E731 - a name would say nothing
+        if self._graph is None:
             try:
-                self._graph = StepGraph(work, leaves, self.model, self.optimizer)
+                self._graph = self._capture(leaves)
             except RuntimeError as error:
                 self._graph_refused = True
-                self._graph = None
                 words = str(error).splitlines()[0]
                 self._warn_once(
                     f"the step could not be captured as a CUDA graph and is launched kernel by kernel: {words}"
                 )
                 self.notes.append(f"the step could not be captured as a CUDA graph: {words}")
                 with torch.no_grad():
-                    return self._work(leaves, first=True, last=True)
-        return self._graph(leaves)
+                    return self._work(leaves, first=True, last=self.options.accumulate == 1)
+        return self._graph(leaves, self._micro)
+
+    def _capture(self, leaves: Sequence[torch.Tensor]) -> StepGraph:
+        runnable = self.program.runnable
+        assert runnable is not None
+        made = StepGraph(
+            self._work,
+            leaves,
+            self.model,
+            self.optimizer,
+            scaler=self._scaler(),
+            micro=self.options.accumulate,
+            streams=runnable.streams,
+            keeps=runnable.workspace(),
+        )
+        self._footing = Footing(self.model, self.optimizer)
+        return made
+
+    def _learned(self) -> list[nn.Parameter]:
+        parameters = dict(self.model.named_parameters())
+        return [parameters[name] for name in self.program.capture.learned]
+
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        """The gradient scaler, where there is one that is on."""
+        scaler = self.options.scaler
+        return scaler if scaler is not None and scaler.is_enabled() else None
 
     # --- when stock PyTorch runs ----------------------------------------------------------------------------------------
 
@@ -230,7 +255,10 @@ class TrainingStep:
             return ""
         if signature_of(batch, {}) != self.program.signature:
             return "no plan for this batch's shapes or dtypes: the stock step runs"
-        if _modes(self.model) != self._modes:
+        if self._footing.moved():
+            self._footing = Footing(self.model)
+            self._graph = None
+        if self._footing.flags() != self._flags:
             return "training or requires_grad flags were changed after capture: the stock step runs"
         return None
 
@@ -243,11 +271,6 @@ class TrainingStep:
 def scale_of(scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
     """The factor that a scaler multiplies the loss by, as a tensor of its own device."""
     return scaler.scale(torch.ones((), device=device))
-
-
-def _modes(model: nn.Module) -> tuple[bool, ...]:
-    """What a captured step rests on besides shapes."""
-    return (*(m.training for m in model.modules()), *(p.requires_grad for p in model.parameters()))
 
 
 def _device(values: Sequence[Any] | Mapping[str, Any]) -> torch.device:

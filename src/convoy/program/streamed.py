@@ -9,6 +9,7 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.program.bind import Bound
 from convoy.program.eager import EagerProgram, in_layout, placed
+from convoy.program.recording import stream_beside
 
 
 class StreamedProgram(EagerProgram):
@@ -29,13 +30,24 @@ class StreamedProgram(EagerProgram):
         for step in bound.steps:
             stream = step.step.stream
             wanted[stream] = max(wanted.get(stream, 0), step.executable.workspace_bytes)
-        self._side = {index: torch.cuda.Stream(device) for index in sorted(wanted) if index}
+        self._side: dict[int, torch.cuda.Stream] = {}
+        for index in sorted(wanted.keys() - {0}):
+            self._side[index] = stream_beside(device, tuple(self._side.values()))
         self._workspaces = {
             index: torch.empty(size, dtype=torch.uint8, device=device) for index, size in wanted.items() if size
         }
         # Steps of several streams write to these, so they are there before any of them starts.
         self._wholes = {place.slot: place for step in bound.steps for place in step.places if place is not None}
         self._awaited = {before for step in bound.steps for before in step.step.waits}
+
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """The side streams."""
+        return tuple(self._side.values())
+
+    def workspace(self) -> object:
+        """The scratch memory of all streams."""
+        return self._workspaces
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order, ready on the caller's stream."""

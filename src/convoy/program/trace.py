@@ -13,7 +13,7 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.plan.timeline import Span, spans
 from convoy.program.eager import EagerProgram
-from convoy.program.graph import forget_library_workspaces
+from convoy.program.recording import recording, stream_beside
 
 ROUNDS: Final = 5
 """Runs whose median counts, after two that do not."""
@@ -83,15 +83,14 @@ def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
     count = len(program.bound.steps)
     events = [[torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)] for _ in range(count)]
     clocked = _clocked(program, lambda step, side: events[step][side].record())
-    stream = torch.cuda.Stream(program.device)
+    stream = stream_beside(program.device, clocked.streams)
     stream.wait_stream(torch.cuda.current_stream(program.device))
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.device(program.device):
         with torch.cuda.stream(stream):
             program(inputs)
         stream.synchronize()
-        forget_library_workspaces()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with recording(graph, stream):
             clocked(inputs)
         found: list[Marks] = []
         for _ in range(ROUNDS + 2):

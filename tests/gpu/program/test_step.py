@@ -98,24 +98,137 @@ def test_steps_are_those_of_pytorch(db: Path, optimizer: Callable[[nn.Module], t
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"accumulate": 2}, "accumulated"),
-        ({"scaler": True}, "scaler"),
         ({"hook": True}, "hooks"),
+        ({"adagrad": True}, "Adagrad cannot be captured"),
     ],
 )
 def test_what_cannot_be_captured_runs_kernel_by_kernel(db: Path, change: dict, words: str):
     model, change = net(), dict(change)
     if change.pop("hook", False):
         model.get_parameter("fc.bias").register_post_accumulate_grad_hook(lambda p: None)
-    if change.pop("scaler", False):
-        change["scaler"] = torch.amp.GradScaler("cuda", init_scale=64.0)
     before = weights(model)
-    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings(db), **change)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01) if change.pop("adagrad", False) else sgd(model)
+    step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], settings=settings(db), **change)
     for x, y in batches(4):
         step(x, y)
     assert step._graph is None
     assert any(words in note for note in step.notes)
     assert not torch.equal(before, weights(model))
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_accumulated_steps_are_graphs(db: Path, accumulate: int):
+    model, stock = net(), net()
+    ours, theirs = sgd(model), sgd(stock)
+    step = convoy.training_step(
+        model, cross_entropy, ours, batches(1)[0], accumulate=accumulate, clip_grad_norm=1.0, settings=settings(db)
+    )
+    for index, (x, y) in enumerate(batches(4 * accumulate)):
+        before = weights(model)
+        step(x, y)
+        (cross_entropy(stock(x), y) / accumulate).backward()
+        if (index + 1) % accumulate:
+            assert torch.equal(before, weights(model))
+            continue
+        torch.nn.utils.clip_grad_norm_(stock.parameters(), 1.0)
+        theirs.step()
+        theirs.zero_grad()
+    assert step._graph is not None
+    assert len(step._graph._graphs) == accumulate
+    assert float((weights(model) - weights(stock)).norm() / weights(stock).norm()) < 5e-3
+
+
+@pytest.mark.parametrize("maker", [sgd, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)], ids=["sgd", "adamw"])
+def test_a_scaled_step_is_one_graph_and_skips_what_overflows(
+    db: Path, maker: Callable[[nn.Module], torch.optim.Optimizer]
+):
+    model, stock = net(), net()
+    ours, theirs = maker(model), maker(stock)
+    scalers = [torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=3) for _ in range(2)]
+    step = convoy.training_step(
+        model, cross_entropy, ours, batches(1)[0], amp=torch.float16, scaler=scalers[0], settings=settings(db)
+    )
+    for index, (x, y) in enumerate(batches(8)):
+        given = x.clone()
+        if index == 4:
+            given[0, 0, 0, 0] = float("inf")
+        before = weights(model)
+        step(given, y)
+        theirs.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = cross_entropy(stock(given), y)
+        scalers[1].scale(loss).backward()
+        scalers[1].step(theirs)
+        scalers[1].update()
+        assert torch.equal(before, weights(model)) == (index == 4)
+        if index == 4:  # the running statistics took the batch in
+            for one in (model, stock):
+                for name, buffer in one.named_buffers():
+                    buffer.copy_(torch.ones_like(buffer) if "running" in name else buffer)
+    assert step._graph is not None
+    assert scalers[0].get_scale() == scalers[1].get_scale() != 1024.0
+    assert float((weights(model) - weights(stock)).norm() / weights(stock).norm()) < 1e-2
+
+
+def test_options_schedules_and_checkpoints_find_the_optimizer_as_it_was(db: Path):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], settings=settings(db))
+    for x, y in batches(3):
+        step(x, y)
+    assert step._graph is not None
+    assert {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} == before
+
+
+def test_a_state_that_is_loaded_is_the_one_that_is_used(db: Path):
+    """A checkpoint that is read while the graph is there: its momentum, not that which the graph was captured with."""
+    chosen = dataclasses.replace(settings(db), deterministic=True)
+
+    def trained(*, reload: bool) -> torch.Tensor:
+        model = net()
+        optimizer = sgd(model)
+        step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], settings=chosen)
+        for x, y in batches(3):
+            step(x, y)
+        kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        if reload:
+            for x, y in batches(5)[3:]:
+                step(x, y)
+            model.load_state_dict(kept[0])
+            optimizer.load_state_dict(kept[1])
+        for x, y in batches(5)[3:]:
+            step(x, y)
+        return weights(model)
+
+    torch.testing.assert_close(trained(reload=True), trained(reload=False), rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_outlives_the_thread_that_captured_it(db: Path):
+    made: list[TrainingStep] = []
+    model = net()
+
+    def tune() -> None:
+        step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=settings(db))
+        for x, y in batches(2):
+            step(x, y)
+        made.append(step)
+
+    thread = threading.Thread(target=tune)
+    thread.start()
+    thread.join()
+    torch.cuda.empty_cache()
+    stock = net()
+    theirs = sgd(stock)
+    held = [torch.full((1 << 22,), float("nan"), device="cuda") for _ in range(8)]
+    for index, (x, y) in enumerate((*batches(2), *batches(4))):
+        if index >= 2:
+            made[0](x, y)
+        theirs.zero_grad()
+        cross_entropy(stock(x), y).backward()
+        theirs.step()
+    assert len(held) == 8
+    assert float((weights(model) - weights(stock)).norm() / weights(stock).norm()) < 5e-3
 
 
 def test_autocast_and_clipping_in_the_graph(db: Path):

@@ -1,0 +1,56 @@
+"""Footing: what a captured step rests on besides its batch, and whether it is still so."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from convoy.program.capturable import options
+
+
+class Footing:
+    """What a captured step rests on besides its batch: a model's modules, flags and tensors, an optimizer's state.
+
+    Looked at before every step, so everything is found once: walking DenseNet-121's modules four times took 2.8 ms.
+
+    Args:
+        model: whose parameters and buffers the step reads and writes in place.
+        optimizer: whose state it reads and writes in place; None where only the model is looked at.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        modules = list(model.modules())
+        held = [part for m in modules for part in (m._modules, m._parameters, m._buffers)]
+        self._modules = modules
+        self._held = [(part, name, value) for part in held for name, value in part.items()]
+        self._tensors = [value for _, _, value in self._held if isinstance(value, torch.Tensor)]
+        self.parameters = list(model.parameters())
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self._places = self._places_now()
+        self._optimizer = optimizer
+        self._options = options(optimizer) if optimizer else []
+        state = optimizer.state if optimizer else {}
+        self._state = state
+        self._kept = [
+            (own, name, value)
+            for own in state.values()
+            for name, value in own.items()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def flags(self) -> list[bool]:
+        """Which modules are in training mode, and which parameters require a gradient."""
+        return [m.training for m in self._modules] + [p.requires_grad for p in self.parameters]
+
+    def moved(self) -> bool:
+        """Whether a tensor of the model was replaced or lies elsewhere, or the optimizer has other options or another state."""
+        if any(part.get(name) is not value for part, name, value in self._held) or self._places != self._places_now():
+            return True
+        if self._optimizer is None:
+            return False
+        if self._optimizer.state is not self._state or self._options != options(self._optimizer):
+            return True
+        return any(own.get(name) is not value for own, name, value in self._kept)
+
+    def _places_now(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self._tensors]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from convoy.schedule.contention import CostModel, Sharing, fit_capacity, simulate
 from convoy.schedule.dag import Dag, dag_of
 from convoy.schedule.memory import Arena, check, lifetimes, plan_memory
+from convoy.schedule.resources import Capacity, Kernel, share_of
 from convoy.schedule.streams import EVENT_US, Placed, finished_before, spread
 
 __all__ = [
     "EVENT_US",
     "Arena",
+    "Capacity",
+    "CostModel",
     "Dag",
+    "Kernel",
     "Placed",
+    "Sharing",
     "check",
     "dag_of",
     "finished_before",
+    "fit_capacity",
     "lifetimes",
     "plan_memory",
+    "share_of",
+    "simulate",
     "spread",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from convoy.schedule.memory import Launch
 
@@ -15,15 +15,31 @@ class Dag:
     Attributes:
         times_us: time of each launch.
         needs: for each launch, the launches whose results it reads, ascending.
+        shares: part of the device that each launch takes while it runs, 0..1; empty where that is not known.
+        lanes: launches that must run on a stream of their own kind, such as a network's, by index: the stream.
     """
 
     times_us: tuple[float, ...]
     needs: tuple[tuple[int, ...], ...]
+    shares: tuple[float, ...] = ()
+    lanes: Mapping[int, int] = field(default_factory=dict[int, int])
+
+    def share(self, launch: int) -> float:
+        """Part of the device that a launch takes; all of it where that is not known."""
+        return self.shares[launch] if self.shares else 1.0
 
     @property
     def total_us(self) -> float:
         """Time on one stream."""
         return sum(self.times_us)
+
+    def followers(self) -> list[list[int]]:
+        """For each launch, those that need it, ascending."""
+        found: list[list[int]] = [[] for _ in self.needs]
+        for index, needs in enumerate(self.needs):
+            for before in needs:
+                found[before].append(index)
+        return found
 
     def distances_us(self) -> list[float]:
         """For each launch, the longest way from its start to the end of everything that waits for it."""
@@ -36,10 +52,7 @@ class Dag:
     def critical_path(self) -> list[int]:
         """The launches on the longest way, first to last; the earliest of equals."""
         distances = self.distances_us()
-        followers: list[list[int]] = [[] for _ in distances]
-        for index, before in enumerate(self.needs):
-            for b in before:
-                followers[b].append(index)
+        followers = self.followers()
         at = max((i for i, needs in enumerate(self.needs) if not needs), key=lambda i: distances[i], default=-1)
         path: list[int] = []
         while at >= 0:
@@ -48,21 +61,32 @@ class Dag:
         return path
 
     @property
+    def device_us(self) -> float:
+        """Time in which a device that is full all the while does all the work: no schedule can be shorter, if shares add up."""
+        return sum(time * self.share(launch) for launch, time in enumerate(self.times_us))
+
+    @property
+    def bound_us(self) -> float:
+        """The larger of both bounds."""
+        return max(self.critical_us, self.device_us if self.shares else 0.0)
+
+    @property
     def critical_us(self) -> float:
         """Time of the critical path: no schedule can be shorter, however many streams there are."""
         return max(self.distances_us(), default=0.0)
 
 
-def dag_of(launches: Sequence[Launch], times_us: Sequence[float]) -> Dag:
+def dag_of(launches: Sequence[Launch], times_us: Sequence[float], shares: Sequence[float] = ()) -> Dag:
     """The dependencies of launches that read and make named values; a value is made before it is read.
 
     Args:
         launches: in an order that works on one stream.
         times_us: their times.
+        shares: parts of the device that they take, where known.
     """
     made: dict[str, int] = {}
     needs: list[tuple[int, ...]] = []
     for index, launch in enumerate(launches):
         needs.append(tuple(sorted({made[name] for name in launch.args if name in made})))
         made.update(dict.fromkeys(launch.results, index))
-    return Dag(tuple(times_us), tuple(needs))
+    return Dag(tuple(times_us), tuple(needs), tuple(shares))

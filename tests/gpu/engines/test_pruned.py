@@ -1,4 +1,4 @@
-"""pruned.cuda on the GPU: every pattern of zeros, bit for bit; new values under one mask; graphs; infinite inputs."""
+"""The pruned engines on the GPU: every pattern of zeros, bit for bit; new values under one mask; graphs; infinite inputs."""
 
 import math
 import sys
@@ -14,6 +14,7 @@ from conv_cases import EPILOGUES, SHAPES
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
+from convoy.engines.pruned import sparse24
 from convoy.engines.pruned.cuda import ENGINE
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
@@ -96,3 +97,61 @@ def test_nan_weights_are_values_and_infinite_inputs_meet_no_zero(target):
         y = torch.zeros(problem.y_spec.shape, device="cuda")
         executable.launch(Buffers((torch.full((1, 2, 9, 9), inputs, device="cuda"),), [y], packed), workspace)
         assert bool(y.isnan().any()) is math.isnan(value)
+
+
+# --- pruned.sparse24 ----------------------------------------------------------------------------------------------------
+
+
+def two_of_four(problem):
+    """The problem with a mask of at most two values in every four channels: often two, at times one or none."""
+    k, c, r, s = problem.weight_spec.shape
+    rng = np.random.default_rng([k, c, r, s])
+    order = rng.random((k, c // 4, 4, r, s)).argsort(axis=2).argsort(axis=2)
+    kept = order < rng.choice([0, 1, 2, 2, 2, 2], (k, c // 4, 1, r, s))
+    return problem.with_mask(mask_of(kept.reshape(k, c, r, s)))
+
+
+def nhwc(*sizes, dtype="fp16", **rest):
+    half = {"x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype, "numerics": "half"}
+    return two_of_four(ConvProblem(*sizes, layout="nhwc", **half, **rest))
+
+
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+SPARSE = {
+    "1x1": nhwc(1, 64, 8, 8, 64, 1, 1),
+    "3x3": nhwc(4, 128, 14, 14, 128, 3, 3, 1, 1, epilogue=FULL),
+    "3x3 bf16": nhwc(4, 128, 14, 14, 128, 3, 3, 1, 1, dtype="bf16", epilogue=FULL),
+    "odd blocks": nhwc(3, 200, 9, 11, 72, 3, 3, 1, 1, epilogue=Epilogue(bias=True, activation="silu")),
+    "stride and dilation": nhwc(2, 64, 23, 25, 136, 3, 2, 2, 1, 2, 3, 2, 3, epilogue=FULL),
+    "wide": nhwc(32, 256, 14, 14, 256, 3, 3, 1, 1, epilogue=FULL),
+    "many filters": nhwc(8, 256, 14, 14, 1024, 1, 1, epilogue=FULL),
+}
+
+
+def sparse_faults(problem, target, knobs):
+    executable = sparse24.ENGINE.build(problem, knobs, target)
+    kinds = ("integer", "normal")
+    verdicts = [judge(executable, "implicit_gemm", problem, make_data(problem, 1, k, "cuda"), k) for k in kinds]
+    return [f"{problem} [{knobs}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse24_is_exact(name, target):
+    problem = SPARSE[name]
+    support = sparse24.ENGINE.accepts(problem, target)
+    assert support, support.reason
+    assert not sparse_faults(problem, target, sparse24.ENGINE.space(problem, target)[0])
+
+
+@pytest.mark.parametrize("name", ["3x3", "many filters"])
+def test_sparse24_is_exact_in_every_setting(name, target):
+    problem = SPARSE[name]
+    found = [sparse_faults(problem, target, knobs) for knobs in sparse24.ENGINE.space(problem, target)]
+    assert not [fault for faults in found for fault in faults]
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+@pytest.mark.parametrize(("rows", "consumers"), [(64, 1), (64, 2), (64, 3), (128, 1), (128, 2)])
+def test_sparse24_is_exact_in_every_kind_of_tile(rows, consumers, cluster, target):
+    form = sparse24.Form(rows, 96, 3, consumers, cluster)
+    assert not sparse_faults(SPARSE["many filters"], target, form.knobs)

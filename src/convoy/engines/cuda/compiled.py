@@ -90,6 +90,7 @@ class Function:
         self.engine, self.cubin, self.name, self.shared_bytes = engine, cubin, name, shared_bytes
         self._lock = threading.Lock()
         self._loaded: dict[int, Any] = {}
+        self._clusters: dict[tuple[int, int, int], int] = {}
 
     def load(self, device: int) -> Any:
         """The driver's function; loaded once, outside of any capture."""
@@ -104,6 +105,24 @@ class Function:
                 self._checked(driver.cuFuncSetAttribute(function, shared, self.shared_bytes))
                 self._loaded[device] = function
             return self._loaded[device]
+
+    def clusters(self, device: int, threads: int, cluster: int) -> int:
+        """How many clusters run at one time on a device: what a persistent kernel launches. Asked of the driver once."""
+        from cuda.bindings import driver
+
+        key = (device, threads, cluster)
+        if key not in self._clusters:
+            function = self.load(device)
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+            config.sharedMemBytes = self.shared_bytes
+            sizes = driver.CUlaunchAttribute()
+            sizes.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            sizes.value.clusterDim.x, sizes.value.clusterDim.y, sizes.value.clusterDim.z = cluster, 1, 1
+            config.attrs, config.numAttrs = [sizes], 1
+            self._clusters[key] = max(1, int(self._checked(driver.cuOccupancyMaxActiveClusters(function, config))))
+        return self._clusters[key]
 
     def launch(
         self,

@@ -37,9 +37,33 @@ def product(columns: int, dtype: str) -> str:
     )
 
 
+def sparse_product(columns: int, dtype: str) -> str:
+    """`multiply_sparse<half>(d, a, b, metadata)`: as `product`, over 32 columns of A of which 16 are there, as `metadata` says.
+
+    `half` says which lanes of every four have the metadata: the first two or the last two (PTX ISA, sparsity selector).
+    """
+    kind = {"fp16": "f16", "bf16": "bf16"}[dtype]
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    operands = ", ".join(f"%{count + i}" for i in range(4)) + ", 1, 1, 1, 0, 0"
+    name = f"wgmma.mma_async.sp.sync.aligned.m64n{columns}k32.f32.{kind}.{kind}"
+    return (
+        f"template <int HALF> DEVICE void multiply_sparse(float (&d)[{count}], u64 a, u64 b, u32 metadata) {{\n"
+        f'  asm volatile("{name} {{{registers}}}, {operands};\\n"\n'
+        f'    : {outputs} : "l"(a), "l"(b), "r"(metadata), "n"(HALF));\n}}\n'
+    )
+
+
 def defines(settings: Mapping[str, int]) -> str:
     """Macros."""
     return "".join(f"#define {name} {value}\n" for name, value in settings.items())
+
+
+def sparse_source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:
+    """The same for a kernel whose weights are 2:4 sparse."""
+    headers = text("hopper.cuh") + text("sparse.cuh") + text("epilogue.cuh")
+    return defines(settings) + headers + sparse_product(settings["BN"], dtype) + text(f"{kernel}.cu")
 
 
 def source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:

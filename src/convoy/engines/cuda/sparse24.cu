@@ -1,0 +1,188 @@
+// Convolution with 2:4 sparse weights as an implicit GEMM: y^T[k, pixels] = weight[k, taps and channels] · x^T, persistent and
+// warp-specialised. The weight is the first operand, compressed: of every four channels two values, and which two as metadata.
+//
+// One warpgroup copies: pixels by TMA in im2col mode, weights and metadata as one run of bytes that the host packed in the order of
+// shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile. With CLUSTER, blocks have the same
+// pixels and different filters: each copies its share of the pixels to all. One iteration is one tap and 64 channels: two products
+// of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the second's.
+//
+// Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
+// CLUSTER, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and multiply_sparse<half>().
+
+struct Sizes {
+  int pixels, k, pitch, q, pq, tiles_k, units, c_blocks, iterations, s;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+};
+
+#define FILTERS (ROWS * CONSUMERS)
+#define PARTS (ROWS / 64)
+#define PIXEL_BYTES (BN * 128)
+#define CHUNK_BYTES (FILTERS * 72)
+#define STAGE_BYTES (PIXEL_BYTES + (CHUNK_BYTES + 1023) / 1024 * 1024)
+#define CHANNELS 64
+#define SHARE (BN / CLUSTER)
+#define GROUPS (BN / 8)
+
+typedef u16 Value;
+
+struct Ring {  // a place in the ring of stages
+  int stage;
+  u32 phase;
+  DEVICE_MEMBER void next() {
+    if (++stage == STAGES) { stage = 0; phase ^= 1; }
+  }
+};
+
+DEVICE void produce(const Map* x, const unsigned char* weights, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+  Ring ring = {0, 0};
+  for (int unit = first; unit < z.units; unit += step) {
+    int groups = z.tiles_k / CLUSTER, tile_k = unit % groups * CLUSTER + (int)rank;
+    int pixel = unit / groups * BN + (int)rank * SHARE;
+    const unsigned char* chunk = weights + (long long)tile_k * z.iterations * CHUNK_BYTES;
+    int image = pixel / z.pq, rest = pixel % z.pq;
+    int h = rest / z.q * z.stride_h - z.pad_h, width = rest % z.q * z.stride_w - z.pad_w;
+    for (int i = 0; i < z.iterations; i++) {
+      int tap = i / z.c_blocks, c = (i - tap * z.c_blocks) * CHANNELS;
+      u32 pixels = stages + ring.stage * STAGE_BYTES, bar = full + 8 * ring.stage;
+      u16 right = (u16)(tap % z.s * z.dilation_w), down = (u16)(tap / z.s * z.dilation_h);
+      barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+      barrier_expect(bar, PIXEL_BYTES + CHUNK_BYTES);
+#if CLUSTER == 1
+      copy_pixels(pixels, x, bar, c, width, h, image, right, down);
+#else
+      copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, c, width, h, image, right, down, (1 << CLUSTER) - 1);
+#endif
+      copy_bytes(pixels + PIXEL_BYTES, chunk, CHUNK_BYTES, bar);
+      chunk += CHUNK_BYTES;
+      ring.next();
+    }
+  }
+}
+
+// One arrival a warp: a warp may end its products before the others of its group have begun to wait for the stage.
+DEVICE void release(u32 bar, int lane) {
+#if CLUSTER == 1
+  if (lane == 0) barrier_arrive(bar);
+#else
+  if (lane < CLUSTER) barrier_arrive_at(bar, lane);
+#endif
+}
+
+// One iteration's products are begun; those before them are waited for and their stage is given back.
+DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[PARTS], Ring& ring, u32& before, u32 stages, u32 full, u32 empty, int who, int thread, int lane) {
+  u32 pixels = stages + ring.stage * STAGE_BYTES, weights = pixels + PIXEL_BYTES;
+  barrier_wait(full + 8 * ring.stage, ring.phase);
+#pragma unroll
+  for (int part = 0; part < PARTS; part++)
+    metadata[part] = shared_word(weights + FILTERS * 64 + ((who * PARTS + part) * 128 + thread) * 4);
+  products_begin();
+#pragma unroll
+  for (int part = 0; part < PARTS; part++)
+    multiply_sparse<0>(d[part], sparse_operand(weights + (who * PARTS + part) * 4096), operand(pixels), metadata[part]);
+#pragma unroll
+  for (int part = 0; part < PARTS; part++)
+    multiply_sparse<1>(d[part], sparse_operand(weights + (who * PARTS + part) * 4096 + 32), operand(pixels + 64), metadata[part]);
+  products_commit();
+  products_wait<1>();
+  if (before) release(before, lane);
+  before = empty + 8 * ring.stage;
+  ring.next();
+}
+
+// Two groups of eight pixels by the sixteen filters of a warp: a lane's sums are two neighbouring pixels of a filter, its sixteen
+// bytes of y eight filters of a pixel.
+DEVICE void store_groups(const float (&d)[BN / 2], int g, int pixel0, int filter0, int lane, const float (&added)[2], Value* y, const Value* residual, const Sizes& z) {
+  int part = lane % 4, pixel = pixel0 + (g + part / 2) * 8 + lane / 4, filter = filter0 + part % 2 * 8;
+  bool mine = g + part / 2 < GROUPS && pixel < z.pixels && filter < z.k;
+  u32 words[4];
+#if RESIDUAL
+  u32 more[4] = {0, 0, 0, 0};
+  if (mine) {
+    uint4 four = *(const uint4*)(residual + (long long)pixel * z.k + filter);
+    more[0] = four.x; more[1] = four.y; more[2] = four.z; more[3] = four.w;
+  }
+  transpose(more, part);
+#endif
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int group = g + i / 2, half = i % 2;
+    float low = 0.f, high = 0.f;
+    if (group < GROUPS) { low = d[4 * group + 2 * half]; high = d[4 * group + 2 * half + 1]; }
+    low += added[half];
+    high += added[half];
+#if RESIDUAL
+    u32 two = transposed(more[i]);
+    low += unpack((u16)(two & 0xffff));
+    high += unpack((u16)(two >> 16));
+#endif
+    words[i] = transposed(pack(activated(low), activated(high)));
+  }
+  transpose(words, part);
+  if (mine) *(uint4*)(y + (long long)pixel * z.pitch + filter) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+  Ring ring = {0, 0};
+  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  for (int unit = first; unit < z.units; unit += step) {
+    int groups = z.tiles_k / CLUSTER;
+    int filter0 = (unit % groups * CLUSTER + (int)rank) * FILTERS + who * ROWS + warp * 16, pixel0 = unit / groups * BN;
+    float d[PARTS][BN / 2];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+      for (int i = 0; i < BN / 2; i++) d[part][i] = 0.f;
+    u32 before = 0;
+    // Two sets of metadata: products read their registers until they have ended.
+    u32 even[PARTS], odd[PARTS];
+    int i = 0;
+    for (; i + 1 < z.iterations; i += 2) {
+      iterate(d, even, ring, before, stages, full, empty, who, thread, lane);
+      iterate(d, odd, ring, before, stages, full, empty, who, thread, lane);
+    }
+    if (i < z.iterations) iterate(d, even, ring, before, stages, full, empty, who, thread, lane);
+    products_wait<0>();
+    release(before, lane);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      float added[2] = {0.f, 0.f};
+#if BIAS
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        int filter = filter0 + part * 64 + half * 8 + lane / 4;
+        if (filter < z.k) added[half] = unpack(bias[filter]);
+      }
+#endif
+#pragma unroll
+      for (int g = 0; g < GROUPS; g += 2)
+        store_groups(d[part], g, pixel0, filter0 + part * 64, lane, added, y, residual, z);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
+sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
+  SHARED_MEMORY;
+  u32 base = (shared_address(shared_memory) + 1023u) & ~1023u;
+  u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+  u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(full + 8 * i, 1);
+      barrier_init(empty + 8 * i, 4 * CONSUMERS * CLUSTER);
+    }
+    barrier_init_done();
+  }
+  if (CLUSTER == 1) __syncthreads(); else cluster_sync();
+  wait_for_forerunner();
+  let_successor_start();
+  int group = threadIdx.x / 128, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+  if (group == 0) {
+    registers_fewer<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(&x, weights, base, full, empty, rank, first, step, z);
+  } else {
+    registers_more<CONSUMER_REGISTERS>();
+    consume(base, full, empty, rank, group - 1, first, step, y, residual, bias, z);
+  }
+  if (CLUSTER > 1) cluster_sync();  // a block's memory must be there until its peers have written to it
+}

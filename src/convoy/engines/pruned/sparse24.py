@@ -1,0 +1,287 @@
+"""pruned.sparse24: convolutions whose weights are 2:4 sparse, on Hopper's sparse tensor cores (docs/kernels/sparse24.md).
+
+    y = activation(conv(x, weight) + bias + residual)    -->    half the products, 0.56 of the weight's bytes
+
+A mask will do where of every four neighbouring channels at most two have values, for each filter and tap. Values may change under
+one mask; a value where the mask has none is refused when weights are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.maps import PixelMap
+from convoy.engines.cuda.source import ACTIVATIONS, sparse_source
+from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
+from convoy.engines.pruned.requirements import masked_convolution
+from convoy.engines.pruned.values import check_zeros
+from convoy.engines.pruned.walk import positions
+from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem, WeightMask
+from convoy.support import Support
+from convoy.target import Target
+
+SHARED_BYTES: Final = 232448
+MOST_STAGES: Final = 8
+_PIXEL_BYTES: Final = 128
+_EXTRA_BYTES: Final = 1024
+"""What rounding the ring's start up may cost."""
+
+REGISTERS: Final = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
+"""Registers of a copying and of a multiplying thread, by the number of multiplying warpgroups."""
+
+MOST_SUMS: Final = {1: 192, 2: 192, 3: 96}
+"""Sums of a thread, by the number of multiplying warpgroups: beyond, the assembler spills or refuses."""
+
+_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_INDEX_LIMIT: Final = 2**31
+_CLOCK_GHZ: Final = 1.7
+_LOAD_BYTES_NS: Final = 7400.0
+_LOAD_BYTES_NS_PER_SM: Final = 100.0
+_STORE_BYTES_NS_PER_SM: Final = 20.0
+_MEMORY_BYTES_NS: Final = 2900.0
+_START_NS: Final = 2500.0
+_FILL_NS: Final = 700.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut.
+
+    Attributes:
+        rows: filters of a multiplying warpgroup, 64 or 128.
+        pixels: of a tile, a multiple of 8 for each block of a cluster.
+        stages: depth of the ring.
+        consumers: multiplying warpgroups.
+        cluster: blocks with the same pixels and different filters.
+    """
+
+    rows: int
+    pixels: int
+    stages: int
+    consumers: int
+    cluster: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
+
+    @staticmethod
+    def of(knobs: Knobs) -> Form:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = Form(**{name: knobs.integer(name) for name in Form.__slots__})
+        right = form.rows in (64, 128) and form.consumers in REGISTERS and form.cluster in (1, 2, 4)
+        whole = 8 * form.cluster
+        if not right or not 0 < form.pixels <= 256 or form.pixels % whole or not 2 <= form.stages <= MOST_STAGES:
+            raise InputError(
+                "knobs", str(knobs), "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, clusters of 1, 2 or 4"
+            )
+        return form
+
+    @property
+    def filters(self) -> int:
+        """Of a tile."""
+        return self.rows * self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands of one iteration; each stage begins at a multiple of 1024."""
+        return self.pixels * _PIXEL_BYTES + -(-self.filters * ROW_BYTES // 1024) * 1024
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, its barriers, and what rounding its start up costs."""
+        return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
+
+    def macros(self, problem: ConvProblem) -> dict[str, int]:
+        """The kernel's settings."""
+        fewer, more = REGISTERS[self.consumers]
+        epilogue = problem.epilogue
+        return {
+            "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "CLUSTER": self.cluster, "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
+            "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+            "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
+        }  # fmt: skip
+
+    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
+        """Tiles along pixels, and along filters up to whole clusters."""
+        pixels = problem.n * problem.p * problem.q
+        return -(-pixels // self.pixels), -(-problem.k // (self.filters * self.cluster)) * self.cluster
+
+    def units(self, problem: ConvProblem) -> int:
+        """Tiles of a whole cluster."""
+        along_pixels, along_filters = self.tiles(problem)
+        return along_pixels * along_filters // self.cluster
+
+    def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
+        """The kernel's run-time sizes, in the order of its structure."""
+        c_blocks = -(-problem.c // CHANNELS)
+        return {
+            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
+            "pq": problem.p * problem.q, "tiles_k": self.tiles(problem)[1], "units": self.units(problem),
+            "c_blocks": c_blocks, "iterations": problem.r * problem.s * c_blocks, "s": problem.s,
+            "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+            "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
+        }  # fmt: skip
+
+
+def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+    """A guess in microseconds: the busiest multiprocessor's products or loads with its stores, or the memory's bytes.
+
+    A product of 64 filters and 32 channels takes half a clock a pixel, and 16 more: shared memory gives 128 bytes a clock, and
+    64 of each pixel and 32 of each filter are read for it.
+    """
+    iterations = form.sizes(problem, problem.k)["iterations"]
+    clusters = (
+        units // 16 * 4 if form.cluster == 4 else units // form.cluster
+    )  # an H100 has 16 or 18 where clusters may lie
+    work = form.units(problem)
+    active = min(work, clusters) * form.cluster
+    products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
+    rate = min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
+    loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / rate
+    store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
+    busy = -(-work // clusters) * (iterations * max(products, loads) + store) + _FILL_NS
+    return (max(busy, problem.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
+
+
+def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
+    """Forms worth trying, the best guess first; of each tile the best two."""
+    found = sorted(
+        ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))),
+        key=lambda entry: entry[:2],
+    )
+    kept: dict[tuple[int, int], int] = {}
+    chosen: list[Form] = []
+    for _, _, form in found:
+        tile = (form.pixels, form.filters)
+        if kept.get(tile, 0) < 2 and len(chosen) < limit:
+            kept[tile] = kept.get(tile, 0) + 1
+            chosen.append(form)
+    return chosen
+
+
+def _candidates(problem: ConvProblem) -> Iterator[Form]:
+    total = problem.n * problem.p * problem.q
+    for rows, consumers in ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2)):
+        filters = rows * consumers
+        if filters > 64 and filters >= problem.k + 64:
+            continue
+        for cluster in (1, 2, 4):
+            if cluster > 1 and filters * (cluster - 1) >= problem.k:
+                continue  # a block of the cluster would have no filters
+            for pixels in (32, 64, 96, 128, 160, 192, 224, 256):
+                if rows // 64 * pixels // 2 > MOST_SUMS[consumers] or pixels >= total + 32:
+                    continue
+                shallow = Form(rows, pixels, 2, consumers, cluster)
+                stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
+                if stages >= 3:
+                    yield Form(rows, pixels, stages, consumers, cluster)
+
+
+@lru_cache(maxsize=256)
+def _crowded(mask: WeightMask) -> int:
+    return crowded(positions(mask))
+
+
+class SparseExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
+        assert problem.mask is not None
+        self.problem, self.form, self.units = problem, form, target.units
+        text = sparse_source("sparse24", form.macros(problem), problem.x_dtype)
+        cubin, self.log = compile_cubin(Sparse24Engine.id, text, target)
+        self.function = Function(Sparse24Engine.id, cubin, "sparse24", form.shared_bytes)
+        self.pixel_map = PixelMap.of(problem, form.pixels // form.cluster)
+        mask = positions(problem.mask)
+        self._mask = torch.from_numpy(mask)
+        self.packing = Packing(mask, form.filters, form.cluster)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Values and metadata in the order in which they are copied; the bias as it is."""
+        weight = constants[0].detach()
+        check_zeros(weight, self._mask)
+        return (self.packing.pack(weight), *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        problem, form = self.problem, self.form
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
+        weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
+        arguments = [
+            self.pixel_map.encode(problem.x_dtype, x), pointer(weight), pointer(y), pointer(residual), pointer(bias),
+            structure("Sizes", form.sizes(problem, pitch_of(y))),
+        ]  # fmt: skip
+        device, threads = x.device.index or 0, 128 * (form.consumers + 1)
+        clusters = min(form.units(problem), self.function.clusters(device, threads, form.cluster))
+        self.function.launch(device, clusters * form.cluster, threads, arguments, cluster=form.cluster, dependent=True)
+
+
+class Sparse24Engine(Engine):
+    """Sparse products of compressed weights; see `cuda/sparse24.cu`."""
+
+    id = "pruned.sparse24"
+    family = "implicit_gemm"
+    trusted = False
+    reads_mask = True
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose mask is 2:4 along c."""
+        if target.device != "cuda" or target.capability != 90:
+            return Support.no(f"is made for GPUs of compute capability 9.0, got {target.name}")
+        if not (support := masked_convolution(problem)):
+            return support
+        assert isinstance(problem, ConvProblem)
+        assert problem.mask is not None
+        if problem.x_dtype not in _TORCH:
+            return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
+        if problem.acc_dtype != "fp32":
+            return Support.no(f"accumulates in fp32, got acc_dtype {problem.acc_dtype}")
+        if problem.layout != "nhwc":
+            return Support.no(f"needs layout nhwc, got {problem.layout}")
+        if problem.groups != 1:
+            return Support.no(f"needs groups = 1, got {problem.groups}")
+        if problem.c % 8 or problem.k % 8:
+            return Support.no(f"needs c and k as multiples of 8, got {problem.c} and {problem.k}")
+        if not PixelMap.of(problem, 64).fits(problem):
+            return Support.no("needs padding and filter under 128, and strides up to 8")
+        largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
+        if largest >= _INDEX_LIMIT:
+            return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
+        if found := _crowded(problem.mask):
+            return Support.no(f"needs at most two values in every four channels, got more in {found} fours")
+        return Support.no(absence()) if absence() else Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Forms by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        return [form.knobs for form in forms(problem, target.units)]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The guess of `estimate_us`."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(problem, Form.of(knobs), target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        assert isinstance(problem, ConvProblem)
+        return SparseExecutable(problem, Form.of(knobs), target)
+
+
+ENGINE = Sparse24Engine()

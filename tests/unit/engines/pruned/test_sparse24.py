@@ -1,0 +1,181 @@
+"""pruned.sparse24 without a GPU: what is packed, what is refused and proposed, what NVRTC makes of it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pruned_cases import mask_of
+
+from convoy.engines.cuda import implicit_gemm
+from convoy.engines.cuda.source import sparse_product
+from convoy.engines.pruned import sparse24
+from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
+from convoy.engines.pruned.sparse24 import ENGINE, Form
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
+from convoy.prune.patterns import nm_mask, parse_pattern
+from convoy.target import Target
+
+H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
+CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
+HALF = {"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics": "half"}
+PLAIN = ConvProblem(32, 256, 14, 14, 256, 3, 3, 1, 1, layout="nhwc", **HALF)
+
+
+def sparse(problem):
+    """The problem with the mask that magnitude pruning makes."""
+    weight = torch.rand(problem.weight_spec.shape, generator=torch.Generator().manual_seed(1))
+    return problem.with_mask(mask_of(nm_mask(parse_pattern("2:4"), weight).numpy()))
+
+
+SPARSE = sparse(PLAIN)
+
+
+@pytest.fixture(autouse=True)
+def _bindings_are_there(monkeypatch):
+    """Whether cuda-bindings are installed here is not what these tests ask."""
+    monkeypatch.setattr(sparse24, "absence", lambda: "")
+
+
+def decoded(chunks, filters, k, c, taps, dtype):
+    """The weight [k, c, taps] by the manual's words: for each value its swizzled place, for each four its word and nibble."""
+    blocks = -(-c // CHANNELS)
+    dense = torch.zeros(chunks.shape[0] * filters, blocks * CHANNELS, taps, dtype=dtype)
+    for tile, tap, block in np.ndindex(chunks.shape[0], taps, blocks):
+        chunk = chunks[tile, tap * blocks + block]
+        values = chunk[: filters * 64].view(dtype)
+        words = chunk[filters * 64 :].numpy().view("<u4")
+        for row, four in np.ndindex(filters, 16):
+            thread = row // 16 * 32 + row % 8 * 4 + four // 4  # of 128 for each 64 filters
+            places = int(words[thread]) >> (16 * (row % 16 // 8) + 4 * (four % 4)) & 15
+            assert places & 3 < places >> 2, "the manual wants places ascending"
+            for i, place in enumerate((places & 3, places >> 2)):
+                at = row * 64 + (four * 2 + i) * 2
+                at ^= (at >> 7 & 3) << 4
+                dense[tile * filters + row, block * CHANNELS + four * 4 + place, tap] += values[at // 2]
+    return dense[:k, :c]
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "cluster"), [((8, 8, 1, 1), 64, 1), ((72, 72, 1, 2), 64, 2), ((136, 16, 2, 1), 128, 1)]
+)
+def test_packed_weights_decode_to_what_they_were(shape, filters, cluster):
+    rng = np.random.default_rng(5)
+    order = rng.random((shape[0], -(-shape[1] // 4), 4, *shape[2:])).argsort(axis=2).argsort(axis=2)
+    weight = np.where(order < rng.integers(0, 3, (1, order.shape[1], 1, 1, 1)), rng.integers(1, 99, order.shape), 0)
+    weight = torch.from_numpy(weight.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]).half()
+    packing = Packing(weight.numpy() != 0, filters, cluster)
+    assert packing.tiles % cluster == 0
+    chunks = packing.pack(weight)
+    assert chunks.shape == (packing.tiles, packing.iterations, filters * ROW_BYTES)
+    found = decoded(chunks, filters, shape[0], shape[1], shape[2] * shape[3], torch.float16)
+    assert torch.equal(found.view(weight.shape), weight)
+    # New values under the same mask have the same metadata.
+    again = packing.pack(weight * 3)
+    assert torch.equal(again[..., filters * 64 :], chunks[..., filters * 64 :])
+    assert not torch.equal(again, chunks)
+
+
+def test_crowded_fours_are_counted():
+    mask = np.zeros((2, 8, 1, 1), bool)
+    mask[0, :2] = mask[1, 5:7] = True
+    assert crowded(mask) == 0
+    mask[0, 3] = mask[1, 4] = True
+    assert crowded(mask) == 2
+
+
+def crowd(problem):
+    nonzero = np.ones(problem.weight_spec.shape, bool)
+    nonzero[:, ::2] = False
+    nonzero[3, 1:4, 0, 0] = True
+    return problem.with_mask(mask_of(nonzero))
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "words"),
+    [
+        (SPARSE, CPU, "compute capability 9.0"),
+        (SPARSE, replace(H100, arch="sm_80"), "compute capability 9.0"),
+        (SPARSE, replace(H100, arch="sm_100"), "compute capability 9.0"),
+        (PLAIN, H100, "without a mask"),
+        (parse_problem(SPARSE.key), H100, "digest alone"),
+        (SPARSE.with_layout("nchw"), H100, "layout nhwc"),
+        (replace(SPARSE, n=0), H100, "batch"),
+        (sparse(ConvProblem(1, 64, 8, 8, 64, 3, 3, layout="nhwc")), H100, "fp16 or bf16"),
+        (sparse(replace(PLAIN, groups=2)), H100, "groups = 1"),
+        (sparse(replace(PLAIN, c=60)), H100, "multiples of 8"),
+        (sparse(replace(PLAIN, pad_h=150)), H100, "padding and filter under 128"),
+        (replace(SPARSE, n=1 << 16), H100, "2^31"),
+        (crowd(PLAIN), H100, "in 1 fours"),
+    ],
+)
+def test_refusals_say_why(problem, target, words):
+    support = ENGINE.accepts(problem, target)
+    assert not support
+    assert words in support.reason
+
+
+def test_without_the_packages_it_says_so(monkeypatch):
+    monkeypatch.setattr(sparse24, "absence", lambda: "needs cuda-core")
+    assert ENGINE.accepts(SPARSE, H100).reason == "needs cuda-core"
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"n": 1, "h": 7, "w": 7}, {"k": 8}, {"n": 8, "c": 512, "k": 512, "h": 7, "w": 7}]
+)
+def test_spaces_are_finite_distinct_and_ordered_by_their_guess(change):
+    problem = sparse(replace(PLAIN, **change))
+    assert ENGINE.accepts(problem, H100)
+    space = list(ENGINE.space(problem, H100))
+    assert 0 < len(space) <= 24
+    assert len(set(space)) == len(space)
+    guesses = [ENGINE.estimate_us(problem, knobs, H100) for knobs in space]
+    assert guesses == sorted(guesses)
+    assert all(0 < guess < math.inf for guess in guesses)
+    for knobs in space:
+        form = Form.of(knobs)
+        assert form.knobs == knobs
+        assert form.shared_bytes <= sparse24.SHARED_BYTES
+        assert form.stage_bytes % 1024 == 0
+
+
+def test_a_large_layer_is_expected_to_gain_on_dense_weights():
+    dense = implicit_gemm.forms(PLAIN, 132)[0]
+    assert sparse24.estimate_us(SPARSE, sparse24.forms(SPARSE, 132)[0], 132) < 0.8 * implicit_gemm.estimate_us(
+        PLAIN, dense, 132
+    )
+
+
+@pytest.mark.parametrize("change", [{"rows": 96}, {"pixels": 20}, {"pixels": 264}, {"cluster": 3}, {"stages": 1}])
+def test_knobs_that_make_no_kernel_are_refused(change):
+    good = {"rows": 64, "pixels": 64, "stages": 4, "consumers": 2, "cluster": 4}
+    assert Form.of(Knobs.of(**good)).filters == 128
+    with pytest.raises(InputError, match="knobs"):
+        Form.of(Knobs.of(**(good | change)))
+
+
+def test_products_name_every_register():
+    made = sparse_product(16, "bf16")
+    assert "m64n16k32.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, %10, %11, 1, 1, 1, 0, 0;" in made
+
+
+def nvrtc_or_skip():
+    bindings = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        bindings.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(bias=True, residual=True, activation="relu")])
+def test_the_first_guess_compiles_without_spills_or_serialised_products(epilogue):
+    nvrtc_or_skip()
+    problem = replace(SPARSE, epilogue=epilogue)
+    executable = ENGINE.build(problem, ENGINE.space(problem, H100)[0], H100)
+    assert "0 bytes spill stores" in executable.log
+    assert "serialized" not in executable.log
+    weight = torch.ones(problem.weight_spec.shape, dtype=torch.float16)
+    with pytest.raises(InputError, match="weight"):
+        executable.pack((weight,))

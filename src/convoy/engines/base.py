@@ -123,6 +123,10 @@ class Engine(ABC):
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
 
+    quick_settings: ClassVar[int | None] = None
+    """Settings tried besides the default at effort `quick`, where measurements show how many are enough; None: the search's
+    own number."""
+
     reads_mask: ClassVar[bool] = False
     """Whether it is made for pruned weights: then problems with a mask are its own. All others are never asked for one, because
     the same problem without the mask stands beside it and has their rows."""

@@ -18,6 +18,7 @@ MANIFEST: Final[dict[str, str]] = {
     "aten": "convoy.engines.aten",
     "reference": "convoy.engines.reference",
     "inductor": "convoy.engines.inductor",
+    "cudnn": "convoy.engines.cudnn",
     "foreach": "convoy.engines.foreach",
     "onednn": "convoy.engines.onednn",
     "gemm": "convoy.engines.gemm",
@@ -37,16 +38,16 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.depthwise": "convoy.engines.triton.depthwise",
     "triton.gemv": "convoy.engines.triton.gemv",
     "triton.split_fp32": "convoy.engines.triton.split_fp32",
-}
-"""Engine id → module with an `ENGINE`; the order in which engines are listed."""
-
-WAITING: Final[dict[str, str]] = {
-    "cudnn": "convoy.engines.cudnn",
     "triton.persistent": "convoy.engines.triton.persistent",
     "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",
     "triton.wgrad": "convoy.engines.triton.wgrad",
     "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
+}
+"""Engine id → module with an `ENGINE`; the order in which engines are listed."""
+
+WAITING: Final[dict[str, str]] = {
+    "pruned.sparse24": "convoy.engines.pruned.sparse24",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
@@ -67,13 +68,14 @@ SLICING: Final = frozenset(
         "triton.persistent",
         "triton.merged",
         "cuda.implicit_gemm",
+        "pruned.sparse24",
     }
 )
 """Engines whose executables write a result into channels of a larger tensor where they are asked to
 (`Executable.accept_slice`): what selection may count on where a concatenation follows."""
 
 MERGING: Final = "triton.merged"
-"""Takes parallel convolutions as one: such regions are proposed where it is among the engines."""
+"""Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""
 
 BASELINE: Final = "aten"
 """What PyTorch does today: always competes."""

@@ -28,7 +28,8 @@ HOPELESS: Final = 4.0
 model that is wrong by a factor of two, and for knobs that bring as much again."""
 
 QUICK_KNOBS: Final = 8
-"""Settings of one engine tried besides its default at effort `quick`."""
+"""Settings of one engine tried besides its default at effort `quick`, where the engine names no number of its own
+(`Engine.quick_settings`)."""
 
 QUICK_COMPILED: Final = 4
 """The same for an engine that compiles (`Engine.trusted` is False): a build takes one to two seconds of a core."""
@@ -263,7 +264,9 @@ class Task:
         space = [config for config in self._spaces[engine.id] if expected(config.knobs) == share]
         tried = [self.rows[config] for config in space if config in self.rows]
         untried = [config for config in space if config not in self.rows]
-        quick = QUICK_KNOBS if engine.trusted else QUICK_COMPILED
+        quick = engine.quick_settings
+        if quick is None:
+            quick = QUICK_KNOBS if engine.trusted else QUICK_COMPILED
         budget = len(untried) if full else quick + 1 - len(tried)
         if not untried or budget <= 0 or (engine.id in self.refusals and not full):
             return []

@@ -135,7 +135,7 @@ def make_net(
     layouts = allowed_layouts(settings.layout, first)
     if first == "nhwc" and target.device == "cuda" and (settings.layout, settings.effort) == QUICK_LOOK:
         layouts = (first,)
-    merges = MERGING in engine_ids(settings.engines)
+    merges = target.device == "cuda" and MERGING in engine_ids(settings.engines)
     regions = propose(
         graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured), merges=merges
     )

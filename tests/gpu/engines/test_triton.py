@@ -8,21 +8,22 @@ import torch.nn.functional as F
 
 from convoy.engines import manifest
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import MANIFEST, WAITING, waiting
+from convoy.engines.manifest import MANIFEST
+from convoy.errors import CompileError
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
 pytestmark = pytest.mark.gpu
 
 OTHERS = ("triton.dgrad", "triton.wgrad", "triton.merged")
-ENGINES = [n for n in (*MANIFEST, *WAITING) if n.startswith(("triton.", "cuda.")) and n not in OTHERS]
+ENGINES = [n for n in MANIFEST if n.startswith(("triton.", "cuda.")) and n not in OTHERS]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 GUARD = 4096
 
 
 def load_engine(engine_id):
-    return manifest.load_engine(engine_id, waiting())
+    return manifest.load_engine(engine_id)
 
 
 def conv(*sizes, **rest):
@@ -268,8 +269,13 @@ def test_gradients_are_right_and_the_same_every_time(engine_id, name, kind, targ
     shapes = [spec.shape for spec in (problem.x_spec, problem.weight_spec, problem.y_spec)]
     dtype = DTYPES[kind[0]]
     bound = {"fp16": 4e-4, "bf16": 3e-3, "fp32": 2.0**-10}[kind[0]]
-    for knobs in some_knobs(engine, problem, target):
-        executable = engine.build(problem, knobs, target)
+    for place, knobs in enumerate(some_knobs(engine, problem, target)):
+        try:
+            executable = engine.build(problem, knobs, target)
+        except CompileError as error:
+            if place == 0 or "C7515" not in str(error):  # the first has to build, the tuner passes over the others
+                raise
+            continue
         size = executable.workspace_bytes
         assert size == engine.workspace_bytes(problem, knobs)
         workspace = torch.full((size,), 255, dtype=torch.uint8, device="cuda") if size else None
@@ -422,8 +428,6 @@ def test_a_planted_fault_is_seen(target):
 
 def test_a_slow_build_is_refused(target):
     """Eight warps on a 128 x 128 tile with 128-byte rows: ptxas serialises wgmma."""
-    from convoy.errors import CompileError
-
     engine = load_engine("triton.swapped")
     problem = typed(conv(1, 64, 16, 16, 128, 3, 3, 1, 1), "fp16", "half")
     knobs = Knobs.of(

@@ -168,10 +168,14 @@ def test_after_the_favourites_come_neighbours_of_the_best():
     assert task.widen(PROTOCOL, Effort.QUICK) is None
 
 
-@pytest.mark.parametrize(("trusted", "most"), [(True, QUICK_KNOBS), (False, QUICK_COMPILED)])
-def test_quick_tries_a_few_settings_full_all(trusted, most):
+@pytest.mark.parametrize(
+    ("trusted", "own", "most"), [(True, None, QUICK_KNOBS), (False, None, QUICK_COMPILED), (True, 2, 2), (False, 0, 0)]
+)
+def test_quick_tries_a_few_settings_full_all(trusted, own, most):
     for effort, wanted in ((Effort.QUICK, 1 + most), (Effort.FULL, 60)):
-        task = Task(PROBLEM, [Fake("a", 60, trusted=trusted)], TARGET)
+        engine = Fake("a", 60, trusted=trusted)
+        engine.quick_settings = own
+        task = Task(PROBLEM, [engine], TARGET)
         answer(task, task.first_look(PROTOCOL, effort), lambda _, k: 100.0)
         while request := task.widen(PROTOCOL, effort):
             assert len(request.configs) <= BATCH

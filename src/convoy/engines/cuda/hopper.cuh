@@ -9,6 +9,8 @@ struct __align__(64) Map { u64 words[16]; };
 #define DEVICE_MEMBER __device__ __forceinline__
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// A value that the compiler keeps: it would work a shared address out anew in every iteration, from a slow register.
+DEVICE u32 opaque(u32 value) { asm volatile("" : "+r"(value)); return value; }
 DEVICE void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
 DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void barrier_expect(u32 bar, u32 bytes) {
@@ -16,7 +18,8 @@ DEVICE void barrier_expect(u32 bar, u32 bytes) {
 }
 DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DEVICE void barrier_arrive_at(u32 bar, u32 rank) {
-  asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\nmbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}\n"
+  // Not `.release.cluster`, which waits for all of the warp's stores: products that have ended have nothing to publish.
+  asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [a];\n}\n"
                ::"r"(bar), "r"(rank) : "memory");
 }
 // A wait that cannot end stops the kernel with an error instead of the device for ever; the longest real one is far shorter.

@@ -9,9 +9,13 @@
 // CLUSTER, BYTES (2: half, 4: TF32), BF16, BIAS, RESIDUAL, ACTIVATION (a number), DEPENDENT, and multiply().
 
 struct Sizes {
-  int pixels, k, pitch, q, pq, tiles_n, units, c_blocks, iterations, s;
+  int pixels, k, pitch, q, pq, tiles_n, units, channels, iterations, span_w;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  u32 q_factor, q_shift, pq_factor, pq_shift, tiles_n_factor, tiles_n_shift;
 };
+
+// n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
+DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * factor >> shift); }
 
 #define TILE_M (TURNS ? ROWS : ROWS * CONSUMERS)
 #define PARTS (ROWS / 64)
@@ -131,22 +135,31 @@ DEVICE void store_row(const float (&d)[BN / 2], int half, int pixel, int n0, int
 DEVICE void produce(const Map* x, const Map* w, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
   for (int unit = first; unit < z.units; unit += step) {
-    int pixel = (unit / z.tiles_n * CLUSTER + (int)rank) * TILE_M;
-    int n0 = unit % z.tiles_n * BN + (int)rank * SHARE;
-    int image = pixel / z.pq, rest = pixel % z.pq;
-    int h = rest / z.q * z.stride_h - z.pad_h, width = rest % z.q * z.stride_w - z.pad_w;
+    int row = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
+    int pixel = (row * CLUSTER + (int)rank) * TILE_M, n0 = (unit - row * z.tiles_n) * BN + (int)rank * SHARE;
+    int image = quotient(pixel, z.pq_factor, z.pq_shift), rest = pixel - image * z.pq;
+    int line = quotient(rest, z.q_factor, z.q_shift);
+    int h = line * z.stride_h - z.pad_h, width = (rest - line * z.q) * z.stride_w - z.pad_w;
+    int c = 0, tap = 0, right = 0, down = 0;
     for (int i = 0; i < z.iterations; i++) {
-      int tap = i / z.c_blocks, c = (i - tap * z.c_blocks) * CHANNELS;
       u32 a = stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + rank * SHARE * 128;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       u32 bar = full + 8 * ring.stage;
       barrier_expect(bar, STAGE_BYTES);
-      copy_pixels(a, x, bar, c, width, h, image, (u16)(tap % z.s * z.dilation_w), (u16)(tap / z.s * z.dilation_h));
+      copy_pixels(a, x, bar, c, width, h, image, (u16)right, (u16)down);
 #if CLUSTER == 1
       copy_weights(b, w, bar, c, tap, n0);
 #else
       copy_weights_to_all(b, w, bar, c, tap, n0, (1 << CLUSTER) - 1);
 #endif
+      // The next channels, the next tap of the row, the next row: counted, since one thread has to keep up with the products.
+      c += CHANNELS;
+      if (c >= z.channels) {
+        c = 0;
+        tap++;
+        right += z.dilation_w;
+        if (right >= z.span_w) { right = 0; down += z.dilation_h; }
+      }
       ring.next();
     }
   }
@@ -202,8 +215,8 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int wh
 #endif
     products_wait<0>();
     release(before, lane);
-    int pixel = (unit / z.tiles_n * CLUSTER + (int)rank) * TILE_M + row0 + warp * 16 + lane / 4;
-    int n0 = unit % z.tiles_n * BN;
+    int tile = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
+    int pixel = (tile * CLUSTER + (int)rank) * TILE_M + row0 + warp * 16 + lane / 4, n0 = (unit - tile * z.tiles_n) * BN;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
@@ -215,7 +228,7 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int wh
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
-  u32 base = (shared_address(shared_memory) + 1023u) & ~1023u;
+  u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
   u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES, turns = empty + 8 * STAGES;
   u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
   if (threadIdx.x == 0) {

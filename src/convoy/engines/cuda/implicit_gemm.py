@@ -29,7 +29,15 @@ REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the number of multiplying warpgroups: together the whole file."""
 
 _FLOPS_NS_PER_SM = {2: 4096 * 1.6, 4: 2048 * 1.6}
-_LOAD_BYTES_NS_PER_SM = 56.0
+_LOAD_BYTES_NS_PER_SM = 90.0
+"""What `triton.swapped` reaches with tiles of the same size (docs/kernels/cuda_implicit_gemm.md)."""
+
+_STEP_NS = 170.0
+"""One iteration of the copying thread: about three hundred cycles."""
+
+_PAIRED = 1.05
+"""What waiting for each other costs a pair: a guess, so that of equals the single block is tried first."""
+
 _STORE_BYTES_NS_PER_SM = 20.0
 _MEMORY_BYTES_NS = 2900.0
 _START_NS = 2500.0
@@ -112,28 +120,45 @@ class Form:
 
     def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
         """The kernel's run-time sizes, in the order of its structure."""
-        c_blocks = -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
-        return {
+        sizes = {
             "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
             "pq": problem.p * problem.q, "tiles_n": self.tiles(problem)[1], "units": self.units(problem),
-            "c_blocks": c_blocks, "iterations": problem.r * problem.s * c_blocks, "s": problem.s,
+            "channels": problem.c, "iterations": iterations(problem), "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
         }  # fmt: skip
+        for name in ("q", "pq", "tiles_n"):
+            sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
+        return sizes
+
+
+def iterations(problem: ConvProblem) -> int:
+    """Blocks of channels, over all taps."""
+    return problem.r * problem.s * -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
+
+
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """Factor and shift with which `n * factor >> shift` is `n // divisor` for every n in [0, 2^31).
+
+    The factor is the quotient of a power of two rounded up, so that it is too large by less than 1: the power is chosen so
+    that n times this stays under it (Granlund and Montgomery, Division by Invariant Integers, 1994).
+    """
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift
 
 
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads with its last store, or the memory's bytes."""
     each = DTYPE_BYTES[problem.x_dtype]
-    iterations = form.sizes(problem, problem.k)["iterations"]
+    steps = iterations(problem)
     rounds = -(-form.units(problem) // (units // form.cluster))
     columns = max(form.filters, 64)  # narrower products run no faster: the first operand's reads bind
     products = 2 * form.pixels * columns * (ROW_BYTES // each) / _FLOPS_NS_PER_SM[each]
     loads = (form.pixels + form.filters / form.cluster) * ROW_BYTES / _LOAD_BYTES_NS_PER_SM
-    step = max(products, loads)
+    step = max(products, loads, _STEP_NS) * (_PAIRED if form.cluster > 1 else 1.0)
     store = form.pixels * form.filters * each / _STORE_BYTES_NS_PER_SM
-    hidden = min(store, iterations * step) if form.turns and form.consumers > 1 else 0.0
-    busy = rounds * (iterations * step + store - hidden) + hidden
+    hidden = min(store, steps * step) if form.turns and form.consumers > 1 else 0.0
+    busy = rounds * (steps * step + store - hidden) + hidden
     return (max(busy, problem.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
@@ -217,6 +242,7 @@ class ImplicitGemmEngine(Engine):
     id = "cuda.implicit_gemm"
     family = "implicit_gemm"
     trusted = False
+    quick_settings = 3
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""

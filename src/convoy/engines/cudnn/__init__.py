@@ -40,6 +40,9 @@ class Cudnn(Engine):
     id = "cudnn"
     family = "library"
     builds_on_device = True
+    quick_settings = 2
+    """With an epilogue these are its first separate and second fused plan. The first of cuDNN's list is 0.3 % behind the
+    best of 24 on average, the first two 0.1 % (23 layers of ResNet-50 at batch 32, H100)."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Convolutions in fp32, fp16 and bf16, all directions, where cuDNN has a plan.

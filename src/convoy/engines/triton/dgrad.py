@@ -191,6 +191,7 @@ class DgradEngine(Engine):
     id = "triton.dgrad"
     family = "implicit_gemm"
     trusted = False
+    quick_settings = 3
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Data gradients without groups on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""

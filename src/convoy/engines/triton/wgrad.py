@@ -69,6 +69,11 @@ class Share:
         """Pixels of an iteration."""
         return self.block_n * self.block_h * self.block_w
 
+    @property
+    def by_registers(self) -> bool:
+        """Whether half types of dy reach the tensor core through registers: their tile is a box of more than one side."""
+        return not self.images and self.block_n * self.block_h > 1
+
     def blocks(self, view: View) -> int:
         """Iterations of the whole sum."""
         return -(-view.n // self.block_n) * -(-view.p // self.block_h) * -(-view.q // self.block_w)
@@ -99,7 +104,7 @@ def estimate_us(view: View, share: Share, units: int) -> float:
     rounds = -(-tiles // (units * resident)) * resident
     products = 2 * share.block_k * share.block_c * share.pixels / _FLOPS_NS_PER_SM[view.bytes_each]
     # A tile that goes through registers stalls the tensor core at every iteration.
-    products *= 1.0 if share.images or share.block_n * share.block_h == 1 else 1.3
+    products *= 1.3 if share.by_registers else 1.0
     busy = rounds * each * max(products, stage / _LOAD_BYTES_NS_PER_SM)
     moved = (view.n * view.h * view.w * view.c + view.pixels * view.k) * view.bytes_each / _MEMORY_BYTES_NS
     time = max(busy, moved) + 2500
@@ -109,7 +114,7 @@ def estimate_us(view: View, share: Share, units: int) -> float:
 
 
 def shares(view: View, units: int, limit: int = 24) -> list[Share]:
-    """Shares worth trying, the best guess first."""
+    """Shares worth trying, the best guess first; the very first is one that ptxas never serialises (C7515)."""
     found: list[tuple[float, int, Share]] = []
     for block_k in (64, 128, 256):
         for block_c in (32, 64, 128, 256):
@@ -127,17 +132,19 @@ def shares(view: View, units: int, limit: int = 24) -> list[Share]:
         if kept.get(shape, 0) < 3 and len(chosen) < limit:
             kept[shape] = kept.get(shape, 0) + 1
             chosen.append(share)
-    return chosen
+    safe = next((share for share in chosen if not share.by_registers), chosen[0])
+    return [safe, *(share for share in chosen if share != safe)]
 
 
 def _pixels(view: View) -> Iterator[tuple[tuple[int, int, int], bool]]:
-    """Pixels of an iteration: of one place in many images, or of a box where TMA can take it."""
+    """Pixels of an iteration: of one place in many images, or of a row or a box where TMA can take it."""
     boxed = bool(tensor_support(view))
     for size in (16, 32, 64):
         if view.n >= size or (size == 16 and (view.n > 8 or not boxed)):
             yield (size, 1, 1), True
     if view.n < 64 and boxed:
         rows = [(1, 1, width) for width in (16, 32, 64) if width < 2 * view.q and -view.q % width * 4 <= view.q]
+        rows = rows or [(1, 1, 16)]
         for box in dict.fromkeys([*rows, *boxes(view, (32, 64))]):
             yield box, False
 
@@ -290,6 +297,7 @@ class WgradEngine(Engine):
     id = "triton.wgrad"
     family = "implicit_gemm"
     trusted = False
+    quick_settings = 3
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Weight gradients without groups on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""

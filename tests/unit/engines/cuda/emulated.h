@@ -66,6 +66,7 @@ static std::atomic<int> faults{0};
 #define __grid_constant__
 #define SHARED_MEMORY uint8_t* shared_memory = here->memory.data()
 static inline u32 shared_address(const void*) { return 64; }  // not aligned: the kernel has to round up
+static inline u32 opaque(u32 value) { return value; }
 static inline void __syncthreads() { here->all->meet(); }
 
 static inline void settle(Block* b, Bar& bar) {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from convoy.engines.cuda import compiled, implicit_gemm
-from convoy.engines.cuda.implicit_gemm import ENGINE, Form
+from convoy.engines.cuda.implicit_gemm import ENGINE, Form, reciprocal
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import ACTIVATIONS, product, source
 from convoy.errors import CompileError, InputError
@@ -108,6 +108,16 @@ def test_the_box_of_base_pixels_has_as_many_as_the_output():
             told.sizes[1:3], told.low, told.high, told.step, (problem.q, problem.p), strict=True
         ):
             assert (size + high - low - 1) // step + 1 == out
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 49, 196, 784, 3136, 12544, 65537, 2**30 + 1])
+def test_a_product_and_a_shift_divide(divisor):
+    factor, shift = reciprocal(divisor)
+    assert factor < 1 << 32
+    last = (1 << 31) - 1
+    for n in {0, 1, divisor - 1, divisor, divisor + 1, last, last // divisor * divisor, last // divisor * divisor - 1}:
+        if 0 <= n <= last:
+            assert n * factor >> shift == n // divisor
 
 
 def test_products_name_every_register():

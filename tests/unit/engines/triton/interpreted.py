@@ -15,12 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.manifest import load_engine
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
-# Engines that wait outside the manifest for their first run on a device.
-EXTRA = waiting("triton.")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 ACTIVATIONS = {
@@ -64,7 +62,7 @@ def gradient(problem, first, second):
 
 def backward(engine_id, problem, knobs=None):
     """Largest error of one gradient against float64; operands and results in channels_last."""
-    engine = load_engine(engine_id, EXTRA)
+    engine = load_engine(engine_id)
     support = engine.supports(problem, TARGET)
     if not support:
         return {"refused": support.reason}
@@ -99,7 +97,7 @@ def run(engine_id, problem, knobs=None, corrupt=False, sliced=False):
     """Largest error of one launch against float64, with NaN in the output and garbage in the workspace before."""
     if getattr(problem, "direction", "fprop") != "fprop":
         return backward(engine_id, problem, knobs)
-    engine = load_engine(engine_id, EXTRA)
+    engine = load_engine(engine_id)
     support = engine.supports(problem, TARGET)
     if not support:
         return {"refused": support.reason}
@@ -319,7 +317,7 @@ def merged(text, knobs=None):
     regions = propose(graph, layouts=("nhwc",), numerics="half", merges=True)
     (region,) = [region for region in regions if region.pattern == "merge"]
     (problem,) = region.problems
-    engine = load_engine("triton.merged", EXTRA)
+    engine = load_engine("triton.merged")
     assert engine.supports(problem, TARGET)
     executable = engine.build(problem, knobs or engine.space(problem, TARGET)[0], TARGET)
     generator = torch.Generator().manual_seed(7)

@@ -21,7 +21,7 @@ def conv(*sizes, dtype="fp16", **rest):
 
 
 def load_engine(engine_id):
-    return manifest.load_engine(engine_id, manifest.waiting("triton."))
+    return manifest.load_engine(engine_id)
 
 
 # Engine, problem, instruction that must be there, instruction that must not.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from convoy.engines import manifest
-from convoy.engines.manifest import MANIFEST, WAITING, waiting
+from convoy.engines.manifest import MANIFEST
 from convoy.engines.triton import compiled
 from convoy.engines.triton.persistent import Form
 from convoy.engines.triton.tiles import Tile, conv_view
@@ -19,7 +19,7 @@ from convoy.target import Target
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
 AMPERE = replace(GPU, arch="sm_80", name="an A100 that is not there")
-ENGINES = [name for name in (*MANIFEST, *WAITING) if name.startswith("triton.") and name != "triton.merged"]
+ENGINES = [name for name in MANIFEST if name.startswith("triton.") and name != "triton.merged"]
 DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
 HALF = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
 DGRAD, WGRAD = replace(HALF, direction="dgrad"), replace(HALF, direction="wgrad")
@@ -27,16 +27,17 @@ STRICT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", nume
 
 
 def load_engine(engine_id):
-    return manifest.load_engine(engine_id, waiting("triton."))
+    return manifest.load_engine(engine_id)
 
 
-def test_importing_the_engines_does_not_import_triton():
-    code = "import sys\nfrom convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting\n"
-    code += "[load_engine(e, waiting()) for e in (*MANIFEST, *WAITING) if e.startswith('triton.')]\n"
-    code += "assert 'triton' not in sys.modules"
-    # torch itself may import triton where it is installed: only what these modules add is looked at.
-    code = "import sys, torch\nfor m in [m for m in sys.modules if m.startswith('triton')]: del sys.modules[m]\n" + code
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+def test_importing_the_engines_imports_no_library_of_the_gpu():
+    libraries = "{'triton', 'cudnn', 'cuda'}"
+    code = "import sys\nfrom convoy.engines.manifest import MANIFEST, load_engine\n"
+    code += "[load_engine(e) for e in MANIFEST if e.startswith(('triton.', 'cuda.', 'cudnn'))]\n"
+    code += f"assert not {libraries} & set(sys.modules)"
+    # torch itself may import them where they are installed: only what these modules add is looked at.
+    drop = f"for m in [m for m in sys.modules if m.partition('.')[0] in {libraries}]: del sys.modules[m]\n"
+    subprocess.run([sys.executable, "-c", "import sys, torch\n" + drop + code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("engine_id", ENGINES)
@@ -150,6 +151,14 @@ def test_forms_and_shares_survive_their_knobs():
     assert Form.of(form.knobs) == form
     share = Share(128, 64, 32, 1, 1, 4, 8, 7, True)
     assert Share.of(share.knobs) == share
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 32])
+@pytest.mark.parametrize("sizes", [(40, 13, 11), (64, 28, 28), (512, 7, 7), (16, 3, 3)])
+def test_the_first_share_is_none_that_ptxas_may_serialise(n, sizes):
+    c, h, w = sizes
+    first = next(iter(load_engine("triton.wgrad").space(replace(WGRAD, n=n, c=c, h=h, w=w), GPU)))
+    assert not Share.of(first).by_registers
 
 
 def test_splits_leave_no_share_empty():

@@ -48,6 +48,7 @@ MANIFEST: Final[dict[str, str]] = {
 
 WAITING: Final[dict[str, str]] = {
     "pruned.sparse24": "convoy.engines.pruned.sparse24",
+    "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",

@@ -14,7 +14,7 @@ from conv_cases import EPILOGUES, SHAPES
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.pruned import sparse24
+from convoy.engines.pruned import csr, cuda, sparse24
 from convoy.engines.pruned.cuda import ENGINE
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
@@ -23,6 +23,8 @@ from convoy.problem import ConvProblem, Epilogue
 pytestmark = pytest.mark.gpu
 
 LAYER = ConvProblem(4, 64, 28, 28, 64, 3, 3, 1, 1, epilogue=Epilogue(bias=True, residual=True, activation="relu"))
+SETTINGS_LAYER = replace(LAYER, c=32, k=32)
+DIRECT = (cuda.ENGINE, csr.ENGINE)
 
 
 @pytest.fixture(scope="module")
@@ -34,39 +36,44 @@ def typed(problem, dtype):
     return replace(problem, x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
 
 
-def faults(problem, target, knobs=None):
-    assert ENGINE.supports(problem, target), ENGINE.supports(problem, target).reason
-    chosen = knobs or ENGINE.space(problem, target)[0]
-    executable = ENGINE.build(problem, chosen, target)
-    assert executable.workspace_bytes == ENGINE.workspace_bytes(problem, chosen)
+def faults(engine, problem, target, knobs=None):
+    support = engine.accepts(problem, target)
+    assert support, support.reason
+    chosen = knobs or engine.space(problem, target)[0]
+    executable = engine.build(problem, chosen, target)
+    assert executable.workspace_bytes == engine.workspace_bytes(problem, chosen)
     kinds = ("integer", "normal")
-    verdicts = [judge(executable, ENGINE.family, problem, make_data(problem, 1, k, "cuda"), k) for k in kinds]
+    verdicts = [judge(executable, engine.family, problem, make_data(problem, 1, k, "cuda"), k) for k in kinds]
     return [f"{problem} [{chosen}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
 
 
+@pytest.mark.parametrize("engine", DIRECT, ids=lambda engine: engine.id)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.n])
-def test_every_shape_is_exact(name, dtype, target):
+def test_every_shape_is_exact(name, dtype, engine, target):
     turn = list(SHAPES).index(name)
     problem = typed(pruned(SHAPES[name], PATTERNS[turn % len(PATTERNS)]), dtype)
-    assert not faults(replace(problem, epilogue=EPILOGUES[turn % len(EPILOGUES)]), target)
+    assert not faults(engine, replace(problem, epilogue=EPILOGUES[turn % len(EPILOGUES)]), target)
 
 
+@pytest.mark.parametrize("engine", DIRECT, ids=lambda engine: engine.id)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", [name for name in PATTERNS if name not in ("full", "half")])
-def test_every_pattern_is_exact(name, dtype, target):
-    assert not faults(typed(pruned(LAYER, name), dtype), target)
+def test_every_pattern_is_exact(name, dtype, engine, target):
+    assert not faults(engine, typed(pruned(LAYER, name), dtype), target)
 
 
-def test_every_setting_is_exact(target):
+@pytest.mark.parametrize("engine", DIRECT, ids=lambda engine: engine.id)
+def test_every_setting_is_exact(engine, target):
+    problem = pruned(SETTINGS_LAYER, "tenth")
+    for knobs in engine.space(problem, target):
+        assert not faults(engine, problem, target, knobs)
+
+
+@pytest.mark.parametrize("engine", DIRECT, ids=lambda engine: engine.id)
+def test_it_replays_in_a_graph_and_new_values_use_the_same_code(engine, target):
     problem = pruned(LAYER, "tenth")
-    for knobs in ENGINE.space(problem, target):
-        assert not faults(problem, target, knobs)
-
-
-def test_it_replays_in_a_graph_and_new_values_use_the_same_code(target):
-    problem = pruned(LAYER, "tenth")
-    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
+    executable = engine.build(problem, engine.space(problem, target)[0], target)
     workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
     for seed in (1, 2):
         data = make_data(problem, seed, "integer", "cuda")
@@ -128,30 +135,20 @@ SPARSE = {
 }
 
 
-def sparse_faults(problem, target, knobs):
-    executable = sparse24.ENGINE.build(problem, knobs, target)
-    kinds = ("integer", "normal")
-    verdicts = [judge(executable, "implicit_gemm", problem, make_data(problem, 1, k, "cuda"), k) for k in kinds]
-    return [f"{problem} [{knobs}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
-
-
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse24_is_exact(name, target):
-    problem = SPARSE[name]
-    support = sparse24.ENGINE.accepts(problem, target)
-    assert support, support.reason
-    assert not sparse_faults(problem, target, sparse24.ENGINE.space(problem, target)[0])
+    assert not faults(sparse24.ENGINE, SPARSE[name], target)
 
 
 @pytest.mark.parametrize("name", ["3x3", "many filters"])
 def test_sparse24_is_exact_in_every_setting(name, target):
     problem = SPARSE[name]
-    found = [sparse_faults(problem, target, knobs) for knobs in sparse24.ENGINE.space(problem, target)]
-    assert not [fault for faults in found for fault in faults]
+    found = [faults(sparse24.ENGINE, problem, target, knobs) for knobs in sparse24.ENGINE.space(problem, target)]
+    assert not [fault for each in found for fault in each]
 
 
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 @pytest.mark.parametrize(("rows", "consumers"), [(64, 1), (64, 2), (64, 3), (128, 1), (128, 2)])
 def test_sparse24_is_exact_in_every_kind_of_tile(rows, consumers, cluster, target):
     form = sparse24.Form(rows, 96, 3, consumers, cluster)
-    assert not sparse_faults(SPARSE["many filters"], target, form.knobs)
+    assert not faults(sparse24.ENGINE, SPARSE["many filters"], target, form.knobs)

@@ -38,7 +38,7 @@ def compile_cubin(engine: str, source: str, target: Target) -> tuple[bytes, str]
         error, *version = nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:  # the bindings say RuntimeError where the library cannot be found
         raise CompileError(engine, "NVRTC is not there", str(error)) from error
-    arch = f"sm_{target.capability}a"
+    arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
 
     def make() -> bytes:
         cubin, log = _compile(engine, source, arch)

@@ -62,8 +62,13 @@ def defines(settings: Mapping[str, int]) -> str:
 
 def sparse_source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:
     """The same for a kernel whose weights are 2:4 sparse."""
-    headers = text("hopper.cuh") + text("sparse.cuh") + text("epilogue.cuh")
+    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "sparse", "activation", "exchange"))
     return defines(settings) + headers + sparse_product(settings["BN"], dtype) + text(f"{kernel}.cu")
+
+
+def plain_source(kernel: str, settings: Mapping[str, int]) -> str:
+    """The same for kernels without tensor cores."""
+    return defines(settings) + text("plain.cuh") + text("activation.cuh") + text(f"{kernel}.cu")
 
 
 def source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:

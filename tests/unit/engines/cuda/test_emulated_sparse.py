@@ -32,8 +32,8 @@ def library(tmp_path_factory):
 
     def kernel(macros):
         content = defines({**macros, "BYTES": 2}) + (HERE / "emulated.h").read_text()
-        content += (HERE / "emulated_sparse.h").read_text() + text("epilogue.cuh") + text("sparse24.cu")
-        return build(content + (HERE / "launch_sparse.h").read_text())
+        content += (HERE / "emulated_sparse.h").read_text() + text("activation.cuh") + text("exchange.cuh")
+        return build(content + text("sparse24.cu") + (HERE / "launch_sparse.h").read_text())
 
     return kernel
 

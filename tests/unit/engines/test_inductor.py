@@ -293,3 +293,14 @@ def test_another_process_takes_the_code_from_inductors_cache() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         found.append(done.stdout.splitlines())
     assert found == [["0 1"], ["1 0", "0 1"]]
+
+
+def test_tritons_cache_stays_where_it_is(monkeypatch):
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    before = knobs.cache.dir
+    inductor._keep_triton_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == before
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    inductor._keep_triton_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == "elsewhere"

@@ -107,6 +107,13 @@ def test_data_gets_the_zeros_that_are_asked_for_and_keeps_all_else(percent, layo
     assert torch.equal(with_zeros(data, percent, 2).args[0], x)
 
 
+def test_integer_data_stays_integer_so_that_its_sums_stay_exact():
+    data = make_data(ConvProblem(2, 40, 20, 20, 4, 3, 3), 1, "integer")
+    x = with_zeros(data, 0, 2).args[0]
+    assert not (x == 0).any()
+    assert torch.equal(x, x.round())
+
+
 def test_only_configs_with_a_share_are_timed_on_thinned_data():
     bench = Bench(CONV, TARGET)
     plain = bench.timed_on(EngineConfig("aten"))

@@ -1,8 +1,8 @@
 // Convolution with 2:4 sparse weights as an implicit GEMM: y^T[k, pixels] = weight[k, taps and channels] · x^T, persistent and
 // warp-specialised. The weight is the first operand, compressed: of every four channels two values, and which two as metadata.
 //
-// One warpgroup copies: pixels by TMA in im2col mode, weights and metadata as one run of bytes that the host packed in the order of
-// shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile. With CLUSTER, blocks have the same
+// One warpgroup copies: a thread the pixels, by TMA in im2col mode; another weights and metadata, as one run of bytes that the host
+// packed in the order of shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile. With CLUSTER, blocks have the same
 // pixels and different filters: each copies its share of the pixels to all. One iteration is one tap and 64 channels: two products
 // of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the second's.
 //
@@ -10,9 +10,13 @@
 // CLUSTER, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and multiply_sparse<half>().
 
 struct Sizes {
-  int pixels, k, pitch, q, pq, tiles_k, units, c_blocks, iterations, s;
+  int pixels, k, pitch, q, pq, groups, units, channels, iterations, span_w;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift;
 };
+
+// n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
+DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * factor >> shift); }
 
 #define FILTERS (ROWS * CONSUMERS)
 #define PARTS (ROWS / 64)
@@ -22,6 +26,8 @@ struct Sizes {
 #define CHANNELS 64
 #define SHARE (BN / CLUSTER)
 #define GROUPS (BN / 8)
+#define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
+#define SETS (PENDING + 1)
 
 typedef u16 Value;
 
@@ -33,26 +39,46 @@ struct Ring {  // a place in the ring of stages
   }
 };
 
-DEVICE void produce(const Map* x, const unsigned char* weights, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+// Units are ordered filters first: those at one time share their pixels.
+DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
   for (int unit = first; unit < z.units; unit += step) {
-    int groups = z.tiles_k / CLUSTER, tile_k = unit % groups * CLUSTER + (int)rank;
-    int pixel = unit / groups * BN + (int)rank * SHARE;
-    const unsigned char* chunk = weights + (long long)tile_k * z.iterations * CHUNK_BYTES;
-    int image = pixel / z.pq, rest = pixel % z.pq;
-    int h = rest / z.q * z.stride_h - z.pad_h, width = rest % z.q * z.stride_w - z.pad_w;
+    int pixel = quotient(unit, z.groups_factor, z.groups_shift) * BN + (int)rank * SHARE;
+    int image = quotient(pixel, z.pq_factor, z.pq_shift), rest = pixel - image * z.pq;
+    int line = quotient(rest, z.q_factor, z.q_shift);
+    int h = line * z.stride_h - z.pad_h, width = (rest - line * z.q) * z.stride_w - z.pad_w;
+    int c = 0, right = 0, down = 0;
     for (int i = 0; i < z.iterations; i++) {
-      int tap = i / z.c_blocks, c = (i - tap * z.c_blocks) * CHANNELS;
       u32 pixels = stages + ring.stage * STAGE_BYTES, bar = full + 8 * ring.stage;
-      u16 right = (u16)(tap % z.s * z.dilation_w), down = (u16)(tap / z.s * z.dilation_h);
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-      barrier_expect(bar, PIXEL_BYTES + CHUNK_BYTES);
+      barrier_expect(bar, PIXEL_BYTES);
 #if CLUSTER == 1
-      copy_pixels(pixels, x, bar, c, width, h, image, right, down);
+      copy_pixels(pixels, x, bar, c, width, h, image, (u16)right, (u16)down);
 #else
-      copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, c, width, h, image, right, down, (1 << CLUSTER) - 1);
+      copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, c, width, h, image, (u16)right, (u16)down, (1 << CLUSTER) - 1);
 #endif
-      copy_bytes(pixels + PIXEL_BYTES, chunk, CHUNK_BYTES, bar);
+      // The next channels, the next tap of the row, the next row.
+      c += CHANNELS;
+      if (c >= z.channels) {
+        c = 0;
+        right += z.dilation_w;
+        if (right >= z.span_w) { right = 0; down += z.dilation_h; }
+      }
+      ring.next();
+    }
+  }
+}
+
+DEVICE void produce_weights(const unsigned char* weights, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+  Ring ring = {0, 0};
+  for (int unit = first; unit < z.units; unit += step) {
+    int group = unit - quotient(unit, z.groups_factor, z.groups_shift) * z.groups;
+    const unsigned char* chunk = weights + (long long)(group * CLUSTER + (int)rank) * z.iterations * CHUNK_BYTES;
+    for (int i = 0; i < z.iterations; i++) {
+      u32 bar = full + 8 * ring.stage;
+      barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+      barrier_expect(bar, CHUNK_BYTES);
+      copy_bytes(stages + ring.stage * STAGE_BYTES + PIXEL_BYTES, chunk, CHUNK_BYTES, bar);
       chunk += CHUNK_BYTES;
       ring.next();
     }
@@ -68,8 +94,8 @@ DEVICE void release(u32 bar, int lane) {
 #endif
 }
 
-// One iteration's products are begun; those before them are waited for and their stage is given back.
-DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[PARTS], Ring& ring, u32& before, u32 stages, u32 full, u32 empty, int who, int thread, int lane) {
+// One iteration's products are begun.
+DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[PARTS], Ring& ring, u32 stages, u32 full, int who, int thread) {
   u32 pixels = stages + ring.stage * STAGE_BYTES, weights = pixels + PIXEL_BYTES;
   barrier_wait(full + 8 * ring.stage, ring.phase);
 #pragma unroll
@@ -83,9 +109,6 @@ DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[PARTS], Ring& rin
   for (int part = 0; part < PARTS; part++)
     multiply_sparse<1>(d[part], sparse_operand(weights + (who * PARTS + part) * 4096 + 32), operand(pixels + 64), metadata[part]);
   products_commit();
-  products_wait<1>();
-  if (before) release(before, lane);
-  before = empty + 8 * ring.stage;
   ring.next();
 }
 
@@ -124,25 +147,34 @@ DEVICE void store_groups(const float (&d)[BN / 2], int g, int pixel0, int filter
 DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
   Ring ring = {0, 0};
   int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  Ring done = {0, 0};
   for (int unit = first; unit < z.units; unit += step) {
-    int groups = z.tiles_k / CLUSTER;
-    int filter0 = (unit % groups * CLUSTER + (int)rank) * FILTERS + who * ROWS + warp * 16, pixel0 = unit / groups * BN;
+    int tile = quotient(unit, z.groups_factor, z.groups_shift), pixel0 = tile * BN;
+    int filter0 = ((unit - tile * z.groups) * CLUSTER + (int)rank) * FILTERS + who * ROWS + warp * 16;
     float d[PARTS][BN / 2];
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
       for (int i = 0; i < BN / 2; i++) d[part][i] = 0.f;
-    u32 before = 0;
-    // Two sets of metadata: products read their registers until they have ended.
-    u32 even[PARTS], odd[PARTS];
+    // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
+    u32 metadata[SETS][PARTS];
     int i = 0;
-    for (; i + 1 < z.iterations; i += 2) {
-      iterate(d, even, ring, before, stages, full, empty, who, thread, lane);
-      iterate(d, odd, ring, before, stages, full, empty, who, thread, lane);
-    }
-    if (i < z.iterations) iterate(d, even, ring, before, stages, full, empty, who, thread, lane);
+    for (; i + SETS <= z.iterations; i += SETS)
+#pragma unroll
+      for (int set = 0; set < SETS; set++) {
+        iterate(d, metadata[set], ring, stages, full, who, thread);
+        products_wait<PENDING>();
+        if (i + set >= PENDING) { release(empty + 8 * done.stage, lane); done.next(); }
+      }
+#pragma unroll
+    for (int set = 0; set < PENDING; set++)
+      if (i + set < z.iterations) {
+        iterate(d, metadata[set], ring, stages, full, who, thread);
+        products_wait<PENDING>();
+        if (i + set >= PENDING) { release(empty + 8 * done.stage, lane); done.next(); }
+      }
     products_wait<0>();
-    release(before, lane);
+    for (; done.stage != ring.stage; done.next()) release(empty + 8 * done.stage, lane);
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
       float added[2] = {0.f, 0.f};
@@ -163,12 +195,12 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int firs
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
-  u32 base = (shared_address(shared_memory) + 1023u) & ~1023u;
+  u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
   u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
   u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + 8 * i, 1);
+      barrier_init(full + 8 * i, 2);
       barrier_init(empty + 8 * i, 4 * CONSUMERS * CLUSTER);
     }
     barrier_init_done();
@@ -179,7 +211,8 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* y, 
   int group = threadIdx.x / 128, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   if (group == 0) {
     registers_fewer<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&x, weights, base, full, empty, rank, first, step, z);
+    if (threadIdx.x == 0) produce_pixels(&x, base, full, empty, rank, first, step, z);
+    if (threadIdx.x == 32) produce_weights(weights, base, full, empty, rank, first, step, z);
   } else {
     registers_more<CONSUMER_REGISTERS>();
     consume(base, full, empty, rank, group - 1, first, step, y, residual, bias, z);

@@ -17,6 +17,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.implicit_gemm import reciprocal
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import ACTIVATIONS, sparse_source
 from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
@@ -125,14 +126,22 @@ class Form:
 
     def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
         """The kernel's run-time sizes, in the order of its structure."""
-        c_blocks = -(-problem.c // CHANNELS)
-        return {
+        sizes = {
             "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
-            "pq": problem.p * problem.q, "tiles_k": self.tiles(problem)[1], "units": self.units(problem),
-            "c_blocks": c_blocks, "iterations": problem.r * problem.s * c_blocks, "s": problem.s,
+            "pq": problem.p * problem.q, "groups": self.tiles(problem)[1] // self.cluster,
+            "units": self.units(problem), "channels": problem.c, "iterations": iterations(problem),
+            "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
         }  # fmt: skip
+        for name in ("q", "pq", "groups"):
+            sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
+        return sizes
+
+
+def iterations(problem: ConvProblem) -> int:
+    """Blocks of channels, over all taps."""
+    return problem.r * problem.s * -(-problem.c // CHANNELS)
 
 
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
@@ -141,7 +150,6 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     A product of 64 filters and 32 channels takes half a clock a pixel, and 16 more: shared memory gives 128 bytes a clock, and
     64 of each pixel and 32 of each filter are read for it.
     """
-    iterations = form.sizes(problem, problem.k)["iterations"]
     clusters = (
         units // 16 * 4 if form.cluster == 4 else units // form.cluster
     )  # an H100 has 16 or 18 where clusters may lie
@@ -151,7 +159,7 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     rate = min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
     loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / rate
     store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
-    busy = -(-work // clusters) * (iterations * max(products, loads) + store) + _FILL_NS
+    busy = -(-work // clusters) * (iterations(problem) * max(products, loads) + store) + _FILL_NS
     return (max(busy, problem.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 

@@ -58,6 +58,7 @@ class Settings:
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
         isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
         streams: most streams that a program on a GPU may use; the clock decides how many it does.
+        stream_memory: most memory that a schedule on several streams may hold, as a multiple of what it holds on one.
         timeout_s: a candidate that takes longer to build or to run is recorded as `timeout`.
         only_engines: restrict the choice to these ids (the baseline always competes); empty: all.
         deny_engines: ids that must not be used.
@@ -77,6 +78,7 @@ class Settings:
     static_outputs: bool = False
     isolate: bool = True
     streams: int = 4
+    stream_memory: float = 1.1
     timeout_s: float = 30.0
     only_engines: tuple[str, ...] = ()
     deny_engines: tuple[str, ...] = ()
@@ -95,6 +97,8 @@ class Settings:
             raise InputError("memory_budget_bytes", self.memory_budget_bytes, "a positive number of bytes, or None")
         if not 1 <= self.streams <= MOST_STREAMS:
             raise InputError("streams", self.streams, f"an integer from 1 to {MOST_STREAMS}")
+        if not self.stream_memory >= 1:
+            raise InputError("stream_memory", self.stream_memory, "a number of at least 1")
         if self.db is not None and not isinstance(self.db, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("db", self.db, "a path, or None")
         object.__setattr__(self, "db", None if self.db is None else Path(self.db))

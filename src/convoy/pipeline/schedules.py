@@ -1,21 +1,34 @@
-"""One plan, several schedules: on how many streams it runs is decided by the clock, not by the model."""
+"""One plan, several schedules: how its launches are spread over streams is decided by the clock, not by the model."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
 
 from convoy.pipeline import verdict
 from convoy.pipeline.stages import Net
-from convoy.plan import Plan, critical_us, parallel
-from convoy.program import PackedSteps, Program, build_program
+from convoy.plan import Plan, Step, contention, critical_us, device_us, parallel
+from convoy.program import GraphProgram, PackedSteps, Program, build_program
+from convoy.program.bind import peak_bytes
+from convoy.program.module import eager_of
+from convoy.program.occupancy import shares
 from convoy.settings import Settings
 
 WORTHWHILE = 0.97
 """Share of the serial time that the critical path must stay under for more streams to be tried: less is lost to events."""
 
+ROUNDS = 7
+"""Rounds in which a schedule is timed beside the best so far: whole nets vary by a percent or two, schedules by tens."""
+
 
 def build_fastest(plan: Plan, net: Net, settings: Settings) -> tuple[Plan, Program]:
-    """Build the plan on one stream and, on a GPU, on several; keep what the clock says.
+    """Build the plan on one stream and, on a GPU, spread over several in some ways; keep what the clock says.
+
+    First the launches are spread as if they did not slow one another. What that takes says how much they do, and with the share
+    of the device that each was seen to take, schedules are made that begin side work only while there is room. Each is timed
+    beside the best so far, and replaces it where it is faster by more than the spread.
 
     Under a memory budget there is one stream: values that live side by side, and a workspace for each stream, were not counted.
 
@@ -24,35 +37,121 @@ def build_fastest(plan: Plan, net: Net, settings: Settings) -> tuple[Plan, Progr
     """
     packed: PackedSteps = {}
 
-    def build(candidate: Plan) -> Program:
+    def build(steps: Sequence[Step]) -> Program:
+        candidate = dataclasses.replace(plan, steps=tuple(steps))
         return build_program(candidate, net.captured, net.regions_by_nodes, net.target, settings, packed)
 
-    serial = build(plan)
-    longest = critical_us(plan.steps)
-    if (
-        net.target.device != "cuda"
-        or settings.streams < 2
-        or longest > WORTHWHILE * sum(s.median_us for s in plan.steps)
-    ):
+    serial = build(plan.steps)
+    longest, total = critical_us(plan.steps), sum(step.median_us for step in plan.steps)
+    if net.target.device != "cuda" or settings.streams < 2 or longest > WORTHWHILE * total:
         return plan, serial
-    built = {1: (plan, serial)}
+    contest = Contest(plan.steps, serial, build, settings.stream_memory, _on_gpu)
+    bounds = f"the critical path alone {longest / 1e3:.3f} ms"
     for streams in range(2, settings.streams + 1):
-        steps = parallel(plan.steps, streams)
-        if len({step.stream for step in steps}) < streams:
-            break  # there is not so much independent work
-        spread = dataclasses.replace(plan, steps=steps)
-        built[streams] = (spread, build(spread))
-    timed = verdict.interleave(
-        {str(streams): program.runnable.replay for streams, (_, program) in built.items()},  # type: ignore[union-attr]
-        cuda=True,
-    )
-    best = min(timed.values(), key=lambda figures: figures.median_ms)
-    if not verdict.is_faster(best, timed["1"]):
-        best = timed["1"]
-    chosen, program = built[int(best.name)]
-    words = ", ".join(f"{name} {figures.median_ms:.3f} ms" for name, figures in timed.items())
-    note = (
-        f"streams: {best.name} (measured by number of streams: {words}; the critical path alone {longest / 1e3:.3f} ms)"
-    )
-    chosen = dataclasses.replace(chosen, notes=(*chosen.notes, note))
+        contest.challenge(str(streams), parallel(plan.steps, streams))
+    assert serial.runnable is not None
+    taken = shares(eager_of(serial.runnable), contest.inputs)
+    if taken:
+        model = contention(plan.steps, taken, contest.measured)
+        bounds += f", all work on a full device {device_us(plan.steps, taken) / 1e3:.3f} ms"
+        bounds += f", contention fitted as a device of {model.capacity:g}"
+        for streams in range(2, settings.streams + 1):
+            contest.challenge(f"{streams} with admission", parallel(plan.steps, streams, taken, model))
+    chosen = dataclasses.replace(plan, steps=contest.steps, notes=(*plan.notes, contest.words(bounds), *contest.notes))
+    program = contest.program
     return chosen, Program(chosen, program.captured, program.runnable, program.resident_bytes)
+
+
+Clock = Callable[[Program, Program], tuple[verdict.Timed, verdict.Timed]]
+"""Times the best so far and a challenger in turn."""
+
+
+class Contest:
+    """Schedules of one plan, each timed beside the best so far. Never more than two are in memory.
+
+    Args:
+        steps: on one stream.
+        program: them, built.
+        build: makes further ones.
+        most_memory: times the memory of the serial schedule that another may hold.
+        clock: times two of them.
+
+    Attributes:
+        steps: the best schedule so far.
+        program: its program.
+        measured: the schedules that were timed, with what they took, microseconds.
+        notes: schedules that were left out, and why.
+    """
+
+    def __init__(
+        self,
+        steps: tuple[Step, ...],
+        program: Program,
+        build: Callable[[Sequence[Step]], Program],
+        most_memory: float,
+        clock: Clock,
+    ) -> None:
+        self.steps, self.program, self.name = steps, program, "1"
+        self.measured: list[tuple[Sequence[Step], float]] = []
+        self.notes: list[str] = []
+        self._build, self._clock, self._most_memory = build, clock, most_memory
+        self._serial_bytes = _bytes(program)
+        self._took: dict[str, float] = {}
+        self._seen = {_order(steps)}
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """Tensors that the programs can run on."""
+        runnable = self.program.runnable
+        assert isinstance(runnable, GraphProgram)
+        return runnable.inputs
+
+    def challenge(self, name: str, steps: tuple[Step, ...]) -> None:
+        """Try a schedule, unless it was tried before."""
+        if _order(steps) in self._seen:
+            return
+        self._seen.add(_order(steps))
+        try:
+            program = self._build(steps)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            self.notes.append(f"streams: {name} does not fit beside another schedule and was not tried")
+            return
+        best, found = self._clock(self.program, program)
+        self.measured.append((steps, found.median_ms * 1e3))
+        self._took.setdefault(self.name, best.median_ms)
+        self._took[name] = found.median_ms
+        if not verdict.is_faster(found, best):
+            return
+        grown = _bytes(program) / max(1, self._serial_bytes)
+        if grown > self._most_memory:
+            self.notes.append(
+                f"streams: {name} would take {found.median_ms:.3f} ms instead of {best.median_ms:.3f} ms and {grown:.2f} times"
+                f" the memory of one stream; stream_memory allows {self._most_memory:g} times"
+            )
+            return
+        self.steps, self.program, self.name = steps, program, name
+
+    def words(self, bounds: str) -> str:
+        """What was measured, for the plan's notes."""
+        took = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self._took.items())
+        return f"streams: {self.name} (measured by number of streams: {took}; {bounds})"
+
+
+def _on_gpu(best: Program, challenger: Program) -> tuple[verdict.Timed, verdict.Timed]:
+    programs = {"best": best, "challenger": challenger}
+    timed = verdict.interleave(
+        {name: program.runnable.replay for name, program in programs.items()},  # type: ignore[union-attr]
+        cuda=True,
+        rounds=ROUNDS,
+    )
+    return timed["best"], timed["challenger"]
+
+
+def _order(steps: Sequence[Step]) -> tuple[object, ...]:
+    return tuple((step.results, step.stream, step.waits) for step in steps)
+
+
+def _bytes(program: Program) -> int:
+    assert program.runnable is not None
+    return peak_bytes(eager_of(program.runnable).bound)

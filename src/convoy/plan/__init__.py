@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoy.plan.file import from_dict, load, save, to_dict
-from convoy.plan.parallel import critical_us, parallel
+from convoy.plan.parallel import contention, critical_us, device_us, parallel
 from convoy.plan.plan import PLAN_VERSION, Plan, Step
 from convoy.plan.serial import serial
 from convoy.plan.words import compare, explain
@@ -13,7 +13,9 @@ __all__ = [
     "Plan",
     "Step",
     "compare",
+    "contention",
     "critical_us",
+    "device_us",
     "explain",
     "from_dict",
     "load",

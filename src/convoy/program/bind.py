@@ -206,6 +206,32 @@ def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
         bound.frees = tuple(slots)
 
 
+def peak_bytes(bound: Bound) -> int:
+    """Memory that the values of one run hold at most, and the workspaces: each stream has a pool of its own.
+
+    What a stream gives back serves that stream alone, so the pools' peaks add up. Inputs are the caller's and not counted.
+    """
+    owner: dict[int, tuple[int, int]] = {}
+    held: dict[int, int] = {}
+    peak: dict[int, int] = {}
+    scratch: dict[int, int] = {}
+    for step in bound.steps:
+        stream = step.step.stream
+        scratch[stream] = max(scratch.get(stream, 0), step.executable.workspace_bytes)
+        places = step.places or (None,) * len(step.results)
+        for slot, spec, place in zip(step.results, step.specs, places, strict=True):
+            slot, spec = (slot, spec) if place is None else (place.slot, place.spec)
+            if slot not in owner:
+                owner[slot] = stream, spec.size_bytes
+                held[stream] = held.get(stream, 0) + spec.size_bytes
+        peak[stream] = max(peak.get(stream, 0), held.get(stream, 0))
+        for slot in step.frees:
+            if slot in owner:
+                stream, size = owner.pop(slot)
+                held[stream] -= size
+    return sum(peak.values()) + sum(scratch.values())
+
+
 def _first_safe(
     order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int], owner: int
 ) -> int | None:

@@ -30,6 +30,7 @@ class GraphProgram:
 
     Attributes:
         eager: the same launches one by one: what was captured, and what another graph may capture.
+        inputs: the static buffers that it reads.
     """
 
     def __init__(self, bound: Bound, device: torch.device, *, static_outputs: bool = False) -> None:
@@ -39,18 +40,18 @@ class GraphProgram:
         self._lock = threading.Lock()
         several = any(step.step.stream for step in bound.steps)
         self.eager = StreamedProgram(bound, device) if several else EagerProgram(bound, device)
-        self._inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
-        for tensor in self._inputs:
+        self.inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
+        for tensor in self.inputs:
             tensor.zero_()
         self._graph = torch.cuda.CUDAGraph()
         stream = stream_beside(device, self.eager.streams)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(stream):
             for _ in range(_WARMUP_CALLS):
-                self.eager(self._inputs)
+                self.eager(self.inputs)
         stream.synchronize()
         with recording(self._graph, stream):
-            self._outputs = self.eager(self._inputs)
+            self._outputs = self.eager(self.inputs)
         self._keeps = self.eager.workspace()  # the thread that captured may end before the graph does
         self._done = torch.cuda.Event()
         self._done.record(torch.cuda.current_stream(device))
@@ -60,7 +61,7 @@ class GraphProgram:
         with self._lock, torch.cuda.device(self.device):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._done)
-            for static, tensor in zip(self._inputs, inputs, strict=True):
+            for static, tensor in zip(self.inputs, inputs, strict=True):
                 static.copy_(tensor, non_blocking=True)
             self._graph.replay()
             outputs = self._outputs if self.static_outputs else [_copy(tensor) for tensor in self._outputs]

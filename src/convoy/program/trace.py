@@ -51,7 +51,7 @@ def measured(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span
     return spans([bound.step for bound in program.bound.steps], starts, lengths)
 
 
-def _clocked(program: EagerProgram, mark: Callable[[int, int], None]) -> EagerProgram:
+def clocked(program: EagerProgram, mark: Callable[[int, int], None]) -> EagerProgram:
     """The same program with marks: `mark(step, 0)` before and `mark(step, 1)` behind each launch."""
     steps = [
         dataclasses.replace(
@@ -71,7 +71,7 @@ def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
         def mark(step: int, side: int, times: list[list[float]] = times) -> None:
             times[step][side] = time.perf_counter() * 1e6
 
-        run = _clocked(program, mark)
+        run = clocked(program, mark)
         with torch.no_grad():
             run(inputs)
         first = min((begin for begin, _ in times), default=0.0)
@@ -82,8 +82,8 @@ def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
 def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks]:
     count = len(program.bound.steps)
     events = [[torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)] for _ in range(count)]
-    clocked = _clocked(program, lambda step, side: events[step][side].record())
-    stream = stream_beside(program.device, clocked.streams)
+    marked = clocked(program, lambda step, side: events[step][side].record())
+    stream = stream_beside(program.device, marked.streams)
     stream.wait_stream(torch.cuda.current_stream(program.device))
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.device(program.device):
@@ -91,7 +91,7 @@ def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
             program(inputs)
         stream.synchronize()
         with recording(graph, stream):
-            clocked(inputs)
+            marked(inputs)
         found: list[Marks] = []
         for _ in range(ROUNDS + 2):
             graph.replay()

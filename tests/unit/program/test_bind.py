@@ -2,13 +2,14 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from convoy.errors import PlanError
 from convoy.plan import Step, parallel
-from convoy.problem import EngineConfig, Knobs
-from convoy.program.bind import BoundStep, check_order, mark_frees
+from convoy.problem import EngineConfig, Knobs, TensorSpec
+from convoy.program.bind import Bound, BoundStep, check_order, mark_frees, peak_bytes
 from convoy.schedule import finished_before
 
 
@@ -61,6 +62,34 @@ def test_memory_goes_back_only_when_every_reader_has_finished(seed, streams):
 
 def last(found, slot):
     return max(i for i, other in enumerate(found) if slot in (*other.args, *other.results))
+
+
+def held(steps, sizes, outputs, scratch=0):
+    names = list(dict.fromkeys(["x", *(name for s in steps for name in s.results)]))
+    slot = {name: index for index, name in enumerate(names)}
+    made = [
+        BoundStep(
+            s,
+            SimpleNamespace(workspace_bytes=scratch),
+            (),
+            tuple(slot[a] for a in s.args),
+            tuple(slot[r] for r in s.results),
+            tuple(TensorSpec((sizes[r],), "i8") for r in s.results),
+        )
+        for s in steps
+    ]
+    mark_frees(made, [slot[o] for o in outputs])
+    return peak_bytes(Bound(made, names, [], [], 0, 0))
+
+
+def test_peaks_are_those_of_all_streams_together():
+    chain = (step(0, ("x",), ("a",)), step(1, ("a",), ("b",)), step(2, ("b",), ("c",)))
+    sizes = {"a": 100, "b": 10, "c": 1}
+    assert held(chain, sizes, ["c"]) == 110
+    assert held(chain, sizes, ["c"], scratch=7) == 117
+    aside = (*chain[:2], replace(chain[2], stream=1, waits=(1,)))
+    assert held(aside, sizes, ["c"], scratch=7) == 110 + 1 + 14  # a second pool, a second workspace
+    assert held((*chain, step(3, ("a",), ("d",))), {**sizes, "d": 2}, ["d"]) == 111
 
 
 def test_a_missing_wait_is_refused():

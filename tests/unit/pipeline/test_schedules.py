@@ -1,0 +1,116 @@
+"""Which schedule is kept: the fastest by the clock that holds no more memory than is allowed, and serial where none is faster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from convoy.pipeline import schedules
+from convoy.pipeline.schedules import Contest
+from convoy.pipeline.verdict import Timed
+from convoy.plan import Step, contention, device_us, parallel
+from convoy.problem import EngineConfig, Knobs
+from convoy.schedule import Sharing
+
+
+def step(index: int, args: tuple[str, ...], us: float) -> Step:
+    config = EngineConfig("aten", 1, Knobs())
+    return Step("region", "op", (f"n{index}",), args, (f"v{index}",), "p", config, "any", median_us=us)
+
+
+BRANCHES = tuple(step(index, ("x",), 10.0) for index in range(4))
+
+
+class Clock:
+    """Says what schedules take by the number of their streams, and remembers whom it compared."""
+
+    def __init__(self, took_ms: dict[int, float], spread_ms: float = 0.01) -> None:
+        self.took_ms, self.spread_ms = took_ms, spread_ms
+        self.pairs: list[tuple[int, int]] = []
+
+    def __call__(self, best: SimpleNamespace, challenger: SimpleNamespace) -> tuple[Timed, Timed]:
+        self.pairs.append((best.streams, challenger.streams))
+        first, second = (
+            Timed(name, self.took_ms[program.streams], self.spread_ms)
+            for name, program in (("best", best), ("challenger", challenger))
+        )
+        return first, second
+
+
+def streams_of(steps: Sequence[Step]) -> int:
+    return 1 + max(one.stream for one in steps)
+
+
+def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, full_from: int = 99) -> Contest:
+    def build(steps: Sequence[Step]) -> SimpleNamespace:
+        if streams_of(steps) >= full_from:
+            raise torch.OutOfMemoryError("planted")
+        return SimpleNamespace(streams=streams_of(steps))
+
+    monkeypatch.setattr(schedules, "_bytes", lambda program: 1000 if program.streams == 1 else int(1000 * grown))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    made = Contest(BRANCHES, build(BRANCHES), build, 1.1, clock)  # type: ignore[arg-type]
+    for streams in (2, 3, 4):
+        made.challenge(str(streams), parallel(BRANCHES, streams))
+    return made
+
+
+def test_the_fastest_is_kept_and_each_is_timed_beside_the_best_so_far(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock({1: 4.0, 2: 2.0, 3: 2.5, 4: 1.5})
+    made = contest(monkeypatch, clock)
+    assert (made.name, streams_of(made.steps)) == ("4", 4)
+    assert clock.pairs == [(1, 2), (2, 3), (2, 4)]
+    assert [took for _, took in made.measured] == [2000.0, 2500.0, 1500.0]
+    words = made.words("BOUNDS")
+    assert words == (
+        "streams: 4 (measured by number of streams: 1 4.000 ms, 2 2.000 ms, 3 2.500 ms, 4 1.500 ms; BOUNDS)"
+    )
+
+
+def test_serial_stays_where_nothing_is_faster_by_more_than_the_spread(monkeypatch: pytest.MonkeyPatch):
+    made = contest(monkeypatch, Clock({1: 4.0, 2: 3.95, 3: 4.2, 4: 3.91}, spread_ms=0.1))
+    assert made.name == "1"
+    assert made.steps == BRANCHES
+
+
+def test_what_holds_too_much_memory_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch):
+    made = contest(monkeypatch, Clock({1: 4.0, 2: 2.0, 3: 5.0, 4: 5.0}), grown=1.3)
+    assert made.name == "1"
+    (note,) = made.notes
+    assert "2 would take 2.000 ms instead of 4.000 ms and 1.30 times the memory" in note
+    assert len(made.measured) == 3  # it still tells how steps slow one another
+
+
+def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch):
+    made = contest(monkeypatch, Clock({1: 4.0, 2: 2.0, 3: 1.0}), full_from=3)
+    assert made.name == "2"
+    assert [note for note in made.notes if "3 does not fit" in note]
+
+
+def test_the_same_schedule_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock({1: 4.0, 2: 2.0, 3: 2.5, 4: 1.5})
+    made = contest(monkeypatch, clock)
+    made.challenge("again", parallel(BRANCHES, 3))
+    assert len(clock.pairs) == 3
+
+
+def test_contention_is_read_off_what_schedules_took():
+    """Four launches of the whole device take four times as long together: the serial order is as good as any."""
+    full, half = [1.0] * 4, [0.5] * 4
+    assert device_us(BRANCHES, half) == 20.0
+    assert contention(BRANCHES, full, [(parallel(BRANCHES, 4), 40.0)]) == Sharing(1.0)
+    assert contention(BRANCHES, full, [(parallel(BRANCHES, 4), 20.0)]) == Sharing(2.0)
+    assert contention(BRANCHES, half, [(parallel(BRANCHES, 4), 40.0)]) == Sharing(0.5)
+
+
+def test_admission_changes_the_schedule():
+    shares = [0.5] * 4
+    loose, admitted = parallel(BRANCHES, 4), parallel(BRANCHES, 4, shares, Sharing(1.0))
+    assert streams_of(loose) == 4
+    assert streams_of(admitted) <= 4
+    assert sorted(one.results for one in admitted) == sorted(one.results for one in BRANCHES)
+    assert dataclasses.replace(admitted[0], stream=0, waits=()) in BRANCHES

@@ -199,6 +199,36 @@ def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(engine_id, 
         assert (whole[:, 24 + k :] == 7).all()
 
 
+@pytest.mark.parametrize("kind", KINDS[:3])
+@pytest.mark.parametrize("name", ["3x3", "3x3 odd", "3x3 stride 2", "dilated", "1x7", "1x1"])
+def test_every_kind_of_cooperation_of_the_cuda_kernel(name, kind, target):
+    """Blocks alone, in pairs, in turns, and splits of every size: exact, and the same bits each time."""
+    engine, problem = load_engine("cuda.implicit_gemm"), typed(SHAPES[name], *kind)
+    case = Case(problem, integers)
+    forms = [
+        (64, 48, 4, 2, False, 1, 1),
+        (64, 48, 4, 1, False, 1, 1),
+        (64, 32, 3, 2, True, 2, 1),
+        (64, 64, 4, 2, False, 2, 1),
+    ]
+    forms += [(64, 40, 4, 1, False, 1, split) for split in (2, 3, 8)] + [
+        (128, 96, 3, 2, False, 1, 4),
+        (64, 64, 3, 3, False, 1, 6),
+    ]
+    names = ("rows", "filters", "stages", "consumers", "turns", "cluster", "split")
+    for form in forms:
+        executable = engine.build(problem, Knobs.of(**dict(zip(names, form, strict=True))), target)
+        for _ in range(5):
+            made = case.launch(executable)
+            torch.testing.assert_close(
+                made,
+                case.expected.to(case.dtype).double(),
+                rtol=0,
+                atol=0,
+                msg=lambda text, form=form: f"{form}: {text}",
+            )
+
+
 @pytest.mark.parametrize("batch", [1, 32])
 def test_parallel_convolutions_in_one_launch(batch, target):
     from convoy.graph.text import parse_graph

@@ -43,6 +43,10 @@ DEVICE void copy_weights(u32 to, const Map* map, u32 bar, int c, int tap, int k)
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
                ::"r"(to), "l"(map), "r"(bar), "r"(c), "r"(tap), "r"(k) : "memory");
 }
+DEVICE void prefetch_map(const Map* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void prefetch_weights(const Map* map, int c, int tap, int k) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(c), "r"(tap), "r"(k) : "memory");
+}
 DEVICE void copy_weights_to_all(u32 to, const Map* map, u32 bar, int c, int tap, int k, u16 ranks) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
                ::"r"(to), "l"(map), "r"(bar), "h"(ranks), "r"(c), "r"(tap), "r"(k) : "memory");
@@ -58,6 +62,15 @@ template <int COUNT> DEVICE void registers_fewer() { asm volatile("setmaxnreg.de
 DEVICE void wait_for_forerunner() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_successor_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// Sums in shared memory: a thread leaves its own, and reads those of any block of the cluster.
+DEVICE void write_sums(u32 to, float a, float b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory"); }
+DEVICE float2 read_sums(u32 from, u32 rank) {
+  float2 v;
+  asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %2, %3;\nld.shared::cluster.v2.f32 {%0, %1}, [a];\n}\n"
+               : "=f"(v.x), "=f"(v.y) : "r"(from), "r"(rank) : "memory");
+  return v;
+}
+template <int THREADS> DEVICE void some_sync() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 DEVICE u32 swap_lanes(u32 value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 #if BF16
 DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }

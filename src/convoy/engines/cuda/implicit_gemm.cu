@@ -1,17 +1,19 @@
 // Convolution as an implicit GEMM: y[pixels, k] = x[pixels, taps and channels] · weight^T, persistent and warp-specialised.
 //
-// One warpgroup copies: a tile's pixels come by TMA in im2col mode, so that a tile of any length crosses rows and images, and
-// the filters' block by a plain box. CONSUMERS warpgroups multiply. With TURNS each has tiles of its own, in turn, and one stores
+// One warpgroup copies: a thread the pixels, by TMA in im2col mode, so that a tile of any length crosses rows and images; another
+// the filters' blocks, plain boxes. CONSUMERS warpgroups multiply. With TURNS each has tiles of its own, in turn, and one stores
 // while another multiplies; without, they share a tile's rows. With CLUSTER 2, two blocks have the same filters and different
-// pixels: each copies half of the filters' block to both. Tiles are ordered filters first: those at one time share their pixels.
+// pixels: each copies half of the filters' block to both. With SPLIT, so many blocks of a cluster have the same tile and a share of
+// the taps and channels each; they add their sums in the order of their ranks, out of each other's shared memory, and each
+// stores a part. Tiles are ordered filters first: those at one time share their pixels.
 //
 // Given by the host: ROWS (pixels of a warpgroup, 64 or 128), BN (filters of a tile, a multiple of 8), STAGES, CONSUMERS, TURNS,
-// CLUSTER, BYTES (2: half, 4: TF32), BF16, BIAS, RESIDUAL, ACTIVATION (a number), DEPENDENT, and multiply().
+// CLUSTER, SPLIT (one of both is 1), BYTES (2: half, 4: TF32), BF16, BIAS, RESIDUAL, ACTIVATION (a number), DEPENDENT, multiply().
 
 struct Sizes {
-  int pixels, k, pitch, q, pq, tiles_n, units, channels, iterations, span_w;
+  int pixels, k, pitch, q, pq, tiles_n, units, channels, iterations, each, s, c_blocks, span_w;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  u32 q_factor, q_shift, pq_factor, pq_shift, tiles_n_factor, tiles_n_shift;
+  u32 q_factor, q_shift, pq_factor, pq_shift, tiles_n_factor, tiles_n_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 
 // n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
@@ -44,80 +46,43 @@ struct Ring {  // a place in the ring of stages
   }
 };
 
-DEVICE float activated(float v) {
-#if ACTIVATION == 1  // relu; NaN stays NaN
-  return v < 0.f ? 0.f : v;
-#elif ACTIVATION == 2  // relu6
-  return v < 0.f ? 0.f : v > 6.f ? 6.f : v;
-#elif ACTIVATION == 3  // silu
-  return v / (1.f + expf(-v));
-#elif ACTIVATION == 4  // hardswish
-  float u = v + 3.f;
-  return v * (u < 0.f ? 0.f : u > 6.f ? 6.f : u) / 6.f;
-#elif ACTIVATION == 5  // hardsigmoid
-  float u = v + 3.f;
-  return (u < 0.f ? 0.f : u > 6.f ? 6.f : u) / 6.f;
-#elif ACTIVATION == 6  // sigmoid
-  return 1.f / (1.f + expf(-v));
-#elif ACTIVATION == 7  // gelu
-  return 0.5f * v * (1.f + erff(v * 0.70710678f));
-#else
-  return v;
-#endif
-}
-
-// Four lanes exchange four words each: word i of lane l becomes word l of lane i.
-DEVICE void transpose(u32 (&v)[4], int lane) {
-  bool odd = lane & 1, high = lane & 2;
-  u32 a = swap_lanes(odd ? v[0] : v[1], 1), b = swap_lanes(odd ? v[2] : v[3], 1);
-  if (odd) { v[0] = a; v[2] = b; } else { v[1] = a; v[3] = b; }
-  a = swap_lanes(high ? v[0] : v[2], 2);
-  b = swap_lanes(high ? v[1] : v[3], 2);
-  if (high) { v[0] = a; v[1] = b; } else { v[2] = a; v[3] = b; }
-}
-
-// One row of a warpgroup's part: `values` are groups of eight filters, of which this lane has two neighbours each.
-DEVICE void store_row(const float (&d)[BN / 2], int half, int pixel, int n0, int lane, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+// Groups 4·g to 4·g + 3, of eight filters each, of one row: this lane has two neighbours of each group.
+DEVICE void store(float (&v)[8], int g, int pixel, int n0, int lane, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
   bool inside = pixel < z.pixels;
   long long row = (long long)pixel * z.pitch;
 #if BYTES == 2
-#pragma unroll
-  for (int g = 0; g < (GROUPS + 3) / 4; g++) {
-    int column = n0 + (4 * g + lane) * 8;  // of this lane's sixteen bytes
-    bool mine = inside && 4 * g + lane < GROUPS && column < z.k;
-    u32 words[4];
+  int column = n0 + (4 * g + lane) * 8;  // of this lane's sixteen bytes
+  bool mine = inside && 4 * g + lane < GROUPS && column < z.k;
+  u32 words[4];
 #if RESIDUAL
-    u32 added[4] = {0, 0, 0, 0};
-    if (mine) {
-      uint4 four = *(const uint4*)(residual + (long long)pixel * z.k + column);
-      added[0] = four.x; added[1] = four.y; added[2] = four.z; added[3] = four.w;
-    }
-    transpose(added, lane);
-#endif
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int group = 4 * g + i;
-      float low = 0.f, high = 0.f;
-      if (group < GROUPS) { low = d[4 * group + 2 * half]; high = d[4 * group + 2 * half + 1]; }
-#if BIAS
-      int at = n0 + group * 8 + 2 * lane;
-      if (group < GROUPS && at < z.k) { low += unpack(bias[at]); high += unpack(bias[at + 1]); }
-#endif
-#if RESIDUAL
-      low += unpack((u16)(added[i] & 0xffff));
-      high += unpack((u16)(added[i] >> 16));
-#endif
-      words[i] = pack(activated(low), activated(high));
-    }
-    transpose(words, lane);
-    if (mine) *(uint4*)(y + row + column) = make_uint4(words[0], words[1], words[2], words[3]);
+  u32 added[4] = {0, 0, 0, 0};
+  if (mine) {
+    uint4 four = *(const uint4*)(residual + (long long)pixel * z.k + column);
+    added[0] = four.x; added[1] = four.y; added[2] = four.z; added[3] = four.w;
   }
+  transpose(added, lane);
+#endif
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float low = v[2 * i], high = v[2 * i + 1];
+#if BIAS
+    int at = n0 + (4 * g + i) * 8 + 2 * lane;
+    if (4 * g + i < GROUPS && at < z.k) { low += unpack(bias[at]); high += unpack(bias[at + 1]); }
+#endif
+#if RESIDUAL
+    low += unpack((u16)(added[i] & 0xffff));
+    high += unpack((u16)(added[i] >> 16));
+#endif
+    words[i] = pack(activated(low), activated(high));
+  }
+  transpose(words, lane);
+  if (mine) *(uint4*)(y + row + column) = make_uint4(words[0], words[1], words[2], words[3]);
 #else
 #pragma unroll
-  for (int group = 0; group < GROUPS; group++) {
-    int column = n0 + group * 8 + 2 * lane;
-    if (!inside || column >= z.k) continue;
-    float low = d[4 * group + 2 * half], high = d[4 * group + 2 * half + 1];
+  for (int i = 0; i < 4; i++) {
+    int group = 4 * g + i, column = n0 + group * 8 + 2 * lane;
+    if (!inside || group >= GROUPS || column >= z.k) continue;
+    float low = v[2 * i], high = v[2 * i + 1];
 #if BIAS
     low += bias[column];
     high += bias[column + 1];
@@ -132,36 +97,123 @@ DEVICE void store_row(const float (&d)[BN / 2], int half, int pixel, int n0, int
 #endif
 }
 
-DEVICE void produce(const Map* x, const Map* w, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+#if SPLIT > 1
+// Where a thread of a multiplying warpgroup leaves two neighbours of its sums, in the room of the ring.
+DEVICE u32 sums_at(u32 stages, int who, int part, int pair, int thread) {
+  return stages + (((who * PARTS + part) * (BN / 4) + pair) * 128 + thread) * 8;
+}
+
+DEVICE void leave_sums(u32 stages, const float (&d)[PARTS][BN / 2], int who, int thread) {
+  some_sync<128 * CONSUMERS>();  // all have multiplied: nobody reads the ring any more
+#pragma unroll
+  for (int part = 0; part < PARTS; part++)
+#pragma unroll
+    for (int pair = 0; pair < BN / 4; pair++)
+      write_sums(sums_at(stages, who, part, pair, thread), d[part][2 * pair], d[part][2 * pair + 1]);
+}
+
+DEVICE void add_sums(float (&v)[8], u32 stages, int who, int part, int half, int g, int thread) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = 0.f;
+#pragma unroll
+  for (int rank = 0; rank < SPLIT; rank++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (4 * g + i < GROUPS) {
+        float2 two = read_sums(sums_at(stages, who, part, 2 * (4 * g + i) + half, thread), rank);
+        v[2 * i] += two.x;
+        v[2 * i + 1] += two.y;
+      }
+}
+#endif
+
+// This block's iterations of a tile: all of them, or its share.
+DEVICE int first_of(u32 rank, const Sizes& z) { return SPLIT == 1 ? 0 : (int)rank * z.each; }
+DEVICE int count_of(u32 rank, const Sizes& z) {
+  int left = z.iterations - first_of(rank, z);
+  return SPLIT == 1 || left < z.each ? left : z.each;
+}
+
+// Where an iteration reads: channels from c on, at a tap that lies so far to the right and down. Counted and not worked out, since a
+// copying thread has to keep up with the products.
+struct Place {
+  int c, tap, right, down;
+  DEVICE_MEMBER void begin(u32 rank, const Sizes& z) {
+    c = tap = right = down = 0;
+#if SPLIT > 1
+    int at = first_of(rank, z);
+    tap = quotient(at, z.c_blocks_factor, z.c_blocks_shift);
+    c = (at - tap * z.c_blocks) * CHANNELS;
+    int row = quotient(tap, z.s_factor, z.s_shift);
+    right = (tap - row * z.s) * z.dilation_w;
+    down = row * z.dilation_h;
+#endif
+  }
+  DEVICE_MEMBER void next(const Sizes& z) {
+    c += CHANNELS;
+    if (c < z.channels) return;
+    c = 0;
+    tap++;
+    right += z.dilation_w;
+    if (right >= z.span_w) { right = 0; down += z.dilation_h; }
+  }
+};
+
+DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
+  int count = count_of(rank, z);
   for (int unit = first; unit < z.units; unit += step) {
-    int row = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
-    int pixel = (row * CLUSTER + (int)rank) * TILE_M, n0 = (unit - row * z.tiles_n) * BN + (int)rank * SHARE;
+    int tile = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
+    int pixel = (CLUSTER == 1 ? tile : tile * CLUSTER + (int)rank) * TILE_M;
     int image = quotient(pixel, z.pq_factor, z.pq_shift), rest = pixel - image * z.pq;
     int line = quotient(rest, z.q_factor, z.q_shift);
-    int h = line * z.stride_h - z.pad_h, width = (rest - line * z.q) * z.stride_w - z.pad_w;
-    int c = 0, tap = 0, right = 0, down = 0;
-    for (int i = 0; i < z.iterations; i++) {
-      u32 a = stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + rank * SHARE * 128;
+    int h = line * z.stride_h - z.pad_h, w = (rest - line * z.q) * z.stride_w - z.pad_w;
+    Place place;
+    place.begin(rank, z);
+    for (int i = 0; i < count; i++) {
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       u32 bar = full + 8 * ring.stage;
-      barrier_expect(bar, STAGE_BYTES);
-      copy_pixels(a, x, bar, c, width, h, image, (u16)right, (u16)down);
-#if CLUSTER == 1
-      copy_weights(b, w, bar, c, tap, n0);
-#else
-      copy_weights_to_all(b, w, bar, c, tap, n0, (1 << CLUSTER) - 1);
-#endif
-      // The next channels, the next tap of the row, the next row: counted, since one thread has to keep up with the products.
-      c += CHANNELS;
-      if (c >= z.channels) {
-        c = 0;
-        tap++;
-        right += z.dilation_w;
-        if (right >= z.span_w) { right = 0; down += z.dilation_h; }
-      }
+      barrier_expect(bar, A_BYTES);
+      copy_pixels(stages + ring.stage * STAGE_BYTES, x, bar, place.c, w, h, image, (u16)place.right, (u16)place.down);
+      place.next(z);
       ring.next();
     }
+  }
+}
+
+DEVICE void produce_filters(const Map* w, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+  Ring ring = {0, 0};
+  int count = count_of(rank, z);
+  for (int unit = first; unit < z.units; unit += step) {
+    int tile = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
+    int n0 = (unit - tile * z.tiles_n) * BN;
+    Place place;
+    place.begin(rank, z);
+    for (int i = 0; i < count; i++) {
+      u32 b = stages + ring.stage * STAGE_BYTES + A_BYTES;
+      barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+      u32 bar = full + 8 * ring.stage;
+      barrier_expect(bar, BN * 128);
+#if CLUSTER == 1
+      copy_weights(b, w, bar, place.c, place.tap, n0);
+#else
+      copy_weights_to_all(b + rank * SHARE * 128, w, bar, place.c, place.tap, n0 + (int)rank * SHARE, (1 << CLUSTER) - 1);
+#endif
+      place.next(z);
+      ring.next();
+    }
+  }
+}
+
+// Weights are there before the kernel in front has ended: the first tile's are brought to L2 meanwhile.
+DEVICE void fetch_filters(const Map* w, u32 rank, int first, const Sizes& z) {
+  int count = count_of(rank, z), tile = quotient(first, z.tiles_n_factor, z.tiles_n_shift);
+  Place place;
+  place.begin(rank, z);
+  if (first >= z.units) return;
+  for (int i = 0; i < count; i++) {
+    prefetch_weights(w, place.c, place.tap, (first - tile * z.tiles_n) * BN);
+    place.next(z);
   }
 }
 
@@ -176,10 +228,10 @@ DEVICE void release(u32 bar, int lane) {
 
 DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
   Ring ring = {0, 0};
-  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, turn = 0, own = 0;
+  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, turn = 0, own = 0, count = count_of(rank, z);
   for (int unit = first; unit < z.units; unit += step) {
     if (TURNS && turn++ % CONSUMERS != who) {
-      ring.skip(z.iterations);
+      ring.skip(count);
       continue;
     }
     float d[PARTS][BN / 2];
@@ -193,7 +245,7 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int wh
     barrier_wait(turns + 8 * who, (own++ & 1) ^ (who == 0));
 #endif
     u32 before = 0;
-    for (int i = 0; i < z.iterations; i++) {
+    for (int i = 0; i < count; i++) {
       u32 a = stages + ring.stage * STAGE_BYTES, b = a + A_BYTES;
       barrier_wait(full + 8 * ring.stage, ring.phase);
       products_begin();
@@ -214,14 +266,36 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int wh
     if (lane == 0) barrier_arrive(turns + 8 * ((who + 1) % CONSUMERS));
 #endif
     products_wait<0>();
-    release(before, lane);
+    if (SPLIT == 1) release(before, lane);  // else nothing is loaded any more: a cluster has one tile
     int tile = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
-    int pixel = (tile * CLUSTER + (int)rank) * TILE_M + row0 + warp * 16 + lane / 4, n0 = (unit - tile * z.tiles_n) * BN;
+    int pixel = (CLUSTER == 1 ? tile : tile * CLUSTER + (int)rank) * TILE_M + row0 + warp * 16 + lane / 4;
+    int n0 = (unit - tile * z.tiles_n) * BN;
+#if SPLIT > 1
+    leave_sums(stages, d, who, thread);
+    cluster_sync();
+#endif
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        store_row(d[part], half, pixel + part * 64 + half * 8, n0, lane % 4, y, residual, bias, z);
+#pragma unroll
+        for (int g = 0; g < (GROUPS + 3) / 4; g++) {
+          float v[8];
+#if SPLIT > 1
+          if (((part * 2 + half) * ((GROUPS + 3) / 4) + g) % SPLIT != (int)rank) continue;
+          add_sums(v, stages, who, part, half, g, thread);
+#else
+#pragma unroll
+          for (int i = 0; i < 8; i++) {
+            int group = 4 * g + i / 2;
+            v[i] = group < GROUPS ? d[part][4 * group + 2 * half + i % 2] : 0.f;
+          }
+#endif
+          store(v, g, pixel + part * 64 + half * 8, n0, lane % 4, y, residual, bias, z);
+        }
+#if SPLIT > 1
+    cluster_sync();  // the others have read this block's sums
+#endif
   }
 }
 
@@ -230,26 +304,38 @@ implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Valu
   SHARED_MEMORY;
   u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
   u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES, turns = empty + 8 * STAGES;
-  u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
+  u32 rank = CLUSTER * SPLIT == 1 ? 0 : cluster_rank();
   if (threadIdx.x == 0) {
+    prefetch_map(&x);
+    prefetch_map(&w);
     for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + 8 * i, 1);
+      barrier_init(full + 8 * i, 2);
       barrier_init(empty + 8 * i, (TURNS ? 4 : 4 * CONSUMERS) * CLUSTER);
     }
     for (int i = 0; i < CONSUMERS; i++) barrier_init(turns + 8 * i, 4);
     barrier_init_done();
   }
   if (CLUSTER == 1) __syncthreads(); else cluster_sync();
-#if DEPENDENT
-  wait_for_forerunner();
-  let_successor_start();
-#endif
-  int group = threadIdx.x / 128, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+  int group = threadIdx.x / 128, first = blockIdx.x / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
   if (group == 0) {
     registers_fewer<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&x, &w, base, full, empty, rank, first, step, z);
+#if DEPENDENT
+    if (threadIdx.x == 64) fetch_filters(&w, rank, first, z);
+    wait_for_forerunner();
+    let_successor_start();
+#endif
+    if (threadIdx.x == 0) produce_pixels(&x, base, full, empty, rank, first, step, z);
+    if (threadIdx.x == 32) produce_filters(&w, base, full, empty, rank, first, step, z);
+    if (SPLIT > 1) {  // the meetings of those who multiply
+      cluster_sync();
+      cluster_sync();
+    }
   } else {
     registers_more<CONSUMER_REGISTERS>();
+#if DEPENDENT
+    wait_for_forerunner();
+    let_successor_start();
+#endif
     consume(base, full, empty, turns, rank, group - 1, first, step, y, residual, bias, z);
   }
   if (CLUSTER > 1) cluster_sync();  // a block's memory must be there until its peers have written to it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,9 @@ from convoy.target import Target
 
 SHARED_BYTES = 232448
 MOST_STAGES = 8
+MOST_BLOCKS = 8
+"""Of a cluster, on every device."""
+
 _EXTRA_BYTES = 1024 + 32
 """What rounding the ring's start up may cost, and the barriers of those who take turns."""
 
@@ -35,10 +38,19 @@ _LOAD_BYTES_NS_PER_SM = 90.0
 _STEP_NS = 170.0
 """One iteration of the copying thread: about three hundred cycles."""
 
-_PAIRED = 1.05
+_PAIRED = 1.25
 """What waiting for each other costs a pair: a guess, so that of equals the single block is tried first."""
 
+_TILE_NS = 150.0
+"""Between two tiles of a block."""
+
 _STORE_BYTES_NS_PER_SM = 20.0
+_PEER_BYTES_NS_PER_SM = 24.0
+"""Out of the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""
+
+_MEETING_NS = 900.0
+"""Two barriers of a cluster that order memory, 0.45 us each (measured)."""
+
 _MEMORY_BYTES_NS = 2900.0
 _START_NS = 2500.0
 
@@ -54,6 +66,7 @@ class Form:
         consumers: multiplying warpgroups.
         turns: whether each has tiles of its own.
         cluster: blocks that share their filters.
+        split: blocks that share a tile, each with some of the taps and channels; 1 where `cluster` is more.
     """
 
     rows: int
@@ -62,6 +75,7 @@ class Form:
     consumers: int
     turns: bool
     cluster: int
+    split: int = 1
 
     @property
     def knobs(self) -> Knobs:
@@ -75,9 +89,14 @@ class Form:
         form = Form(**{name: knobs.integer(name) for name in Form.__slots__ if name != "turns"}, turns=turns)
         whole = 8 * form.cluster
         right = form.rows in (64, 128) and form.consumers in REGISTERS and form.cluster in (1, 2)
-        if not right or not 0 < form.filters <= 256 or form.filters % whole or not 2 <= form.stages <= MOST_STAGES:
+        right &= 1 <= form.split <= MOST_BLOCKS and (form.split == 1 or (form.cluster == 1 and not turns))
+        right &= 0 < form.filters <= 256 and form.filters % whole == 0 and 2 <= form.stages <= MOST_STAGES
+        right &= form.shared_bytes <= SHARED_BYTES and (form.split == 1 or form.sum_bytes <= form.ring_bytes)
+        if not right:
             raise InputError(
-                "knobs", str(knobs), "rows of 64 or 128, filters up to 256, 1 to 3 consumers, clusters of 1 or 2"
+                "knobs",
+                str(knobs),
+                "rows of 64 or 128, filters up to 256, 1 to 3 consumers, clusters of 1 or 2 or a split, with room",
             )
         return form
 
@@ -92,9 +111,19 @@ class Form:
         return (self.pixels + self.filters) * ROW_BYTES
 
     @property
+    def ring_bytes(self) -> int:
+        """All stages."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """A tile's sums in fp32, for which a split uses the ring."""
+        return 4 * self.pixels * self.filters
+
+    @property
     def shared_bytes(self) -> int:
         """The ring, its barriers, and what rounding its start up costs."""
-        return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
+        return self.ring_bytes + 16 * self.stages + _EXTRA_BYTES
 
     def macros(self, problem: ConvProblem) -> dict[str, int]:
         """The kernel's settings."""
@@ -102,7 +131,7 @@ class Form:
         epilogue = problem.epilogue
         return {
             "ROWS": self.rows, "BN": self.filters, "STAGES": self.stages, "CONSUMERS": self.consumers,
-            "TURNS": int(self.turns), "CLUSTER": self.cluster, "BYTES": DTYPE_BYTES[problem.x_dtype],
+            "TURNS": int(self.turns), "CLUSTER": self.cluster, "SPLIT": self.split, "BYTES": DTYPE_BYTES[problem.x_dtype],
             "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
             "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "DEPENDENT": 1, "PRODUCER_REGISTERS": fewer,
             "CONSUMER_REGISTERS": more,
@@ -118,16 +147,29 @@ class Form:
         rows, columns = self.tiles(problem)
         return -(-rows // self.cluster) * columns
 
+    def each(self, problem: ConvProblem) -> int:
+        """Iterations of a block for one tile; of a split's last block perhaps fewer, but never none."""
+        return -(-iterations(problem) // self.split)
+
+    def resident(self, units: int) -> int:
+        """Clusters, or single blocks, that a device has room for at a time: larger ones have to lie in one part of it.
+
+        An H100 with 132 multiprocessors takes 66 of two blocks, 30 of four and 15 of eight (measured).
+        """
+        size = self.cluster * self.split
+        return max(1, units // size if size <= 2 else units * 10 // (size * 11))
+
     def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
         """The kernel's run-time sizes, in the order of its structure."""
         sizes = {
             "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
             "pq": problem.p * problem.q, "tiles_n": self.tiles(problem)[1], "units": self.units(problem),
-            "channels": problem.c, "iterations": iterations(problem), "span_w": problem.s * problem.dilation_w,
+            "channels": problem.c, "iterations": iterations(problem), "each": self.each(problem), "s": problem.s,
+            "c_blocks": iterations(problem) // (problem.r * problem.s), "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
         }  # fmt: skip
-        for name in ("q", "pq", "tiles_n"):
+        for name in ("q", "pq", "tiles_n", "s", "c_blocks"):
             sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
         return sizes
 
@@ -150,16 +192,19 @@ def reciprocal(divisor: int) -> tuple[int, int]:
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads with its last store, or the memory's bytes."""
     each = DTYPE_BYTES[problem.x_dtype]
-    steps = iterations(problem)
-    rounds = -(-form.units(problem) // (units // form.cluster))
+    steps = form.each(problem)
+    rounds = -(-form.units(problem) // form.resident(units))
     columns = max(form.filters, 64)  # narrower products run no faster: the first operand's reads bind
     products = 2 * form.pixels * columns * (ROW_BYTES // each) / _FLOPS_NS_PER_SM[each]
     loads = (form.pixels + form.filters / form.cluster) * ROW_BYTES / _LOAD_BYTES_NS_PER_SM
     step = max(products, loads, _STEP_NS) * (_PAIRED if form.cluster > 1 else 1.0)
-    store = form.pixels * form.filters * each / _STORE_BYTES_NS_PER_SM
+    store = form.pixels * form.filters * each / form.split / _STORE_BYTES_NS_PER_SM
+    if form.split > 1:
+        store += _MEETING_NS + 4 * form.pixels * form.filters / _PEER_BYTES_NS_PER_SM
     hidden = min(store, steps * step) if form.turns and form.consumers > 1 else 0.0
-    busy = rounds * (steps * step + store - hidden) + hidden
-    return (max(busy, problem.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
+    busy = rounds * (steps * step + store - hidden + _TILE_NS) + hidden
+    # Where both take about the same, both are felt.
+    return (math.hypot(busy**2, (problem.bytes_min / _MEMORY_BYTES_NS) ** 2) ** 0.5 + _START_NS) / 1000
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[Form]:
@@ -178,6 +223,10 @@ def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[Form]:
     return chosen
 
 
+_SHAPES = ((64, 2, False), (128, 2, False), (64, 3, False), (64, 2, True), (128, 2, True), (64, 1, False))
+"""(rows, consumers, turns) of the forms."""
+
+
 def _candidates(problem: ConvProblem) -> Iterator[Form]:
     widths: set[int] = set()
     for parts in range(1, 9):  # the filters in equal parts: no column is wasted
@@ -185,16 +234,25 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
         width = -(-share // 16) * 16
         if 32 <= width <= 256 or (parts == 1 and width < 32):
             widths.add(width)
-    widths |= {w for w in (64, 128, 256) if w < 2 * problem.k}
+    widths |= {w for w in (32, 64, 128, 256) if w < 2 * problem.k}
     for width in sorted(widths):
-        for rows, consumers, turns in ((64, 2, False), (128, 2, False), (64, 3, False), (64, 2, True), (128, 2, True)):
+        for rows, consumers, turns in _SHAPES:
             if rows // 64 * width > (192 if consumers == 3 else 384) or rows // 64 * width // 2 > 192:
                 continue  # more accumulators than a thread has registers for
-            for cluster in (1, 2):
-                form = Form(rows, width, 2, consumers, turns, cluster)
-                deep = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (form.stage_bytes + 16))
-                if deep >= 2 and (cluster == 1 or form.units(problem) > 1):
-                    yield Form(rows, width, deep, consumers, turns, cluster)
+            for cluster, split in ((1, 1), (2, 1), *((1, split) for split in (2, 3, 4, 6, 8) if not turns)):
+                form = Form(rows, width, 2, consumers, turns, cluster, split)
+                if form.cluster > 1 and form.units(problem) == 1:
+                    continue
+                if (split - 1) * form.each(problem) < iterations(problem):
+                    yield replace(form, stages=_depth(form, problem))
+
+
+def _depth(form: Form, problem: ConvProblem) -> int:
+    """Stages: as many as fit; of one tile's share no more than it has, but room for the sums that a split leaves there."""
+    deep = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (form.stage_bytes + 16))
+    if form.split == 1:
+        return deep
+    return min(deep, max(2, form.each(problem), -(-form.sum_bytes // form.stage_bytes)))
 
 
 class ImplicitGemmExecutable(Executable):
@@ -225,14 +283,15 @@ class ImplicitGemmExecutable(Executable):
             return
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
-        most = self.units // form.cluster
+        units, size = form.units(problem), form.cluster * form.split
+        most = units if form.split > 1 else self.units // size  # a split's sums lie in the ring: one tile a cluster
         arguments = [
             self.pixel_map.encode(problem.x_dtype, x), self.filter_map.encode(problem.weight_dtype, weight),
             pointer(y), pointer(residual), pointer(bias), structure("Sizes", form.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
         self.function.launch(
-            x.device.index or 0, min(form.units(problem), most) * form.cluster, 128 * (form.consumers + 1), arguments,
-            cluster=form.cluster, dependent=True,
+            x.device.index or 0, min(units, most) * size, 128 * (form.consumers + 1), arguments, cluster=size,
+            dependent=True,
         )  # fmt: skip
 
 
@@ -240,6 +299,7 @@ class ImplicitGemmEngine(Engine):
     """Copies in im2col mode, warpgroups that copy or multiply, tiles that fit the problem; see `implicit_gemm.cu`."""
 
     id = "cuda.implicit_gemm"
+    version = 2
     family = "implicit_gemm"
     trusted = False
     quick_settings = 3

@@ -73,4 +73,5 @@ def plain_source(kernel: str, settings: Mapping[str, int]) -> str:
 
 def source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:
     """Everything that the compiler gets for `kernel`.cu."""
-    return defines(settings) + text("hopper.cuh") + product(settings["BN"], dtype) + text(f"{kernel}.cu")
+    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "activation", "exchange"))
+    return defines(settings) + headers + product(settings["BN"], dtype) + text(f"{kernel}.cu")

@@ -49,7 +49,7 @@ struct Block {
   std::mutex m;
   std::condition_variable c;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::unique_ptr<Meeting> all;
+  std::unique_ptr<Meeting> all, some;  // of all threads, and of those that multiply
 };
 struct Cluster { std::vector<std::unique_ptr<Block>> blocks; std::unique_ptr<Meeting> all; };
 
@@ -139,6 +139,22 @@ DEVICE void copy_weights_to_all(u32 to, const Map* m, u32 bar, int c, int tap, i
 DEVICE void copy_weights(u32 to, const Map* m, u32 bar, int c, int tap, int k) {
   copy_weights_to_all(to, m, bar, c, tap, k, (u16)(1 << my_rank));
 }
+
+DEVICE void prefetch_map(const Map*) {}
+DEVICE void prefetch_weights(const Map* m, int c, int tap, int k) {
+  if (c < 0 || c >= m->size[0] || tap < 0 || tap >= m->size[1] || k < 0 || k >= m->size[2]) faults++;
+}
+DEVICE void write_sums(u32 to, float a, float b) {
+  float two[2] = {a, b};
+  if (to + 8 > here->memory.size()) { faults++; return; }
+  std::memcpy(here->memory.data() + to, two, 8);
+}
+DEVICE float2 read_sums(u32 from, u32 rank) {
+  float2 v;
+  std::memcpy(&v, cluster->blocks[rank]->memory.data() + from, 8);
+  return v;
+}
+template <int THREADS> DEVICE void some_sync() { here->some->meet(); }
 
 DEVICE u64 operand(u32 address) { return address; }
 static inline void together() { here->warps[threadIdx.x / 32]->meeting.meet(); }  // what .sync says: the lanes of a warp are here

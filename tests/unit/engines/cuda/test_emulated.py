@@ -54,7 +54,8 @@ def library(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("emulated"), {}
 
     def build(macros):
-        content = defines(macros) + (HERE / "emulated.h").read_text() + text("implicit_gemm.cu")
+        content = defines(macros) + (HERE / "emulated.h").read_text() + text("activation.cuh") + text("exchange.cuh")
+        content += text("implicit_gemm.cu")
         content += (HERE / "launch.h").read_text()
         if content not in made:
             source = folder / f"{len(made)}.cpp"
@@ -98,7 +99,7 @@ def run(library, problem, form, blocks, sliced=0):
     kernel = library(form.macros(problem))
     faults = kernel.run(
         ctypes.byref(pixels), ctypes.byref(filters), address(y), address(residual), address(bias), ctypes.byref(sizes),
-        blocks * form.cluster,
+        (form.units(problem) * form.split if form.split > 1 else blocks * form.cluster),
     )  # fmt: skip
     expected = F.conv2d(
         x.double(), weight.double(), None if bias is None else bias.double(), (problem.stride_h, problem.stride_w),
@@ -116,6 +117,9 @@ TURNS = Form(64, 40, 2, 2, True, 1)
 TALL = Form(128, 24, 2, 1, False, 1)
 PAIR = Form(64, 32, 3, 2, False, 2)
 PAIR_TURNS = Form(64, 16, 2, 2, True, 2)
+SPLIT = Form(64, 16, 3, 1, False, 1, 2)
+SPLIT_WIDE = Form(64, 40, 3, 2, False, 1, 3)
+SPLIT_TALL = Form(128, 24, 2, 1, False, 1, 8)
 CASES = {
     "3x3": (SHARED, conv(2, 8, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "3x3 many channels": (SHARED, conv(1, 72, 6, 5, 16, 3, 3, 1, 1, epilogue=FULL)),
@@ -128,13 +132,25 @@ CASES = {
     "pair": (PAIR, conv(5, 8, 8, 8, 64, 3, 3, 1, 1, epilogue=FULL)),
     "pair, odd tiles": (PAIR, conv(5, 8, 7, 8, 40, 1, 1, epilogue=FULL)),
     "pair in turns": (PAIR_TURNS, conv(7, 8, 8, 7, 32, 3, 3, 1, 1)),
+    "split": (SPLIT, conv(2, 8, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
+    "split in three": (SPLIT_WIDE, conv(2, 72, 9, 8, 48, 2, 3, 1, 1, 2, 1, epilogue=FULL)),
+    "split in eight": (SPLIT_TALL, conv(1, 136, 9, 9, 24, 3, 1, 1, 0, epilogue=FULL)),
+    "split, tf32": (SPLIT, conv(1, 40, 5, 6, 20, 1, 3, 0, 1, dtype="fp32", epilogue=FULL)),
     "bf16": (SHARED, conv(1, 8, 5, 5, 16, 3, 3, 1, 1, dtype="bf16", epilogue=FULL)),
     "tf32": (SHARED, conv(1, 12, 5, 6, 20, 3, 3, 1, 1, dtype="fp32", epilogue=FULL)),
     "filter over image": (SHARED, conv(1, 8, 2, 3, 16, 5, 5, 2, 2, epilogue=FULL)),
 }
 
 
-SLOW = ("pair in turns", "tall tiles", "turns, odd tiles", "bf16", "dilation, stride 3 across")
+SLOW = (
+    "split in eight",
+    "split, tf32",
+    "pair in turns",
+    "tall tiles",
+    "turns, odd tiles",
+    "bf16",
+    "dilation, stride 3 across",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])

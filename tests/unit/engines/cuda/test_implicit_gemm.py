@@ -84,9 +84,20 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
         assert PixelMap.of(problem, form.pixels).fits(problem)
 
 
-@pytest.mark.parametrize("change", [{"rows": 96}, {"filters": 20}, {"filters": 264}, {"cluster": 4}, {"stages": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 96},
+        {"filters": 20},
+        {"filters": 264},
+        {"cluster": 4},
+        {"stages": 1},
+        {"split": 2},
+        {"split": 9, "cluster": 1, "turns": False},
+    ],
+)
 def test_knobs_that_make_no_kernel_are_refused(change):
-    good = {"rows": 64, "filters": 64, "stages": 4, "consumers": 2, "turns": True, "cluster": 2}
+    good = {"rows": 64, "filters": 64, "stages": 4, "consumers": 2, "turns": True, "cluster": 2, "split": 1}
     assert Form.of(Knobs.of(**good)).pixels == 64
     with pytest.raises(InputError, match="knobs"):
         Form.of(Knobs.of(**(good | change)))
@@ -94,7 +105,16 @@ def test_knobs_that_make_no_kernel_are_refused(change):
 
 def test_a_pair_splits_its_filters_into_whole_groups():
     with pytest.raises(InputError, match="knobs"):
-        Form.of(Knobs.of(rows=64, filters=24, stages=4, consumers=2, turns=True, cluster=2))
+        Form.of(Knobs.of(rows=64, filters=24, stages=4, consumers=2, turns=True, cluster=2, split=1))
+
+
+def test_a_split_has_a_share_for_every_block_and_room_for_its_sums():
+    problem = replace(HALF, n=1)
+    splits = [form for form in map(Form.of, ENGINE.space(problem, GPU)) if form.split > 1]
+    assert splits
+    for form in splits:
+        assert (form.split - 1) * form.each(problem) < 36
+        assert form.sum_bytes <= form.ring_bytes
 
 
 def test_epilogues_have_the_words_of_problems():
@@ -135,9 +155,13 @@ def nvrtc_or_skip():
 
 
 @pytest.mark.parametrize("problem", [replace(HALF, epilogue=Epilogue(True, True, "relu")), FLOAT])
-def test_the_first_guess_compiles_without_spills_or_serialised_products(problem):
+@pytest.mark.parametrize("split", [False, True])
+def test_the_first_guess_compiles_without_spills_or_serialised_products(problem, split):
     nvrtc_or_skip()
-    executable = ENGINE.build(problem, ENGINE.space(problem, GPU)[0], GPU)
+    if split:
+        problem = replace(problem, n=1)
+    knobs = next(k for k in ENGINE.space(problem, GPU) if (Form.of(k).split > 1) is split)
+    executable = ENGINE.build(problem, knobs, GPU)
     assert "0 bytes spill stores" in executable.log
     assert "serialized" not in executable.log
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import sys
 from pathlib import Path
@@ -12,6 +14,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
+from convoy.program import gradients, overlap
+
+for module in (gradients, overlap):  # several buckets, though the net is small
+    module.buckets = functools.partial(module.buckets, limit=600)
 
 
 def main(folder: Path) -> None:
@@ -27,11 +33,32 @@ def main(folder: Path) -> None:
     mine = slice(4 * rank, 4 * rank + 4)
     settings = convoy.Settings(db=folder / f"perf.{rank}.db", isolate=False, solver="baseline", only_engines=("aten",))
     step = convoy.training_step(model, cross_entropy, optimizer, (x[0, mine], y[0, mine]), settings=settings)
+    assert step._overlap is not None
+    assert len(step._overlap._buckets) > 1
     for index in range(3):
         step(x[index, mine], y[index, mine])
+
+    again = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter, value in zip(again.parameters(), start, strict=True):
+            parameter.copy_(value)
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    plan = step.save(folder / f"{rank}.plan.json")
+    apart = convoy.training_step(
+        nn.parallel.DistributedDataParallel(again),
+        cross_entropy,
+        optimizer,
+        (x[0, mine], y[0, mine]),
+        plan=plan,
+        settings=settings,
+    )
+    apart._overlap = None  # gradients are averaged when all are there
+    for index in range(3):
+        apart(x[index, mine], y[index, mine])
     found = {
         "start": [p.tolist() for p in start],
         "end": [p.tolist() for p in net.parameters()],
+        "apart": [p.tolist() for p in again.parameters()],
         "plan": [s.problem for s in step.plan.steps],
         "measured": (folder / f"perf.{rank}.db").exists(),
     }

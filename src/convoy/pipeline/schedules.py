@@ -14,6 +14,7 @@ from convoy.program import GraphProgram, PackedSteps, Program, build_program
 from convoy.program.bind import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import shares
+from convoy.schedule import Collective
 from convoy.settings import Settings
 
 WORTHWHILE = 0.97
@@ -23,7 +24,9 @@ ROUNDS = 7
 """Rounds in which a schedule is timed beside the best so far: whole nets vary by a percent or two, schedules by tens."""
 
 
-def build_fastest(plan: Plan, net: Net, settings: Settings) -> tuple[Plan, Program]:
+def build_fastest(
+    plan: Plan, net: Net, settings: Settings, collectives: Sequence[Collective] = ()
+) -> tuple[Plan, Program]:
     """Build the plan on one stream and, on a GPU, spread over several in some ways; keep what the clock says.
 
     First the launches are spread as if they did not slow one another. What that takes says how much they do, and with the share
@@ -31,6 +34,13 @@ def build_fastest(plan: Plan, net: Net, settings: Settings) -> tuple[Plan, Progr
     beside the best so far, and replaces it where it is faster by more than the spread.
 
     Under a memory budget there is one stream: values that live side by side, and a workspace for each stream, were not counted.
+
+    Args:
+        plan: on one stream.
+        net: what it is for.
+        settings: most streams and most memory.
+        collectives: what sends results to other processes: work that leads up to them goes first. The clock is this process's
+            own, so they are not run here.
 
     Returns:
         The plan with its steps' streams, and its program.
@@ -48,7 +58,7 @@ def build_fastest(plan: Plan, net: Net, settings: Settings) -> tuple[Plan, Progr
     contest = Contest(plan.steps, serial, build, settings.stream_memory, _on_gpu)
     bounds = f"the critical path alone {longest / 1e3:.3f} ms"
     for streams in range(2, settings.streams + 1):
-        contest.challenge(str(streams), parallel(plan.steps, streams))
+        contest.challenge(str(streams), parallel(plan.steps, streams, collectives=collectives))
     assert serial.runnable is not None
     taken = shares(eager_of(serial.runnable), contest.inputs)
     if taken:
@@ -56,7 +66,7 @@ def build_fastest(plan: Plan, net: Net, settings: Settings) -> tuple[Plan, Progr
         bounds += f", all work on a full device {device_us(plan.steps, taken) / 1e3:.3f} ms"
         bounds += f", contention fitted as a device of {model.capacity:g}"
         for streams in range(2, settings.streams + 1):
-            contest.challenge(f"{streams} with admission", parallel(plan.steps, streams, taken, model))
+            contest.challenge(f"{streams} with admission", parallel(plan.steps, streams, taken, model, collectives))
     chosen = dataclasses.replace(plan, steps=contest.steps, notes=(*plan.notes, contest.words(bounds), *contest.notes))
     program = contest.program
     return chosen, Program(chosen, program.captured, program.runnable, program.resident_bytes)

@@ -46,6 +46,7 @@ from convoy.program.module import eager_of, signature_of
 from convoy.program.step import StepOptions, StepProgram, TrainingStep, scale_of
 from convoy.program.trace import measured
 from convoy.report.summary import Summary
+from convoy.schedule import Collective, collectives
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -237,8 +238,19 @@ class _Job:
             plan = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
             tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
-        plan, program = build_fastest(plan, self.net, self.settings)
+        plan, program = build_fastest(plan, self.net, self.settings, self._collectives())
         return self._conclude(plan, program, found, choice, tuned_s)
+
+    def _collectives(self) -> list[Collective]:
+        """The all-reduces of the gradients, where there are several processes."""
+        group = self.options.group
+        if group is None or self.options.accumulate > 1:
+            return []
+        graph = self.capture.captured.graph
+        names = graph.outputs[1 : 1 + len(self.capture.learned)]
+        specs = [graph.values[name].spec for name in names]
+        processes = torch.distributed.get_world_size(group)
+        return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
 
     def _conclude(
         self, plan: Plan, program: Program, found: SearchResult, choice: Choice, tuned_s: float

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from convoy.plan.plan import Step
-from convoy.schedule import EVENT_US, CostModel, Sharing, dag_of, fit_capacity, spread
+from convoy.schedule import EVENT_US, Collective, CostModel, Sharing, dag_of, fit_capacity, spread
+from convoy.schedule.collectives import SHARE
 
 
 def parallel(
-    steps: Sequence[Step], streams: int, shares: Sequence[float] = (), model: CostModel | None = None
+    steps: Sequence[Step],
+    streams: int,
+    shares: Sequence[float] = (),
+    model: CostModel | None = None,
+    collectives: Sequence[Collective] = (),
 ) -> tuple[Step, ...]:
     """The same steps in the order in which to launch them on several streams, with `stream` and `waits` set.
 
@@ -19,12 +24,22 @@ def parallel(
         streams: most streams to use; with 1 the steps stay as they are.
         shares: part of the device that each step takes, where known.
         model: how steps slow one another; None: not at all.
+        collectives: what sends results to other processes, on a stream of its own. They have no place in a plan, whose program
+            begins each as soon as all that it sends is there; but what they wait for is on the longest way, and goes first.
     """
     if streams <= 1:
         return tuple(replace(step, stream=0, waits=()) for step in steps)
-    dag = dag_of(steps, [step.median_us for step in steps], shares)
+    count = len(steps)
+    times = [*(step.median_us for step in steps), *(one.time_us for one in collectives)]
+    taken = [*shares, *(SHARE for _ in collectives)] if shares else ()
+    dag = replace(dag_of([*steps, *collectives], times, taken), lanes=dict.fromkeys(range(count, len(times)), streams))
     placed = spread(dag, streams, model=model)
-    return tuple(replace(steps[p.launch], stream=p.stream, waits=p.waits) for p in placed)
+    kept = {at: index for index, at in enumerate(at for at, p in enumerate(placed) if p.launch < count)}
+    return tuple(
+        replace(steps[p.launch], stream=p.stream, waits=tuple(kept[before] for before in p.waits))
+        for p in placed
+        if p.launch < count
+    )
 
 
 def contention(

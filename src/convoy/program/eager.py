@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -13,6 +14,18 @@ from convoy.engines.piece import MEMORY_FORMATS
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bind import Bound, BoundStep
 from convoy.program.placement import Place
+
+
+class Follower(Protocol):
+    """Told of every launch of a program while it runs, such as what sends gradients away as they are made."""
+
+    def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
+        """Launch `index` was given to torch's current stream, and its results are in their slots."""
+        ...
+
+    def end(self) -> None:
+        """All were launched; torch's current stream is the caller's."""
+        ...
 
 
 class EagerProgram:
@@ -34,20 +47,24 @@ class EagerProgram:
         self._blank = [None] * (len(bound.slot_names) - self._input_slots)
         self._steps = [(step, _allocator(step, device)) for step in bound.steps]
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor], follower: Follower | None = None) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order."""
         slots: list[torch.Tensor | None] = [
             in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
         ]
         slots.extend(self._blank)
         workspace = self._workspace()
-        for step, allocate in self._steps:
+        for index, (step, allocate) in enumerate(self._steps):
             buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
             step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
             for slot, result in zip(step.results, buffers.results, strict=True):
                 slots[slot] = result
+            if follower is not None:
+                follower.after(index, slots)
             for slot in step.frees:
                 slots[slot] = None
+        if follower is not None:
+            follower.end()
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
 
     @property

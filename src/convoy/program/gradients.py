@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any
 
 import torch
 from torch import nn
 
-BUCKET_BYTES: Final = 25 << 20
-"""Bytes of gradients that travel together: DistributedDataParallel's own default (its argument bucket_cap_mb)."""
+from convoy.program.recording import stream_beside
+from convoy.schedule import buckets
 
 
 def put_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor], *, add: bool) -> None:
@@ -43,37 +43,85 @@ def _hooked(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def average(gradients: Sequence[torch.Tensor], group: object) -> None:
-    """Average gradients over the processes of a group, in place, in buckets of one dtype that travel together.
+class Averages:
+    """Gradients averaged over the processes of a group, in place, bucket by bucket; several may be under way at once.
 
-    Buckets go in reverse order, last layer first, as the backward pass makes them; all are under way before the first is
-    waited for.
+    On a GPU everything happens on a stream of its own, which waits for what makes the gradients and for nothing else, so that the
+    backward pass goes on meanwhile; nobody waits on the host, and all of it can be captured.
+
+    Args:
+        group: a process group of `torch.distributed`.
+        device: where the gradients lie.
     """
-    import torch.distributed as dist
 
-    size = dist.get_world_size(group)  # type: ignore[arg-type]
-    under_way = []
-    for bucket in buckets(list(reversed(gradients))):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        under_way.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))  # type: ignore[arg-type]
-    for bucket, flat, work in under_way:
-        work.wait()
-        parts = flat.div_(size).split([gradient.numel() for gradient in bucket])
-        torch._foreach_copy_(list(bucket), [p.view(g.shape) for p, g in zip(parts, bucket, strict=True)])
+    def __init__(self, group: object, device: torch.device) -> None:
+        self._group = group
+        self.stream = stream_beside(device) if device.type == "cuda" else None
+        self._under_way: list[tuple[Sequence[torch.Tensor], torch.Tensor, Any]] = []
+
+    def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.cuda.Event] = ()) -> None:
+        """Send a bucket, of one dtype, when the events say that it is there."""
+        if self.stream is None:
+            self._send(bucket)
+            return
+        with torch.cuda.stream(self.stream):
+            for event in made:
+                self.stream.wait_event(event)
+            self._send(bucket)
+            self._receive()
+
+    def end(self) -> None:
+        """What follows finds all averages: on a GPU on torch's current stream."""
+        if self.stream is None:
+            self._receive()
+        else:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+    def _send(self, bucket: Sequence[torch.Tensor]) -> None:
+        import torch.distributed as dist
+
+        flat = torch.cat([_in_memory_order(gradient) for gradient in bucket])
+        self._under_way.append((bucket, flat, dist.all_reduce(flat, group=self._group, async_op=True)))  # type: ignore[arg-type]
+
+    def _receive(self) -> None:
+        import torch.distributed as dist
+
+        size = dist.get_world_size(self._group)  # type: ignore[arg-type]
+        for bucket, flat, work in self._under_way:
+            work.wait()
+            parts = flat.div_(size).split([gradient.numel() for gradient in bucket])
+            torch._foreach_copy_(list(bucket), [_like(part, g) for part, g in zip(parts, bucket, strict=True)])
+        self._under_way.clear()
 
 
-def buckets(gradients: Sequence[torch.Tensor], limit: int = BUCKET_BYTES) -> list[list[torch.Tensor]]:
-    """Gradients in their order, cut where the dtype changes and where a bucket would grow over the limit."""
-    found: list[list[torch.Tensor]] = []
-    held = 0
-    for gradient in gradients:
-        size = gradient.numel() * gradient.element_size()
-        if not found or found[-1][0].dtype != gradient.dtype or held + size > limit:
-            found.append([])
-            held = 0
-        found[-1].append(gradient)
-        held += size
-    return found
+def average(gradients: Sequence[torch.Tensor], averages: Averages) -> None:
+    """Average gradients that are all there: the same buckets as while they are made, so the same bits.
+
+    Buckets go in reverse order, last layer first; all are under way before the first is waited for.
+    """
+    back = list(reversed(gradients))
+    stream = averages.stream
+    made = [torch.cuda.current_stream(stream.device).record_event()] if stream is not None else []
+    for bucket in buckets([g.numel() * g.element_size() for g in back], [g.dtype for g in back]):
+        averages.begin([back[index] for index in bucket], made)
+    averages.end()
+
+
+def _in_memory_order(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient's values as they lie in memory, without a copy where it is dense. Every process has the plan's formats."""
+    return (gradient.permute(0, 2, 3, 1) if _is_nhwc(gradient) else gradient).reshape(-1)
+
+
+def _like(part: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Such values in the gradient's shape."""
+    if not _is_nhwc(gradient):
+        return part.view(gradient.shape)
+    n, c, h, w = gradient.shape
+    return part.view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def _is_nhwc(gradient: torch.Tensor) -> bool:
+    return gradient.dim() == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 def clip(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:

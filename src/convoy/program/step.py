@@ -19,8 +19,9 @@ from convoy.plan.plan import Plan
 from convoy.program.capturable import has_state, why_not_capturable
 from convoy.program.eager import EagerProgram
 from convoy.program.footing import Footing
-from convoy.program.gradients import average, clip, has_hooks, put_gradients
+from convoy.program.gradients import Averages, average, clip, has_hooks, put_gradients
 from convoy.program.module import Signature, signature_of
+from convoy.program.overlap import Overlap
 from convoy.program.step_graph import StepGraph
 
 
@@ -34,6 +35,7 @@ class StepOptions:
         clip_grad_norm: largest joint L2 norm of the gradients, or None.
         accumulate: micro-batches to an update.
         group: process group to average gradients over, or None.
+        overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
     """
 
     amp: torch.dtype | None = None
@@ -41,6 +43,7 @@ class StepOptions:
     clip_grad_norm: float | None = None
     accumulate: int = 1
     group: Any = None
+    overlap: bool = True
 
 
 @dataclass(slots=True)
@@ -97,6 +100,9 @@ class TrainingStep:
         self._micro = 0
         self._graph: StepGraph | None = None
         self._graph_refused = False
+        group = options.group
+        self._averages = None if group is None else Averages(group, self._footing.device)
+        self._overlap = self._make_overlap()
 
     @property
     def plan(self) -> Plan:
@@ -144,7 +150,8 @@ class TrainingStep:
         assert runnable is not None
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         inputs = [*(parameters[n].detach() for n in capture.parameters), *(buffers[n] for n in capture.buffers), *batch]
-        loss, *made = runnable(inputs)
+        overlap = None if has_hooks(self._footing.parameters) else self._overlap
+        loss, *made = runnable(inputs, overlap)
         gradients, updates = made[: len(capture.learned)], made[len(capture.learned) :]
         if updates:
             torch._foreach_copy_([buffers[name] for name in capture.updated], updates)
@@ -155,14 +162,25 @@ class TrainingStep:
         learned = [parameters[name] for name in capture.learned]
         put_gradients(learned, gradients, add=not first)
         if last:
-            self._update(learned)
+            self._update(learned, averaged=overlap is not None)
         return loss
 
-    def _update(self, learned: Sequence[nn.Parameter]) -> None:
+    def _make_overlap(self) -> Overlap | None:
+        """What averages gradients while the backward pass goes on; None where they are averaged when all are there.
+
+        Accumulated gradients are complete only with the last micro-batch's, and hooks are for a process's own gradients.
+        """
+        runnable, count = self.program.runnable, len(self.program.capture.learned)
+        wanted = self.options.overlap and self.options.accumulate == 1
+        if self._averages is None or runnable is None or not wanted or not Overlap.fits(runnable.bound, count):
+            return None
+        return Overlap(runnable.bound, count, self._averages)
+
+    def _update(self, learned: Sequence[nn.Parameter], *, averaged: bool = False) -> None:
         """Average, unscale, clip, step."""
         options = self.options
-        if options.group is not None:
-            average([p.grad for p in learned if p.grad is not None], options.group)
+        if self._averages is not None and not averaged:
+            average([p.grad for p in learned if p.grad is not None], self._averages)
         if options.scaler is not None:
             options.scaler.unscale_(self.optimizer)
         if options.clip_grad_norm is not None:
@@ -232,11 +250,15 @@ class TrainingStep:
             self.optimizer,
             scaler=self._scaler(),
             micro=self.options.accumulate,
-            streams=runnable.streams,
+            streams=(*runnable.streams, *self._sending()),
             keeps=runnable.workspace(),
         )
         self._footing = Footing(self.model, self.optimizer)
         return made
+
+    def _sending(self) -> tuple[torch.cuda.Stream, ...]:
+        stream = None if self._averages is None else self._averages.stream
+        return () if stream is None else (stream,)
 
     def _learned(self) -> list[nn.Parameter]:
         parameters = dict(self.model.named_parameters())

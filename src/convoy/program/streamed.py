@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.program.bind import Bound
-from convoy.program.eager import EagerProgram, in_layout, placed
+from convoy.program.eager import EagerProgram, Follower, in_layout, placed
 from convoy.program.recording import stream_beside
 
 
@@ -49,7 +49,7 @@ class StreamedProgram(EagerProgram):
         """The scratch memory of all streams."""
         return self._workspaces
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor], follower: Follower | None = None) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order, ready on the caller's stream."""
         main = torch.cuda.current_stream(self.device)
         slots: list[torch.Tensor | None] = [
@@ -71,10 +71,14 @@ class StreamedProgram(EagerProgram):
                 step.executable.launch(buffers, self._workspaces.get(step.step.stream))
                 if index in self._awaited:
                     events[index] = stream.record_event()
-            for slot, result in zip(step.results, buffers.results, strict=True):
-                slots[slot] = result
+                for slot, result in zip(step.results, buffers.results, strict=True):
+                    slots[slot] = result
+                if follower is not None:
+                    follower.after(index, slots)
             for slot in step.frees:
                 slots[slot] = None
         for stream in self._side.values():
             main.wait_event(stream.record_event())
+        if follower is not None:
+            follower.end()
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]

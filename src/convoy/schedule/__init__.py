@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoy.schedule.collectives import Collective, buckets, collectives
 from convoy.schedule.contention import CostModel, Sharing, fit_capacity, simulate
 from convoy.schedule.dag import Dag, dag_of
 from convoy.schedule.memory import Arena, check, lifetimes, plan_memory
@@ -12,12 +13,15 @@ __all__ = [
     "EVENT_US",
     "Arena",
     "Capacity",
+    "Collective",
     "CostModel",
     "Dag",
     "Kernel",
     "Placed",
     "Sharing",
+    "buckets",
     "check",
+    "collectives",
     "dag_of",
     "finished_before",
     "fit_capacity",

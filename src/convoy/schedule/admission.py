@@ -89,7 +89,7 @@ class _Admission:
             return
         held = launch in self._waiting
         if held:
-            self._holds[launch] = tuple(self._ended)
+            self._holds[launch] = tuple(end for end in self._ended if end not in self._dag.lanes)
         crosses = any(self._begun[before][1] != stream for before in self._newest(launch, held=held))
         self._ready.discard(launch)
         self._free.discard(stream)

@@ -19,7 +19,6 @@ import convoy
 from convoy import plan as plans
 from convoy.errors import CaptureError, InputError, PlanError
 from convoy.pipeline import train_model, verdict
-from convoy.program.gradients import buckets
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
 
@@ -317,9 +316,3 @@ def test_a_plan_of_another_batch_is_refused(plan: Path):
 
 def test_a_saved_plan_reads_back(plan: Path):
     assert {step.pattern for step in plans.load(plan).steps} >= {"conv", "dgrad", "wgrad"}
-
-
-def test_buckets_hold_one_dtype_and_stay_under_the_limit():
-    tensors = [torch.zeros(10), torch.zeros(10), torch.zeros(5, dtype=torch.float64), torch.zeros(100), torch.zeros(1)]
-    found = buckets(tensors, limit=80)
-    assert [[t.numel() for t in bucket] for bucket in found] == [[10, 10], [5], [100], [1]]

@@ -1,0 +1,146 @@
+"""Gradients that travel while others are made: when each bucket begins, and that the averages are right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from convoy.plan import Step, parallel
+from convoy.plan.timeline import planned
+from convoy.problem import EngineConfig, Knobs, TensorSpec
+from convoy.program import gradients, overlap
+from convoy.program.bind import Bound, BoundStep
+from convoy.program.gradients import Averages, average
+from convoy.program.overlap import Overlap
+from convoy.schedule import collectives
+from convoy.schedule.collectives import buckets
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class Sent(Averages):
+    """Notes what is sent instead of sending it."""
+
+    def __init__(self) -> None:
+        super().__init__(None, CPU)
+        self.buckets: list[tuple[int, list[str]]] = []
+        self.now = 0
+
+    def begin(self, bucket: Sequence[Any], made: Sequence[Any] = ()) -> None:
+        self.buckets.append((self.now, list(bucket)))
+
+    def end(self) -> None:
+        self.now = -1
+
+
+def bound(order: Sequence[str], learned: Sequence[str], sizes: dict[str, int]) -> Bound:
+    """A step for each name, in order; the loss and the learned ones are returned."""
+    names = ["x", *order]
+    config = EngineConfig("aten", 1, Knobs())
+    steps = [
+        BoundStep(
+            Step("region", "op", (name,), ("x",), (name,), "p", config, "any"),
+            SimpleNamespace(workspace_bytes=0),  # type: ignore[arg-type]
+            (),
+            (0,),
+            (names.index(name),),
+            (TensorSpec((sizes.get(name, 1),), "i8"),),
+        )
+        for name in order
+    ]
+    return Bound(steps, names, [], [names.index(name) for name in ("loss", *learned)], 0, 0)
+
+
+def run(made: Overlap, sent: Sent, names: Sequence[str]) -> None:
+    slots: list[Any] = [None] * len(names)
+    for index, name in enumerate(names[1:]):
+        slots[index + 1] = name
+        sent.now = index
+        made.after(index, slots)
+    made.end()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_bucket_begins_with_its_last_gradient_and_in_everyones_order(seed: int, monkeypatch: pytest.MonkeyPatch):
+    draw = random.Random(seed)
+    learned = [f"g{index}" for index in range(draw.randint(1, 12))]
+    order = [*learned, "loss", "other", "more"]
+    draw.shuffle(order)
+    sizes = {name: draw.randint(1, 40) for name in learned}
+    monkeypatch.setattr(overlap, "buckets", lambda s, d: buckets(s, d, limit=50))
+    given, sent = bound(order, learned, sizes), Sent()
+    run(Overlap(given, len(learned), sent), sent, given.slot_names)
+    wanted = buckets([sizes[name] for name in reversed(learned)], ["i8"] * len(learned), limit=50)
+    back = learned[::-1]
+    assert [names for _, names in sent.buckets] == [[back[i] for i in bucket] for bucket in wanted]
+    assert sent.now == -1
+    latest = -1
+    for begun, names in sent.buckets:
+        latest = max(latest, *(order.index(name) for name in names))
+        assert begun == latest  # no later than it must be, and never before one that others begin first
+
+
+def test_gradients_that_no_launch_makes_are_not_waited_for():
+    given = bound(["loss", "g0"], ["g0"], {})
+    assert Overlap.fits(given, 1)
+    given.outputs[1] = 0
+    assert not Overlap.fits(given, 1)
+
+
+def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gradients, "buckets", lambda s, d: buckets(s, d, limit=300))
+    given = [
+        torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
+        torch.randn(5),
+        torch.randn(6, 2, 1, 1),
+        torch.randn(3, 4).t(),
+        torch.randn(2, 2, dtype=torch.float64),
+    ]
+    before, strides = [g.clone() for g in given], [g.stride() for g in given]
+    average(given, Averages(alone, CPU))
+    assert [g.stride() for g in given] == strides
+    assert all(torch.equal(g, b) for g, b in zip(given, before, strict=True))
+
+
+def test_averages_divide_by_the_number_of_processes(alone: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 4)
+    given = [torch.full((3, 2, 2, 2), 8.0).to(memory_format=torch.channels_last), torch.full((2,), 4.0)]
+    average(given, Averages(alone, CPU))
+    assert [g.unique().tolist() for g in given] == [[2.0], [1.0]]
+
+
+def step(name: str, args: tuple[str, ...], us: float) -> Step:
+    return Step("region", "op", (name,), args, (name,), "p", EngineConfig("aten", 1, Knobs()), "any", median_us=us)
+
+
+def test_what_is_sent_is_made_early():
+    """A chain of data gradients with a weight gradient at each: with nothing to send these may come last, else they must not."""
+    chain = [step(f"d{i}", (f"d{i - 1}",) if i else ("x",), 30.0) for i in range(6)]
+    sides = [step(f"w{i}", (f"d{i}",), 25.0) for i in range(6)]
+    steps = tuple(one for pair in zip(chain, sides, strict=True) for one in pair)
+    names = [f"w{i}" for i in range(6)][::-1]  # the last layer's is made first
+    sent = collectives(names, [1 << 20] * 6, ["fp32"] * 6, 2, limit=3 << 20)
+    ends = {}
+    for label, given in (("apart", ()), ("sent", sent)):
+        found = parallel(steps, 2, collectives=given)
+        assert sorted(one.results for one in found) == sorted(one.results for one in steps)
+        assert max(one.stream for one in found) == 1
+        times = {
+            one.results[0]: span.start_us + span.duration_us for one, span in zip(found, planned(found), strict=True)
+        }
+        ends[label] = max(times[name] for name in sent[0].args)
+    assert ends["sent"] <= ends["apart"]

@@ -32,8 +32,8 @@ Observer = Callable[[str, int, int], None]
 """Told what happens: message, how much is done, how much there is (0: unknown)."""
 
 QUICK_LOOK: Final = (LayoutChoice.AUTO, Effort.QUICK)
-"""Layout and effort with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16, batch
-1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
+"""Layout and effort with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16,
+batch 1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
 
 
 def silent(message: str, done: int, total: int) -> None:
@@ -132,9 +132,11 @@ def make_net(
 ) -> Net:
     """A captured graph with its regions and layout changes; `first` is the memory format that PyTorch would use inside."""
     graph = captured.graph
+    border = {value: first if is_both(graph.values[value].spec.shape) else known for value, known in border.items()}
     layouts = allowed_layouts(settings.layout, first)
-    if first == "nhwc" and target.device == "cuda" and (settings.layout, settings.effort) == QUICK_LOOK:
-        layouts = (first,)
+    given = dict.fromkeys(border.values())  # what comes or is wanted in a format needs no leave to have it
+    quick = target.device == "cuda" and (settings.layout, settings.effort) == QUICK_LOOK
+    layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
     merges = target.device == "cuda" and MERGING in engine_ids(settings.engines)
     regions = propose(
         graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured), merges=merges
@@ -147,6 +149,11 @@ def memory_format(tensor: torch.Tensor) -> str:
     """`nhwc` where a 4-D tensor is channels_last and not contiguous as well, else `nchw`."""
     channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
     return "nhwc" if channels_last and not tensor.is_contiguous() else "nchw"
+
+
+def is_both(shape: Sequence[int]) -> bool:
+    """Whether contiguous tensors of a 4-D shape lie alike in both memory formats, as the weight of a 1x1 convolution does."""
+    return shape[1] == 1 or shape[2:] == (1, 1)
 
 
 def allowed_layouts(choice: LayoutChoice, first: str) -> tuple[str, ...]:

@@ -316,3 +316,25 @@ def test_a_plan_of_another_batch_is_refused(plan: Path):
 
 def test_a_saved_plan_reads_back(plan: Path):
     assert {step.pattern for step in plans.load(plan).steps} >= {"conv", "dgrad", "wgrad"}
+
+
+@pytest.mark.parametrize("moved", ["all", "images"])
+def test_one_memory_format_serves_weights_that_lie_alike_in_both(settings: convoy.Settings, moved: str):
+    """The weights of 1x1 and depthwise convolutions are contiguous either way; others may be in another format than images."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    x, y = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last), torch.tensor([0, 3])
+    if moved == "all":
+        model = model.to(memory_format=torch.channels_last)
+    stock = copy.deepcopy(model)
+    chosen = dataclasses.replace(settings, layout=convoy.settings.LayoutChoice.NHWC)
+    step = convoy.training_step(model, cross_entropy, sgd(model), (x, y), settings=chosen)
+    assert set(step.plan.border.values()) == ({"nhwc"} if moved == "all" else {"nhwc", "nchw"})
+    loss = step(x, y)
+    wanted = cross_entropy(stock(x), y)
+    wanted.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)

@@ -15,7 +15,7 @@ from convoy.problem import ConvProblem, Epilogue, Pool
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("ecr", "gather", "blocks", "conv_pool")
+NAMES = ("ecr", "gather", "blocks", "pooled")
 KINDS = [("fp32", "strict"), ("fp32", "as_torch"), ("fp16", "half"), ("bf16", "half")]
 RELU, FULL = Epilogue(bias=True, activation="relu"), Epilogue(bias=True, residual=True, activation="relu")
 TRIED = 6
@@ -51,7 +51,7 @@ def typed(problem, dtype, numerics, pool):
 
 
 def executables(name, problem, target, tried=TRIED):
-    engine = load_engine(f"zeroskip.{name}", waiting("zeroskip."))
+    engine = load_engine("triton.pooled" if name == "pooled" else f"zeroskip.{name}", waiting())
     support = engine.supports(problem, target)
     if not support:
         return

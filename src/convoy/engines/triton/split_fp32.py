@@ -50,9 +50,9 @@ def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
 class SplitExecutable(SwappedExecutable):
     """Three launches (largest |x|, split, product), and a fourth where the reduction is split."""
 
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target, view: View | None = None) -> None:
         self.elements = problem.x_spec.elements
-        super().__init__(engine, plane_view(problem), tile, "fp32", problem.epilogue, target)
+        super().__init__(engine, view or plane_view(problem), tile, "fp32", problem.epilogue, target)
         self.partial_bytes = self.workspace_bytes
         self.workspace_bytes = plane_bytes(problem) + self.partial_bytes
         if self.view.pixels == 0:

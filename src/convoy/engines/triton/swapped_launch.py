@@ -108,7 +108,12 @@ class SwappedExecutable(Executable):
             return
         self.kernel = Kernel(self._build(engine, dtype), target)
         if self.splits > 1:
-            self.reduce = ReduceSplits(engine, view.pixels * view.k, view.k, self.splits, dtype, epilogue, target)
+            self.reduce = self.reduction(engine, target)
+
+    def reduction(self, engine: str, target: Target) -> ReduceSplits:
+        """What adds the parts of a split sum."""
+        view = self.view
+        return ReduceSplits(engine, view.pixels * view.k, view.k, self.splits, self.dtype, self.epilogue, target)
 
     @property
     def y_box(self) -> list[int]:
@@ -173,6 +178,11 @@ class SwappedExecutable(Executable):
         pitch, view = pitch_of(y), self.view
         return [view.p * view.q * pitch, view.q * pitch, pitch, 1]
 
+    def y_descriptor(self, y: torch.Tensor) -> Any:
+        """The kernel's descriptor of y."""
+        view = self.view
+        return descriptor(y, [view.n, view.p, view.q, view.k], self.y_box, self.y_strides(y))
+
     def x_images(self) -> int:
         """Images that x's descriptor spans."""
         return self.view.n
@@ -228,9 +238,7 @@ class SwappedExecutable(Executable):
         arguments = [
             self.x_descriptor(x),
             descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
-            descriptor(y, out_shape, self.y_box, self.y_strides(y))
-            if sums is None
-            else descriptor(sums, out_shape, self.y_box),
+            self.y_descriptor(y) if sums is None else descriptor(sums, out_shape, self.y_box),
             fused_residual,
             bias if sums is None else None,
             *((weight if self.tile.prefetch else None,) if extra is None else extra),

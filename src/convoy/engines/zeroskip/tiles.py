@@ -137,7 +137,7 @@ def _power(size: int) -> int:
 
 
 class TileExecutable(Executable):
-    """A first pass that finds what is alive, where zeros are skipped; the tiles; the sum of the parts of a split reduction."""
+    """A first pass that finds what is alive; the tiles; the sum of the parts of a split reduction."""
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target, granule: int) -> None:
         self.problem, self.granule = problem, granule
@@ -150,7 +150,7 @@ class TileExecutable(Executable):
         self._layout = layout(problem, knobs, granule)
         self.workspace_bytes = self._layout.size_bytes
         precision = str(knobs["precision"]) if is_strict(problem) else "tf32"
-        self.look = Kernel(self._look_build(engine), target) if granule else None
+        self.look = Kernel(self._look_build(engine), target)
         self.kernel = Kernel(self._build(engine, precision, knobs.integer("warps"), knobs.integer("stages")), target)
         self.reduce: ReduceSplits | None = None
         if self.splits > 1:
@@ -182,7 +182,7 @@ class TileExecutable(Executable):
         signature = {
             "x": f"*{dtype}", "w": f"*{dtype}", "y": "*fp32" if split else f"*{dtype}",
             "residual": f"*{dtype}" if fused.residual else "none", "bias": f"*{dtype}" if fused.bias else "none",
-            "live": "*i32" if self.granule else "none", "counts": "*i32" if self.granule else "none",
+            "live": "*i32", "counts": "*i32",
             "scratch": "*fp32" if geometry.way == "windows" else "none",
         } | dict.fromkeys(_SIZES, "i32")  # fmt: skip
         constants: dict[str, Any] = {
@@ -215,8 +215,7 @@ class TileExecutable(Executable):
         weight, finite = buffers.constants[0], buffers.constants[-1]
         bias = buffers.constants[1] if epilogue.bias else None
         tiles = problem.n * self.tiles_h * self.tiles_w
-        if self.look is not None:
-            self.look((tiles, 1, 1), [x, live, counts, *self._look_sizes(), int(not finite)])
+        self.look((tiles, 1, 1), [x, live, counts, *self._look_sizes(), int(not finite)])
         grid = (tiles * self.tiles_k, self.splits, 1)
         if self.reduce is None:
             self.kernel(grid, [x, weight, y, residual, bias, live, counts, memory, *self._sizes()])
@@ -228,7 +227,7 @@ class TileExecutable(Executable):
     def _pieces(self, workspace: torch.Tensor | None) -> list[torch.Tensor | None]:
         """live, counts, the tiles' own memory and the parts of a split sum; None for what there is none of."""
         views = iter(self._layout.views(workspace))
-        wanted = (bool(self.granule), bool(self.granule), self.geometry.way == "windows", self.splits > 1)
+        wanted = (True, True, self.geometry.way == "windows", self.splits > 1)
         return [next(views) if there else None for there in wanted]
 
     def _sizes(self) -> list[int]:
@@ -262,9 +261,8 @@ def layout(problem: ConvProblem, knobs: Knobs, granule: int) -> Scratch:
     """The workspace: lists and counts of what is alive, memory for windows, parts of a split sum."""
     geometry, found = Geometry.of(problem, knobs), Scratch()
     tiles = problem.n * math.prod(geometry.tiles(problem))
-    if granule:
-        found.add((tiles, -(-problem.c // granule)), torch.int32)
-        found.add((tiles,), torch.int32)
+    found.add((tiles, -(-problem.c // granule)), torch.int32)
+    found.add((tiles,), torch.int32)
     if geometry.way == "windows":
         found.add(
             (tiles, -(-problem.k // knobs.integer("block_k")), geometry.block_p, knobs.integer("block_k")),

@@ -19,7 +19,8 @@ from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
-EXTRA = waiting("zeroskip.")
+EXTRA = waiting()
+NAMES = {"pooled": "triton.pooled"}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 RELU = Epilogue(bias=True, activation="relu")
 PAIRS = Pool("max", 2, 2, 2, 2)
@@ -51,6 +52,14 @@ SMALL = conv(1, 20, 4, 4, 18, 1, 3, 0, 1)
 HALF = conv(1, 64, 4, 4, 18, 3, 3, 1, 1, dtype="fp16")
 ECR = Knobs.of(block_k=16, warps=1)
 
+
+def box(**changes):
+    base = {"block_k": 16, "block_n": 1, "block_h": 4, "block_w": 4, "block_c": 16, "stages": 2, "warps": 4, "split": 1}
+    return Knobs.of(**(base | {"pdl": False, "prefetch": False} | changes))
+
+
+GATHERED = Knobs.of(block_k=16, block_p=16, block_c=16, stages=2, warps=4, split=2, pdl=False, flat=True)
+
 # Engine, problem, knobs, how x's zeros lie.
 CASES = {
     "ecr": ("ecr", conv(2, 9, 3, 4, 18, 3, 3, 1, 1), ECR, "random"),
@@ -76,22 +85,43 @@ CASES = {
     "blocks, split": ("blocks", HALF, tile(block_c=16, split=2), "channels"),
     "blocks, TF32": ("blocks", conv(1, 40, 4, 4, 18, 3, 3, 1, 1, numerics="as_torch"), tile(), "channels"),
     "blocks, pooled": ("blocks", replace(HALF, r=1, pad_h=0, epilogue=replace(RELU, pool=OVERLAP)), tile(block_c=32), "channels"),
-    "conv_pool": ("conv_pool", conv(2, 20, 5, 4, 18, 1, 3, 0, 1, pool=PAIRS), tile(), "random"),
-    "conv_pool, average": ("conv_pool", conv(1, 20, 4, 6, 18, 1, 1, pool=Pool("avg", 2, 2, 2, 2)), tile(), "random"),
-    "conv_pool, 3x3": ("conv_pool", conv(1, 20, 7, 9, 18, 1, 1, pool=OVERLAP), tile(tile_w=8), "random"),
-    "conv_pool, ceil": ("conv_pool", conv(1, 8, 6, 8, 7, 1, 3, pool=Pool("max", 3, 3, 2, 2, ceil_mode=True)), tile(), "random"),
-    "conv_pool, pairs, ceil": (
-        "conv_pool", conv(1, 8, 9, 8, 7, 3, 3, pool=Pool("max", 2, 2, 2, 2, ceil_mode=True)), tile(), "random",
+    "pooled": ("pooled", conv(1, 16, 9, 8, 24, 3, 3, 1, 1, dtype="fp16", epilogue=FULL, pool=PAIRS), box(), "random"),
+    "pooled, images": ("pooled", conv(3, 16, 4, 5, 8, 1, 3, 0, 1, dtype="fp16", pool=PAIRS), box(block_n=2, block_h=2), "random"),
+    "pooled, average": ("pooled", conv(1, 8, 8, 8, 8, 1, 1, dtype="fp16", pool=Pool("avg", 4, 4, 4, 4)), box(), "random"),
+    "pooled, flat window": ("pooled", conv(1, 8, 5, 8, 8, 1, 1, dtype="fp16", pool=Pool("max", 1, 2, 1, 2)), box(), "random"),
+    "pooled, stride": ("pooled", conv(1, 16, 8, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp16", pool=PAIRS), box(), "random"),
+    "pooled, TF32": ("pooled", conv(1, 8, 4, 6, 8, 3, 3, 1, 1, numerics="as_torch", pool=PAIRS), box(), "random"),
+    "pooled, split products": ("pooled", conv(2, 16, 5, 6, 24, 3, 3, 1, 1, epilogue=FULL, pool=PAIRS), box(), "random"),
+    "pooled, split products, 1x1": ("pooled", conv(2, 16, 4, 6, 24, 1, 1, pool=PAIRS), box(), "random"),
+    "pooled, parts": ("pooled", conv(1, 40, 5, 6, 24, 3, 3, 1, 1, epilogue=FULL, pool=OVERLAP), box(split=3), "random"),
+    "pooled, parts, 1x1": ("pooled", conv(2, 40, 5, 6, 24, 1, 1, pool=PAIRS), box(split=2), "random"),
+    "pooled, parts, fp16": ("pooled", conv(1, 16, 5, 7, 24, 3, 3, 1, 1, dtype="fp16", pool=PAIRS), box(split=3), "random"),
+    "pooled, stem": (
+        "pooled", conv(1, 3, 12, 11, 16, 7, 7, 3, 3, 2, 2, dtype="fp16", epilogue=FULL, pool=OVERLAP), box(), "random",
     ),
-    "conv_pool, counts": (
-        "conv_pool",
-        conv(1, 8, 5, 4, 7, 1, 1, epilogue=Epilogue(), pool=Pool("avg", 4, 4, 2, 2, 1, 1, True, True)),
-        tile(), "random",
+    "pooled, stem in registers": (
+        "pooled", conv(1, 3, 12, 11, 16, 3, 3, 1, 1, dtype="fp16", pool=PAIRS), box(), "random",
     ),
-    "conv_pool, uncounted": (
-        "conv_pool", conv(1, 8, 5, 4, 7, 1, 1, pool=Pool("avg", 2, 2, 2, 2, 1, 1, ceil_mode=True)), tile(), "random",
+    "pooled, stem in parts": (
+        "pooled", conv(1, 3, 9, 9, 16, 3, 3, 1, 1, dtype="fp16", pool=OVERLAP), box(split=3), "random",
     ),
-    "conv_pool, fp16": ("conv_pool", conv(1, 32, 4, 6, 18, 3, 1, 1, 0, dtype="fp16", pool=PAIRS), tile(), "random"),
+    "pooled, 3x3": ("pooled", conv(1, 8, 7, 9, 24, 1, 1, pool=OVERLAP), box(block_h=1, block_w=16), "random"),
+    "pooled, ceil": ("pooled", conv(1, 8, 6, 8, 8, 1, 3, pool=Pool("max", 3, 3, 2, 2, ceil_mode=True)), box(), "random"),
+    "pooled, pairs, ceil": (
+        "pooled", conv(1, 8, 9, 8, 8, 3, 3, pool=Pool("max", 2, 2, 2, 2, ceil_mode=True)), box(), "random",
+    ),
+    "pooled, counts": (
+        "pooled",
+        conv(1, 8, 5, 4, 8, 1, 1, epilogue=Epilogue(), pool=Pool("avg", 4, 4, 2, 2, 1, 1, True, True)),
+        box(block_h=1), "random",
+    ),
+    "pooled, uncounted": (
+        "pooled", conv(1, 8, 5, 4, 8, 1, 1, pool=Pool("avg", 2, 2, 2, 2, 1, 1, ceil_mode=True)), box(block_h=1), "random",
+    ),
+    "pooled, large windows": (
+        "pooled", conv(1, 16, 8, 8, 8, 3, 3, 1, 1, pool=Pool("avg", 7, 7, 1, 1)), box(split=3), "random",
+    ),
+    "pooled, odd channels": ("pooled", conv(1, 5, 5, 7, 7, 3, 3, 1, 1, pool=OVERLAP), GATHERED, "random"),
 }  # fmt: skip
 
 
@@ -110,7 +140,7 @@ def thinned(x, kind):
 
 
 def launch(engine_id, problem, knobs, data):
-    engine = load_engine(f"zeroskip.{engine_id}", EXTRA)
+    engine = load_engine(NAMES.get(engine_id, f"zeroskip.{engine_id}"), EXTRA)
     support = engine.supports(problem, TARGET)
     assert support, support.reason
     space = engine.space(problem, TARGET)

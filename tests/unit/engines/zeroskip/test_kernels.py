@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 
 from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.triton.compiled import assembler_log
+from convoy.engines.triton.pooled import way_of, window_box
+from convoy.engines.triton.tiles import conv_view
 from convoy.engines.zeroskip.tiles import Geometry, tile_space
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
@@ -21,13 +23,13 @@ from convoy.target import Target
 
 SCRIPT = Path(__file__).with_name("interpreted_zeroskip.py")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
-NAMES = ("ecr", "gather", "blocks", "conv_pool")
+NAMES = ("ecr", "gather", "blocks", "pooled")
 PAIRS = Pool("max", 2, 2, 2, 2)
 OVERLAP = Pool("max", 3, 3, 2, 2, 1, 1)
 
 
 def engine(name):
-    return load_engine(f"zeroskip.{name}", waiting("zeroskip."))
+    return load_engine("triton.pooled" if name == "pooled" else f"zeroskip.{name}", waiting())
 
 
 def conv(*sizes, dtype="fp32", pool=None, **rest):
@@ -75,9 +77,10 @@ BUILDS = [
     ("gather", conv(1, 256, 56, 56, 256, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
     ("blocks", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, dtype="fp16"), "MMA"),
     ("blocks", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, numerics="as_torch"), "MMA"),
-    ("conv_pool", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, dtype="fp16", pool=PAIRS), "MMA"),
-    ("conv_pool", conv(32, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, dtype="bf16", pool=OVERLAP), "MMA"),
-    ("conv_pool", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
+    ("pooled", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, dtype="fp16", pool=PAIRS), "HGMMA"),
+    ("pooled", conv(32, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, dtype="bf16", pool=OVERLAP), "HGMMA"),
+    ("pooled", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, pool=PAIRS), "HGMMA"),
+    ("pooled", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, pool=PAIRS), "HGMMA"),
     ("ecr", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
 ]
 
@@ -86,8 +89,10 @@ BUILDS = [
 def test_the_first_guess_is_built_without_spilling(name, problem, instruction):
     assert engine(name).supports(problem, TARGET)
     executable = engine(name).build(problem, engine(name).space(problem, TARGET)[0], TARGET)
-    assert instruction in executable.kernel.compiled.asm["sass"]
-    for kernel in filter(None, (executable.kernel, getattr(executable, "look", None))):
+    multiply = getattr(executable, "dense", executable).kernel
+    assert instruction in multiply.compiled.asm["sass"]
+    others = [getattr(getattr(executable, name, None), "kernel", None) for name in ("reduce", "pooling")]
+    for kernel in filter(None, (multiply, getattr(executable, "look", None), *others)):
         log = assembler_log(kernel.compiled)
         assert "0 bytes spill stores" in log
         assert int(re.search(r"Used (\d+) registers", log)[1]) <= 255
@@ -110,8 +115,9 @@ def test_split_products_are_tensor_core_instructions():
         ("gather", conv(1, 64, 14, 14, 64, 3, 3, dtype="fp16"), "needs fp32, got fp16"),
         ("gather", conv(1, 64, 14, 14, 64, 3, 3, numerics="as_torch"), "needs numerics strict, got as_torch"),
         ("blocks", conv(1, 64, 14, 14, 64, 3, 3), "numerics strict"),
-        ("conv_pool", conv(1, 64, 14, 14, 64, 3, 3), "with a pooling, got none"),
-        ("conv_pool", conv(1, 64, 14, 14, 64, 3, 3, pool=Pool("avg", 12, 12, 12, 12)), "at most 8, got 12x12"),
+        ("pooled", conv(1, 64, 14, 14, 64, 3, 3), "with a pooling, got none"),
+        ("pooled", conv(1, 64, 14, 14, 64, 3, 3, pool=Pool("avg", 12, 12, 12, 12)), "at most 64, got 144"),
+        ("pooled", replace(conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), layout="nchw"), "layout nhwc"),
         ("ecr", conv(1, 64, 14, 14, 64, 3, 3, groups=2), "needs groups = 1, got 2"),
         ("ecr", conv(32, 64, 224, 224, 64, 3, 3, 1, 1), "compressed windows"),
         ("ecr", replace(conv(1, 64, 14, 14, 64, 3, 3), layout="nchw"), "layout nhwc"),
@@ -137,7 +143,7 @@ def test_spaces_are_finite_and_their_workspace_is_known(name, pool):
         ):
             if engine(name).supports(problem, TARGET):
                 space = engine(name).space(problem, TARGET)
-                assert 0 < len(space) == len(set(space)) <= 24
+                assert 0 < len(space) == len(set(space)) <= 30
                 assert all(Knobs.parse(str(k)) == k and engine(name).workspace_bytes(problem, k) >= 0 for k in space)
 
 
@@ -159,3 +165,43 @@ def test_small_images_are_split_over_channels():
     small, large = (conv(1, 512, size, size, 512, 3, 3, 1, 1) for size in (7, 56))
     assert engine("gather").space(small, TARGET)[0]["split"] > 1
     assert engine("gather").space(large, TARGET)[0]["split"] == 1
+
+
+# ---- where the pooling is
+
+
+def ways(problem):
+    found = engine("pooled")
+    space = found.space(problem, TARGET)
+    guesses = [found.estimate_us(problem, knobs, TARGET) for knobs in space]
+    assert guesses == sorted(guesses)
+    return [way_of(problem, knobs) for knobs in space]
+
+
+def test_windows_without_overlap_are_pooled_in_registers_or_where_parts_are_added():
+    assert ways(conv(1, 64, 224, 224, 64, 3, 3, 1, 1, pool=PAIRS))[0] == "registers"
+    assert ways(conv(1, 512, 14, 14, 512, 3, 3, 1, 1, pool=PAIRS))[0] == "parts"
+    for dtype in ("fp16", "fp32"):
+        for problem in (conv(2, 64, 29, 31, 64, 3, 3, 1, 1, dtype=dtype, pool=PAIRS),
+                        conv(2, 64, 20, 20, 64, 1, 1, dtype=dtype, pool=PAIRS)):  # fmt: skip
+            assert "pass" not in ways(problem)
+
+
+def test_other_windows_are_pooled_in_a_second_kernel():
+    for pool in (
+        OVERLAP,
+        Pool("max", 2, 2, 2, 2, ceil_mode=True),
+        Pool("avg", 3, 3, 3, 3),
+        Pool("max", 2, 2, 2, 2, 1, 1),
+    ):
+        assert "registers" not in ways(conv(1, 64, 29, 31, 64, 3, 3, 1, 1, pool=pool))
+
+
+def test_a_box_of_whole_windows_has_the_pixels_asked_for_and_covers_the_output_with_fewest_tiles():
+    view = conv_view(conv(1, 64, 30, 28, 64, 3, 3, 1, 1))
+    for pixels in (16, 32, 64, 128):
+        n, h, w = window_box(view, pixels, PAIRS)
+        assert n * h * w == pixels
+        assert h % 2 == w % 2 == 0
+    assert window_box(view, 64, PAIRS) == (1, 16, 4)
+    assert window_box(view, 2, PAIRS) is None

@@ -55,29 +55,14 @@ def split_planes(x, maxima, inverse, planes, elements, COUNT: tl.constexpr, BLOC
 
 
 @triton.jit
-def split_conv(
-    x, w, y, residual, bias, x_inverse, w_inverse,
-    tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,
+def split_sum(
+    x, w, n0, p0, q0, tile_k, first, last, factor, tiles_k, c_blocks, iterations, images, channels,
     pad_h, pad_w, dilation_h, dilation_w,
     S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
-    SPLIT: tl.constexpr, BODY_FIRST: tl.constexpr, WAIT: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, BODY_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """As `swapped_conv`, on planes: x holds [2 x images, ...], w the packed rows of hi and then those of lo."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    """[BLOCK_K, pixels]: a tile's sum over iterations first to last, times `factor` = 1 / s of x; w's own is not in it."""
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
-    tile = tl.program_id(0)
-    tile_k = tile % tiles_k
-    rest = tile // tiles_k
-    q0 = (rest % tiles_w) * BLOCK_W
-    rest = rest // tiles_w
-    p0 = (rest % tiles_h) * BLOCK_H
-    n0 = (rest // tiles_h) * BLOCK_N
-    first = tl.program_id(1) * iterations_split
-    last = tl.minimum(first + iterations_split, iterations)
-    factor = tl.load(x_inverse)
     low_rows = tiles_k * iterations * BLOCK_K
     total = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
     correction = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
@@ -103,10 +88,40 @@ def split_conv(
         correction = tl.dot(w_low, x_high.T, correction)
         if not BODY_FIRST:
             total += tl.dot(w_high, x_high.T) * factor
+    return total + correction * (factor * 0.00048828125)
+
+
+@triton.jit
+def split_conv(
+    x, w, y, residual, bias, x_inverse, w_inverse,
+    tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,
+    pad_h, pad_w, dilation_h, dilation_w,
+    S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
+    SPLIT: tl.constexpr, BODY_FIRST: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
+    """As `swapped_conv`, on planes: x holds [2 x images, ...], w the packed rows of hi and then those of lo."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
+    tile = tl.program_id(0)
+    tile_k = tile % tiles_k
+    rest = tile // tiles_k
+    q0 = (rest % tiles_w) * BLOCK_W
+    rest = rest // tiles_w
+    p0 = (rest % tiles_h) * BLOCK_H
+    n0 = (rest // tiles_h) * BLOCK_N
+    first = tl.program_id(1) * iterations_split
+    last = tl.minimum(first + iterations_split, iterations)
+    out = split_sum(
+        x, w, n0, p0, q0, tile_k, first, last, tl.load(x_inverse), tiles_k, c_blocks, iterations, images, channels,
+        pad_h, pad_w, dilation_h, dilation_w,
+        S, STRIDE_H, STRIDE_W, BLOCK_K, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C, BODY_FIRST,
+    )  # fmt: skip
     k0 = tile_k * BLOCK_K
     k_index = k0 + tl.arange(0, BLOCK_K)
-    out = (total + correction * (factor * 0.00048828125)) * tl.load(w_inverse + k_index)[:, None]
-    out = out.T
+    out = (out * tl.load(w_inverse + k_index)[:, None]).T
     if SPLIT:
         y.store([tl.program_id(1) * images + n0, p0, q0, k0], out.reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))
     else:

@@ -117,8 +117,8 @@ def tile_conv(
 
     The rows of the product are the BLOCK_P pixels of the convolution that the tile needs. POOL is `none` (they are the
     results), `pairs` (four neighbouring rows are a 2x2 window, reduced in registers) or `windows` (they go to `scratch`, of this
-    thread block alone, and every window is read back from there: through the first-level cache). GRANULE is 0 for all channels,
-    else that of `find_live`: with 1 the channels of the list are gathered, BLOCK_C at a time, unless they are `dense_from` or
+    thread block alone, and every window is read back from there: through the first-level cache). GRANULE is that
+    of `find_live`: with 1 the channels of the list are gathered, BLOCK_C at a time, unless they are `dense_from` or
     more; then, and with BLOCK_C, blocks are read as they lie. With CHUNKED the products of one block are summed apart (tensor
     cores cut what they add: docs/kernels/split_fp32.md). With SPLITS over 1, y is fp32 [splits, pixels, k] and takes bare sums.
     """
@@ -142,17 +142,13 @@ def tile_conv(
     pixel_inside = (conv_h >= 0) & (conv_h < p) & (conv_w >= 0) & (conv_w < q)
     row, column = conv_h * STRIDE_H - pad_h, conv_w * STRIDE_W - pad_w
 
+    count = tl.load(counts + tile)
+    live += tile * tl.cdiv(c, GRANULE)
     gathers = False
-    if GRANULE == 0:
-        blocks = tl.cdiv(c, BLOCK_C)
-    else:
-        count = tl.load(counts + tile)
-        live += tile * tl.cdiv(c, GRANULE)
-        if GRANULE == 1:
-            gathers = count < dense_from
-            blocks = tl.cdiv(tl.where(gathers, count, c), BLOCK_C)
-        else:
-            blocks = count
+    blocks = count
+    if GRANULE == 1:
+        gathers = count < dense_from
+        blocks = tl.cdiv(tl.where(gathers, count, c), BLOCK_C)
     share = tl.cdiv(blocks, SPLITS)
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, blocks)

@@ -1,0 +1,270 @@
+"""triton.pooled: convolution, bias, residual, activation and pooling at the speed of the dense kernels (docs/kernels/pooled.md).
+
+The dense kernels of `triton.split_fp32` (strict fp32), `triton.swapped` (half types, TF32) and `triton.stem` (few channels), with
+the pooling where their sums are:
+
+- in registers, where windows do not overlap and divide the tile's box;
+- where the parts of a split reduction are added, for any window;
+- else by one pass over the convolution's result, as dense as the kernel made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.scratch import Scratch
+from convoy.engines.triton import implicit_gemm, split_fp32, stem, swapped
+from convoy.engines.triton.compiled import TORCH_DTYPE, Build
+from convoy.engines.triton.requirements import is_strict
+from convoy.engines.triton.split_fp32 import SplitExecutable
+from convoy.engines.triton.stem import StemExecutable
+from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
+from convoy.engines.triton.tensors import checked, descriptor, scratch
+from convoy.engines.triton.tiles import Tile, View, conv_view
+from convoy.engines.triton.windows import ReduceWindows, window_support
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+_PASS_US, _PASS_BYTES_US = 1.2, 2.2e6
+"""A pass over memory: its launch, and bytes a microsecond."""
+
+
+def unpooled(problem: ConvProblem) -> ConvProblem:
+    """The convolution alone."""
+    return replace(problem, epilogue=replace(problem.epilogue, pool=None))
+
+
+def tiles_windows(pool: Pool, p: int, q: int) -> bool:
+    """Whether windows cover the image without overlap, gap or edge, and their sides are powers of two: a box can be reduced."""
+    sides = (pool.window_h, pool.window_w)
+    if sides != (pool.stride_h, pool.stride_w) or pool.pad_h or pool.pad_w or any(s & (s - 1) for s in sides):
+        return False
+    return not pool.ceil_mode or (p % sides[0] == 0 and q % sides[1] == 0)
+
+
+def fits(tile: Tile, pool: Pool) -> bool:
+    """Whether a tile's box holds whole windows."""
+    return tile.block_h % pool.window_h == 0 and tile.block_w % pool.window_w == 0
+
+
+def window_box(view: View, pixels: int, pool: Pool) -> tuple[int, int, int] | None:
+    """The box of so many pixels, made of whole windows, that covers the output with the fewest tiles; of equals the squarest."""
+    found: list[tuple[int, int, tuple[int, int, int]]] = []
+    for bits_h in range(pixels.bit_length()):
+        for bits_w in range(pixels.bit_length() - bits_h):
+            b_h, b_w = 1 << bits_h, 1 << bits_w
+            b_n = pixels // (b_h * b_w)
+            if b_h % pool.window_h or b_w % pool.window_w or (b_n > 1 and b_n > view.n):
+                continue
+            tiles = -(-view.n // b_n) * -(-view.p // b_h) * -(-view.q // b_w)
+            found.append((tiles, (b_h + 2) * (b_w + 2) * b_n, (b_n, b_h, b_w)))
+    return min(found)[2] if found else None
+
+
+class _Pooling(SwappedExecutable):
+    """What a dense executable does otherwise where a pooling follows: the kernel's end, or the sum of its parts."""
+
+    problem: ConvProblem
+
+    @property
+    def pool(self) -> Pool:
+        """The pooling; problems without are refused."""
+        assert self.problem.epilogue.pool is not None
+        return self.problem.epilogue.pool
+
+    @property
+    def pooled_box(self) -> list[int]:
+        """Block of y's descriptor where the box is pooled in registers."""
+        tile, pool = self.tile, self.pool
+        return [tile.block_n, tile.block_h // pool.window_h, tile.block_w // pool.window_w, tile.block_k]
+
+    def _build(self, engine: str, dtype: str) -> Build:
+        build = super()._build(engine, dtype)
+        if self.splits > 1:
+            return build
+        from convoy.engines.triton.kernels import pooled, split
+
+        pool = self.pool
+        constants = {name: value for name, value in build.constants.items() if name != "SPLIT"}
+        constants |= {"WINDOW_H": pool.window_h, "WINDOW_W": pool.window_w, "AVERAGE": pool.kind == "avg"}
+        function = pooled.pooled_split if build.function is split.split_conv else pooled.pooled_swapped
+        signature = {**build.signature, "y": box_type(dtype, self.pooled_box)}
+        return replace(build, function=function, signature=signature, constants=constants)
+
+    def reduction(self, engine: str, target: Target) -> Any:
+        """Adds the parts and pools."""
+        n, k, p, q = self.problem.conv_spec.shape
+        return ReduceWindows(engine, (n, k, p, q), self.splits, ("fp32", self.dtype), self.epilogue, target)
+
+    def y_descriptor(self, y: torch.Tensor) -> Any:
+        """The result after the pooling."""
+        view = self.view
+        height, width = self.pool.size(view.p, view.q)
+        return descriptor(y, [view.n, height, width, view.k], self.pooled_box)
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Writes dense results."""
+        del result, pitch, offset
+        return False
+
+
+class _PooledSwapped(_Pooling):
+    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+        self.problem = problem
+        super().__init__(engine, conv_view(problem), tile, problem.x_dtype, problem.epilogue, target)
+
+
+class _PooledSplit(_Pooling, SplitExecutable):
+    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+        self.problem = problem
+        SplitExecutable.__init__(self, engine, problem, tile, target, _view(problem, split_fp32.ENGINE))
+
+
+class _PooledStem(_Pooling, StemExecutable):
+    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+        StemExecutable.__init__(self, engine, problem, tile, target)
+
+
+class ConvThenPool(Executable):
+    """The dense kernel, and one pass over its result."""
+
+    def __init__(self, engine: str, problem: ConvProblem, dense: Executable, target: Target) -> None:
+        self.dense, self.problem = dense, problem
+        self.room = _room(problem, dense.workspace_bytes)
+        self.workspace_bytes = self.room.size_bytes
+        spec = problem.conv_spec
+        if spec.elements:
+            alone = Epilogue(pool=problem.epilogue.pool)
+            dtypes = (problem.y_dtype, problem.y_dtype)
+            n, k, p, q = spec.shape
+            self.pooling = ReduceWindows(engine, (n, k, p, q), 1, dtypes, alone, target)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """As the convolution wants it."""
+        return self.dense.pack(constants)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Both."""
+        if self.problem.conv_spec.elements == 0:
+            return
+        _, y, _ = checked(buffers, self.problem.epilogue.residual)
+        made, inner = self.room.views(scratch(workspace, self.workspace_bytes))
+        n, k, p, q = self.problem.conv_spec.shape
+        made = made.view(n, p, q, k).permute(0, 3, 1, 2)
+        self.dense.launch(Buffers(buffers.args, [made], buffers.constants), inner)
+        self.pooling.launch(made, y, None, None)
+
+
+def _room(problem: ConvProblem, dense_bytes: int) -> Scratch:
+    """The convolution's result, and what its engine needs."""
+    room = Scratch()
+    room.add((problem.conv_spec.elements,), TORCH_DTYPE[problem.y_dtype])
+    room.add((dense_bytes,), torch.uint8)
+    return room
+
+
+def dense_engine(problem: ConvProblem, target: Target) -> Engine:
+    """Whose kernel is pooled; `triton.implicit_gemm`, where no other takes the problem without its pooling."""
+    plain = unpooled(problem)
+    wanted = (split_fp32.ENGINE,) if is_strict(problem) else (swapped.ENGINE, stem.ENGINE)
+    return next((engine for engine in wanted if engine.supports(plain, target)), implicit_gemm.ENGINE)
+
+
+def _named(problem: ConvProblem, knobs: Knobs) -> Engine:
+    """The engine that `dense_engine` found when it made these knobs."""
+    if "flat" in knobs:
+        return implicit_gemm.ENGINE
+    if is_strict(problem):
+        return split_fp32.ENGINE
+    return swapped.ENGINE if swapped.tensor_support(conv_view(problem)) else stem.ENGINE
+
+
+def _view(problem: ConvProblem, dense: Engine) -> View:
+    """The convolution as its kernel sees it, pixel by pixel in rows and columns."""
+    if dense is stem.ENGINE:
+        return stem.stem_view(problem)
+    view = conv_view(problem)
+    return replace(view, bytes_each=2) if dense is split_fp32.ENGINE else view
+
+
+def way_of(problem: ConvProblem, knobs: Knobs) -> str:
+    """Where the pooling is: in `registers`, where the `parts` of the sum are added, or a `pass` of its own."""
+    pool, dense = problem.epilogue.pool, _named(problem, knobs)
+    assert pool is not None
+    if dense is implicit_gemm.ENGINE:
+        return "pass"
+    tile = Tile.of(knobs)
+    if tile.splits(_view(problem, dense))[0] > 1:
+        return "parts"
+    return "registers" if tiles_windows(pool, problem.p, problem.q) and fits(tile, pool) else "pass"
+
+
+class PooledEngine(Engine):
+    """Convolution + pooling, fp32, TF32, fp16 and bf16."""
+
+    id = "triton.pooled"
+    family = "implicit_gemm"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """NHWC convolutions with a pooling of small windows, which one of the dense kernels takes."""
+        if not isinstance(problem, ConvProblem):
+            return Support.no("computes convolutions only")
+        pool = problem.epilogue.pool
+        if pool is None:
+            return Support.no("is for convolutions with a pooling, got none")
+        if not (found := window_support(pool)):
+            return found
+        if target.capability < 90:
+            return Support.no(f"needs a CUDA device of capability 9.0 or newer, got {target.name}")
+        return implicit_gemm.ENGINE.supports(unpooled(problem), target)
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """The dense kernel's tiles; where windows divide boxes, boxes of whole windows, by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        dense, pool = dense_engine(problem, target), problem.epilogue.pool
+        assert pool is not None
+        given = list(dense.space(unpooled(problem), target))
+        if dense is implicit_gemm.ENGINE or not tiles_windows(pool, problem.p, problem.q):
+            return sorted(given, key=lambda knobs: self.estimate_us(problem, knobs, target))
+        view, found = _view(problem, dense), dict[Knobs, None]()
+        for tile in map(Tile.of, given):
+            box = (tile.block_n, tile.block_h, tile.block_w)
+            if tile.splits(view)[0] == 1 and not fits(tile, pool):
+                box = window_box(view, tile.pixels, pool) or box
+            found[replace(tile, block_n=box[0], block_h=box[1], block_w=box[2]).knobs] = None
+        return sorted(found, key=lambda knobs: self.estimate_us(problem, knobs, target))
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """What the dense kernel needs, and the convolution's result where it is pooled in a pass of its own."""
+        assert isinstance(problem, ConvProblem)
+        needed = _named(problem, knobs).workspace_bytes(unpooled(problem), knobs)
+        return _room(problem, needed).size_bytes if way_of(problem, knobs) == "pass" else needed
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The dense kernel's model, and a pass over memory where there is one."""
+        assert isinstance(problem, ConvProblem)
+        guess = _named(problem, knobs).estimate_us(unpooled(problem), knobs, target) or 0.0
+        if way_of(problem, knobs) != "pass":
+            return guess
+        return guess + _PASS_US + (problem.conv_spec.size_bytes + problem.y_spec.size_bytes) / _PASS_BYTES_US
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one tile."""
+        assert isinstance(problem, ConvProblem)
+        dense = _named(problem, knobs)
+        if way_of(problem, knobs) == "pass":
+            return ConvThenPool(self.id, problem, dense.build(unpooled(problem), knobs, target), target)
+        if dense is split_fp32.ENGINE:
+            return _PooledSplit(self.id, problem, Tile.of(knobs), target)
+        made = _PooledStem if dense is stem.ENGINE else _PooledSwapped
+        return made(self.id, problem, Tile.of(knobs), target)
+
+
+ENGINE = PooledEngine()

@@ -1,20 +1,31 @@
-"""How much faster is a whole training step? Question `training`, metric `step_ms`.
+"""How much faster is a whole training step? Question `training`, metrics `step_ms`, `images_per_s` and `peak_bytes`.
 
 Convoy's step (forward pass, loss, backward pass, update) beside PyTorch's: eager in channels_last with cudnn.benchmark and a
-fused optimizer, the same captured as a CUDA graph on one stream, and torch.compile. Same weights and batch; after the
-timing each has made the same number of steps, and its loss must be PyTorch's. `convoy.serial` is Convoy on one stream.
+fused optimizer, the same captured as a CUDA graph on one stream, and torch.compile. Same weights and batch; before the
+timing each has made the same number of steps, and its loss must be PyTorch's.
 
-    python bench/training.py [--nets resnet50,googlenet] [--batch 32,128] [--dtype bf16,fp32] [--peers eager,graph,inductor]
+With `--ablation`, what each step gave: `torch.eager`, `torch.graph`, then Convoy's plan with its algorithms on one stream
+(`convoy.serial`), over streams (`convoy.streams`), with admission and with merged convolutions (`convoy`).
+
+    python bench/training.py [--nets resnet50,googlenet] [--batch 32,128] [--dtype bf16,fp32]
+                             [--peers graph,inductor,max-autotune] [--ablation] [--db FILE] [--seconds N]
+
+With `--seconds`, tuning stops in time, and the next call with the same `--db` goes on where it was; peers for which no time is
+left are left out, and said so.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from record import Recorder
@@ -22,8 +33,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
+from convoy import plan as plans
+from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
-from convoy.pipeline.verdict import interleave
+from convoy.pipeline import train_model
+from convoy.pipeline.verdict import Timed, interleave
+from convoy.plan import Plan
+from convoy.program.step import StepOptions
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,googlenet,inception_v3,resnet50,densenet121,mobilenet_v2"
@@ -126,16 +142,102 @@ def graph(case: Case) -> Step:
     return replay
 
 
-def ours(case: Case, effort: str, streams: int) -> tuple[Step, str]:
-    """Convoy's step, and what tuning cost."""
+class OutOfTimeError(Exception):
+    """Raised into tuning when its time is up; what was measured is in the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a run is made.
+
+    Attributes:
+        peers: words of the peers that are wanted.
+        effort: of Convoy's tuning.
+        db: Convoy's database; None: the user's.
+        end: when to be done, by `time.monotonic`.
+        ablation: whether to time Convoy's plan in its stages too.
+        streams: most streams.
+    """
+
+    peers: tuple[str, ...]
+    effort: str
+    db: Path | None
+    end: float
+    ablation: bool
+    streams: int
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.end - time.monotonic()
+
+    def watch(self, message: str, done: int, total: int) -> None:
+        """Stop tuning while there is time to time what is there."""
+        if self.left_s < LEAST_S:
+            raise OutOfTimeError(f"{message}: {done} of {total}")
+
+    def settings(self, **changes: Any) -> convoy.Settings:
+        """Of Convoy."""
+        return convoy.Settings(effort=convoy.Effort(self.effort), streams=self.streams, db=self.db, **changes)
+
+
+LEAST_S = 45.0
+"""Seconds that capturing, checking and timing want; a peer that compiles is not begun with less."""
+
+
+def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
+    """Convoy's step, its plan, and what tuning cost."""
     model, (x, y) = case.model(), case.data()
-    settings = convoy.Settings(effort=convoy.Effort(effort), streams=streams)
     start = time.perf_counter()
-    optimizer = optimizer_of(model, case.device)
-    step = convoy.training_step(model, loss_of, optimizer, (x, y), amp=case.amp, settings=settings, name=case.net)
+    result = train_model(
+        model,
+        loss_of,
+        optimizer_of(model, case.device),
+        (x, y),
+        options=StepOptions(amp=case.amp),
+        settings=run.settings(**changes),
+        name=case.net,
+        observer=run.watch,
+    )
+    step = result.step
     note = f"tuning_s={time.perf_counter() - start:.0f}"
-    note += " baseline" if step.plan.baseline else f" streams={1 + max(s.stream for s in step.plan.steps)}"
-    return lambda: step(x, y), note
+    note += " baseline" if step.plan.baseline else f" streams={streams_of(step.plan)}"
+    for line in step.notes:
+        if line.startswith(("streams:", "the step")) or "baseline" in line:
+            print(f"    {line}", flush=True)
+    return lambda: step(x, y), step.plan, note
+
+
+def replayed(case: Case, run: Run, plan: Plan) -> Step:
+    """Convoy's step by a plan that is there."""
+    model, (x, y) = case.model(), case.data()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        plans.save(plan, path)
+        step = convoy.training_step(
+            model,
+            loss_of,
+            optimizer_of(model, case.device),
+            (x, y),
+            amp=case.amp,
+            plan=path,
+            settings=run.settings(),
+        )
+    return lambda: step(x, y)
+
+
+def streams_of(plan: Plan) -> int:
+    """Streams that a plan runs on."""
+    return 1 + max((step.stream for step in plan.steps), default=0)
+
+
+def stages(plan: Plan) -> dict[str, Plan]:
+    """The same choice on one stream, and spread as if launches did not slow one another."""
+    found = {"convoy.serial": dataclasses.replace(plan, steps=plans.parallel(plan.steps, 1))}
+    if streams_of(plan) > 1:
+        spread = plans.parallel(found["convoy.serial"].steps, streams_of(plan))
+        found["convoy.streams"] = dataclasses.replace(plan, steps=spread)
+    return found
 
 
 def first_losses(step: Step, count: int = CHECKED) -> list[float]:
@@ -143,62 +245,120 @@ def first_losses(step: Step, count: int = CHECKED) -> list[float]:
     return [float(step()) for _ in range(count)]
 
 
-def compare(case: Case, wanted: list[str], effort: str, recorder: Recorder) -> str:
+@dataclass(slots=True)
+class Table:
+    """What is timed of one case.
+
+    Attributes:
+        steps: by provider.
+        losses: of the first steps.
+        peaks: most bytes that a provider held while it trained.
+        notes: by provider, also of those that could not be made.
+    """
+
+    case: Case
+    steps: dict[str, Step] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[], Step]) -> None:
+        """Make a provider's step and take its first losses; one that fails is a row with its reason."""
+        cuda = self.case.device == "cuda"
+        before = torch.cuda.memory_allocated() if cuda else 0
+        try:
+            step = make()
+            if cuda and name != "torch.graph":  # which made its first steps already
+                torch.cuda.reset_peak_memory_stats()
+            self.losses[name] = first_losses(step, CHECKED + (WARMUP if name == "torch.eager" else 0))
+        except OutOfTimeError as error:
+            self.notes[name] = f"tuning is not done: {error}"
+        except Exception as error:
+            self.notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        else:
+            self.steps[name] = step
+            self.peaks[name] = torch.cuda.max_memory_allocated() - before if cuda else 0
+        if name not in self.steps:
+            print(f"    {name}: {self.notes[name]}", flush=True)
+
+
+def compare(case: Case, run: Run, recorder: Recorder) -> str:
     """Check and time one case; records every figure and returns a line for people."""
     cuda = case.device == "cuda"
-    makers: dict[str, Callable[[], Step]] = {"torch.eager": lambda: eager(case)}
-    if "graph" in wanted and cuda:
-        makers["torch.graph"] = lambda: graph(case)
-    makers |= {name: (lambda mode=mode: eager(case, mode)) for mode, name in MODES.items() if name in wanted}
-    if "inductor" in wanted:
-        mode = "reduce-overhead" if cuda else "default"
-        makers[MODES[mode]] = lambda: eager(case, mode)
-    notes: dict[str, str] = {}
+    table = Table(case)
+    table.add("torch.eager", lambda: eager(case))
+    if "torch.eager" not in table.steps:
+        raise SystemExit(f"{case.net}: PyTorch's own step fails: {table.notes['torch.eager']}")
+    if "graph" in run.peers and cuda:
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        table.add("torch.graph", lambda: graph(case))
+    add_ours(table, run)
+    for name, mode in peers_of(run, cuda=cuda).items():
+        if run.left_s < LEAST_S:
+            print(f"    {name}: left out, no time is left", flush=True)
+        else:
+            table.add(name, lambda mode=mode: eager(case, mode))
+    timed = interleave(dict(table.steps), cuda=cuda)
+    return record(table, timed, recorder)
 
-    def tuned(name: str, streams: int) -> Step:
-        step, notes[name] = ours(case, effort, streams)
+
+def add_ours(table: Table, run: Run) -> None:
+    """Convoy's step, and with `ablation` its stages."""
+    made: list[Plan] = []
+
+    def whole(**changes: Any) -> Step:
+        step, plan, note = tuned(table.case, run, **changes)
+        made.append(plan)
+        table.notes["convoy" if not changes else "convoy.admission"] = note
         return step
 
-    makers["convoy"] = lambda: tuned("convoy", 4)
-    if cuda:
-        makers["convoy.serial"] = lambda: tuned("convoy.serial", 1)
-    steps: dict[str, Step] = {}
-    losses: dict[str, list[float]] = {}
-    for name, make in makers.items():
-        try:
-            steps[name] = make()
-            losses[name] = first_losses(steps[name], CHECKED + (WARMUP if name == "torch.eager" else 0))
-        except Exception as error:  # a peer that fails is a row with its reason
-            steps.pop(name, None)
-            notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    timed = interleave(dict(steps), cuda=cuda)
-    if "torch.eager" not in losses:
-        raise SystemExit(f"{case.net}: PyTorch's own step fails: {notes['torch.eager']}")
+    table.add("convoy", whole)
+    if not run.ablation or table.case.device != "cuda" or not made or made[0].baseline:
+        return
+    if any(step.pattern == "merge" for step in made[0].steps):
+        table.add("convoy.admission", lambda: whole(deny_engines=(MERGING,)))
+    for name, plan in stages(made[-1]).items():
+        if run.left_s > LEAST_S / 2 and not plan.baseline:
+            table.add(name, lambda plan=plan: replayed(table.case, run, plan))
+
+
+def peers_of(run: Run, *, cuda: bool) -> dict[str, str]:
+    """Providers of torch.compile with their modes; `inductor` is the one of them that suits the device."""
+    found = {name: mode for mode, name in MODES.items() if mode in run.peers}
+    if "inductor" in run.peers:
+        mode = "reduce-overhead" if cuda else "default"
+        found[MODES[mode]] = mode
+    return found
+
+
+def record(table: Table, timed: dict[str, Timed], recorder: Recorder) -> str:
+    """Rows of all providers, and a line for people."""
+    case, losses = table.case, table.losses
     expected = losses["torch.eager"]
     line = f"{case.net:14} b{case.batch:<4} {case.dtype} "
-    for name in makers:
+    for name in dict.fromkeys((*table.steps, *table.notes)):
         figures = timed.get(name)
         ahead = WARMUP if name == "torch.graph" else 0
-        far = abs(losses[name][CHECKED - 1] / expected[CHECKED - 1 + ahead] - 1) if name in losses else math.nan
-        middle = figures.median_ms if figures else math.nan
-        spread = figures.spread_ms if figures else 0.0
-        recorder.add(
-            subject=case.net,
-            batch=case.batch,
-            dtype=case.dtype,
-            provider=name,
-            metric="step_ms",
-            unit="ms",
-            p50=middle,
-            p20=middle - spread,
-            p80=middle + spread,
-            ok=figures is not None and far < FAR[case.dtype],
-            note=f"loss_off={far:.1e} {notes.get(name, '')}".strip(),
-        )
-        line += f"  {name} {middle:.2f}"
+        known = name in losses and figures is not None
+        far = abs(losses[name][CHECKED - 1] / expected[CHECKED - 1 + ahead] - 1) if known else math.nan
+        middle, spread = (figures.median_ms, figures.spread_ms) if figures else (math.nan, 0.0)
+        note = f"loss_off={far:.1e} {table.notes.get(name, '')}".strip()
+        common = {"subject": case.net, "batch": case.batch, "dtype": case.dtype, "provider": name, "note": note}
+        common["ok"] = known and far < FAR[case.dtype]
+        recorder.add(metric="step_ms", unit="ms", p50=middle, p20=middle - spread, p80=middle + spread, **common)
+        if figures:
+            rates = [1e3 * case.batch / ms for ms in (middle, middle + spread, middle - spread)]
+            recorder.add(metric="images_per_s", unit="images/s", p50=rates[0], p20=rates[1], p80=rates[2], **common)
+            if table.peaks.get(name):
+                recorder.add(metric="peak_bytes", unit="B", p50=float(table.peaks[name]), **common)
+            line += f"  {name} {middle:.2f}" + ("" if common["ok"] else " (WRONG)")
     others = [f.median_ms for name, f in timed.items() if not name.startswith("convoy")]
-    gain = min(others) / timed["convoy"].median_ms if "convoy" in timed else math.nan
-    return line + f"  gain {gain:.2f}"
+    if "convoy" in timed:
+        line += f"  gain {min(others) / timed['convoy'].median_ms:.2f}"
+        if "torch.graph" in timed:
+            line += f"  over the graph {timed['torch.graph'].median_ms / timed['convoy'].median_ms:.2f}"
+    return line
 
 
 def main() -> None:
@@ -210,7 +370,19 @@ def main() -> None:
     parser.add_argument("--peers", default="graph,inductor")
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--streams", type=int, default=4)
     options = parser.parse_args()
+    run = Run(
+        tuple(options.peers.split(",")),
+        options.effort,
+        options.db,
+        time.monotonic() + options.seconds,
+        options.ablation,
+        options.streams,
+    )
     warnings.simplefilter("ignore")
     target = detect_target(options.device)
     torch.backends.cudnn.benchmark = True
@@ -222,15 +394,23 @@ def main() -> None:
         protocol="interleaved rounds=15, whole steps with update, median, p20 and p80 as median -+ spread",
     )
     lines: list[str] = []
+    left_out: list[str] = []
     for net in options.nets.split(","):
         for batch in options.batch.split(","):
             for dtype in options.dtype.split(","):
                 case = Case(net, int(batch), dtype, options.device)
-                lines.append(compare(case, options.peers.split(","), options.effort, recorder))
+                if run.left_s < LEAST_S:
+                    left_out.append(f"{net} b{batch} {dtype}")
+                    continue
+                lines.append(compare(case, run, recorder))
                 print(lines[-1], flush=True)
                 recorder.write()
+                if options.device == "cuda":
+                    torch.cuda.empty_cache()
     print("\nmilliseconds a step, medians")
     print("\n".join(lines))
+    if left_out:
+        print("no time was left for " + ", ".join(left_out))
     print(recorder.path)
 
 

@@ -47,12 +47,13 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
+    "cuda.stem": "convoy.engines.cuda.stem",
     "pruned.sparse24": "convoy.engines.pruned.sparse24",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
-    "triton.pooled": "convoy.engines.triton.pooled",
+    "zeroskip.conv_pool": "convoy.engines.zeroskip.conv_pool",
 }
 """Engines that have not run on a device yet: not offered, named as `id=module:ENGINE` by benchmarks and tests that run them."""
 
@@ -69,6 +70,7 @@ SLICING: Final = frozenset(
         "triton.persistent",
         "triton.merged",
         "cuda.implicit_gemm",
+        "cuda.stem",
         "pruned.sparse24",
     }
 )

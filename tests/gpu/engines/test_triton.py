@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from convoy.engines import manifest
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import MANIFEST
+from convoy.engines.manifest import MANIFEST, WAITING, waiting
 from convoy.errors import CompileError
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
@@ -16,14 +16,14 @@ from convoy.target import Target
 pytestmark = pytest.mark.gpu
 
 OTHERS = ("triton.dgrad", "triton.wgrad", "triton.merged")
-ENGINES = [n for n in MANIFEST if n.startswith(("triton.", "cuda.")) and n not in OTHERS]
+ENGINES = [n for n in (*MANIFEST, *WAITING) if n.startswith(("triton.", "cuda.")) and n not in OTHERS]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 GUARD = 4096
 
 
 def load_engine(engine_id):
-    return manifest.load_engine(engine_id)
+    return manifest.load_engine(engine_id, waiting())
 
 
 def conv(*sizes, **rest):
@@ -175,7 +175,7 @@ def test_right_wherever_it_says_yes(engine_id, name, kind, target):
 
 
 SLICED = ["triton.swapped", "triton.pointwise", "triton.implicit_gemm", "triton.persistent", "triton.stem",
-          "cuda.implicit_gemm"]  # fmt: skip
+          "cuda.implicit_gemm", "cuda.stem"]  # fmt: skip
 
 
 @pytest.mark.parametrize("engine_id", SLICED)
@@ -395,7 +395,7 @@ def test_graph_replays_equal_eager_launches(engine_id, target):
         problem = typed(conv(1, 64, 14, 14, 64, 1, 1, epilogue=FULL), "fp16", "half")
     if engine_id == "triton.depthwise":
         problem = typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, groups=64, epilogue=FULL), "fp16", "half")
-    if engine_id == "triton.stem":
+    if engine_id in ("triton.stem", "cuda.stem"):
         problem = typed(conv(1, 4, 14, 14, 4, 3, 3, 1, 1, epilogue=FULL), "fp32", "as_torch")
     if engine_id == "triton.gemv":
         problem = LinearProblem(2, 256, 256, "fp16", "half", FULL)
@@ -467,10 +467,10 @@ def test_a_slow_build_is_refused(target):
         engine.build(problem, knobs, target)
 
 
-@pytest.mark.parametrize("engine_id", ["triton.swapped", "triton.pointwise", "triton.stem"])
+@pytest.mark.parametrize("engine_id", ["triton.swapped", "triton.pointwise", "triton.stem", "cuda.stem"])
 def test_tf32_products_are_rounded_not_cut(engine_id, target):
     """Cut to ten bits, positive numbers would come out 3.5e-4 too small on the average (half a unit, mean of 1/m)."""
-    c, r = (3, 7) if engine_id == "triton.stem" else (256, 1 if engine_id == "triton.pointwise" else 3)
+    c, r = (3, 7) if engine_id.endswith("stem") else (256, 1 if engine_id == "triton.pointwise" else 3)
     problem = conv(1, c, 28, 28, 64, r, r, r // 2, r // 2, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32")
     engine = load_engine(engine_id)
     assert engine.supports(problem, target), engine.supports(problem, target).reason

@@ -278,15 +278,18 @@ class ImplicitGemmExecutable(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""
         del workspace
+        if self.problem.n:
+            self.multiply(buffers.args[0], buffers)
+
+    def multiply(self, pixels: torch.Tensor, buffers: Buffers) -> None:
+        """The kernel, on what the map of the pixels describes."""
         problem, form = self.problem, self.form
-        if problem.n == 0:
-            return
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
         units, size = form.units(problem), form.cluster * form.split
         most = units if form.split > 1 else self.units // size  # a split's sums lie in the ring: one tile a cluster
         arguments = [
-            self.pixel_map.encode(problem.x_dtype, x), self.filter_map.encode(problem.weight_dtype, weight),
+            self.pixel_map.encode(problem.x_dtype, pixels), self.filter_map.encode(problem.weight_dtype, weight),
             pointer(y), pointer(residual), pointer(bias), structure("Sizes", form.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
         self.function.launch(

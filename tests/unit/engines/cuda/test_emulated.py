@@ -17,6 +17,7 @@ from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.implicit_gemm import Form
 from convoy.engines.cuda.maps import FilterMap, PixelMap
 from convoy.engines.cuda.source import defines, text
+from convoy.engines.cuda.stem import Windows
 from convoy.problem import ConvProblem, Epilogue
 
 HERE = Path(__file__).parent
@@ -53,10 +54,9 @@ def library(tmp_path_factory):
     """Settings → the kernel as a library of the host; each is compiled once."""
     folder, made = tmp_path_factory.mktemp("emulated"), {}
 
-    def build(macros):
+    def build(macros, kernel="implicit_gemm", launch="launch.h"):
         content = defines(macros) + (HERE / "emulated.h").read_text() + text("activation.cuh") + text("exchange.cuh")
-        content += text("implicit_gemm.cu")
-        content += (HERE / "launch.h").read_text()
+        content += text(f"{kernel}.cu") + (HERE / launch).read_text()
         if content not in made:
             source = folder / f"{len(made)}.cpp"
             source.write_text(content)
@@ -189,3 +189,43 @@ def test_activations(library):
         y, expected, _, faults = run(library, problem, SHARED, 1)
         assert faults == 0
         torch.testing.assert_close(y.double(), function(expected.double()), atol=4e-3, rtol=1e-3)
+
+
+STEMS = {
+    "7x7 stride 2": conv(2, 3, 18, 15, 16, 7, 7, 3, 3, 2, 2, epilogue=FULL),
+    "11x11 stride 4": conv(1, 3, 23, 27, 16, 11, 11, 2, 2, 4, 4, epilogue=FULL),
+    "3x3": conv(1, 3, 6, 7, 16, 3, 3, 1, 1, epilogue=FULL),
+    "unlike sides, tf32": conv(2, 2, 11, 9, 16, 3, 5, 0, 2, 2, 1, dtype="fp32", epilogue=FULL),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "7x7 stride 2" else [pytest.mark.slow]) for n in STEMS]
+)
+def test_first_layers_as_convolutions_of_windows(library, name):
+    """The copy by the kernel's own text, then the product on overlapping windows."""
+    problem = STEMS[name]
+    windows = Windows(problem)
+    generator = torch.Generator().manual_seed(5)
+    dtype = DTYPES[problem.x_dtype]
+    x, weight, bias, residual = (
+        torch.randint(-2, 3, shape, generator=generator).to(dtype)
+        for shape in (problem.x_spec.shape, problem.weight_spec.shape, (problem.k,), problem.y_spec.shape)
+    )
+    x, residual = (t.contiguous(memory_format=torch.channels_last) for t in (x, residual))
+    room = torch.full((windows.bytes,), 255, dtype=torch.uint8)
+    copy = library({**windows.macros(), "BN": 8, "ACTIVATION": 0}, "stem", "launch_stem.h")
+    sizes = structure("Sizes", windows.sizes())
+    copy.run(address(x), address(room), ctypes.byref(sizes), problem.n * windows.groups)
+    packed = windows.pack(weight).permute(0, 2, 3, 1).contiguous()
+    y = torch.full(problem.y_spec.shape, float("nan"), dtype=dtype).contiguous(memory_format=torch.channels_last)
+    sizes = structure("Sizes", SHARED.sizes(windows.left, problem.k))
+    faults = library(SHARED.macros(windows.left)).run(
+        ctypes.byref(emulated_map(room, windows.pixel_map(SHARED.pixels))),
+        ctypes.byref(emulated_map(packed, FilterMap.of(windows.left, SHARED.filters))),
+        address(y), address(residual), address(bias), ctypes.byref(sizes), 2,
+    )  # fmt: skip
+    stride, pad = (problem.stride_h, problem.stride_w), (problem.pad_h, problem.pad_w)
+    expected = F.conv2d(x.double(), weight.double(), bias.double(), stride, pad) + residual.double()
+    assert faults == 0
+    assert torch.equal(y, expected.relu().to(dtype))

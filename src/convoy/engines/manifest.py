@@ -53,7 +53,7 @@ WAITING: Final[dict[str, str]] = {
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
-    "zeroskip.conv_pool": "convoy.engines.zeroskip.conv_pool",
+    "triton.pooled": "convoy.engines.triton.pooled",
 }
 """Engines that have not run on a device yet: not offered, named as `id=module:ENGINE` by benchmarks and tests that run them."""
 

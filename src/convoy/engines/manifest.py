@@ -49,6 +49,7 @@ MANIFEST: Final[dict[str, str]] = {
 WAITING: Final[dict[str, str]] = {
     "cuda.stem": "convoy.engines.cuda.stem",
     "pruned.sparse24": "convoy.engines.pruned.sparse24",
+    "pruned.blocks": "convoy.engines.pruned.blocks",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
@@ -72,6 +73,7 @@ SLICING: Final = frozenset(
         "cuda.implicit_gemm",
         "cuda.stem",
         "pruned.sparse24",
+        "pruned.blocks",
     }
 )
 """Engines whose executables write a result into channels of a larger tensor where they are asked to

@@ -14,7 +14,7 @@ from conv_cases import EPILOGUES, SHAPES
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.pruned import csr, cuda, sparse24
+from convoy.engines.pruned import blocks, csr, cuda, sparse24
 from convoy.engines.pruned.cuda import ENGINE
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
@@ -106,25 +106,31 @@ def test_nan_weights_are_values_and_infinite_inputs_meet_no_zero(target):
         assert bool(y.isnan().any()) is math.isnan(value)
 
 
-# --- pruned.sparse24 ----------------------------------------------------------------------------------------------------
+# --- tensor cores -------------------------------------------------------------------------------------------------------
 
 
-def two_of_four(problem):
-    """The problem with a mask of at most two values in every four channels: often two, at times one or none."""
-    k, c, r, s = problem.weight_spec.shape
+def two_of_four(shape):
+    """At most two values in every four channels: often two, at times one or none."""
+    k, c, r, s = shape
     rng = np.random.default_rng([k, c, r, s])
     order = rng.random((k, c // 4, 4, r, s)).argsort(axis=2).argsort(axis=2)
-    kept = order < rng.choice([0, 1, 2, 2, 2, 2], (k, c // 4, 1, r, s))
-    return problem.with_mask(mask_of(kept.reshape(k, c, r, s)))
+    return (order < rng.choice([0, 1, 2, 2, 2, 2], (k, c // 4, 1, r, s))).reshape(k, c, r, s)
+
+
+def in_blocks(shape):
+    """Blocks of 32 filters by eight channels at a tap, of which a quarter is there."""
+    k, c, r, s = shape
+    kept = np.random.default_rng([k, c, r, s]).random((-(-k // 32), c // 8, r, s)) < 0.25
+    return kept.repeat(32, axis=0)[:k].repeat(8, axis=1)
 
 
 def nhwc(*sizes, dtype="fp16", **rest):
     half = {"x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype, "numerics": "half"}
-    return two_of_four(ConvProblem(*sizes, layout="nhwc", **half, **rest))
+    return ConvProblem(*sizes, layout="nhwc", **half, **rest)
 
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
-SPARSE = {
+TENSOR_CORE = {
     "1x1": nhwc(1, 64, 8, 8, 64, 1, 1),
     "3x3": nhwc(4, 128, 14, 14, 128, 3, 3, 1, 1, epilogue=FULL),
     "3x3 bf16": nhwc(4, 128, 14, 14, 128, 3, 3, 1, 1, dtype="bf16", epilogue=FULL),
@@ -135,15 +141,25 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("name", SPARSE)
-def test_sparse24_is_exact(name, target):
-    assert not faults(sparse24.ENGINE, SPARSE[name], target)
+ENGINES = {sparse24.ENGINE: two_of_four, blocks.ENGINE: in_blocks}
 
 
+def masked(engine, name):
+    problem = TENSOR_CORE[name]
+    return problem.with_mask(mask_of(ENGINES[engine](problem.weight_spec.shape)))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.id)
+@pytest.mark.parametrize("name", TENSOR_CORE)
+def test_tensor_cores_are_exact(engine, name, target):
+    assert not faults(engine, masked(engine, name), target)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.id)
 @pytest.mark.parametrize("name", ["3x3", "many filters"])
-def test_sparse24_is_exact_in_every_setting(name, target):
-    problem = SPARSE[name]
-    found = [faults(sparse24.ENGINE, problem, target, knobs) for knobs in sparse24.ENGINE.space(problem, target)]
+def test_tensor_cores_are_exact_in_every_setting(engine, name, target):
+    problem = masked(engine, name)
+    found = [faults(engine, problem, target, knobs) for knobs in engine.space(problem, target)]
     assert not [fault for each in found for fault in each]
 
 
@@ -151,4 +167,28 @@ def test_sparse24_is_exact_in_every_setting(name, target):
 @pytest.mark.parametrize(("rows", "consumers"), [(64, 1), (64, 2), (64, 3), (128, 1), (128, 2)])
 def test_sparse24_is_exact_in_every_kind_of_tile(rows, consumers, cluster, target):
     form = sparse24.Form(rows, 96, 3, consumers, cluster)
-    assert not faults(sparse24.ENGINE, SPARSE["many filters"], target, form.knobs)
+    assert not faults(sparse24.ENGINE, masked(sparse24.ENGINE, "many filters"), target, form.knobs)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.id)
+def test_tensor_cores_write_a_slice_in_a_graph(engine, target):
+    problem = masked(engine, "3x3")
+    executable = engine.build(problem, engine.space(problem, target)[0], target)
+    data = make_data(problem, 3, "integer", "cuda")
+    n, k, p, q = problem.y_spec.shape
+    whole = torch.full((n, p, q, k + 32), math.nan, device="cuda", dtype=torch.float16).permute(0, 3, 1, 2)
+    y = whole.narrow(1, 16, k)
+    assert executable.accept_slice(0, k + 32, 16)
+    buffers = Buffers(data.args, [y], executable.pack(data.constants))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        executable.launch(buffers, None)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        executable.launch(buffers, None)
+    whole.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y.double(), oracle(problem, data)[0])
+    assert int(whole.isnan().sum()) == n * p * q * 32

@@ -60,10 +60,15 @@ def defines(settings: Mapping[str, int]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in settings.items())
 
 
-def sparse_source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:
-    """The same for a kernel whose weights are 2:4 sparse."""
-    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "sparse", "activation", "exchange"))
-    return defines(settings) + headers + sparse_product(settings["BN"], dtype) + text(f"{kernel}.cu")
+MASKED: Final = ("activation", "exchange", "swapped")
+"""What kernels for pruned weights on tensor cores share, beside the device's two headers."""
+
+
+def masked_source(kernel: str, settings: Mapping[str, int], dtype: str, *, sparse: bool = False) -> str:
+    """The same for a kernel for pruned weights; `sparse` products take 2:4 weights."""
+    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "masked", *MASKED))
+    made = (sparse_product if sparse else product)(settings["BN"], dtype)
+    return defines(settings) + headers + made + text(f"{kernel}.cu")
 
 
 def plain_source(kernel: str, settings: Mapping[str, int]) -> str:

@@ -15,9 +15,6 @@ struct Sizes {
   u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift;
 };
 
-// n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
-DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * factor >> shift); }
-
 #define FILTERS (ROWS * CONSUMERS)
 #define PARTS (ROWS / 64)
 #define PIXEL_BYTES (BN * 128)
@@ -25,19 +22,8 @@ DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * f
 #define STAGE_BYTES (PIXEL_BYTES + (CHUNK_BYTES + 1023) / 1024 * 1024)
 #define CHANNELS 64
 #define SHARE (BN / CLUSTER)
-#define GROUPS (BN / 8)
 #define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
 #define SETS (PENDING + 1)
-
-typedef u16 Value;
-
-struct Ring {  // a place in the ring of stages
-  int stage;
-  u32 phase;
-  DEVICE_MEMBER void next() {
-    if (++stage == STAGES) { stage = 0; phase ^= 1; }
-  }
-};
 
 // Units are ordered filters first: those at one time share their pixels.
 DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
@@ -112,38 +98,6 @@ DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[PARTS], Ring& rin
   ring.next();
 }
 
-// Two groups of eight pixels by the sixteen filters of a warp: a lane's sums are two neighbouring pixels of a filter, its sixteen
-// bytes of y eight filters of a pixel.
-DEVICE void store_groups(const float (&d)[BN / 2], int g, int pixel0, int filter0, int lane, const float (&added)[2], Value* y, const Value* residual, const Sizes& z) {
-  int part = lane % 4, pixel = pixel0 + (g + part / 2) * 8 + lane / 4, filter = filter0 + part % 2 * 8;
-  bool mine = g + part / 2 < GROUPS && pixel < z.pixels && filter < z.k;
-  u32 words[4];
-#if RESIDUAL
-  u32 more[4] = {0, 0, 0, 0};
-  if (mine) {
-    uint4 four = *(const uint4*)(residual + (long long)pixel * z.k + filter);
-    more[0] = four.x; more[1] = four.y; more[2] = four.z; more[3] = four.w;
-  }
-  transpose(more, part);
-#endif
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    int group = g + i / 2, half = i % 2;
-    float low = 0.f, high = 0.f;
-    if (group < GROUPS) { low = d[4 * group + 2 * half]; high = d[4 * group + 2 * half + 1]; }
-    low += added[half];
-    high += added[half];
-#if RESIDUAL
-    u32 two = transposed(more[i]);
-    low += unpack((u16)(two & 0xffff));
-    high += unpack((u16)(two >> 16));
-#endif
-    words[i] = transposed(pack(activated(low), activated(high)));
-  }
-  transpose(words, part);
-  if (mine) *(uint4*)(y + (long long)pixel * z.pitch + filter) = make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
   Ring ring = {0, 0};
   int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
@@ -176,19 +130,8 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int firs
     products_wait<0>();
     for (; done.stage != ring.stage; done.next()) release(empty + 8 * done.stage, lane);
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-      float added[2] = {0.f, 0.f};
-#if BIAS
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        int filter = filter0 + part * 64 + half * 8 + lane / 4;
-        if (filter < z.k) added[half] = unpack(bias[filter]);
-      }
-#endif
-#pragma unroll
-      for (int g = 0; g < GROUPS; g += 2)
-        store_groups(d[part], g, pixel0, filter0 + part * 64, lane, added, y, residual, z);
-    }
+    for (int part = 0; part < PARTS; part++)
+      store_sums(d[part], pixel0, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual, bias);
   }
 }
 

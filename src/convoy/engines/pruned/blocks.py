@@ -1,100 +1,249 @@
-"""How a CPU's work is cut: blocks of pixels for its second cache, filters for its registers. No torch here."""
+"""pruned.blocks: convolutions whose weights have blocks of zeros, on tensor cores (docs/kernels/blocks.md).
+
+    y = activation(conv(x, weight) + bias + residual)    -->    an implicit GEMM over the pieces in which filters have values
+
+A piece is one tap and eight channels. It pays where zeros lie together in many filters: blocks of 64 filters and more by 8
+channels and more (for filters larger than 1x1, at each tap), or dead channels. Values may change under one mask; a value where
+the mask has none is refused when weights are packed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from convoy.engines.pruned.emit_c import sums_pitch
-from convoy.engines.pruned.ir import Kernel, verify
-from convoy.engines.pruned.layout import Layout, lay_out
-from convoy.engines.pruned.walk import Cut, partition, used_channels, used_taps, walk
-from convoy.problem import ConvProblem, Knobs
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.implicit_gemm import reciprocal
+from convoy.engines.cuda.source import ACTIVATIONS, masked_source
+from convoy.engines.pruned.pieces import Lists, fits, lengths, live_share
+from convoy.engines.pruned.requirements import hopper_convolution
+from convoy.engines.pruned.values import check_zeros
+from convoy.engines.pruned.walk import positions
+from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
 
-LANES: Final = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
-"""Floats of a vector register, by `Target.arch`."""
+MOST_LIVE: Final = 0.6
+"""Share of the pieces that tiles of 64 filters read, at most: gathering costs more than copies of whole boxes."""
 
-REGISTERS: Final = {"avx512": 32, "avx2": 16, "neon": 32, "generic": 16}
-"""Vector registers."""
+SHARED_BYTES: Final = 232448
+MOST_STAGES: Final = 8
+_ROW_BYTES: Final = 128
+_EXTRA_BYTES: Final = 1024
 
-BLOCK_BYTES: Final = 512 << 10
-"""Padded input of a block: half a second cache of 1 MB. Blocks of 256 KB pad more rows twice (10 % at 64 channels of 224x224,
-on an EPYC of 2022); larger ones bring nothing."""
+REGISTERS: Final = {1: (96, 232), 2: (72, 216)}
+"""Registers of a gathering and of a multiplying thread, by the number of multiplying warpgroups."""
 
-LEAST_POSITIONS: Final = 160
-"""A block is not cut below so many pixels for the threads' sake: they then share its filters out."""
+MOST_SUMS: Final = {1: 192, 2: 128}
+"""Sums of a thread, by the number of multiplying warpgroups."""
 
-CODE_BYTES: Final = 24 << 10
-"""Of a first instruction cache of 32 KB."""
+_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_CLOCK_GHZ: Final = 1.7
+_LOAD_BYTES_NS: Final = 7400.0
+_LOAD_BYTES_NS_PER_SM: Final = 60.0
+_GATHER_CLOCKS: Final = 18.0
+_STEP_CLOCKS: Final = 60.0
+_STORE_BYTES_NS_PER_SM: Final = 20.0
+_MEMORY_BYTES_NS: Final = 2900.0
+_START_NS: Final = 3200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One setting of a problem: what is known before any code is written.
+class Form:
+    """How the work is cut.
 
     Attributes:
-        layout: the template.
-        cut: how the code is cut.
-        lanes: floats of a vector.
-        filters: filters of the largest group.
+        rows: filters of a multiplying warpgroup, 64 or 128.
+        pixels: of a tile, a multiple of 16.
+        stages: depth of the ring.
+        consumers: multiplying warpgroups.
     """
 
-    layout: Layout
-    cut: Cut
-    lanes: int
-    filters: int
+    rows: int
+    pixels: int
+    stages: int
+    consumers: int
 
     @property
-    def thread_bytes(self) -> int:
-        """Scratch of each thread: the padded input of a block, and the sums of a group."""
-        floats = (
-            self.layout.plane * self.layout.planes
-            + sums_pitch(self.filters, self.layout.tile, self.layout.positions) * self.filters
-        )
-        return -(-4 * floats // 256) * 256
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
+
+    @staticmethod
+    def of(knobs: Knobs) -> Form:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = Form(**{name: knobs.integer(name) for name in Form.__slots__})
+        right = form.rows in (64, 128) and form.consumers in REGISTERS
+        if not right or not 0 < form.pixels <= 256 or form.pixels % 16 or not 3 <= form.stages <= MOST_STAGES:
+            raise InputError(
+                "knobs", str(knobs), "rows of 64 or 128, pixels up to 256, 1 or 2 consumers, 3 to 8 stages"
+            )
+        return form
+
+    @property
+    def filters(self) -> int:
+        """Of a tile."""
+        return self.rows * self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands of one iteration."""
+        return (self.pixels + self.filters) * _ROW_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, its barriers, and what rounding its start up costs."""
+        return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
+
+    def macros(self, problem: ConvProblem) -> dict[str, int]:
+        """The kernel's settings."""
+        fewer, more = REGISTERS[self.consumers]
+        epilogue = problem.epilogue
+        return {
+            "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "PRODUCER_REGISTERS": fewer,
+            "CONSUMER_REGISTERS": more,
+        }  # fmt: skip
+
+    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
+        """Tiles along pixels and filters."""
+        return -(-problem.n * problem.p * problem.q // self.pixels), -(-problem.k // self.filters)
+
+    def units(self, problem: ConvProblem) -> int:
+        """All tiles."""
+        along_pixels, along_filters = self.tiles(problem)
+        return along_pixels * along_filters
+
+    def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
+        """The kernel's run-time sizes, in the order of its structure."""
+        sizes = {
+            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
+            "pq": problem.p * problem.q, "h": problem.h, "w": problem.w, "c": problem.c,
+            "units": self.units(problem), "tiles": self.tiles(problem)[0], "stride_h": problem.stride_h,
+            "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+        }  # fmt: skip
+        for name in ("q", "pq", "tiles"):
+            sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
+        return sizes
 
 
-def plan(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> Plan:
-    """Template and cuts for a CPU.
-
-    Args:
-        problem: a forward convolution.
-        mask: booleans [k, c / groups, r, s].
-        knobs: `filters` whose sums are in registers, `vectors` of `lanes` pixels, `channels` of a piece, `threads` that share
-            the work.
-    """
-    lanes = knobs.integer("lanes")
-    cut = Cut(knobs.integer("filters"), knobs.integer("channels"), CODE_BYTES)
-    channels = used_channels(mask, problem.groups)
-    taps = used_taps(mask)
-    tile = lanes * knobs.integer("vectors")
-    whole = lay_out(problem, taps, channels, tile=tile, images=1, rows=problem.p)
-    images, rows = _block(whole, knobs.integer("threads"))
-    layout = lay_out(problem, taps, channels, tile=tile, images=images, rows=rows)
-    largest = max(map(len, partition(mask, cut.filters)), default=0)
-    return Plan(layout, cut, lanes, largest)
+def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+    """A guess in microseconds: a multiprocessor's share of products, loads or gathers with stores, or the memory's bytes."""
+    assert problem.mask is not None
+    work = form.units(problem)
+    active = min(work, units)
+    products = form.filters / 64 * 4 * max(form.pixels / 2, form.pixels / 4 + 16) / _CLOCK_GHZ
+    loads = (form.filters + form.pixels) * _ROW_BYTES / min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
+    gathers = (form.pixels / 16 * _GATHER_CLOCKS + _STEP_CLOCKS) / _CLOCK_GHZ
+    step = max(products, loads, gathers)
+    store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
+    found = lengths(problem.mask, form.filters)
+    total = (sum(found) * step + len(found) * store) * form.tiles(problem)[0]
+    busy = max(total / active, found[0] * step + store, -(-work // active) * store)
+    memory = problem.bytes_min / _MEMORY_BYTES_NS
+    return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
 
 
-def _block(whole: Layout, threads: int) -> tuple[int, int]:
-    """Images and rows of a block: as large as the cache allows, as many as there are threads where that costs little."""
-    problem = whole.problem
-    row_bytes = max(4 * whole.planes * whole.pitch, 1)
-    image_bytes = row_bytes * (problem.p + whole.reach_h)
-    if image_bytes > BLOCK_BYTES:
-        fit = max(1, BLOCK_BYTES // row_bytes - whole.reach_h)
-        blocks = -(-problem.p // fit)
-        return 1, -(-problem.p // blocks)
-    if problem.n > 1:
-        return max(1, min(BLOCK_BYTES // image_bytes, -(-problem.n // threads))), problem.p
-    blocks = max(1, min(threads, problem.p * whole.pitch // LEAST_POSITIONS))
-    return 1, -(-problem.p // blocks)
+def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:
+    """Forms worth trying, the best guess first."""
+    found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))]
+    return [form for _, _, form in sorted(found, key=lambda entry: entry[:2])][:limit]
 
 
-def write(problem: ConvProblem, mask: NDArray[np.bool_], made: Plan) -> tuple[Kernel, NDArray[np.int64]]:
-    """The verified kernel of a plan, and the place in the weight of each of its values."""
-    kernel, places = walk(mask, made.layout, made.lanes, made.cut)
-    verify(kernel, problem.k)
-    return kernel, places
+def _candidates(problem: ConvProblem) -> Iterator[Form]:
+    total = problem.n * problem.p * problem.q
+    for rows, consumers in ((64, 1), (64, 2), (128, 1), (128, 2)):
+        filters = rows * consumers
+        if filters > 64 and filters >= problem.k + 64:
+            continue
+        for pixels in (32, 48, 64, 96, 128, 160, 192, 224, 256):
+            if rows // 64 * pixels // 2 > MOST_SUMS[consumers] or pixels >= total + 48:
+                continue
+            shallow = Form(rows, pixels, 3, consumers)
+            stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
+            if stages >= 3:
+                yield Form(rows, pixels, stages, consumers)
+
+
+class BlocksExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
+        assert problem.mask is not None
+        self.problem, self.form, self.units = problem, form, target.units
+        text = masked_source("blocks", form.macros(problem), problem.x_dtype)
+        cubin, self.log = compile_cubin(BlocksEngine.id, text, target)
+        self.function = Function(BlocksEngine.id, cubin, "blocks", form.shared_bytes)
+        self._mask = torch.from_numpy(positions(problem.mask))
+        self.lists = Lists(problem, form.filters)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Weights in the order of the lists, the lists, the bias as it is."""
+        weight = constants[0].detach()
+        check_zeros(weight, self._mask)
+        told = (self.lists.tiles.to(weight.device), self.lists.pieces.to(weight.device))
+        return (self.lists.pack(weight), *told, *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        problem, form = self.problem, self.form
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
+        weight, tiles, pieces, *bias = buffers.constants
+        arguments = [
+            pointer(x), pointer(tiles), pointer(pieces), pointer(weight), pointer(y), pointer(residual),
+            pointer(bias[0] if problem.epilogue.bias else None), structure("Sizes", form.sizes(problem, pitch_of(y))),
+        ]  # fmt: skip
+        blocks = min(form.units(problem), self.units)
+        self.function.launch(x.device.index or 0, blocks, 128 * (form.consumers + 1), arguments, dependent=True)
+
+
+class BlocksEngine(Engine):
+    """Pieces by lists; see `cuda/blocks.cu`."""
+
+    id = "pruned.blocks"
+    family = "implicit_gemm"
+    trusted = False
+    reads_mask = True
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose zeros leave pieces out."""
+        if not (support := hopper_convolution(problem, target)):
+            return support
+        assert isinstance(problem, ConvProblem)
+        assert problem.mask is not None
+        if not fits(problem):
+            return Support.no("needs filters under 256 pixels and at most 32768 channels")
+        if (share := live_share(problem.mask, 64)) > MOST_LIVE:
+            zeros = "needs zeros that lie together: eight channels at a tap, in 64 filters"
+            return Support.no(f"{zeros}; here {share:.0%} of such pieces hold a value")
+        return Support.no(absence()) if absence() else Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Forms by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        return [form.knobs for form in forms(problem, target.units)]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The guess of `estimate_us`."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(problem, Form.of(knobs), target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        assert isinstance(problem, ConvProblem)
+        return BlocksExecutable(problem, Form.of(knobs), target)
+
+
+ENGINE = BlocksEngine()

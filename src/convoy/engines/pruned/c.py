@@ -19,7 +19,7 @@ import torch
 from convoy.engines import host_compiler
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.pruned.blocks import LANES, REGISTERS, plan, write
+from convoy.engines.pruned.cpu_blocks import LANES, REGISTERS, plan, write
 from convoy.engines.pruned.emit_c import FUSED, emit
 from convoy.engines.pruned.requirements import masked_convolution
 from convoy.engines.pruned.values import check_zeros

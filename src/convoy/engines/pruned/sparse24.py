@@ -19,9 +19,9 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.implicit_gemm import reciprocal
 from convoy.engines.cuda.maps import PixelMap
-from convoy.engines.cuda.source import ACTIVATIONS, sparse_source
+from convoy.engines.cuda.source import ACTIVATIONS, masked_source
 from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
-from convoy.engines.pruned.requirements import masked_convolution
+from convoy.engines.pruned.requirements import hopper_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
 from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
@@ -43,7 +43,6 @@ MOST_SUMS: Final = {1: 192, 2: 192, 3: 96}
 """Sums of a thread, by the number of multiplying warpgroups: beyond, the assembler spills or refuses."""
 
 _TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_INDEX_LIMIT: Final = 2**31
 _CLOCK_GHZ: Final = 1.7
 _LOAD_BYTES_NS: Final = 7400.0
 _LOAD_BYTES_NS_PER_SM: Final = 100.0
@@ -160,7 +159,8 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / rate
     store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
     busy = -(-work // clusters) * (iterations(problem) * max(products, loads) + store) + _FILL_NS
-    return (max(busy, problem.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
+    memory = problem.bytes_min / _MEMORY_BYTES_NS
+    return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
@@ -208,7 +208,7 @@ class SparseExecutable(Executable):
     def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
         assert problem.mask is not None
         self.problem, self.form, self.units = problem, form, target.units
-        text = sparse_source("sparse24", form.macros(problem), problem.x_dtype)
+        text = masked_source("sparse24", form.macros(problem), problem.x_dtype, sparse=True)
         cubin, self.log = compile_cubin(Sparse24Engine.id, text, target)
         self.function = Function(Sparse24Engine.id, cubin, "sparse24", form.shared_bytes)
         self.pixel_map = PixelMap.of(problem, form.pixels // form.cluster)
@@ -251,27 +251,12 @@ class Sparse24Engine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose mask is 2:4 along c."""
-        if target.device != "cuda" or target.capability != 90:
-            return Support.no(f"is made for GPUs of compute capability 9.0, got {target.name}")
-        if not (support := masked_convolution(problem)):
+        if not (support := hopper_convolution(problem, target)):
             return support
         assert isinstance(problem, ConvProblem)
         assert problem.mask is not None
-        if problem.x_dtype not in _TORCH:
-            return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
-        if problem.acc_dtype != "fp32":
-            return Support.no(f"accumulates in fp32, got acc_dtype {problem.acc_dtype}")
-        if problem.layout != "nhwc":
-            return Support.no(f"needs layout nhwc, got {problem.layout}")
-        if problem.groups != 1:
-            return Support.no(f"needs groups = 1, got {problem.groups}")
-        if problem.c % 8 or problem.k % 8:
-            return Support.no(f"needs c and k as multiples of 8, got {problem.c} and {problem.k}")
         if not PixelMap.of(problem, 64).fits(problem):
             return Support.no("needs padding and filter under 128, and strides up to 8")
-        largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
-        if largest >= _INDEX_LIMIT:
-            return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
         if found := _crowded(problem.mask):
             return Support.no(f"needs at most two values in every four channels, got more in {found} fours")
         return Support.no(absence()) if absence() else Support.yes()

@@ -16,8 +16,8 @@ from torch.nn.utils import prune
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
-from convoy.engines.pruned.blocks import REGISTERS
 from convoy.engines.pruned.c import ENGINE, FLAGS, MOST_NONZEROS
+from convoy.engines.pruned.cpu_blocks import REGISTERS
 from convoy.engines.pruned.emit_x86 import SETS, fits
 from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.errors import InputError
@@ -120,7 +120,7 @@ def test_what_is_offered_fits_the_registers(arch, k):
 
 @needs_compiler
 def test_blocks_of_rows_and_of_images_are_exact(monkeypatch):
-    monkeypatch.setattr("convoy.engines.pruned.blocks.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("convoy.engines.pruned.cpu_blocks.BLOCK_BYTES", 3000)
     monkeypatch.setattr("convoy.engines.pruned.emit_c.SUMS_BYTES", 1500)
     for problem in (
         ConvProblem(2, 4, 30, 11, 5, 3, 3, 1, 1),

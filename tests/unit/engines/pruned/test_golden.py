@@ -11,7 +11,7 @@ import pytest
 from pruned_cases import mask_of
 
 from convoy.engines.pruned import cuda, emit_c, emit_cuda
-from convoy.engines.pruned.blocks import plan, write
+from convoy.engines.pruned.cpu_blocks import plan, write
 from convoy.engines.pruned.text import parse_kernel, print_kernel
 from convoy.engines.pruned.walk import positions, walk
 from convoy.problem import ConvProblem, Epilogue, Knobs

@@ -12,8 +12,8 @@ from conv_cases import SHAPES
 from pruned_cases import pruned
 
 from convoy.engines import host_compiler
-from convoy.engines.pruned.blocks import plan, write
 from convoy.engines.pruned.c import FLAGS
+from convoy.engines.pruned.cpu_blocks import plan, write
 from convoy.engines.pruned.emit_c import emit
 from convoy.engines.pruned.walk import positions
 from convoy.measurement.accuracy import make_data, oracle

@@ -1,4 +1,4 @@
-"""The 2:4 sparse kernel on the CPU, as `test_emulated` runs the dense one: exact on integers."""
+"""The kernels for pruned weights on the CPU, as `test_emulated` runs the dense one: exact on integers."""
 
 import ctypes
 import shutil
@@ -12,9 +12,10 @@ from emulated_cuda import address, compiled, conv, emulated_map
 from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.maps import PixelMap
-from convoy.engines.cuda.source import defines, text
+from convoy.engines.cuda.source import MASKED, defines, text
+from convoy.engines.pruned import blocks, sparse24
 from convoy.engines.pruned.pairs import Packing
-from convoy.engines.pruned.sparse24 import Form
+from convoy.engines.pruned.pieces import Lists
 from convoy.engines.pruned.walk import positions
 from convoy.problem import Epilogue
 
@@ -25,15 +26,30 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
 
+SPARSE24 = """
+extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
+                   const Sizes* z, int grid) {
+  return launch(grid, [=] { sparse24(*x, weights, y, residual, bias, *z); });
+}
+"""
+BLOCKS = """
+extern "C" int run(const Value* x, const Tile* tiles, const int* pieces, const unsigned char* weights, Value* y,
+                   const Value* residual, const Value* bias, const Sizes* z, int grid) {
+  return launch(grid, [=] { blocks(x, tiles, pieces, weights, y, residual, bias, *z); });
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """Settings → the kernel as a library of the host."""
-    build = compiled(tmp_path_factory.mktemp("sparse"))
+    """A kernel's name and settings → the kernel as a library of the host."""
+    build = compiled(tmp_path_factory.mktemp("masked"))
 
-    def kernel(macros):
+    def kernel(name, macros):
         content = defines({**macros, "BYTES": 2}) + (HERE / "emulated.h").read_text()
-        content += (HERE / "emulated_sparse.h").read_text() + text("activation.cuh") + text("exchange.cuh")
-        return build(content + text("sparse24.cu") + (HERE / "launch_sparse.h").read_text())
+        content += (HERE / "emulated_masked.h").read_text() + "".join(text(f"{header}.cuh") for header in MASKED)
+        content += text(f"{name}.cu") + (HERE / "launch_masked.h").read_text()
+        return build(content + {"sparse24": SPARSE24, "blocks": BLOCKS}[name])
 
     return kernel
 
@@ -46,6 +62,16 @@ def sparse_weight(shape, generator):
     return torch.where(order < 2, weight, 0).reshape(k, -1, r, s)[:, :c]
 
 
+def blocky_weight(shape, generator):
+    """Integers of which a tap's eight channels are zero for eight filters, at seven places of ten; the first tile has none."""
+    k, c, r, s = shape
+    weight = torch.randint(-2, 3, shape, generator=generator)
+    kept = torch.rand((-(-k // 8), c // 8, r, s), generator=generator) < 0.3
+    kept[8:] &= torch.rand((1, c // 8, r, s), generator=generator) < 0.5
+    kept[:8] = kept[:8] & (k <= 64)
+    return weight * kept.repeat_interleave(8, 0)[:k].repeat_interleave(8, 1)
+
+
 def run(library, problem, form, blocks, sliced=0):
     """Launch on `blocks` clusters; the result, how much beside it was written, the exact result, and faults seen."""
     generator = torch.Generator().manual_seed(11)
@@ -55,20 +81,27 @@ def run(library, problem, form, blocks, sliced=0):
         drawn = torch.randint(-2, 3, shape, generator=generator).to(dtype)
         return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
 
-    x, weight = integers(problem.x_spec.shape), sparse_weight(problem.weight_spec.shape, generator).to(dtype)
-    packed = Packing(positions(mask_of(weight)), form.filters, form.cluster).pack(weight)
+    sparse = isinstance(form, sparse24.Form)
+    x = integers(problem.x_spec.shape)
+    weight = (sparse_weight if sparse else blocky_weight)(problem.weight_spec.shape, generator).to(dtype)
+    problem = problem.with_mask(mask_of(weight))
     bias = integers((problem.k,)) if problem.epilogue.bias else None
     residual = integers(problem.y_spec.shape) if problem.epilogue.residual else None
     n, k, p, q = problem.y_spec.shape
     whole = torch.full((n, p, q, k + 2 * sliced), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
     y = whole.narrow(1, sliced, k)
-    pixels = emulated_map(x, PixelMap.of(problem, form.pixels // form.cluster))
+    if sparse:
+        chunks = Packing(positions(problem.mask), form.filters, form.cluster).pack(weight)
+        pixels = emulated_map(x, PixelMap.of(problem, form.pixels // form.cluster))
+        held, first, grid = (chunks,), [ctypes.byref(pixels), address(chunks)], blocks * form.cluster
+    else:
+        lists = Lists(problem, form.filters)
+        held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
+        first = [address(x), *map(address, held)]
+    kernel = library("sparse24" if sparse else "blocks", form.macros(problem))
     sizes = structure("Sizes", form.sizes(problem, k + 2 * sliced))
-    kernel = library(form.macros(problem))
-    faults = kernel.run(
-        ctypes.byref(pixels), address(packed), address(y), address(residual), address(bias), ctypes.byref(sizes),
-        blocks * form.cluster,
-    )  # fmt: skip
+    faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), grid)
+    del held
     expected = F.conv2d(
         x.double(), weight.double(), None if bias is None else bias.double(), (problem.stride_h, problem.stride_w),
         (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w),
@@ -80,11 +113,13 @@ def run(library, problem, form, blocks, sliced=0):
     return y, expected.to(dtype), outside, faults
 
 
-ONE = Form(64, 16, 3, 1, 1)
-TWO = Form(64, 24, 2, 2, 1)
-TALL = Form(128, 8, 3, 1, 1)
-PAIR = Form(64, 32, 6, 1, 2)
-FOUR = Form(64, 32, 2, 1, 4)
+ONE = sparse24.Form(64, 16, 3, 1, 1)
+TWO = sparse24.Form(64, 24, 2, 2, 1)
+TALL = sparse24.Form(128, 8, 3, 1, 1)
+PAIR = sparse24.Form(64, 32, 6, 1, 2)
+FOUR = sparse24.Form(64, 32, 2, 1, 4)
+GATHERED = blocks.Form(64, 32, 5, 1)
+GATHERED_WIDE = blocks.Form(128, 16, 3, 2)
 CASES = {
     "3x3": (ONE, conv(2, 8, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "even and odd blocks of channels": (ONE, conv(1, 136, 6, 5, 72, 1, 1)),
@@ -92,19 +127,26 @@ CASES = {
     "tall tiles, bf16": (TALL, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
     "pair": (PAIR, conv(2, 72, 5, 7, 72, 3, 1, 1, 0, epilogue=FULL)),
     "four, some without filters": (FOUR, conv(1, 8, 7, 9, 144, 3, 1, 1, 0)),
+    "gathered 3x3": (GATHERED, conv(2, 24, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
+    "gathered, tiles of no pieces": (GATHERED, conv(1, 264, 6, 7, 200, 1, 1, epilogue=FULL)),
+    "gathered, stride, dilation, bf16": (
+        GATHERED_WIDE,
+        conv(1, 16, 13, 14, 320, 3, 2, 2, 1, 2, 3, 2, 3, dtype="bf16", epilogue=FULL),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_exact_on_integers(library, name):
     form, problem = CASES[name]
-    y, expected, _, faults = run(library, problem, form, 1 if form.cluster == 4 else 2)
+    y, expected, _, faults = run(library, problem, form, 1 if getattr(form, "cluster", 1) == 4 else 2)
     assert faults == 0
     assert torch.equal(y, expected)
 
 
-def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(library):
-    form, problem = CASES["3x3"]
+@pytest.mark.parametrize("name", ["3x3", "gathered 3x3"])
+def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(library, name):
+    form, problem = CASES[name]
     y, expected, outside, faults = run(library, problem, form, 2, sliced=16)
     assert faults == 0
     assert torch.equal(y, expected)
@@ -123,5 +165,18 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
         return chunks
 
     monkeypatch.setattr(Packing, "pack", wrong)
+    y, expected, _, _ = run(library, problem, form, 1)
+    assert not torch.equal(y, expected)
+
+
+def test_a_planted_fault_in_a_list_is_seen(library, monkeypatch):
+    form, problem = CASES["gathered 3x3"]
+    right = Lists.__init__
+
+    def wrong(self, problem, filters):
+        right(self, problem, filters)
+        self.pieces[0, 0] += 1 << 15  # a column to the right
+
+    monkeypatch.setattr(Lists, "__init__", wrong)
     y, expected, _, _ = run(library, problem, form, 1)
     assert not torch.equal(y, expected)

@@ -1,5 +1,8 @@
-// Runs the kernel on the host: every cluster of the grid, one after another.
-extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias, const Sizes* z, int grid) {
+// Runs a kernel on the host: every cluster of the grid, one after another.
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+template <typename Kernel> static int launch(int grid, Kernel kernel) {
   const int threads = 128 * (CONSUMERS + 1);
   faults = 0;
   for (int first = 0; first < grid; first += CLUSTER) {
@@ -22,7 +25,7 @@ extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const V
           here = c.blocks[rank].get();
           cluster = &c;
           my_rank = rank;
-          sparse24(*x, weights, y, residual, bias, *z);
+          kernel();
         });
     for (auto& thread : running) thread.join();
   }

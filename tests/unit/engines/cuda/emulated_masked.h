@@ -1,4 +1,4 @@
-// What sparse.cuh adds to the emulated device: copies to every block of a cluster, plain copies, sparse products, transposition.
+// What masked.cuh adds to the emulated device: copies to every block of a cluster, plain copies, sparse products, transposition.
 DEVICE void copy_pixels_to_all(u32 to, const Map* m, u32 bar, int c, int w, int h, int n, u16 right, u16 down, u16 ranks) {
   Block* own = here;
   for (u32 rank = 0; rank < cluster->blocks.size(); rank++) {
@@ -55,3 +55,10 @@ template <int HALF> DEVICE void multiply_sparse(float (&d)[BN / 2], u64 a, u64 b
     }
   }
 }
+DEVICE void gather(u32 to, const void* from, bool inside) {
+  if (to % 16 || (uintptr_t)from % 16) faults++;
+  std::lock_guard<std::mutex> l(here->m);  // the host's threads would race for neighbouring bytes
+  if (inside) std::memcpy(here->memory.data() + to, from, 16); else std::memset(here->memory.data() + to, 0, 16);
+}
+DEVICE void gathers_commit() {}
+template <int LEFT> DEVICE void gathers_wait() {}

@@ -1,4 +1,5 @@
-// What 2:4 sparse kernels need of Hopper beside hopper.cuh: copies to every block of a cluster, plain copies, sparse operands.
+// What kernels for pruned weights need of Hopper beside hopper.cuh: copies to every block of a cluster, plain and gathered copies,
+// sparse operands, transposition. Tests put another file of the same names in its place.
 DEVICE void copy_pixels_to_all(u32 to, const Map* map, u32 bar, int c, int w, int h, int n, u16 right, u16 down, u16 ranks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;"
                ::"r"(to), "l"(map), "r"(bar), "r"(c), "r"(w), "r"(h), "r"(n), "h"(right), "h"(down), "h"(ranks) : "memory");
@@ -11,6 +12,13 @@ DEVICE u32 shared_word(u32 at) { u32 r; asm volatile("ld.shared.b32 %0, [%1];" :
 
 // Rows of 64 bytes in the 64-byte swizzle, eight rows an atom (layout 2, 512 bytes from atom to atom).
 DEVICE u64 sparse_operand(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (32ull << 32) | (2ull << 62); }
+
+// Sixteen bytes, or zeros where they lie outside. Who has waited for his gathers makes them seen by products.
+DEVICE void gather(u32 to, const void* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+DEVICE void gathers_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void gathers_wait() { asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory"); }
 
 // An 8x8 matrix of half values, of which each lane has two neighbours of row lane/4, transposed.
 DEVICE u32 transposed(u32 v) { u32 r; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }

@@ -22,7 +22,7 @@ import convoy
 from convoy.measurement import detect_target
 from convoy.pipeline import verdict
 from convoy.pipeline.fit import classification_loss
-from convoy.prune.finetune import accuracy
+from convoy.prune.accuracy import accuracy
 from convoy.zoo import Dataset, load_dataset, load_model, preprocessing
 
 NET = "resnet20_cifar10"

@@ -98,7 +98,7 @@ def train(
     from convoy.pipeline import train_model
     from convoy.pipeline.fit import classification_loss
     from convoy.program.step import StepOptions
-    from convoy.prune.finetune import class_scores
+    from convoy.prune.accuracy import class_scores
 
     if amp is not None and amp not in AMP:
         raise InputError("--amp", amp, "one of " + ", ".join(AMP))

@@ -13,7 +13,8 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.prune import PruneSummary, Recipe, Schedule
+    from convoy.pipeline.finetune import Schedule
+    from convoy.prune import PruneSummary, Recipe
     from convoy.zoo import Dataset
 
 
@@ -70,7 +71,8 @@ def prune(
         settings = options.settings_from(effort=effort, numerics=numerics, db=db)
         measured.show(measured.run(model, weights, pattern, settings, batch, size, dtype, device), as_json)
         return
-    from convoy.prune import Recipe, Schedule
+    from convoy.pipeline.finetune import Schedule
+    from convoy.prune import Recipe
 
     words = tuple(word.strip() for word in (skip or "").split(",") if word.strip())
     recipe = Recipe.of(pattern or "unstructured", sparsity, scope, words)
@@ -125,7 +127,8 @@ def run(
 ) -> PruneSummary:
     """Prune in place, fine-tune, and take the accuracy before, between and after."""
     from convoy.cli.progress import Bar
-    from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, finetune, prune_model
+    from convoy.pipeline.finetune import finetune
+    from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, prune_model
 
     args = options.example(module, name, None, None, size, "fp32", device)
     with options.fitting(module, args):
@@ -172,7 +175,7 @@ def datasets(
 
     import torch
 
-    from convoy.prune.finetune import class_scores
+    from convoy.prune.accuracy import class_scores
     from convoy.zoo import load_dataset, own_splits, preprocessing
 
     wanted = preprocessing(name) if size is None else replace(preprocessing(name), size=size)

@@ -106,7 +106,7 @@ def outputs_of(module: nn.Module, size: int, device: str) -> int:
     """How many classes a classifier tells apart."""
     import torch
 
-    from convoy.prune.finetune import class_scores
+    from convoy.prune.accuracy import class_scores
 
     module.eval()
     with torch.no_grad():

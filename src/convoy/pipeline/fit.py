@@ -18,7 +18,7 @@ from convoy.pipeline.checkpoint import Position, read_checkpoint, write_checkpoi
 from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training import training_step
 from convoy.program.step import TrainingStep
-from convoy.prune.finetune import accuracy, class_scores
+from convoy.prune.accuracy import accuracy, class_scores
 from convoy.settings import Settings
 from convoy.zoo import Dataset
 
@@ -34,6 +34,7 @@ class Recipe:
         momentum: of the optimizer.
         weight_decay: of the optimizer.
         seed: of the order of the images, their augmentation and dropout.
+        augment: whether images are varied from epoch to epoch.
         amp: dtype of autocast, or None.
         clip_grad_norm: largest joint L2 norm of the gradients, or None.
         accumulate: batches to an update.
@@ -50,6 +51,7 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 1e-4
     seed: int = 0
+    augment: bool = True
     amp: torch.dtype | None = None
     clip_grad_norm: float | None = None
     accumulate: int = 1
@@ -160,7 +162,7 @@ class _Fit:
         recipe, start = self.recipe, self.position
         losses: list[torch.Tensor] = []
         seed = recipe.seed * 100_003 + start.epoch
-        batches = self.images.batches(recipe.batch, seed=seed, augment=True, drop_last=True, start=start.step)
+        batches = self.images.batches(recipe.batch, seed=seed, augment=recipe.augment, drop_last=True, start=start.step)
         begun = time.perf_counter()
         for index, (x, y) in enumerate(batches, start.step):
             batch = (self._placed(x), y.to(self.device, non_blocking=True))

@@ -1,9 +1,9 @@
-"""Make a model sparse by magnitude, keep it so through a fine-tune, and say from which sparsity a layer pays (docs/prune.md)."""
+"""Make a model sparse by magnitude, take its accuracy, and say from which sparsity a layer pays (docs/prune.md)."""
 
 from __future__ import annotations
 
+from convoy.prune.accuracy import accuracy
 from convoy.prune.advise import PATTERNS, Advice, advise, break_even
-from convoy.prune.finetune import Schedule, accuracy, finetune
 from convoy.prune.magnitude import Recipe
 from convoy.prune.model import Pruned, prune_model
 from convoy.prune.patterns import Pattern, parse_pattern
@@ -20,12 +20,10 @@ __all__ = [
     "Pruned",
     "PrunedLayer",
     "Recipe",
-    "Schedule",
     "accuracy",
     "advise",
     "break_even",
     "check_weights_path",
-    "finetune",
     "parse_pattern",
     "prune_model",
     "save_weights",

@@ -11,16 +11,15 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 from convoy.errors import ConvoyError, InputError
+from convoy.pipeline.finetune import Schedule, finetune
 from convoy.prune import (
     Recipe,
-    Schedule,
     accuracy,
     check_weights_path,
-    finetune,
     prune_model,
     save_weights,
 )
-from convoy.prune.finetune import class_scores
+from convoy.prune.accuracy import class_scores
 from convoy.zoo import Dataset, Preprocessing, load_dataset, load_model, preprocessing
 from convoy.zoo.weights import load_into, read
 
@@ -136,7 +135,7 @@ def test_a_fine_tune_leaves_the_callers_random_numbers_alone() -> None:
 
 def test_a_loss_that_is_no_number_is_an_error() -> None:
     model = small()
-    with pytest.raises(ConvoyError, match="a lower --lr than 1e"):
+    with pytest.raises(ConvoyError, match="a lower lr than 1e"):
         finetune(model, {}, synthetic(), Schedule(epochs=3, batch=8, lr=1e30))
     assert not any(module.training for module in model.modules())
 

@@ -1,17 +1,19 @@
 """Pruned convolutions: code made for the mask beside dense and other sparse ways, over sparsities. Question `pruned`.
 
 Usage: python bench/pruned.py [--device cpu|cuda] [--operators 1 2 ...] [--batches 1 64] [--sparsities 0.9 ...]
-                              [--pattern unstructured|channel] [--resnet] [--effort quick|full] [--db FILE] [--folder DIR]
+                              [--pattern unstructured|channel|2:4|block:RxC] [--resnet] [--least-channels N]
+                              [--dtype fp32|fp16] [--effort quick|full] [--db FILE] [--folder DIR]
 
-The ten operators of "Code generated for pruned weights" (Dong, Liu, Li, Feng; Journal of Software 31(9), 2020), and with --resnet
-the 3x3 and 1x1 layers of ResNet-50, in fp32; zeros in random places, or random filters of zeros. Every candidate is checked
-against float64 (on integers bit for bit) before it is timed, as the tuner does it. A row an engine's best setting goes to
+The ten operators of "Code generated for pruned weights" (Dong, Liu, Li, Feng; Journal of Software 31(9), 2020), and with
+--resnet the 3x3 and 1x1 layers of ResNet-50 (those of at least N channels and filters); zeros in random places, random filters
+of zeros, two of every four channels, or blocks as `convoy prune` cuts them. Every candidate is checked against float64 (on
+integers bit for bit) before it is timed, as the tuner does it. A row an engine's best setting goes to
 bench/results/pruned-DEVICE.csv: the subject is the problem with its mask, the note names operator, pattern and sparsity. Dense
-engines are timed once for each operator and batch, on the problem without a mask, in strict fp32, on a GPU with TF32 too. With
---db what was measured before is not measured again.
+engines are timed once for each operator and batch, on the problem without a mask: in strict fp32, on a GPU with TF32 too; with
+--dtype fp16 in nhwc alone, where tensor cores want it. With --db what was measured before is not measured again.
 
-On a GPU the engines that wait for one take part: `pruned.cuda` and `cudnn`, whose rows are those of cuDNN's best plan; `gemm` is
-cuBLAS on im2col, `sparse_csr` cuSPARSE on im2col.
+On a GPU the engines that wait for one take part. The rows of `cudnn` are those of its best plan; `gemm` is cuBLAS on im2col,
+`sparse_csr` cuSPARSE on im2col, `pruned.csr` our own index arrays.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from record import Recorder
 
 from convoy.engines.manifest import engine_ids, waiting
@@ -35,6 +38,7 @@ from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement
 from convoy.pipeline.stages import make_runner
 from convoy.problem import ConvProblem, WeightMask
+from convoy.prune.patterns import group_ids, parse_pattern
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -55,46 +59,67 @@ SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 DENSE = ("aten", "onednn", "gemm", "winograd2", "winograd4", "triton.split_fp32", "cudnn")
 """Dense engines that compete; `cudnn` on a GPU only."""
 
+DENSE_HALF = (
+    "aten", "cudnn", "cuda.implicit_gemm", "triton.swapped", "triton.persistent", "triton.pointwise", "triton.implicit_gemm"
+)  # fmt: skip
+"""Those in fp16."""
+
 PROVIDERS = {
     "cpu": {"aten": "torch.eager", "sparse_csr": "mkl.sparse"},
     "cuda": {"aten": "torch.graph", "gemm": "cublas", "sparse_csr": "cusparse", "cudnn": "cudnn.best"},
 }
 """By device, peers' engine ids → names of the providers in results."""
 
-OURS = ("pruned.c", "pruned.channels", "pruned.cuda")
-SPARSE = (*OURS, "sparse_csr")
+OURS = ("pruned.c", "pruned.channels", "pruned.cuda", "pruned.sparse24", "pruned.blocks")
+SPARSE = (*OURS, "pruned.csr", "sparse_csr")
 HERE = Path(__file__).parent
 
 
-def operators(chosen: Sequence[int], batch: int) -> Iterator[tuple[str, ConvProblem]]:
+def words(dtype: str) -> dict[str, str]:
+    """A problem's dtypes and numerics."""
+    numerics = "strict" if dtype == "fp32" else "half"
+    return {"x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype, "numerics": numerics}
+
+
+def operators(chosen: Sequence[int], batch: int, dtype: str) -> Iterator[tuple[str, ConvProblem]]:
     """Name and problem of the operators asked for."""
     for number in chosen:
         side, c, k, r, pad, _ = OPERATORS[number - 1]
         size = side + r - 1 - 2 * pad
-        yield f"op{number}", ConvProblem(batch, c, size, size, k, r, r, pad, pad, numerics="strict")
+        yield f"op{number}", ConvProblem(batch, c, size, size, k, r, r, pad, pad, **words(dtype))
 
 
-def resnet_layers(batch: int) -> Iterator[tuple[str, ConvProblem]]:
-    """The distinct 3x3 and 1x1 layers of ResNet-50."""
+def resnet_layers(batch: int, dtype: str, least: int) -> Iterator[tuple[str, ConvProblem]]:
+    """The distinct 3x3 and 1x1 layers of ResNet-50 that have at least so many channels and filters."""
     with (HERE / "layers" / "resnet50.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             names = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
             sizes = {name: int(row[name]) for name in names}
-            if sizes["r"] <= 3:
+            if sizes["r"] <= 3 and min(sizes["c"], sizes["k"]) >= least:
                 yield (
                     f"resnet50 {row['r']}x{row['s']} {row['c']}x{row['h']} {row['k']}",
-                    ConvProblem(n=batch, numerics="strict", **sizes),
+                    ConvProblem(n=batch, **words(dtype), **sizes),
                 )
 
 
 def masked(problem: ConvProblem, sparsity: float, pattern: str) -> ConvProblem:
-    """The problem with exactly that share of zeros in random places, or of filters of zeros; the same in every run."""
+    """The problem with exactly that share of zeros in random places, filters or blocks; the same in every run."""
     shape = problem.weight_spec.shape
-    places = shape[0] if pattern == "channel" else int(np.prod(shape))
-    nonzero = np.ones(places, bool)
-    zeros = np.random.default_rng([*shape, int(sparsity * 1000)]).permutation(places)[: round(sparsity * places)]
-    nonzero[zeros] = False
-    nonzero = np.repeat(nonzero, int(np.prod(shape)) // places)
+    generator = np.random.default_rng([*shape, int(sparsity * 1000)])
+    kind = parse_pattern(pattern)
+    if kind.kind == "nm":
+        order = (
+            generator.random((shape[0], shape[1] // kind.second, kind.second, *shape[2:]))
+            .argsort(axis=2)
+            .argsort(axis=2)
+        )
+        nonzero = order < kind.first
+    else:
+        ids = group_ids(kind, torch.empty(shape), problem.groups) if kind.kind == "block" else None
+        places = {"channel": shape[0], "unstructured": int(np.prod(shape))}.get(kind.kind, 0)
+        ids = np.repeat(np.arange(places), np.prod(shape) // places) if ids is None else ids.numpy()
+        zeros = generator.permutation(ids.max() + 1)[: round(sparsity * (ids.max() + 1))]
+        nonzero = ~np.isin(ids, zeros)
     return problem.with_mask(WeightMask(shape, np.packbits(nonzero).tobytes()))
 
 
@@ -136,6 +161,8 @@ def record(recorder: Recorder, device: str, problem: ConvProblem, note: str, row
 
 def dense_problems(problem: ConvProblem, target: Target) -> dict[str, list[ConvProblem]]:
     """By numerics: the problem in both memory formats."""
+    if problem.numerics == "half":
+        return {"half": [problem.with_layout("nhwc")]}
     numerics = ("strict", "as_torch") if target.device == "cuda" else ("strict",)
     return {n: [replace(problem, numerics=n).with_layout(f) for f in ("nchw", "nhwc")] for n in numerics}
 
@@ -151,8 +178,10 @@ def main() -> None:
     parser.add_argument("--operators", nargs="*", type=int, default=list(range(1, 11)))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
-    parser.add_argument("--pattern", default="unstructured", choices=("unstructured", "channel"))
+    parser.add_argument("--pattern", default="unstructured")
     parser.add_argument("--resnet", action="store_true")
+    parser.add_argument("--least-channels", type=int, default=0)
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "fp16"))
     parser.add_argument("--effort", default="quick", choices=("quick", "full"))
     parser.add_argument("--db", type=Path)
     parser.add_argument("--folder", type=Path)
@@ -168,22 +197,24 @@ def main() -> None:
     )  # fmt: skip
     ratios: dict[tuple[int, float, str], list[float]] = {}
     for batch in options.batches:
-        layers = [*operators(options.operators, batch), *(resnet_layers(batch) if options.resnet else ())]
+        layers = [*operators(options.operators, batch, options.dtype)]
+        layers += resnet_layers(batch, options.dtype, options.least_channels) if options.resnet else ()
         dense_of = {name: dense_problems(problem, target) for name, problem in layers}
         masks = {(name, s): masked(problem, s, options.pattern) for name, problem in layers for s in options.sparsities}
         plain = [p for by_numerics in dense_of.values() for same in by_numerics.values() for p in same]
-        found = dict(measure(plain, DENSE, target, settings))
-        found |= measure(list(masks.values()), SPARSE, target, settings)
+        found = dict(measure(plain, DENSE if options.dtype == "fp32" else DENSE_HALF, target, settings))
+        forms = ("nchw",) if options.dtype == "fp32" else ("nchw", "nhwc")
+        found |= measure([p.with_layout(form) for p in masks.values() for form in forms], SPARSE, target, settings)
         for name, problem in layers:
             dense = {numerics: best_rows(same, found) for numerics, same in dense_of[name].items()}
             for numerics, rows in dense.items():
                 record(recorder, target.device, replace(problem, numerics=numerics), f"{name} dense", rows)
             for sparsity in options.sparsities:
                 pruned = masks[name, sparsity]
-                rows = best_rows([pruned], found)
+                rows = best_rows([pruned.with_layout(form) for form in forms], found)
                 record(recorder, target.device, pruned, f"{name} {options.pattern} {sparsity}", rows)
                 ours, csr = fastest(rows, OURS), rows.get("sparse_csr")
-                rivals = {"dense": fastest(dense["strict"]), "csr": csr}
+                rivals = {"dense": fastest(dense[problem.numerics]), "csr": csr}
                 for rival, row in rivals.items():
                     if ours and row:
                         ratios.setdefault((batch, sparsity, rival), []).append(row.median_us / ours.median_us)

@@ -6,14 +6,15 @@ before: %a = conv2d(%x, %w1, %b1, ...); %p = aten.relu.default(%a)
 after:  merge(a+p+b+q)      p, q = relu of the channels of one convolution of x with the filters of w1 and w2
 
 Inception's and GoogLeNet's modules begin so: x is read once, and one kernel is launched where three or four were. Each result
-stays a tensor of its own. A chain reads x alone, so that no way leads from one to another: the region is convex.
+stays a tensor of its own. A chain reads x and its weights alone, and weights that are no constants, as in training, must not be
+made by other layers: so no way leads from one chain to another, and the region is convex.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.graph.ir import Graph, Node
+from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.layers import conv_problem
 from convoy.problem import SubgraphProblem
 from convoy.regions.cut import cut
@@ -31,18 +32,21 @@ _DTYPES = ("fp16", "bf16")
 
 
 def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
-    """One region for each value that several such convolutions read, with the longest chain of each that has no residual."""
+    """One region for each value that several such convolutions read, with the longest chain of each that has no residual.
+
+    A weight that several of them share is nobody's: each wants its own.
+    """
     if LAYOUT not in layouts:
         return []
     found: dict[str, list[Chain]] = {}
     for node in graph.nodes:
         if node.op == "conv2d" and _is_plain(graph, node):
             own = [chain for chain in chains(graph, node) if not chain.residual]
-            if own and not own[-1].is_fresh(graph):
+            if own and all(_is_given(graph, name) for name in list(node.refs())[1:]):
                 found.setdefault(next(node.refs()), []).append(own[-1])
     regions: list[Region] = []
     for parallel in found.values():
-        regions += [_region(graph, group[:MOST]) for group in _alike(parallel) if len(group) > 1]
+        regions += [_region(graph, group[:MOST]) for group in _alike(graph, parallel) if len(group) > 1]
     return regions
 
 
@@ -53,11 +57,26 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     return plain and problem.x_dtype in _DTYPES and problem.x_dtype == problem.y_dtype == problem.weight_dtype
 
 
-def _alike(parallel: Sequence[Chain]) -> list[list[Chain]]:
-    """Chains that one epilogue serves: with the same activation, and a bias all or none."""
-    groups: dict[tuple[str, bool], list[Chain]] = {}
+def _is_given(graph: Graph, value: str) -> bool:
+    """Whether no layer has a part in a value: a constant, an input, or what casts and masks make of them."""
+    waiting, seen = [value], {value}
+    while waiting:
+        maker = graph.producer(waiting.pop())
+        if maker is None:
+            continue
+        if maker.op in LAYERS:
+            return False
+        fresh = [name for name in maker.refs() if name not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return True
+
+
+def _alike(graph: Graph, parallel: Sequence[Chain]) -> list[list[Chain]]:
+    """Chains that one launch serves: with the same activation, a bias all or none, and weights all constant or none."""
+    groups: dict[tuple[str, bool, bool], list[Chain]] = {}
     for chain in parallel:
-        groups.setdefault((chain.activation, chain.epilogue().bias), []).append(chain)
+        groups.setdefault((chain.activation, chain.epilogue().bias, chain.is_fresh(graph)), []).append(chain)
     return list(groups.values())
 
 

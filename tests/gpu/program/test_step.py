@@ -231,6 +231,40 @@ def test_a_graph_outlives_the_thread_that_captured_it(db: Path):
     assert float((weights(model) - weights(stock)).norm() / weights(stock).norm()) < 5e-3
 
 
+class Parallel(nn.Module):
+    """Three 1x1 convolutions of one input, as inception blocks begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 3, padding=1)
+        self.branches = nn.ModuleList(nn.Conv2d(64, k, 1, bias=False) for k in (64, 32, 16))
+        self.fc = nn.Linear(112, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        return self.fc(torch.relu(torch.cat([branch(x) for branch in self.branches], 1)).mean((2, 3)))
+
+
+def test_parallel_convolutions_train_as_one_launch(db: Path):
+    torch.manual_seed(1)
+    model = Parallel().cuda().to(memory_format=torch.channels_last)
+    stock = copy.deepcopy(model)
+    ours, theirs = sgd(model), sgd(stock)
+    chosen = dataclasses.replace(settings(db), solver="single", only_engines=("triton.merged",))
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], amp=torch.bfloat16, settings=chosen)
+    assert [s.config.engine for s in step.plan.steps if s.pattern == "merge"] == ["triton.merged"]
+    for x, y in batches(6):
+        loss = step(x, y)
+        theirs.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            wanted = cross_entropy(stock(x), y)
+        wanted.backward()
+        theirs.step()
+        assert loss.item() == pytest.approx(wanted.item(), rel=2e-2)
+    assert step._graph is not None
+    assert float((weights(model) - weights(stock)).norm() / weights(stock).norm()) < 1e-2
+
+
 def test_autocast_and_clipping_in_the_graph(db: Path):
     model, stock = net(), net()
     ours, theirs = sgd(model), sgd(stock)

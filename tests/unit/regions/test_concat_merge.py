@@ -46,6 +46,46 @@ def test_parallel_convolutions_with_their_activations_are_one_region():
     assert [region.results[i] for i in merge.results] == ["p", "q"]
 
 
+def fresh(net_text):
+    """The same net with weights that are inputs, as in training."""
+    return parse_graph(net_text.replace("constant %", "input %"))
+
+
+def text_of(*lines, **of):
+    from convoy.graph.text import print_graph
+
+    return print_graph(graph(*lines, **of))
+
+
+def test_weights_that_change_from_step_to_step_are_arguments():
+    (region,) = merges(fresh(text_of(*TWO, weights=WEIGHTS)))
+    assert region.args == ("x", "w0", "w1")
+    assert region.constants == ()
+    merge = merge_of(region.problems[0].text)
+    assert isinstance(merge, Merge)
+    assert merge.fresh
+    assert [part.k for part in merge.parts] == [8, 16]
+
+
+def test_casts_of_weights_are_taken_and_weights_that_layers_make_are_not():
+    """Were %b's weight made of %a, a way would lead out of the region and back: it would not be convex."""
+    head = ("graph 1", "input %x: fp16[1,8,4,4]", "input %w: fp32[8,8,1,1]", "input %u: fp32[8,8,1,1]")
+    casts = [f"%{name}h: fp16[8,8,1,1] = aten._to_copy.default(%{name}, dtype=dtype.fp16)" for name in ("w", "u")]
+    one = "%a: fp16[1,8,4,4] = conv2d(%x, %wh, None, (1, 1), (0, 0), (1, 1), 1)"
+    two = "%b: fp16[1,8,4,4] = conv2d(%x, %uh, None, (1, 1), (0, 0), (1, 1), 1)"
+    (region,) = merges(parse_graph("\n".join([*head, *casts, one, two, "return %a, %b"]) + "\n"))
+    assert region.args == ("x", "wh", "uh")
+    made = "%m: fp16[8,8,1,1] = aten.as_strided.default(%a, (8, 8, 1, 1), (8, 1, 1, 1))"
+    later = two.replace("%uh", "%m")
+    assert not merges(parse_graph("\n".join([*head, casts[0], one, made, later, "return %a, %b"]) + "\n"))
+
+
+def test_a_merge_with_some_constant_weights_is_none():
+    text = merges(fresh(text_of(*TWO, weights=WEIGHTS)))[0].problems[0].text
+    mixed = merge_of(text.replace("input %v1", "constant %v1"))
+    assert isinstance(mixed, str)
+
+
 def test_nothing_is_merged_unasked_or_in_another_layout():
     net = graph(*TWO, weights=WEIGHTS)
     assert not [r for r in propose(net, layouts=("nchw", "nhwc"), numerics="half") if r.pattern == "merge"]

@@ -35,16 +35,18 @@ class Merge:
     """What a piece of the graph computes, where it is such a merge.
 
     Attributes:
-        parts: the convolutions, without their epilogues, in the order of their weights among the constants.
+        parts: the convolutions, without their epilogues, in the order of their weights.
         results: for each part, which result of the piece it is.
         biased: whether they have biases.
         activation: theirs.
+        fresh: whether weights and biases are inputs behind x, as in training, and not constants.
     """
 
     parts: tuple[ConvProblem, ...]
     results: tuple[int, ...]
     biased: bool
     activation: str
+    fresh: bool = False
 
     @property
     def dtype(self) -> str:
@@ -65,7 +67,7 @@ def merge_of(text: str) -> Merge | str:
     try:
         graph = read(text)
         layers = [node for node in graph.nodes if node.op == "conv2d"]
-        if not 2 <= len(layers) <= MOST or len(graph.inputs) != 1:
+        if not 2 <= len(layers) <= MOST or not graph.inputs:
             return f"merges 2 to {MOST} convolutions of one input"
         ends = [_end(graph, node) for node in layers]
         parts = [conv_problem(graph, node) for node in layers]
@@ -73,10 +75,12 @@ def merge_of(text: str) -> Merge | str:
         return str(error)
     if len(graph.nodes) != sum(1 + bool(word) for _, word in ends) or len({word for _, word in ends}) > 1:
         return "takes convolutions with the same activation and nothing else"
-    names = [value.name for value in graph.constants()]
+    x, *fresh = graph.inputs
+    names = [*(value.name for value in graph.constants()), *fresh]
     expected = [name for node in layers for name in list(node.refs())[1:]]
     biased = {node.args[2] is not None for node in layers}
-    if names != expected or len(biased) > 1 or {next(node.refs()) for node in layers} != {graph.inputs[0]}:
+    known = names == expected and (not fresh or len(fresh) == len(expected))
+    if not known or len(biased) > 1 or {next(node.refs()) for node in layers} != {x}:
         return "takes convolutions of one input with weights of their own, and biases all or none"
     if sorted(graph.outputs) != sorted(name for name, _ in ends):
         return "hands on each convolution's result and nothing else"
@@ -85,7 +89,7 @@ def merge_of(text: str) -> Merge | str:
         if not plain or part.x_dtype not in ("fp16", "bf16") or part.c % 8 or part.k % 8:
             return "needs 1x1 filters of stride 1 in fp16 or bf16, c and k multiples of 8"
     places = tuple(graph.outputs.index(name) for name, _ in ends)
-    return Merge(tuple(parts), places, biased == {True}, ends[0][1] or "none")
+    return Merge(tuple(parts), places, biased == {True}, ends[0][1] or "none", bool(fresh))
 
 
 def _end(graph: Graph, layer: Node) -> tuple[str, str]:
@@ -142,7 +146,8 @@ class MergedExecutable(Executable):
         if not view.pixels:
             return
         x = dense_nhwc("x", buffers.args[0])
-        weight, bias = buffers.constants[0], buffers.constants[1] if self.merge.biased else None
+        packed = self.pack(buffers.args[1:]) if self.merge.fresh else buffers.constants
+        weight, bias = packed[0], packed[1] if self.merge.biased else None
         places: list[Any] = [None] * MOST
         for index, (part, result) in enumerate(zip(self.merge.parts, self.merge.results, strict=True)):
             y = buffers.results[result]

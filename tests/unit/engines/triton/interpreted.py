@@ -335,8 +335,9 @@ def merged(text, knobs=None):
     assert executable.accept_slice(0, k + 24, 16)
     whole = torch.full((n, p, q, k + 24), float("nan")).half().permute(0, 3, 1, 2)
     made[0] = whole.narrow(1, 16, k)
-    packed = executable.pack([drawn[name] for name in region.constants])
-    executable.launch(Buffers((x,), made, packed), None)
+    packed = executable.pack([drawn[name] for name in region.constants]) if region.constants else ()
+    fresh = [drawn[name] for name in region.args[1:]]
+    executable.launch(Buffers((x, *fresh), made, packed), None)
     weights = {"q": ("w1", "b1"), "p": ("w2", "b2"), "r": ("w3", "b3")}
     error = 0.0
     for name, result in zip(region.results, made, strict=True):
@@ -354,6 +355,8 @@ if __name__ == "__main__":
         print(json.dumps({"case": name, **run(*case)}))
     print(json.dumps({"case": "merged", **merged(MERGED, swapped_knobs(block_h=1, block_w=16))}))
     print(json.dumps({"case": "merged first guess", **merged(MERGED)}))
+    fresh = MERGED.replace("constant", "input")
+    print(json.dumps({"case": "merged fresh", **merged(fresh, swapped_knobs(block_h=1, block_w=16))}))
     for name in SLICED:
         print(json.dumps({"case": f"slice {name}", **run(*CASES[name], sliced=True)}))
     print(json.dumps({"case": "a planted fault", **run(*CASES["gather stem"], corrupt=True)}))

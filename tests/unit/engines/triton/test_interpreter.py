@@ -54,7 +54,7 @@ def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(outcomes, n
     assert row["outside"] == 0
 
 
-@pytest.mark.parametrize("name", ["merged", "merged first guess"])
+@pytest.mark.parametrize("name", ["merged", "merged first guess", "merged fresh"])
 def test_parallel_convolutions_in_one_launch(outcomes, name):
     assert outcomes[name]["error"] == 0
     assert outcomes[name]["outside"] == 0

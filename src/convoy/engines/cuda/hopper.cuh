@@ -31,6 +31,18 @@ DEVICE void barrier_wait(u32 bar, u32 parity) {
                  : "=r"(done) : "r"(bar), "r"(parity) : "memory");
   } while (!done);
 }
+// The same for what other blocks of the cluster have sent.
+DEVICE void barrier_wait_peers(u32 bar, u32 parity) {
+  u32 done, tries = 0;
+  do {
+    if (++tries == 1u << 24) __trap();
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  } while (!done);
+}
+// All threads of the cluster have come so far. Nothing that they wrote is published by it: ordering that too takes half a
+// microsecond, and longer while stores are under way.
+DEVICE void cluster_meet() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;\n" ::: "memory"); }
 DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;\n" ::: "memory"); }
 DEVICE u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 
@@ -62,15 +74,15 @@ template <int COUNT> DEVICE void registers_fewer() { asm volatile("setmaxnreg.de
 DEVICE void wait_for_forerunner() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_successor_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Sums in shared memory: a thread leaves its own, and reads those of any block of the cluster.
-DEVICE void write_sums(u32 to, float a, float b) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory"); }
-DEVICE float2 read_sums(u32 from, u32 rank) {
-  float2 v;
-  asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %2, %3;\nld.shared::cluster.v2.f32 {%0, %1}, [a];\n}\n"
-               : "=f"(v.x), "=f"(v.y) : "r"(from), "r"(rank) : "memory");
-  return v;
+// Four sums to a block of the cluster, counted at its barrier as they arrive; and out of this block's memory again.
+DEVICE void send(u32 to, u32 rank, float a, float b, float c, float d, u32 bar) {
+  asm volatile("{\n.reg .b32 p, q;\nmapa.shared::cluster.u32 p, %0, %2;\nmapa.shared::cluster.u32 q, %1, %2;\n"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [p], {%3, %4, %5, %6}, [q];\n}\n"
+               ::"r"(to), "r"(bar), "r"(rank), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-template <int THREADS> DEVICE void some_sync() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+DEVICE void receive(float (&v)[4], u32 from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");
+}
 DEVICE u32 swap_lanes(u32 value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 #if BF16
 DEVICE u32 pack(float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }

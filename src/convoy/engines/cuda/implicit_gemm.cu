@@ -4,8 +4,8 @@
 // the filters' blocks, plain boxes. CONSUMERS warpgroups multiply. With TURNS each has tiles of its own, in turn, and one stores
 // while another multiplies; without, they share a tile's rows. With CLUSTER 2, two blocks have the same filters and different
 // pixels: each copies half of the filters' block to both. With SPLIT, so many blocks of a cluster have the same tile and a share of
-// the taps and channels each; they add their sums in the order of their ranks, out of each other's shared memory, and each
-// stores a part. Tiles are ordered filters first: those at one time share their pixels.
+// the taps and channels each; they send each other their sums, through shared memory, and each adds and stores a part of the
+// tile, in the order of the ranks. Tiles are ordered filters first: those at one time share their pixels.
 //
 // Given by the host: ROWS (pixels of a warpgroup, 64 or 128), BN (filters of a tile, a multiple of 8), STAGES, CONSUMERS, TURNS,
 // CLUSTER, SPLIT (one of both is 1), BYTES (2: half, 4: TF32), BF16, BIAS, RESIDUAL, ACTIVATION (a number), DEPENDENT, multiply().
@@ -97,33 +97,55 @@ DEVICE void store(float (&v)[8], int g, int pixel, int n0, int lane, Value* y, c
 #endif
 }
 
+// A tile's sums in items of one row and 32 filters: each is stored by one block of a split, the owner.
+#define WIDTHS ((GROUPS + 3) / 4)
+#define ITEMS (PARTS * 2 * WIDTHS)
+#define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
+
+// This lane's eight sums of an item.
+DEVICE void take(float (&v)[8], const float (&d)[PARTS][BN / 2], int item) {
+  int part = item / (2 * WIDTHS), half = item / WIDTHS % 2, g = item % WIDTHS;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    int group = 4 * g + i / 2;
+    v[i] = group < GROUPS ? d[part][4 * group + 2 * half + i % 2] : 0.f;
+  }
+}
+
 #if SPLIT > 1
-// Where a thread of a multiplying warpgroup leaves two neighbours of its sums, in the room of the ring.
-DEVICE u32 sums_at(u32 stages, int who, int part, int pair, int thread) {
-  return stages + (((who * PARTS + part) * (BN / 4) + pair) * 128 + thread) * 8;
+// Where an owner gets four of a thread's sums from a rank, in the room of the ring.
+DEVICE u32 inbox(u32 stages, int who, int owned, u32 from, int quad, int thread) {
+  return stages + ((((who * MOST_OWNED + owned) * SPLIT + from) * 2 + quad) * 128 + thread) * 16;
 }
 
-DEVICE void leave_sums(u32 stages, const float (&d)[PARTS][BN / 2], int who, int thread) {
-  some_sync<128 * CONSUMERS>();  // all have multiplied: nobody reads the ring any more
+DEVICE u32 inbox_bytes(u32 rank) { return (ITEMS - rank + SPLIT - 1) / SPLIT * CONSUMERS * (SPLIT - 1) * 128 * 32; }
+
+DEVICE void send_sums(const float (&d)[PARTS][BN / 2], u32 stages, u32 arrived, u32 rank, int who, int thread) {
 #pragma unroll
-  for (int part = 0; part < PARTS; part++)
+  for (int item = 0; item < ITEMS; item++) {
+    if (item % SPLIT == rank) continue;
+    float v[8];
+    take(v, d, item);
 #pragma unroll
-    for (int pair = 0; pair < BN / 4; pair++)
-      write_sums(sums_at(stages, who, part, pair, thread), d[part][2 * pair], d[part][2 * pair + 1]);
+    for (int quad = 0; quad < 2; quad++)
+      send(inbox(stages, who, item / SPLIT, rank, quad, thread), item % SPLIT, v[4 * quad], v[4 * quad + 1], v[4 * quad + 2], v[4 * quad + 3], arrived);
+  }
 }
 
-DEVICE void add_sums(float (&v)[8], u32 stages, int who, int part, int half, int g, int thread) {
+// Adds in the order of the ranks: the same bits whoever is first.
+DEVICE void add_sums(float (&v)[8], u32 stages, u32 rank, int who, int owned, int thread) {
+  float own[8];
 #pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = 0.f;
+  for (int i = 0; i < 8; i++) { own[i] = v[i]; v[i] = 0.f; }
 #pragma unroll
-  for (int rank = 0; rank < SPLIT; rank++)
+  for (u32 from = 0; from < SPLIT; from++)
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (4 * g + i < GROUPS) {
-        float2 two = read_sums(sums_at(stages, who, part, 2 * (4 * g + i) + half, thread), rank);
-        v[2 * i] += two.x;
-        v[2 * i + 1] += two.y;
-      }
+    for (int quad = 0; quad < 2; quad++) {
+      float four[4] = {own[4 * quad], own[4 * quad + 1], own[4 * quad + 2], own[4 * quad + 3]};
+      if (from != rank) receive(four, inbox(stages, who, owned, from, quad, thread));
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[4 * quad + i] += four[i];
+    }
 }
 #endif
 
@@ -226,7 +248,7 @@ DEVICE void release(u32 bar, int lane) {
 #endif
 }
 
-DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
   Ring ring = {0, 0};
   int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, turn = 0, own = 0, count = count_of(rank, z);
   for (int unit = first; unit < z.units; unit += step) {
@@ -271,31 +293,21 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 rank, int wh
     int pixel = (CLUSTER == 1 ? tile : tile * CLUSTER + (int)rank) * TILE_M + row0 + warp * 16 + lane / 4;
     int n0 = (unit - tile * z.tiles_n) * BN;
 #if SPLIT > 1
-    leave_sums(stages, d, who, thread);
-    cluster_sync();
+    cluster_meet();  // all have multiplied: nobody reads the ring any more
+    send_sums(d, stages, arrived, rank, who, thread);
+    if (inbox_bytes(rank)) barrier_wait_peers(arrived, 0);
 #endif
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int g = 0; g < (GROUPS + 3) / 4; g++) {
-          float v[8];
+    for (int item = 0; item < ITEMS; item++) {
+      if (SPLIT > 1 && item % SPLIT != rank) continue;
+      float v[8];
+      take(v, d, item);
 #if SPLIT > 1
-          if (((part * 2 + half) * ((GROUPS + 3) / 4) + g) % SPLIT != (int)rank) continue;
-          add_sums(v, stages, who, part, half, g, thread);
-#else
-#pragma unroll
-          for (int i = 0; i < 8; i++) {
-            int group = 4 * g + i / 2;
-            v[i] = group < GROUPS ? d[part][4 * group + 2 * half + i % 2] : 0.f;
-          }
+      add_sums(v, stages, rank, who, item / SPLIT, thread);
 #endif
-          store(v, g, pixel + part * 64 + half * 8, n0, lane % 4, y, residual, bias, z);
-        }
-#if SPLIT > 1
-    cluster_sync();  // the others have read this block's sums
-#endif
+      int row = item / (2 * WIDTHS) * 64 + item / WIDTHS % 2 * 8;
+      store(v, item % WIDTHS, pixel + row, n0, lane % 4, y, residual, bias, z);
+    }
   }
 }
 
@@ -303,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
   u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
-  u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES, turns = empty + 8 * STAGES;
+  u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES, turns = empty + 8 * STAGES, arrived = turns + 8 * CONSUMERS;
   u32 rank = CLUSTER * SPLIT == 1 ? 0 : cluster_rank();
   if (threadIdx.x == 0) {
     prefetch_map(&x);
@@ -313,9 +325,13 @@ implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Valu
       barrier_init(empty + 8 * i, (TURNS ? 4 : 4 * CONSUMERS) * CLUSTER);
     }
     for (int i = 0; i < CONSUMERS; i++) barrier_init(turns + 8 * i, 4);
+#if SPLIT > 1
+    barrier_init(arrived, 1);
+    barrier_expect(arrived, inbox_bytes(rank));
+#endif
     barrier_init_done();
   }
-  if (CLUSTER == 1) __syncthreads(); else cluster_sync();
+  if (CLUSTER == 1) __syncthreads(); else cluster_meet();
   int group = threadIdx.x / 128, first = blockIdx.x / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
   if (group == 0) {
     registers_fewer<PRODUCER_REGISTERS>();
@@ -326,17 +342,14 @@ implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Valu
 #endif
     if (threadIdx.x == 0) produce_pixels(&x, base, full, empty, rank, first, step, z);
     if (threadIdx.x == 32) produce_filters(&w, base, full, empty, rank, first, step, z);
-    if (SPLIT > 1) {  // the meetings of those who multiply
-      cluster_sync();
-      cluster_sync();
-    }
+    if (SPLIT > 1) cluster_meet();
   } else {
     registers_more<CONSUMER_REGISTERS>();
 #if DEPENDENT
     wait_for_forerunner();
     let_successor_start();
 #endif
-    consume(base, full, empty, turns, rank, group - 1, first, step, y, residual, bias, z);
+    consume(base, full, empty, turns, arrived, rank, group - 1, first, step, y, residual, bias, z);
   }
-  if (CLUSTER > 1) cluster_sync();  // a block's memory must be there until its peers have written to it
+  if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

@@ -46,10 +46,10 @@ _TILE_NS = 150.0
 
 _STORE_BYTES_NS_PER_SM = 20.0
 _PEER_BYTES_NS_PER_SM = 24.0
-"""Out of the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""
+"""To the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""
 
-_MEETING_NS = 900.0
-"""Two barriers of a cluster that order memory, 0.45 us each (measured)."""
+_MEETING_NS = 400.0
+"""A barrier of a cluster, and the way to another block."""
 
 _MEMORY_BYTES_NS = 2900.0
 _START_NS = 2500.0
@@ -117,8 +117,9 @@ class Form:
 
     @property
     def sum_bytes(self) -> int:
-        """A tile's sums in fp32, for which a split uses the ring."""
-        return 4 * self.pixels * self.filters
+        """What a block of a split gets from the others, in the room of the ring: its share of a tile's sums in fp32."""
+        items = self.rows // 64 * 2 * -(-self.filters // 32)
+        return -(-items // self.split) * self.split * self.consumers * 128 * 32
 
     @property
     def shared_bytes(self) -> int:

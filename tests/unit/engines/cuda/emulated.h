@@ -49,7 +49,7 @@ struct Block {
   std::mutex m;
   std::condition_variable c;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::unique_ptr<Meeting> all, some;  // of all threads, and of those that multiply
+  std::unique_ptr<Meeting> all;
 };
 struct Cluster { std::vector<std::unique_ptr<Block>> blocks; std::unique_ptr<Meeting> all; };
 
@@ -144,17 +144,16 @@ DEVICE void prefetch_map(const Map*) {}
 DEVICE void prefetch_weights(const Map* m, int c, int tap, int k) {
   if (c < 0 || c >= m->size[0] || tap < 0 || tap >= m->size[1] || k < 0 || k >= m->size[2]) faults++;
 }
-DEVICE void write_sums(u32 to, float a, float b) {
-  float two[2] = {a, b};
-  if (to + 8 > here->memory.size()) { faults++; return; }
-  std::memcpy(here->memory.data() + to, two, 8);
+DEVICE void send(u32 to, u32 rank, float a, float b, float c, float d, u32 bar) {
+  Block* peer = cluster->blocks[rank].get();
+  float four[4] = {a, b, c, d};
+  if (to % 16 || to + 16 > bar) { faults++; return; }  // barriers lie behind the ring
+  std::memcpy(peer->memory.data() + to, four, 16);
+  change(peer, bar, 0, -16);
 }
-DEVICE float2 read_sums(u32 from, u32 rank) {
-  float2 v;
-  std::memcpy(&v, cluster->blocks[rank]->memory.data() + from, 8);
-  return v;
-}
-template <int THREADS> DEVICE void some_sync() { here->some->meet(); }
+DEVICE void receive(float (&v)[4], u32 from) { std::memcpy(v, here->memory.data() + from, 16); }
+DEVICE void barrier_wait_peers(u32 bar, u32 parity) { barrier_wait(bar, parity); }
+DEVICE void cluster_meet() { cluster_sync(); }
 
 DEVICE u64 operand(u32 address) { return address; }
 static inline void together() { here->warps[threadIdx.x / 32]->meeting.meet(); }  // what .sync says: the lanes of a warp are here

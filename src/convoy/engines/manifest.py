@@ -54,7 +54,9 @@ WAITING: Final[dict[str, str]] = {
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
+    "zeroskip.channels": "convoy.engines.zeroskip.channels",
     "triton.pooled": "convoy.engines.triton.pooled",
+    "triton.pooling": "convoy.engines.triton.pooling",
 }
 """Engines that have not run on a device yet: not offered, named as `id=module:ENGINE` by benchmarks and tests that run them."""
 

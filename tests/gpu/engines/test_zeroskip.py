@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from convoy.capture import capture_inference
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine, waiting
 from convoy.errors import CompileError
@@ -12,10 +14,11 @@ from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.data import Data, with_zeros
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Pool
+from convoy.regions import propose
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("ecr", "gather", "blocks", "pooled")
+NAMES = ("ecr", "gather", "blocks", "channels", "pooled")
 KINDS = [("fp32", "strict"), ("fp32", "as_torch"), ("fp16", "half"), ("bf16", "half")]
 RELU, FULL = Epilogue(bias=True, activation="relu"), Epilogue(bias=True, residual=True, activation="relu")
 TRIED = 6
@@ -87,7 +90,7 @@ def test_right_at_every_share_of_zeros(name, shape, pool, target):
 @pytest.mark.parametrize("name", NAMES)
 def test_dead_channels_and_dead_regions(name, target):
     for dtype, numerics in KINDS:
-        problem = typed(SHAPES["3x3 long"], dtype, numerics, POOLS["2x2"])
+        problem = typed(SHAPES["3x3 long"], dtype, numerics, None if name == "channels" else POOLS["2x2"])
         data = make_data(problem, 5, "integer", "cuda")
         x = data.args[0].clone(memory_format=torch.preserve_format)
         x[:, ::3], x[:, 100:300, :7] = 0, 0
@@ -117,7 +120,9 @@ def test_what_is_not_finite_comes_out_as_in_pytorch(name, target):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_captured_graph_follows_inputs_whose_zeros_change(name, target):
     for dtype, numerics in KINDS:
-        problem = typed(SHAPES["3x3 odd"], dtype, numerics, POOLS["3x3 stride 2, padded"])
+        problem = typed(
+            SHAPES["3x3 odd"], dtype, numerics, None if name == "channels" else POOLS["3x3 stride 2, padded"]
+        )
         data = make_data(problem, 8, "integer", "cuda")
         for _, knobs, executable in executables(name, problem, target, 1):
             x = data.args[0].clone(memory_format=torch.preserve_format)
@@ -131,6 +136,103 @@ def test_a_captured_graph_follows_inputs_whose_zeros_change(name, target):
                 executable.launch(buffers, workspace)
             for zeros in (0, 95, 50, 100, 0):
                 x.copy_(in_channels_last(with_zeros(data, zeros, zeros)).args[0])
+                x[:, : problem.c * zeros // 200] = 0
                 graph.replay()
                 (wanted,) = oracle(problem, Data((x, *data.args[1:]), data.constants))
                 assert torch.equal(y, wanted.to(y.dtype)), f"{dtype} {numerics} [{knobs}] {zeros} %"
+
+
+LIVE = {
+    "one image": ConvProblem(1, 512, 14, 14, 512, 3, 3, 1, 1, epilogue=FULL),
+    "images": ConvProblem(8, 128, 7, 7, 96, 3, 3, 1, 1, epilogue=RELU),
+    "stride": ConvProblem(2, 64, 28, 28, 64, 3, 3, 1, 1, 2, 2),
+    "1x1": ConvProblem(3, 256, 14, 14, 64, 1, 1, epilogue=FULL),
+    "odd": ConvProblem(3, 40, 13, 11, 72, 3, 3, 1, 1, epilogue=RELU),
+}
+
+
+@pytest.mark.parametrize("dead", [0.0, 0.1, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("shape", LIVE)
+def test_live_channels_of_each_image_and_no_others_weights(shape, dead, target):
+    """The weights of channels that are dead in all images are NaN once they are packed: nobody may read them."""
+    problem = typed(LIVE[shape], "fp32", "strict", None)
+    for kind in ("integer", "normal"):
+        data = in_channels_last(make_data(problem, 9, kind, "cuda"))
+        x = data.args[0].clone(memory_format=torch.preserve_format)
+        order = torch.randperm(problem.c, generator=torch.Generator().manual_seed(1)).cuda()
+        gone = order[: int(dead * problem.c)]
+        x[:, gone] = 0
+        x[0, order[: int((0.5 + dead / 2) * problem.c)]] = 0  # and more of them in the first image
+        data = Data((x, *data.args[1:]), data.constants)
+        (wanted,) = oracle(problem, data)
+        for engine, knobs, executable in executables("channels", problem, target):
+            verdict = judge(executable, engine.family, problem, data, kind)
+            assert verdict.ok, f"[{knobs}] {kind}: {verdict.reason}"
+            packed = list(executable.pack(data.constants))
+            if dead >= 0.5:
+                packed[0] = torch.full_like(packed[0], torch.nan)
+                packed[-2][:, :, :, gone] = torch.nan
+            y = torch.empty(problem.y_spec.shape, device="cuda", memory_format=torch.channels_last)
+            workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8, device="cuda")
+            executable.launch(Buffers(data.args, [y], tuple(packed)), workspace)
+            assert torch.allclose(y.double(), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())), f"[{knobs}]"
+
+
+def test_pooled_halves_have_nan_and_infinity_where_pytorch_has_them(target):
+    for dtype in ("fp16", "bf16"):
+        for pool in ("2x2", "3x3 stride 2, padded"):
+            problem = typed(ConvProblem(2, 64, 28, 28, 64, 1, 1), dtype, "half", POOLS[pool])
+            data = in_channels_last(make_data(problem, 6, "integer", "cuda"))
+            x, weight = data.args[0].clone(memory_format=torch.preserve_format), data.constants[0].abs() + 1
+            x[0, 3, 5, 5], x[0, :, 8:12, 8:12], x[1, 9, 10, 2] = torch.nan, -torch.inf, torch.inf
+            data = Data((x,), (weight,))
+            (wanted,) = oracle(problem, data)
+            assert wanted.isnan().any()
+            assert (wanted == -torch.inf).any()
+            for _, knobs, executable in executables("pooled", problem, target):
+                y = torch.empty(problem.y_spec.shape, dtype=x.dtype, device="cuda", memory_format=torch.channels_last)
+                workspace = torch.full((max(1, executable.workspace_bytes),), 255, dtype=torch.uint8, device="cuda")
+                executable.launch(Buffers((x,), [y], executable.pack((weight,))), workspace)
+                assert torch.equal(y.isnan(), wanted.isnan()), f"{dtype} {pool} [{knobs}]"
+                assert torch.equal(y.isinf(), wanted.to(y.dtype).isinf()), f"{dtype} {pool} [{knobs}]"
+
+
+POOLINGS = {
+    "2x2": lambda x: F.max_pool2d(x, 2),
+    "3x3 stride 2, padded": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "3x3 stride 2, ceil": lambda x: F.max_pool2d(x, 3, 2, 0, ceil_mode=True),
+    "5x5": lambda x: F.max_pool2d(x, 5, 1, 2),
+    "average": lambda x: F.avg_pool2d(x, 2),
+    "average, ceil": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "average of all": lambda x: F.adaptive_avg_pool2d(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_a_pooling_by_itself_agrees_with_pytorch(name, target):
+    engine = load_engine("triton.pooling", waiting())
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for shape in ((1, 512, 7, 7), (3, 20, 7, 8), (2, 7, 8, 5)):
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).cuda().to(dtype)
+            x = x.contiguous(memory_format=torch.channels_last)
+            x[0, 1, 2, 3], x[0, 2], x[0, 3, 4, 4] = torch.nan, -torch.inf, torch.inf
+            captured = capture_inference(Pooling(name), (x,))
+            (region,) = [
+                r for r in propose(captured.graph, layouts=("nhwc",), numerics="as_torch") if r.pattern == "op"
+            ]
+            (problem,) = region.problems
+            assert engine.supports(problem, target), engine.supports(problem, target).reason
+            y = torch.full_like(POOLINGS[name](x), 77.0)
+            wanted = POOLINGS[name](x.double())
+            executable = engine.build(problem, engine.space(problem, target)[0], target)
+            executable.launch(Buffers((x,), [y], executable.pack(())), None)
+            assert torch.allclose(y.double(), wanted, rtol=1e-2 if dtype != torch.float32 else 1e-5, equal_nan=True)
+
+
+class Pooling(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x):
+        return POOLINGS[self.name](x)

@@ -18,8 +18,10 @@ from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-_MAXIMA = 256
-_BLOCK = 1024
+_MAXIMA = 512
+_BLOCKS = (1024, 2048, 4096)
+"""Values that a thread block has on its way at once: large images are read in few steps, of small ones every block has some."""
+
 _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 """Constants of the swapped kernel that the split one does not have."""
 
@@ -61,12 +63,13 @@ class SplitExecutable(SwappedExecutable):
         from convoy.engines.triton.kernels import split
 
         dependent = not interpreting()
+        self.block = next((block for block in _BLOCKS if _MAXIMA * block >= self.elements), _BLOCKS[-1])
         # Elements are a multiple of 8 at least: c is.
         even = ["elements"] if self.elements % 16 == 0 else []
         self.maxima = Kernel(
             Build(
                 engine, split.absolute_maxima, {"x": "*fp32", "maxima": "*fp32", "elements": "i32"},
-                {"BLOCK": _BLOCK, "WAIT": dependent}, ["x", "maxima", *even], dependent=dependent,
+                {"BLOCK": self.block, "WAIT": dependent}, ["x", "maxima", *even], dependent=dependent,
             ),
             target,
         )  # fmt: skip
@@ -74,7 +77,7 @@ class SplitExecutable(SwappedExecutable):
             Build(
                 engine, split.split_planes,
                 {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
-                {"COUNT": _MAXIMA, "BLOCK": _BLOCK, "WAIT": dependent},
+                {"COUNT": _MAXIMA, "BLOCK": self.block, "WAIT": dependent},
                 ["x", "maxima", "inverse", "planes", *even], dependent=dependent,
             ),
             target,
@@ -117,7 +120,7 @@ class SplitExecutable(SwappedExecutable):
         x_inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
         planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
         self.maxima((_MAXIMA, 1, 1), [x, maxima, self.elements])
-        self.planes((-(-self.elements // _BLOCK), 1, 1), [x, maxima, x_inverse, planes, self.elements])
+        self.planes((-(-self.elements // self.block), 1, 1), [x, maxima, x_inverse, planes, self.elements])
         partial = room[self.workspace_bytes - self.partial_bytes :] if self.partial_bytes else None
         self.multiply(planes, buffers, partial, (x_inverse, buffers.constants[-1]))
 

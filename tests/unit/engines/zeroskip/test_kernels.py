@@ -18,12 +18,12 @@ from convoy.engines.triton.pooled import way_of, window_box
 from convoy.engines.triton.tiles import conv_view
 from convoy.engines.zeroskip.tiles import Geometry, tile_space
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
 from convoy.target import Target
 
 SCRIPT = Path(__file__).with_name("interpreted_zeroskip.py")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
-NAMES = ("ecr", "gather", "blocks", "pooled")
+NAMES = ("ecr", "gather", "blocks", "channels", "pooled")
 PAIRS = Pool("max", 2, 2, 2, 2)
 OVERLAP = Pool("max", 3, 3, 2, 2, 1, 1)
 
@@ -61,7 +61,17 @@ def test_agrees_with_float64(outcomes, name):
     assert outcomes[name]["error"] <= (1e-6 if "count" in name else 0.0)
 
 
-@pytest.mark.parametrize("name", ["ecr", "gather"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ["max", "max, padded, ceil", "average", "average of all"])
+def test_poolings_agree_with_torch_on_nan_and_infinities_too(outcomes, name, dtype):
+    assert outcomes[f"pooling {name} {dtype}"]["error"] == 0
+
+
+def test_weights_of_dead_channels_are_not_read(outcomes):
+    assert outcomes["dead weights"]["error"] == 0
+
+
+@pytest.mark.parametrize("name", ["ecr", "gather", "channels"])
 def test_what_is_not_finite_comes_out_as_in_pytorch_with_infinite_weights_too(outcomes, name):
     assert outcomes[f"{name}, not finite"]["same"] == [True, True]
 
@@ -82,6 +92,8 @@ BUILDS = [
     ("pooled", conv(1, 64, 224, 224, 64, 3, 3, 1, 1, pool=PAIRS), "HGMMA"),
     ("pooled", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, pool=PAIRS), "HGMMA"),
     ("ecr", conv(1, 512, 14, 14, 512, 3, 3, 1, 1, pool=PAIRS), "FFMA"),
+    ("channels", conv(1, 512, 14, 14, 512, 3, 3, 1, 1), "HGMMA"),
+    ("channels", conv(8, 64, 28, 28, 96, 3, 3, 1, 1, stride_h=2, stride_w=2), "LDGSTS"),
 ]
 
 
@@ -92,7 +104,8 @@ def test_the_first_guess_is_built_without_spilling(name, problem, instruction):
     multiply = getattr(executable, "dense", executable).kernel
     assert instruction in multiply.compiled.asm["sass"]
     others = [getattr(getattr(executable, name, None), "kernel", None) for name in ("reduce", "pooling")]
-    for kernel in filter(None, (multiply, getattr(executable, "look", None), *others)):
+    others += [getattr(executable, name, None) for name in ("look", "planes")]
+    for kernel in filter(None, (multiply, *others)):
         log = assembler_log(kernel.compiled)
         assert "0 bytes spill stores" in log
         assert int(re.search(r"Used (\d+) registers", log)[1]) <= 255
@@ -118,6 +131,10 @@ def test_split_products_are_tensor_core_instructions():
         ("pooled", conv(1, 64, 14, 14, 64, 3, 3), "with a pooling, got none"),
         ("pooled", conv(1, 64, 14, 14, 64, 3, 3, pool=Pool("avg", 12, 12, 12, 12)), "at most 64, got 144"),
         ("pooled", replace(conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), layout="nchw"), "layout nhwc"),
+        ("channels", conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), "no pooling in its epilogue"),
+        ("channels", conv(1, 64, 14, 14, 64, 3, 3, numerics="as_torch"), "needs numerics strict, got as_torch"),
+        ("channels", conv(1, 63, 14, 14, 64, 3, 3), "c and k as multiples of 8"),
+        ("channels", conv(1, 4096, 14, 14, 64, 3, 3), "at most 2048 channels, got 4096"),
         ("ecr", conv(1, 64, 14, 14, 64, 3, 3, groups=2), "needs groups = 1, got 2"),
         ("ecr", conv(32, 64, 224, 224, 64, 3, 3, 1, 1), "compressed windows"),
         ("ecr", replace(conv(1, 64, 14, 14, 64, 3, 3), layout="nchw"), "layout nhwc"),
@@ -165,6 +182,36 @@ def test_small_images_are_split_over_channels():
     small, large = (conv(1, 512, size, size, 512, 3, 3, 1, 1) for size in (7, 56))
     assert engine("gather").space(small, TARGET)[0]["split"] > 1
     assert engine("gather").space(large, TARGET)[0]["split"] == 1
+
+
+POOLING = "graph 1\ninput %x: fp16[1,64,8,8]\n%y: fp16[1,64,4,4] = aten.max_pool2d.default(%x, (2, 2))\nreturn %y\n"
+
+
+def test_a_pooling_by_itself_is_built_with_wide_loads():
+    pooling, problem = load_engine("triton.pooling", waiting()), SubgraphProblem(POOLING, "nhwc")
+    assert pooling.supports(problem, TARGET)
+    assert 1.2 < pooling.estimate_us(problem, Knobs(), TARGET) < 1.3
+    large = SubgraphProblem(POOLING.replace(",8,8]", ",224,224]").replace(",4,4]", ",112,112]"), "nhwc")
+    code = pooling.build(large, Knobs(), TARGET)._windows.kernel.compiled.asm["sass"]
+    assert "LDG.E.128" in code
+    assert "STG.E.128" in code
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "reason"),
+    [
+        (POOLING, "nchw", "needs layout nhwc"),
+        (POOLING.replace(",4,4]", ",8,8]").replace("max_pool2d.default(%x, (2, 2))", "relu.default(%x)"), "nhwc", "another piece"),
+        (POOLING.replace("fp16", "fp64"), "nhwc", "fp64"),
+        (POOLING.replace(",8,8]", ",9,9]").replace(",4,4]", ",1,1]").replace("(2, 2)", "(9, 9)"), "nhwc", "at most 64, got 81"),
+    ],
+)  # fmt: skip
+def test_pieces_that_are_no_small_pooling_are_refused(text, layout, reason):
+    assert reason in load_engine("triton.pooling", waiting()).supports(SubgraphProblem(text, layout), TARGET).reason
+
+
+def test_a_convolution_is_no_pooling():
+    assert "pools, got ConvProblem" in load_engine("triton.pooling", waiting()).supports(BUILDS[0][1], TARGET).reason
 
 
 # ---- where the pooling is

@@ -37,14 +37,16 @@ def split_planes(x, maxima, inverse, planes, elements, COUNT: tl.constexpr, BLOC
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < elements
+    # Asked for before the maxima are reduced, so that both loads are on their way together.
+    value = tl.load(x + index, mask=inside, other=0.0)
     largest = tl.max(tl.load(maxima + tl.arange(0, COUNT)), axis=0)
     exponent = largest.to(tl.int32, bitcast=True) >> 23
     # The exponents of s and 1 / s, with fp32's bias: both stay normal numbers.
     scale_exponent = tl.minimum(tl.maximum(268 - exponent, 1), 253)
     scale = (scale_exponent << 23).to(tl.float32, bitcast=True)
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < elements
-    value = tl.load(x + index, mask=inside, other=0.0) * scale
+    value *= scale
     high = value.to(tl.float16)
     low = (value - high.to(tl.float32)) * 2048.0
     # An infinity or NaN stays in hi alone.

@@ -28,6 +28,8 @@ _SIZES = ("n", "h", "width", "c", "k", "rows", "columns", "tiles_c", "tiles_h", 
           "filter_w", "pad_h", "pad_w", "dilation_h", "dilation_w")  # fmt: skip
 _SHARED_BYTES = 232448
 _REGISTERS = 65536
+_START_US = 2.5
+_MEMORY_BYTES_US = 2.9e6
 
 
 def is_flat(problem: ConvProblem) -> bool:
@@ -102,10 +104,15 @@ def _resident(view: View, tile: Tile) -> int:
 
 
 def guess_us(problem: ConvProblem, tile: Tile, units: int) -> float:
-    """The guess of the persistent kernel's forms, all parities side by side as that many more images."""
-    view = dgrad_view(problem)
-    wide = replace(view, n=view.n * problem.stride_h * problem.stride_w)
-    return estimate_us(wide, Form(tile, 1, max(1, _resident(view, tile)), True), units)
+    """The guess of the persistent kernel's forms, all parities side by side as that many more images.
+
+    The parities have all taps among them, where the view gives every one as many as the largest has.
+    """
+    view, parities = dgrad_view(problem), problem.stride_h * problem.stride_w
+    wide = replace(view, n=view.n * parities)
+    guess = estimate_us(wide, Form(tile, 1, max(1, _resident(view, tile)), True), units) - _START_US
+    share = problem.r * problem.s / (parities * view.r * view.s)
+    return _START_US + max(guess * share, problem.bytes_min / _MEMORY_BYTES_US)
 
 
 class DgradExecutable(Executable):

@@ -32,6 +32,10 @@ _PARTIAL_BYTES_NS = 3000.0
 _FLOPS_NS_PER_SM = {2: 4096 * 1.6, 4: 2048 * 1.6}
 _LOAD_BYTES_NS_PER_SM = 56.0
 _MEMORY_BYTES_NS = 2900.0
+_LATENCY_NS = 647.0
+_STEP_NS = 34.0
+"""Of the loads of an iteration, and of an iteration itself: as fitted for `triton.swapped` (`tiles`)."""
+
 _MOST_SPLITS = 64
 
 
@@ -105,7 +109,8 @@ def estimate_us(view: View, share: Share, units: int) -> float:
     products = 2 * share.block_k * share.block_c * share.pixels / _FLOPS_NS_PER_SM[view.bytes_each]
     # A tile that goes through registers stalls the tensor core at every iteration.
     products *= 1.3 if share.by_registers else 1.0
-    busy = rounds * each * max(products, stage / _LOAD_BYTES_NS_PER_SM)
+    waiting = _LATENCY_NS / (share.stages * resident) + _STEP_NS
+    busy = rounds * each * (max(products, stage / _LOAD_BYTES_NS_PER_SM) + waiting)
     moved = (view.n * view.h * view.w * view.c + view.pixels * view.k) * view.bytes_each / _MEMORY_BYTES_NS
     time = max(busy, moved) + 2500
     if splits > 1:

@@ -137,7 +137,8 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(engine_id, proble
     assert space == list(engine.space(problem, GPU))
     guesses = [engine.estimate_us(problem, knobs, GPU) for knobs in space]
     assert all(guess is not None and 0 < guess < math.inf for guess in guesses)
-    assert guesses[0] <= 1.05 * min(guesses)
+    # The first of triton.wgrad is one that is sure to build.
+    assert guesses[0] <= (1.5 if engine_id == "triton.wgrad" else 1.05) * min(guesses)
     assert all(engine.workspace_bytes(problem, knobs) >= 0 for knobs in space)
 
 

@@ -135,7 +135,7 @@ def _conclude(
     tuned_s: float,
 ) -> Result:
     """Build the program, check it against float64 and the clock, and keep the baseline where it does not win."""
-    plan, program = build_fastest(plan, net, settings)
+    plan, program = build_fastest(plan, net, settings, choice.problem)
     flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
     outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
     if settings.solver != "baseline" and not verdict.is_faster(outcome.optimized, outcome.baseline):

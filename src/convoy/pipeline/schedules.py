@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from convoy.errors import CompileError
 from convoy.pipeline import verdict
 from convoy.pipeline.stages import Net
-from convoy.plan import Plan, Step, contention, critical_us, device_us, parallel
+from convoy.plan import Plan, Step, contention, critical_us, device_us, frugal, others, parallel
 from convoy.program import GraphProgram, PackedSteps, Program, build_program
 from convoy.program.bind import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import shares
 from convoy.schedule import Collective
+from convoy.selection import SelectionProblem
 from convoy.settings import Settings
 
 WORTHWHILE = 0.97
@@ -25,7 +27,11 @@ ROUNDS = 7
 
 
 def build_fastest(
-    plan: Plan, net: Net, settings: Settings, collectives: Sequence[Collective] = ()
+    plan: Plan,
+    net: Net,
+    settings: Settings,
+    offered: SelectionProblem | None = None,
+    collectives: Sequence[Collective] = (),
 ) -> tuple[Plan, Program]:
     """Build the plan on one stream and, on a GPU, spread over several in some ways; keep what the clock says.
 
@@ -39,6 +45,8 @@ def build_fastest(
         plan: on one stream.
         net: what it is for.
         settings: most streams and most memory.
+        offered: what else could run: side work may be given a config that takes less of the device. Not where results must be
+            deterministic, for then all schedules of a choice have the same bits.
         collectives: what sends results to other processes: work that leads up to them goes first. The clock is this process's
             own, so they are not run here.
 
@@ -53,23 +61,47 @@ def build_fastest(
 
     serial = build(plan.steps)
     longest, total = critical_us(plan.steps), sum(step.median_us for step in plan.steps)
-    if net.target.device != "cuda" or settings.streams < 2 or longest > WORTHWHILE * total:
+    alone = settings.streams < 2 or settings.memory_budget_bytes is not None or longest > WORTHWHILE * total
+    if net.target.device != "cuda" or alone:
         return plan, serial
+    taken = _shares(serial)
     contest = Contest(plan.steps, serial, build, settings.stream_memory, _on_gpu)
+    del serial  # the contest lets go of it when it is beaten
     bounds = f"the critical path alone {longest / 1e3:.3f} ms"
     for streams in range(2, settings.streams + 1):
         contest.challenge(str(streams), parallel(plan.steps, streams, collectives=collectives))
-    assert serial.runnable is not None
-    taken = shares(eager_of(serial.runnable), contest.inputs)
     if taken:
         model = contention(plan.steps, taken, contest.measured)
         bounds += f", all work on a full device {device_us(plan.steps, taken) / 1e3:.3f} ms"
         bounds += f", contention fitted as a device of {model.capacity:g}"
         for streams in range(2, settings.streams + 1):
-            contest.challenge(f"{streams} with admission", parallel(plan.steps, streams, taken, model, collectives))
+            admitted = parallel(plan.steps, streams, taken, model, collectives)
+            contest.challenge(f"{streams} with admission", admitted)
+        if offered is not None and not settings.deterministic:
+            variants = [(steps, _shares_of(steps, build)) for steps in others(plan.steps, offered)]
+            steps, taken = frugal(plan.steps, taken, [(steps, found) for steps, found in variants if found])
+            if steps != plan.steps:
+                for streams in range(2, settings.streams + 1):
+                    spread = parallel(steps, streams, taken, model, collectives)
+                    contest.challenge(f"{streams} with smaller side work", spread)
     chosen = dataclasses.replace(plan, steps=contest.steps, notes=(*plan.notes, contest.words(bounds), *contest.notes))
     program = contest.program
     return chosen, Program(chosen, program.captured, program.runnable, program.resident_bytes)
+
+
+def _shares(program: Program) -> tuple[float, ...]:
+    """Part of the device that each step takes; nothing where that cannot be seen."""
+    runnable = program.runnable
+    assert isinstance(runnable, GraphProgram)
+    return shares(runnable.eager, runnable.inputs)
+
+
+def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]) -> tuple[float, ...]:
+    """The same of steps that are not built yet; nothing where they cannot be built as a whole."""
+    try:
+        return _shares(build(steps))
+    except (CompileError, torch.OutOfMemoryError):
+        return ()
 
 
 Clock = Callable[[Program, Program], tuple[verdict.Timed, verdict.Timed]]
@@ -108,13 +140,6 @@ class Contest:
         self._serial_bytes = _bytes(program)
         self._took: dict[str, float] = {}
         self._seen = {_order(steps)}
-
-    @property
-    def inputs(self) -> list[torch.Tensor]:
-        """Tensors that the programs can run on."""
-        runnable = self.program.runnable
-        assert isinstance(runnable, GraphProgram)
-        return runnable.inputs
 
     def challenge(self, name: str, steps: tuple[Step, ...]) -> None:
         """Try a schedule, unless it was tried before."""
@@ -159,7 +184,7 @@ def _on_gpu(best: Program, challenger: Program) -> tuple[verdict.Timed, verdict.
 
 
 def _order(steps: Sequence[Step]) -> tuple[object, ...]:
-    return tuple((step.results, step.stream, step.waits) for step in steps)
+    return tuple((step.results, step.config, step.stream, step.waits) for step in steps)
 
 
 def _bytes(program: Program) -> int:

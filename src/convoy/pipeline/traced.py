@@ -87,7 +87,7 @@ class TracedGraph:
             found = measure(net, self._settings, database, silent)
             choice = select(net, found, self._settings)
             plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
-        plan, program = build_fastest(plan, net, self._settings)
+        plan, program = build_fastest(plan, net, self._settings, choice.problem)
         runnable, reason = self._fastest(program, captured, args)
         self.plan = dataclasses.replace(
             plan, baseline=runnable is None, notes=(*plan.notes, reason) if reason else plan.notes

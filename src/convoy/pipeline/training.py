@@ -238,7 +238,7 @@ class _Job:
             plan = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
             tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
-        plan, program = build_fastest(plan, self.net, self.settings, self._collectives())
+        plan, program = build_fastest(plan, self.net, self.settings, choice.problem, self._collectives())
         return self._conclude(plan, program, found, choice, tuned_s)
 
     def _collectives(self) -> list[Collective]:

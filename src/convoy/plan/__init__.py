@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convoy.plan.file import from_dict, load, save, to_dict
+from convoy.plan.frugal import frugal, others
 from convoy.plan.parallel import contention, critical_us, device_us, parallel
 from convoy.plan.plan import PLAN_VERSION, Plan, Step
 from convoy.plan.serial import serial
@@ -18,7 +19,9 @@ __all__ = [
     "device_us",
     "explain",
     "from_dict",
+    "frugal",
     "load",
+    "others",
     "parallel",
     "save",
     "serial",

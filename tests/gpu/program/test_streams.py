@@ -11,9 +11,12 @@ from torch import nn
 
 import convoy
 from convoy.perfdb import Database
+from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import capture_net, make_plan, measure, select, target_for
 from convoy.plan import parallel
 from convoy.program import build_program
+from convoy.program.occupancy import shares
+from convoy.schedule import Sharing
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +60,41 @@ def program_of(serial, streams):
     spread = dataclasses.replace(plan, steps=parallel(plan.steps, streams))
     assert {step.stream for step in spread.steps} == set(range(streams))
     return build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
+
+
+def test_what_steps_take_of_the_device_is_seen(serial):
+    program = program_of(serial, 1).runnable
+    found = shares(program.eager, program.inputs)
+    assert len(found) == len(program.bound.steps)
+    assert all(0 <= share <= 1 for share in found)
+    convolutions = [
+        share for share, bound in zip(found, program.bound.steps, strict=True) if bound.step.pattern == "conv"
+    ]
+    assert convolutions
+    assert all(convolutions)  # a convolution launches kernels
+
+
+def test_schedules_by_the_clock_say_what_was_measured_and_the_bounds(serial):
+    net, settings, plan, x = serial
+    chosen, program = build_fastest(plan, net, dataclasses.replace(settings, stream_memory=4.0))
+    (note,) = [line for line in chosen.notes if line.startswith("streams:") and "measured" in line]
+    assert "the critical path alone" in note
+    assert "all work on a full device" in note
+    alone = program_of(serial, 1)
+    assert torch.equal(program((x,), {}), alone((x,), {}))
+
+
+@pytest.mark.parametrize("streams", [2, 3, 4])
+def test_admitted_schedules_give_the_same_bits(serial, streams):
+    net, settings, plan, x = serial
+    alone = program_of(serial, 1)
+    taken = shares(alone.runnable.eager, alone.runnable.inputs)
+    steps = parallel(plan.steps, streams, taken, Sharing())
+    spread = dataclasses.replace(plan, steps=steps)
+    several = build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
+    wanted = alone((x,), {})
+    for _ in range(200):
+        assert torch.equal(several((x,), {}), wanted)
 
 
 @pytest.mark.parametrize("streams", [2, 3, 4])

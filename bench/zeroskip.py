@@ -1,10 +1,12 @@
 """Engines that skip zeros, and convolution + pooling in one kernel, over the share of zeros, beside the best that does not skip.
 
 Usage: python bench/zeroskip.py RUN [RUN ...] [--device cuda] [--batch 1 8 32] [--numerics strict] [--keep 8] [--seconds 500]
-                                [--model NAME --weights FILE --input PATH] [--folder DIR]
+                                [--without PROVIDER ...] [--shares 0 50 95] [--folder DIR]
+                                [--model NAME --weights FILE --input PATH]
 
-A RUN is one of
-  curve     four layers over all shares of zeros, put in random places and channel by channel
+A RUN is one of these, by itself or as RUN:DTYPE:BATCH (`pairs:fp16:32`):
+  curve     five layers over all shares of zeros (--shares: some of them), put in random places and channel by channel
+  deep      the 28x28 and 14x14 layers of that, and no others
   vgg19     VGG-19's sixteen convolutions at the shares that the paper's planes have
   pairs     VGG-19's five convolution + pooling pairs at these shares
   nets      the layers of LeNet, AlexNet, GoogLeNet and ResNet-50 (bench/layers) at 50 and 75 % zeros
@@ -14,9 +16,10 @@ A RUN is one of
 
 Providers: every engine of ours that skips, the best of our dense engines (`convoy.dense`), cuDNN's best plan (`cudnn.best`),
 PyTorch (`torch`), im2col + a sparse product (`sparse`: cuSPARSE on a GPU; the time of putting the columns into CSR form is left
-out), and for poolings the best cuDNN plan and the best dense engine followed by PyTorch's pooling (`cudnn.best+pool`,
-`convoy.dense+pool`). Every result is checked against float64 before it is timed. Rows go to
-bench/results/zeroskip-DEVICE.csv, the share of zeros in the note.
+out). For poolings: our dense engines that pool in their kernel (`convoy.fused`), the best cuDNN plan and the best dense engine
+followed by PyTorch's pooling (`cudnn.best+pool`, `convoy.dense+pool`), and the latter followed by our own
+(`convoy.dense+convoy.pool`). Engines that do not skip are chosen once for a problem, whatever its zeros. Every result is checked
+against float64 before it is timed. Rows go to bench/results/zeroskip-DEVICE.csv, the share of zeros in the note.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from record import Recorder
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.errors import ConvoyError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import Data, oracle, with_zeros
@@ -58,6 +62,7 @@ VGG19 = ((3, 64, 224), (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256
 PAIRS = (1, 3, 7, 11, 15)
 """Indices of the convolutions that a pooling follows."""
 
+DEEP = ((512, 512, 28), (512, 512, 14))
 CURVE = ((256, 256, 56), (128, 128, 28), (512, 512, 28), (512, 512, 14), (512, 512, 7))
 POOL = Pool("max", 2, 2, 2, 2)
 POOLED = (
@@ -100,12 +105,12 @@ Plan = tuple[ConvProblem, Callable[[], Case]]
 
 
 class Unfused(Executable):
-    """A convolution by one engine, then PyTorch's pooling: what has to be beaten."""
+    """A convolution by one engine, then PyTorch's pooling, or our own: what has to be beaten."""
 
     allocates_results = True
 
-    def __init__(self, executable: Executable, problem: ConvProblem) -> None:
-        self.executable, self.problem = executable, problem
+    def __init__(self, executable: Executable, problem: ConvProblem, windows: ReduceWindows | None = None) -> None:
+        self.executable, self.problem, self.windows = executable, problem, windows
         self.workspace_bytes = executable.workspace_bytes
 
     def pack(self, constants: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -120,7 +125,24 @@ class Unfused(Executable):
             y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         inner = Buffers(buffers.args, [y], buffers.constants)
         self.executable.launch(inner, workspace)
-        buffers.results[0] = pool2d(inner.results[0], self.problem.epilogue.pool)  # type: ignore[arg-type]
+        made = inner.results[0]
+        if self.windows is None:
+            buffers.results[0] = pool2d(made, self.problem.epilogue.pool)  # type: ignore[arg-type]
+            return
+        pooled = torch.empty(
+            self.problem.y_spec.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+        )
+        self.windows.launch(made, pooled, None, None)  # type: ignore[arg-type]
+        buffers.results[0] = pooled
+
+
+def own_pooling(problem: ConvProblem, target: Target) -> ReduceWindows | None:
+    """Our pooling kernel, where there is one for the window."""
+    pool, dtype = problem.epilogue.pool, problem.y_dtype
+    if target.device != "cuda" or pool is None or not window_support(pool):
+        return None
+    n, k, p, q = problem.conv_spec.shape
+    return ReduceWindows("triton.pooling", (n, k, p, q), 1, (dtype, dtype), Epilogue(pool=pool), target)
 
 
 class SparseColumns(Executable):
@@ -250,31 +272,47 @@ def right_and_timed(name: str, executable: Executable, case: Case, target: Targe
         return None
 
 
-def contest(case: Case, target: Target, keep: int) -> dict[str, tuple[str, Executable]]:
-    """Provider → name and executable of what it would run here."""
+_CHOSEN: dict[tuple[ConvProblem, str], tuple[str, Executable] | None] = {}
+"""What won for a problem among engines whose time does not depend on zeros."""
+
+
+def chosen(case: Case, target: Target, provider: str, ids: Sequence[str], keep: int) -> tuple[str, Executable] | None:
+    """The best of some engines that do not skip zeros."""
+    if (case.problem, provider) not in _CHOSEN:
+        _CHOSEN[case.problem, provider] = best(case, target, candidates(case, target, ids, keep))
+    return _CHOSEN[case.problem, provider]
+
+
+def contest(
+    case: Case, target: Target, keep: int, without: Sequence[str] = ()
+) -> dict[str, tuple[str, Executable] | None]:
+    """Provider → name and executable of what it would run here; None where it has nothing."""
     problem, found = case.problem, {}
     for engine_id in engines(skipping=True):
-        if (won := best(case, target, candidates(case, target, [engine_id], keep))) is not None:
-            found[f"convoy.{engine_id}"] = won
-    for provider, ids in (("convoy.dense", engines(skipping=False)), ("cudnn.best", ["cudnn"]), ("torch", ["aten"])):
-        if (
-            won := best(case, target, candidates(case, target, ids, keep if provider == "convoy.dense" else 64))
-        ) is not None:
-            found[provider] = won
-    if problem.epilogue.pool is not None:
+        if f"convoy.{engine_id}" not in without:
+            found[f"convoy.{engine_id}"] = best(case, target, candidates(case, target, [engine_id], keep))
+    pooled = problem.epilogue.pool is not None
+    dense, fused = engines(skipping=False), "convoy.fused" if pooled else "convoy.dense"
+    for provider, ids, tried in ((fused, dense, keep), ("cudnn.best", ["cudnn"], 64), ("torch", ["aten"], 1)):
+        if provider not in without:
+            found[provider] = chosen(case, target, provider, ids, tried)
+    if pooled:
         plain = replace(problem, epilogue=replace(problem.epilogue, pool=None))
         inner = Case.of(plain, case.zeros, case.kind, case.data)
-        for provider, ids in (("convoy.dense", engines(skipping=False)), ("cudnn.best", ["cudnn"])):
-            if (won := best(inner, target, candidates(inner, target, ids, keep))) is not None:
+        windows = own_pooling(problem, target)
+        for provider, ids in (("convoy.dense", dense), ("cudnn.best", ["cudnn"])):
+            if (won := chosen(inner, target, provider, ids, keep)) is not None:
                 found[f"{provider}+pool"] = (won[0], Unfused(won[1], problem))
-    if problem.groups == 1 and problem.x_dtype == "fp32":
+                if windows is not None and provider == "convoy.dense":
+                    found["convoy.dense+convoy.pool"] = (won[0], Unfused(won[1], problem, windows))
+    if problem.groups == 1 and problem.x_dtype == "fp32" and "sparse" not in without:
         found["sparse"] = ("torch sparse CSR", SparseColumns(problem, case.data.args[0]))
     return found
 
 
-def measure(case: Case, target: Target, keep: int, recorder: Recorder) -> dict[str, float]:
+def measure(case: Case, target: Target, keep: int, recorder: Recorder, without: Sequence[str] = ()) -> dict[str, float]:
     """All providers in turn; rows and a printed line."""
-    found = contest(case, target, keep)
+    found = {p: won for p, won in contest(case, target, keep, without).items() if won is not None}
     timed = {p: (name, right_and_timed(name, e, case, target)) for p, (name, e) in found.items()}
     ready = {p: (name, t) for p, (name, t) in timed.items() if t is not None}
     samples: dict[str, list[float]] = {provider: [] for provider in ready}
@@ -317,18 +355,19 @@ def laid(problem: ConvProblem, batch: int, dtype: str, numerics: str) -> ConvPro
 
 def plans(run: str, options: argparse.Namespace, batch: int) -> Iterator[Plan]:
     """A run's cases."""
+    numerics = options.numerics if options.dtype == "fp32" else "half"
 
     def at(problem: ConvProblem, zeros: float, kind: str = "random") -> Plan:
-        wanted = laid(problem, batch, options.dtype, options.numerics)
+        wanted = laid(problem, batch, options.dtype, numerics)
         return wanted, lambda: case_of(wanted, zeros, kind, options.device)
 
     def square(c: int, k: int, h: int, pool: Pool | None = None) -> ConvProblem:
         return ConvProblem(1, c, h, h, k, 3, 3, 1, 1, epilogue=Epilogue(pool=pool))
 
-    if run == "curve":
-        for sizes in CURVE:
+    if run in ("curve", "deep"):
+        for sizes in CURVE if run == "curve" else DEEP:
             for kind in ("random", "channels"):
-                yield from (at(square(*sizes), zeros, kind) for zeros in SHARES)
+                yield from (at(square(*sizes), zeros, kind) for zeros in options.shares)
     elif run == "vgg19":
         yield from (at(square(*sizes), zeros) for sizes, zeros in zip(VGG19, VGG19_ZEROS, strict=True))
     elif run == "pairs":
@@ -341,7 +380,7 @@ def plans(run: str, options: argparse.Namespace, batch: int) -> Iterator[Plan]:
             yield from (at(problem, zeros) for zeros in (50, 75))
     elif run == "replica":
         for (_, _, h), zeros in zip(VGG19, VGG19_ZEROS, strict=True):
-            problem = laid(ConvProblem(32, 1, h, h, 1, 3, 3, 1, 1), 32, options.dtype, options.numerics)
+            problem = laid(ConvProblem(32, 1, h, h, 1, 3, 3, 1, 1), 32, options.dtype, numerics)
             yield problem, partial(case_of, problem, zeros, "equal planes", options.device)
     elif run == "real":
         yield from real_cases(options, batch)
@@ -409,12 +448,15 @@ def region_us(executable: Executable, case: Case, device: str) -> float:
     return statistics.median(samples)
 
 
-def precompile(problems: Sequence[ConvProblem], target: Target, keep: int) -> dict[ConvProblem, list[Future[str]]]:
+def precompile(
+    problems: Sequence[ConvProblem], target: Target, keep: int, without: Sequence[str]
+) -> dict[ConvProblem, list[Future[str]]]:
     """On a GPU, build everything of ours in child processes, made before this process touches CUDA; by problem."""
     if target.device != "cuda":
         return {}
     builders = Builders(os.cpu_count() or 1)
-    ids = [engine for engine in (*engines(skipping=True), *engines(skipping=False)) if not engine.startswith("cudnn")]
+    skipping = [engine for engine in engines(skipping=True) if f"convoy.{engine}" not in without]
+    ids = [engine for engine in (*skipping, *engines(skipping=False)) if not engine.startswith("cudnn")]
     found: dict[ConvProblem, list[Future[str]]] = {}
     for problem in dict.fromkeys(problems):
         plain = replace(problem, epilogue=replace(problem.epilogue, pool=None))
@@ -424,29 +466,44 @@ def precompile(problems: Sequence[ConvProblem], target: Target, keep: int) -> di
 
 
 def summary(run: str, figures: Sequence[dict[str, float]]) -> str:
-    """Means of the quotients that the run is for."""
+    """Means of the quotients that the run is for: each of ours, and the best of those that skip, over each peer."""
     lines = [run]
-    for peer in ("cudnn.best", "cudnn.best+pool", "convoy.dense", "convoy.dense+pool", "torch"):
-        ours = [
-            min(us for provider, us in f.items() if provider.startswith("convoy.zeroskip"))
-            for f in figures
-            if peer in f and any(provider.startswith("convoy.zeroskip") for provider in f)
-        ]
-        theirs = [f[peer] for f in figures if peer in f and any(p.startswith("convoy.zeroskip") for p in f)]
-        if ours:
-            ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-            mean = statistics.fmean(ratios)
-            lines.append(
-                f"  over {peer}: mean {mean:.2f}x, best {max(ratios):.2f}x, least {min(ratios):.2f}x of {len(ratios)}"
-            )
+    for ours in ("convoy.fused", "convoy.dense", "convoy.zeroskip"):
+        for peer in (
+            "cudnn.best",
+            "cudnn.best+pool",
+            "convoy.dense",
+            "convoy.dense+pool",
+            "convoy.dense+convoy.pool",
+            "torch",
+        ):
+            ratios = []
+            for found in figures:
+                mine = [us for p, us in found.items() if p == ours or p.startswith(f"{ours}.")]
+                if mine and peer in found and peer != ours:
+                    ratios.append(found[peer] / min(mine))
+            if ratios:
+                mean, count = statistics.fmean(ratios), len(ratios)
+                shown = f"mean {mean:.2f}x, best {max(ratios):.2f}x, least {min(ratios):.2f}x of {count}"
+                lines.append(f"  {ours} over {peer}: {shown}")
     return "\n".join(lines)
+
+
+RUNS = ("curve", "deep", "vgg19", "pairs", "nets", "pools", "replica", "real")
+
+
+def run_of(text: str) -> tuple[str, str | None, int | None]:
+    """RUN[:DTYPE[:BATCH]] → its parts; what is not said is None."""
+    name, _, rest = text.partition(":")
+    dtype, _, batch = rest.partition(":")
+    if name not in RUNS or dtype not in ("", *DTYPES) or not (batch.isdecimal() or not batch):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(RUNS)}, alone or with :DTYPE or :DTYPE:BATCH")
+    return name, dtype or None, int(batch) if batch else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", choices=("curve", "vgg19", "pairs", "nets", "pools", "replica", "real")
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=run_of)
     # To ask whether there is CUDA would forbid this process to fork its builders.
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
@@ -454,15 +511,22 @@ def main() -> None:
     parser.add_argument("--numerics", default="strict")
     parser.add_argument("--keep", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--without", nargs="*", default=[], metavar="PROVIDER")
+    parser.add_argument("--shares", nargs="+", type=int, default=SHARES)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--weights")
     parser.add_argument("--input", nargs="*", default=[])
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     started = time.monotonic()
-    every = [(run, plan) for run in options.runs for batch in options.batch for plan in plans(run, options, batch)]
+    every: list[tuple[str, Plan]] = []
+    for name, dtype, only in options.runs:
+        wanted = argparse.Namespace(**{**vars(options), "dtype": dtype or options.dtype})
+        for batch in options.batch if only is None else [only]:
+            label = f"{name} {wanted.dtype} batch {batch}"
+            every += [(label, plan) for plan in plans(name, wanted, batch)]
     target = device_facts()[0] if options.device == "cuda" else detect_target("cpu")
-    building = precompile([plan[0] for _, plan in every], target, options.keep)
+    building = precompile([plan[0] for _, plan in every], target, options.keep, options.without)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = options.numerics != "strict"
     protocol = f"graph of {LAUNCHES}" if options.device == "cuda" else "wall, 5 ms"
@@ -471,7 +535,7 @@ def main() -> None:
         protocol=f"{protocol}, median of {ROUNDS} in turn", folder=options.folder,
     )  # fmt: skip
     with torch.no_grad():
-        for run in options.runs:
+        for run in dict.fromkeys(label for label, _ in every):
             figures: list[dict[str, float]] = []
             for problem, make in (plan for name, plan in every if name == run):
                 if time.monotonic() - started > options.seconds:
@@ -480,10 +544,11 @@ def main() -> None:
                 for future in building.get(problem, ()):
                     future.result()
                 case = make()
-                figures.append(measure(case, target, options.keep, recorder))
-                if run == "replica":
-                    for provider, (name, executable) in contest(case, target, options.keep).items():
-                        if provider in ("convoy.zeroskip.ecr", "cudnn.best", "torch"):
+                figures.append(measure(case, target, options.keep, recorder, options.without))
+                if run.startswith("replica"):
+                    for provider, won in contest(case, target, options.keep).items():
+                        if won is not None and provider in ("convoy.zeroskip.ecr", "cudnn.best", "torch"):
+                            name, executable = won
                             recorder.add(
                                 subject=case.problem.key, provider=provider, metric="region_us", unit="us",
                                 p50=region_us(executable, case, options.device), batch=32, numerics=options.numerics,

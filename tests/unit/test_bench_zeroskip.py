@@ -1,7 +1,7 @@
 """The zero-skipping benchmark's own parts, on a CPU: its runs, its peers, its checking."""
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +20,41 @@ from convoy.measurement.detect import detect_target  # noqa: E402
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool  # noqa: E402
 
 CPU = detect_target("cpu")
-OPTIONS = Namespace(dtype="fp32", numerics="strict", device="cpu")
+OPTIONS = Namespace(dtype="fp32", numerics="strict", device="cpu", shares=zeroskip.SHARES)
 SMALL = ConvProblem(1, 16, 6, 6, 8, 3, 3, 1, 1, epilogue=Epilogue(pool=Pool("max", 2, 2, 2, 2)))
 
 
 def test_runs_have_the_cases_that_they_are_for():
     counts = {
-        run: len(list(zeroskip.plans(run, OPTIONS, 1))) for run in ("curve", "vgg19", "pairs", "pools", "replica")
+        run: len(list(zeroskip.plans(run, OPTIONS, 1)))
+        for run in ("curve", "deep", "vgg19", "pairs", "pools", "replica")
     }
-    assert counts == {"curve": 120, "vgg19": 16, "pairs": 5, "pools": 9, "replica": 16}
+    assert counts == {"curve": 120, "deep": 48, "vgg19": 16, "pairs": 5, "pools": 9, "replica": 16}
     problems = [problem for problem, _ in zeroskip.plans("pairs", OPTIONS, 8)]
     assert [(p.c, p.h) for p in problems] == [(64, 224), (128, 112), (256, 56), (512, 28), (512, 14)]
     assert {(p.n, str(p.epilogue)) for p in problems} == {(8, "bias+relu+max2x2s2x2p0x0")}
+
+
+def test_a_run_may_say_its_dtype_and_batch():
+    assert zeroskip.run_of("pairs") == ("pairs", None, None)
+    assert zeroskip.run_of("pairs:fp16:32") == ("pairs", "fp16", 32)
+    for wrong in ("pear", "pairs:fp17", "pairs:fp16:x"):
+        with pytest.raises(ArgumentTypeError, match="none of"):
+            zeroskip.run_of(wrong)
+    halves = Namespace(**{**vars(OPTIONS), "dtype": "fp16"})
+    assert {p.numerics for p, _ in zeroskip.plans("pairs", halves, 32)} == {"half"}
+
+
+def test_means_are_of_each_of_ours_over_each_peer():
+    figures = [
+        {"convoy.fused": 2.0, "convoy.dense+pool": 3.0, "cudnn.best+pool": 8.0, "convoy.zeroskip.a": 4.0},
+        {"convoy.dense": 2.0, "convoy.zeroskip.a": 4.0, "convoy.zeroskip.b": 1.0, "cudnn.best": 5.0},
+    ]
+    lines = zeroskip.summary("run", figures).splitlines()
+    assert "  convoy.fused over cudnn.best+pool: mean 4.00x, best 4.00x, least 4.00x of 1" in lines
+    assert "  convoy.zeroskip over convoy.dense: mean 2.00x, best 2.00x, least 2.00x of 1" in lines
+    assert "  convoy.zeroskip over cudnn.best+pool: mean 2.00x, best 2.00x, least 2.00x of 1" in lines
+    assert "  convoy.dense over cudnn.best: mean 2.50x, best 2.50x, least 2.50x of 1" in lines
 
 
 @pytest.mark.parametrize("kind", ["random", "channels", "equal planes"])

@@ -21,6 +21,8 @@ def why_not_capturable(optimizer: torch.optim.Optimizer, *, scaled: bool) -> str
     """
     name = type(optimizer).__name__
     fused = type(optimizer) in FUSED and not any(group.get("differentiable") for group in optimizer.param_groups)
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{name} has hooks, which Python must call"
     if scaled and not fused:
         return f"of PyTorch's {name} the host decides whether a scaled step is taken"
     if fused or all("capturable" in group for group in optimizer.param_groups):

@@ -151,6 +151,14 @@ def test_what_cannot_be_captured_is_named(maker: Any, scaled: bool, words: str):
     assert words in reason
 
 
+def test_hooks_on_an_optimizer_keep_it_out_of_a_graph():
+    optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+    handle = optimizer.register_step_post_hook(lambda *_: None)
+    assert "hooks" in why_not_capturable(optimizer, scaled=False)
+    handle.remove()
+    assert why_not_capturable(optimizer, scaled=False) == ""
+
+
 def changes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Callable[[], object]]:
     weight = model[0].weight
     return {

@@ -74,7 +74,9 @@ def test_two_processes_train_as_one_with_both_halves(tmp_path: Path) -> None:
     assert first["end"] == first["apart"]  # the same bits, whether gradients travel early or late
     assert first["plan"] == second["plan"]
     assert first["plan"]
-    assert (first["measured"], second["measured"]) == (True, False)
+    share = set(second["measured"])
+    assert 0 < len(share) < len(first["measured"])  # the first was given what the second measured
+    assert share < set(first["measured"])
     net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(144, 5))
     with torch.no_grad():
         for parameter, value in zip(net.parameters(), first["start"], strict=True):

@@ -1,10 +1,12 @@
-"""One plan for all processes of a training job: the first tunes, the others take over what it found."""
+"""One plan for all processes of a training job: tuned in shares, gathered, chosen by the first, taken over by the others."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 
@@ -13,51 +15,88 @@ from convoy.plan import Plan
 from convoy.plan.file import from_dict, to_dict
 from convoy.target import Target
 
+PATIENCE: Final = dt.timedelta(hours=12)
+"""How long a process waits for one that measures more: NCCL's own limit of ten minutes would end the job."""
 
-def agree(tune: Callable[[], Plan], group: Any, target: Target) -> Plan:
-    """Tune in the group's first process and hand the plan to the others, as text.
+Share = Callable[[int, int], bytes]
+"""Measure one of so many shares; what was found, as a file's bytes."""
+
+
+def agree(tune: Callable[[list[bytes]], Plan], group: Any, target: Target, measure: Share | None = None) -> Plan:
+    """Measure in all processes, choose in the group's first, and hand the plan to the others, as text.
 
     Args:
-        tune: makes the plan; called in one process only.
+        tune: makes the plan of what the others measured; called in one process only.
         group: a process group of `torch.distributed`.
         target: this process's device.
+        measure: measures a share; None: the first process measures alone.
 
     Raises:
-        PlanError: tuning failed in the first process; there, whatever it raised.
+        PlanError: processes on different devices or software, or tuning failed in another process; in that one, whatever it
+            raised.
     """
     import torch.distributed as dist
 
-    device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")
-    first = dist.get_global_rank(group, 0)
-    if dist.get_rank(group) == 0:
-        text = b""
-        try:
-            plan = tune()
-            text = json.dumps(to_dict(plan)).encode()
-        finally:  # others wait, whatever happens here; no text tells them that there is no plan
-            _send(text, first, group, device)
-        return plan
-    text = _receive(first, group, device)
+    with _patient(group) as talk:
+        digests = [text.decode() for text in _gather(target.digest.encode(), talk)]
+        if len(set(digests)) > 1:
+            raise PlanError("target", digests, "the same device and software in every process")
+        shares = _measured(measure, talk) if measure is not None else []
+        if dist.get_rank(talk) == 0:
+            text = b""
+            try:
+                plan = tune(shares)
+                text = json.dumps(to_dict(plan)).encode()
+            finally:  # others wait, whatever happens here; no text tells them that there is no plan
+                _gather(text, talk)
+            return plan
+        text = _gather(b"", talk)[0]
     if not text:
         raise PlanError("plan", "none", "a plan from the first process", "It failed there: see its error.")
     return from_dict(json.loads(text))
 
 
-def _send(text: bytes, first: int, group: Any, device: torch.device) -> None:
+def _measured(measure: Share, talk: Any) -> list[bytes]:
+    """Every process's share, measured."""
     import torch.distributed as dist
 
-    dist.broadcast(torch.tensor([len(text)], device=device), first, group=group)
+    own = b""
+    try:
+        own = measure(dist.get_rank(talk), dist.get_world_size(talk))
+    finally:
+        found = _gather(own, talk)
+    if not all(found):
+        missing = found.index(b"")
+        raise PlanError("plan", "none", "measurements from every process", f"Process {missing} failed: see its error.")
+    return found
+
+
+@contextmanager
+def _patient(group: Any) -> Iterator[Any]:
+    """The same processes, by a group that talks through their hosts and waits for as long as tuning may take."""
+    import torch.distributed as dist
+
+    ranks = dist.get_process_group_ranks(group)
+    made = dist.new_group(ranks, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
+    try:
+        yield made
+    finally:
+        dist.destroy_process_group(made)
+
+
+def _gather(text: bytes, talk: Any) -> list[bytes]:
+    """Every process's bytes, in the order of ranks."""
+    import torch.distributed as dist
+
+    count = dist.get_world_size(talk)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+    dist.all_gather(sizes, torch.tensor([len(text)]), group=talk)
+    longest = max(int(size) for size in sizes)
+    if not longest:
+        return [b""] * count
+    own = torch.zeros(longest, dtype=torch.uint8)
     if text:
-        dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device), first, group=group)
-
-
-def _receive(first: int, group: Any, device: torch.device) -> bytes:
-    import torch.distributed as dist
-
-    size = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.broadcast(size, first, group=group)
-    if not int(size):
-        return b""
-    data = torch.empty(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(data, first, group=group)
-    return bytes(data.cpu().tolist())
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    padded = [torch.zeros(longest, dtype=torch.uint8) for _ in range(count)]
+    dist.all_gather(padded, own, group=talk)
+    return [bytes(data[: int(size)].numpy()) for data, size in zip(padded, sizes, strict=True)]

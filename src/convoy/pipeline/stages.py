@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from convoy.measurement.search import load
 from convoy.perfdb import Database
 from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem, zeros_by_problem
 from convoy.plan import Plan, serial
-from convoy.problem import LayoutProblem
+from convoy.problem import LayoutProblem, Problem
 from convoy.regions import Region, propose
 from convoy.schedule import plan_memory
 from convoy.selection import Selection, SelectionProblem, solve
@@ -180,8 +181,18 @@ def make_runner(target: Target, settings: Settings) -> Runner:
     return kind(target, extra_engines=settings.engines, timeout_s=settings.timeout_s)
 
 
-def measure(net: Net, settings: Settings, database: Database, observer: Observer) -> SearchResult:
-    """Everything that the net's regions and layout changes need, from the database or from the clock."""
+def measure(
+    net: Net, settings: Settings, database: Database, observer: Observer, share: tuple[int, int] = (0, 1)
+) -> SearchResult:
+    """Everything that the net's regions and layout changes need, from the database or from the clock.
+
+    Args:
+        net: the net.
+        settings: what may compete, and how much to measure.
+        database: where rows come from and go to.
+        observer: told of the progress.
+        share: which of how many shares of it, the same in every process that takes one.
+    """
     engines = competing_engines(settings)
     if net.inputs and not net.zeros and any(load(engine, settings.engines).skips_zeros for engine in engines):
         observer("counting zeros", 0, 0)
@@ -189,7 +200,7 @@ def measure(net: Net, settings: Settings, database: Database, observer: Observer
     runner = make_runner(net.target, settings)
     try:
         return search(
-            distinct_problems(net.regions, net.copies),
+            share_of(distinct_problems(net.regions, net.copies), *share),
             engine_ids=engines,
             target=net.target,
             settings=settings,
@@ -201,6 +212,13 @@ def measure(net: Net, settings: Settings, database: Database, observer: Observer
         )
     finally:
         runner.close()
+
+
+def share_of(problems: Sequence[Problem], index: int, count: int) -> list[Problem]:
+    """One of several shares of problems, alike in kind: forms of one layer, which lie side by side, are dealt out."""
+    dealt = sorted(problems, key=lambda problem: crc32(problem.key.encode())) if count > 1 else list(problems)
+    chosen = {problem.key for problem in dealt[index::count]}
+    return [problem for problem in problems if problem.key in chosen]
 
 
 def outdone(regions: Sequence[Region]) -> set[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.agreement import agree
+from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Choice,
@@ -41,14 +44,18 @@ from convoy.pipeline.stages import (
 from convoy.pipeline.stock_step import StockStep, check_step
 from convoy.pipeline.summarize import Outcome, summarize
 from convoy.plan import Plan
+from convoy.problem import SubgraphProblem
 from convoy.program import Program, build_program
 from convoy.program.module import eager_of, signature_of
 from convoy.program.step import StepOptions, StepProgram, TrainingStep, scale_of
 from convoy.program.trace import measured
 from convoy.report.summary import Summary
 from convoy.schedule import Collective, collectives
-from convoy.settings import Settings
+from convoy.settings import Effort, Settings
 from convoy.target import Target
+
+SHARED_DEVICES: Final = ("cuda",)
+"""Devices of which each process has its own, so that processes measure in shares; on a CPU they would do so on the same cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +165,14 @@ def _train_model(
     if options.group is not None and replayed is None:
         found: list[TrainingResult] = []
 
-        def tune() -> Plan:
+        def tune(shares: list[bytes]) -> Plan:
+            job.take(shares)
             found.append(job.tune(observer))
             return found[0].plan
 
-        agreed = agree(tune, options.group, job.target)
+        shared = job.target.device in SHARED_DEVICES and settings.effort is not Effort.NONE
+        measure_share = partial(job.measure_share, observer or silent)
+        agreed = agree(tune, options.group, job.target, measure_share if shared else None)
         return found[0] if found else job.replay(agreed)
     return job.tune(observer) if replayed is None else job.replay(replayed)
 
@@ -227,6 +237,26 @@ class _Job:
             *(buffers[n] for n in self.capture.buffers),
         ]
         return [*held, *pytree.tree_leaves(self.given)]
+
+    def measure_share(self, observer: Observer, index: int, count: int) -> bytes:
+        """Measure one of several shares; what was found, as an export of the database."""
+        with Database.open(self.settings.db) as database:
+            found = measure(self.net, self.settings, database, observer, (index, count))
+        problems = distinct_problems(self.net.regions, self.net.copies)
+        texts = {p.key: p.text for p in problems if isinstance(p, SubgraphProblem) and p.key in found.rows}
+        with Database.memory() as box, tempfile.TemporaryDirectory() as folder:
+            box.put((row for rows in found.rows.values() for row in rows), texts, targets=(self.target,))
+            path = Path(folder) / "share.jsonl.gz"
+            box.export(path)
+            return path.read_bytes()
+
+    def take(self, shares: Sequence[bytes]) -> None:
+        """Put what other processes measured into the database; every row is checked."""
+        with Database.open(self.settings.db) as database, tempfile.TemporaryDirectory() as folder:
+            for index, data in enumerate(shares):
+                path = Path(folder) / f"{index}.jsonl.gz"
+                path.write_bytes(data)
+                database.import_(path)
 
     def tune(self, observer: Observer | None) -> TrainingResult:
         """Measure, select, build, check."""

@@ -9,7 +9,8 @@ from torch import nn
 from convoy.engines.manifest import MANIFEST
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
-from convoy.pipeline.stages import allowed_layouts, competing_engines, device_of, memory_format, outdone
+from convoy.pipeline.stages import allowed_layouts, competing_engines, device_of, memory_format, outdone, share_of
+from convoy.problem import LayoutProblem, TensorSpec
 from convoy.regions import Region, propose
 from convoy.settings import LayoutChoice, Settings
 
@@ -113,3 +114,13 @@ def test_the_device_is_where_everything_lies() -> None:
         device_of(model, (x.to("meta"),), {})
     with pytest.raises(InputError, match="cpu or cuda"):
         device_of(nn.ReLU(), (x.to("meta"),), {})
+
+
+def test_shares_hold_every_problem_once_and_are_alike_in_every_process():
+    problems = [LayoutProblem(TensorSpec((1, c, 4, 4), "fp32"), "nchw", "nhwc") for c in range(1, 24)]
+    for count in (1, 2, 5):
+        shares = [share_of(problems, index, count) for index in range(count)]
+        assert sorted(p.key for share in shares for p in share) == sorted(p.key for p in problems)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        assert shares == [share_of(list(problems), index, count) for index in range(count)]
+    assert share_of(problems, 0, 1) == problems

@@ -34,6 +34,7 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
+    "triton.pool_backward": "convoy.engines.triton.pool_backward",
     "triton.stem": "convoy.engines.triton.stem",
     "triton.depthwise": "convoy.engines.triton.depthwise",
     "triton.gemv": "convoy.engines.triton.gemv",

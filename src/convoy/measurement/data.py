@@ -15,6 +15,7 @@ from convoy.engines.activations import activate, pool2d
 from convoy.engines.interpret import DTYPES, compile_graph
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
+from convoy.measurement.places import draw_indices, readers_of_indices
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
 
 KINDS: Final = ("integer", "normal", "cancelling")
@@ -129,6 +130,10 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
             constants[0] = constants[0] * _kept(problem).to(device)
     else:
         args = [_plain(spec, kind, generator) for spec in arg_specs]
+        if isinstance(problem, SubgraphProblem):
+            graph = parse_graph(problem.text)
+            for name, node in readers_of_indices(graph).items():
+                args[graph.inputs.index(name)] = draw_indices(graph, node, generator)
         constants = [_plain(spec, kind, generator) for spec in constant_specs]
     layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
     placed = tuple(in_layout(t.to(DTYPES[s.dtype]), layout) for t, s in zip(args, arg_specs, strict=True))

@@ -9,6 +9,9 @@ before: %a = aten._to_copy.default(%conv1.weight, dtype=dtype.bf16)        param
 after:  casts(a+b)      at the start, of what the graph is given
         casts(x+y)      at the end, of what the graph returns
 
+Gradients of weights make a group of their own: a cast beside a loss may rather be part of a larger piece, and would take the
+whole group with it.
+
 A group reads the graph's inputs alone, or makes what nobody inside reads, so no way leads from one of its nodes to another: it is
 convex.
 """
@@ -23,7 +26,7 @@ from convoy.regions.region import Region
 
 
 def cast_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
-    """The casts of inputs and those of results, each group of at least two of one dtype before and after."""
+    """The casts of inputs, of gradients of weights and of other results, each group of two or more, of one dtype."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for node in graph.nodes:
         place = _place(graph, node)
@@ -44,11 +47,13 @@ def is_cast(node: Node) -> bool:
 
 
 def _place(graph: Graph, node: Node) -> str:
-    """`start` or `end` for a cast that may join a group; empty for any other node."""
+    """`start`, `gradients` or `end` for a cast that may join a group; empty for any other node."""
     if not is_cast(node):
         return ""
     (source,) = node.refs()
     if graph.values[source].kind == "input":
         return "start"
-    output = node.outputs[0]
-    return "end" if output in graph.outputs and not graph.users(output) else ""
+    output, producer = node.outputs[0], graph.producer(source)
+    if output not in graph.outputs or graph.users(output):
+        return ""
+    return "gradients" if producer is not None and producer.op == "conv2d_wgrad" else "end"

@@ -1,0 +1,44 @@
+"""Backward pass of a maximum pooling: every pixel gathers the gradients of the windows that named it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def max_pool_backward(
+    dy, indices, dx,
+    pixels, h, width, p, q, c, pad_h, pad_w,
+    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
+    """One [BLOCK_P pixels, BLOCK_C channels] tile of dx, NHWC; pixels = n·h·width, c comes as a multiple of VECTOR.
+
+    A pixel lies in at most ceil(R / STRIDE_H) · ceil(S / STRIDE_W) windows. Neighbouring pixels read the same windows: those
+    reads hit the first-level cache. No atomic operation, no zeroing, the same bits every time.
+    """
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    c *= VECTOR
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    image = pixel // (h * width)
+    place = pixel % (h * width)
+    row = place // width + pad_h
+    column = place % width + pad_w
+    here = (pixel < pixels)[:, None] & (channel < c)[None, :]
+    acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    for r in tl.static_range((R + STRIDE_H - 1) // STRIDE_H):
+        for s in tl.static_range((S + STRIDE_W - 1) // STRIDE_W):
+            window_row = row // STRIDE_H - r
+            window_column = column // STRIDE_W - s
+            inside = (window_row >= 0) & (window_row < p) & (row - window_row * STRIDE_H < R)
+            inside &= (window_column >= 0) & (window_column < q) & (column - window_column * STRIDE_W < S)
+            offset = (((image * p + window_row) * q + window_column) * c)[:, None] + channel[None, :]
+            known = inside[:, None] & here
+            named = tl.load(indices + offset, mask=known, other=-1).to(tl.int32)
+            gradient = tl.load(dy + offset, mask=known, other=0.0).to(tl.float32)
+            acc += tl.where(named == place[:, None], gradient, 0.0)
+    tl.store(dx + (pixel * c)[:, None] + channel[None, :], acc.to(dx.dtype.element_ty), mask=here)

@@ -1,0 +1,194 @@
+"""triton.pool_backward: the backward pass of a maximum pooling, NHWC, by gathering (docs/kernels/pool_backward.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.piece import read, runnable
+from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
+from convoy.engines.triton.tensors import dense_nhwc, vector
+from convoy.errors import LaunchError
+from convoy.graph.ir import Ref
+from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+OP = "aten.max_pool2d_with_indices_backward.default"
+MOST_WINDOWS = 25
+"""Windows that a pixel may lie in: they are unrolled."""
+
+_INDEX_LIMIT = 2**31
+_LAUNCH_US, _BYTES_US, _CACHE_US = 1.5, 2.4e6, 8e6
+"""A launch, bytes a microsecond from memory, and through the first-level caches of an H100 (guesses until a clock has spoken)."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The sizes of one backward pooling."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    p: int
+    q: int
+    dtype: str
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    order: tuple[str, ...]
+    """Which of `dy`, `x`, `indices` each arg of the piece is."""
+
+    @property
+    def covering(self) -> int:
+        """Windows that a pixel lies in, at most."""
+        return math.prod(-(-k // s) for k, s in zip(self.kernel, self.stride, strict=True))
+
+    @property
+    def elements(self) -> int:
+        """Elements of the larger side."""
+        return self.n * self.c * max(self.h * self.w, self.p * self.q)
+
+
+def windows_of(problem: SubgraphProblem) -> Windows | None:
+    """The backward pooling that a piece is; None for any other piece."""
+    graph = read(problem.text)
+    if len(graph.nodes) != 1 or graph.nodes[0].op != OP:
+        return None
+    dy, x, kernel, stride, padding, dilation, _, indices = graph.nodes[0].args
+    if not (isinstance(dy, Ref) and isinstance(x, Ref) and isinstance(indices, Ref)):
+        return None
+    given, images = graph.values[dy.name].spec, graph.values[x.name].spec
+    if len(images.shape) != 4 or len({dy.name, x.name, indices.name}) < 3:
+        return None
+    roles = {dy.name: "dy", x.name: "x", indices.name: "indices"}
+    sides = [_pair(arg) for arg in (kernel, stride or kernel, padding, dilation)]
+    n, c, h, w = images.shape
+    return Windows(
+        n, c, h, w, given.shape[2], given.shape[3], images.dtype, *sides, order=tuple(roles[v] for v in graph.inputs)
+    )
+
+
+def _pair(arg: object) -> tuple[int, int]:
+    """Both sides of a setting that may be given as one."""
+    sides = arg if isinstance(arg, tuple) else (arg,)
+    return int(sides[0]), int(sides[-1])  # type: ignore[arg-type]
+
+
+class PoolBackwardExecutable(Executable):
+    """One tile of the kernel for one problem."""
+
+    def __init__(self, engine: str, windows: Windows, knobs: Knobs, target: Target) -> None:
+        self.windows = windows
+        self.block_p, self.block_c = knobs.integer("block_p"), knobs.integer("block_c")
+        if windows.elements:
+            dependent = target.capability >= 90 and not interpreting()
+            self.kernel = Kernel(self._build(engine, knobs.integer("warps"), dependent), target)
+
+    def _build(self, engine: str, warps: int, dependent: bool) -> Build:
+        from convoy.engines.triton.kernels.pool_backward import max_pool_backward
+
+        found = self.windows
+        names = ("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w")
+        signature = {"dy": f"*{found.dtype}", "indices": "*i64", "dx": f"*{found.dtype}", **dict.fromkeys(names, "i32")}
+        constants = {
+            "R": found.kernel[0], "S": found.kernel[1], "STRIDE_H": found.stride[0], "STRIDE_W": found.stride[1],
+            "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "VECTOR": vector(found.c), "WAIT": dependent,
+        }  # fmt: skip
+        return Build(
+            engine, max_pool_backward, signature, constants, ["dy", "indices", "dx"], warps, 1, dependent,
+            tensor_cores=False,
+        )  # fmt: skip
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        found = self.windows
+        if not found.elements:
+            for result in buffers.results:
+                assert result is not None
+                result.zero_()
+            return
+        given = {name: dense_nhwc(name, t) for name, t in zip(found.order, buffers.args, strict=True) if name != "x"}
+        (result,) = buffers.results
+        if result is None:
+            raise LaunchError("dx: no tensor was given to write to")
+        pixels = found.n * found.h * found.w
+        sizes = [
+            pixels, found.h, found.w, found.p, found.q, found.c // vector(found.c), found.padding[0], found.padding[1],
+        ]  # fmt: skip
+        grid = (-(-pixels // self.block_p), -(-found.c // self.block_c), 1)
+        self.kernel(grid, [given["dy"], given["indices"], dense_nhwc("dx", result), *sizes])
+
+
+class PoolBackwardEngine(Engine):
+    """Any stride and padding, no dilation; see `kernels/pool_backward.py`."""
+
+    id = "triton.pool_backward"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """A piece that is one backward maximum pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"does backward poolings, got {type(problem).__name__}")
+        if not (found := device_support(target, 80)):
+            return found
+        if problem.layout != "nhwc":
+            return Support.no(f"needs layout nhwc, got {problem.layout}")
+        if not (found := runnable(problem)):
+            return found
+        windows = windows_of(problem)
+        if windows is None:
+            return Support.no("computes a backward maximum pooling by itself, got another piece")
+        if windows.dtype not in TORCH_DTYPE:
+            return Support.no(f"needs fp16, bf16 or fp32, got {windows.dtype}")
+        if windows.dilation != (1, 1):
+            return Support.no(f"needs dilation 1, got {windows.dilation}")
+        if windows.covering > MOST_WINDOWS:
+            return Support.no(f"needs pixels in at most {MOST_WINDOWS} windows, got {windows.covering}")
+        if windows.elements >= _INDEX_LIMIT:
+            return Support.no(f"indexes tensors of fewer than 2^31 elements, got {windows.elements}")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Tiles of 512 to 2048 elements, 16 bytes of gradient a thread and more."""
+        assert isinstance(problem, SubgraphProblem)
+        windows = windows_of(problem)
+        assert windows is not None
+        least = 1 << max(5, min(7, (windows.c - 1).bit_length()))
+        found = [
+            Knobs.of(block_p=elements // block_c, block_c=block_c, warps=warps)
+            for elements, warps in ((1024, 4), (512, 2), (2048, 4), (1024, 2))
+            for block_c in dict.fromkeys((least, max(32, least // 2)))
+        ]
+        return sorted(found, key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """Each tensor once from memory; indices and gradients of all windows through the first-level cache."""
+        del target
+        assert isinstance(problem, SubgraphProblem)
+        found = windows_of(problem)
+        assert found is not None
+        item = 4 if found.dtype == "fp32" else 2
+        read = found.n * found.c * found.p * found.q * (8 + item)
+        written = found.n * found.c * found.h * found.w * item
+        waste = -(-found.c // knobs.integer("block_c")) * knobs.integer("block_c") / max(1, found.c)
+        again = written // item * found.covering * (8 + item) * waste
+        return _LAUNCH_US + max((read + written) / _BYTES_US, again / _CACHE_US)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one tile."""
+        assert isinstance(problem, SubgraphProblem)
+        windows = windows_of(problem)
+        assert windows is not None
+        return PoolBackwardExecutable(self.id, windows, knobs, target)
+
+
+ENGINE = PoolBackwardEngine()

@@ -1,0 +1,66 @@
+"""triton.pool_backward on the GPU: every setting exact on integers, in a captured graph, the same bits every time."""
+
+import pytest
+import torch
+
+from convoy.engines.base import Buffers
+from convoy.engines.triton.pool_backward import ENGINE
+from convoy.measurement.accuracy import judge, make_data
+from convoy.measurement.detect import detect_target
+from convoy.problem import SubgraphProblem
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    # c, side of x, side of y, window, stride, padding, ceil mode: those of GoogLeNet and ResNet, and odd ones
+    "112 to 56, ceil": (64, 112, 56, 3, 2, 0, True),
+    "112 to 56, padded": (64, 112, 56, 3, 2, 1, False),
+    "28, stride 1": (192, 28, 28, 3, 1, 1, True),
+    "7, stride 1": (832, 7, 7, 3, 1, 1, True),
+    "14 to 7, 2x2": (832, 14, 7, 2, 2, 0, True),
+    "odd channels": (37, 15, 7, 3, 2, 0, False),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return detect_target("cuda")
+
+
+def piece(name, dtype, n):
+    c, x, y, window, stride, padding, ceil_mode = SHAPES[name]
+    pair = lambda value: f"({value}, {value})"  # noqa: E731 - the text below is long enough
+    return SubgraphProblem(
+        f"graph 1\ninput %v0: {dtype}[{n},{c},{y},{y}]\ninput %v1: {dtype}[{n},{c},{x},{x}]\ninput %v2: i64[{n},{c},{y},{y}]\n"
+        f"%v3: {dtype}[{n},{c},{x},{x}] = aten.max_pool2d_with_indices_backward.default(%v0, %v1, {pair(window)}, {pair(stride)},"
+        f" {pair(padding)}, (1, 1), {ceil_mode}, %v2)\nreturn %v3\n",
+        "nhwc",
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_setting_is_right(name, dtype, target):
+    problem = piece(name, dtype, 3)
+    for knobs in ENGINE.space(problem, target):
+        executable = ENGINE.build(problem, knobs, target)
+        for kind in ("integer", "normal"):
+            verdict = judge(executable, ENGINE.family, problem, make_data(problem, 5, kind, "cuda"), kind)
+            assert verdict.ok, f"[{knobs}] {kind}: {verdict.reason}"
+
+
+def test_replays_of_a_graph_give_the_same_bits(target):
+    problem = piece("112 to 56, padded", "bf16", 8)
+    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
+    data = make_data(problem, 6, "normal", "cuda")
+    result = torch.empty_like(data.args[1])
+    executable.launch(Buffers(data.args, [result], ()), None)
+    torch.cuda.synchronize()
+    wanted = result.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        executable.launch(Buffers(data.args, [result], ()), None)
+    for _ in range(20):
+        result.fill_(7)
+        graph.replay()
+        assert torch.equal(result, wanted)

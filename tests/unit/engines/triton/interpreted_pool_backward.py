@@ -1,0 +1,41 @@
+"""Run triton.pool_backward in Triton's interpreter and print one JSON line a case: how many places are wrong. A script of its
+own, because the interpreter is chosen by the environment before triton is imported."""
+
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from pool_backward_cases import CASES, piece
+
+from convoy.engines.base import Buffers
+from convoy.engines.triton.pool_backward import ENGINE
+from convoy.measurement.data import make_data, oracle
+from convoy.target import Target
+
+TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+
+
+def wrong_places(name, knobs, fault=False):
+    """Places of dx that differ from float64 on integer data, of a result that was full of garbage."""
+    problem = piece(name)
+    data = make_data(problem, 3, "integer")
+    executable = ENGINE.build(problem, knobs, TARGET)
+    (wanted,) = oracle(problem, data)
+    result = torch.full_like(data.args[1], 77)
+    if fault:
+        data.args[2].add_(1)
+    executable.launch(Buffers(data.args, [result], ()), None)
+    return int((result.double() != wanted).sum()), result.numel()
+
+
+for name in CASES:
+    space = ENGINE.space(piece(name), TARGET)
+    for knobs in (space[0], space[-1]):
+        wrong, of = wrong_places(name, knobs)
+        print(json.dumps({"case": name, "knobs": str(knobs), "wrong": wrong, "of": of}))
+wrong, of = wrong_places("2x2", ENGINE.space(piece("2x2"), TARGET)[0], fault=True)
+print(json.dumps({"case": "planted", "knobs": "", "wrong": wrong, "of": of}))
+sys.stdout.flush()

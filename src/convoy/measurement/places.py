@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from convoy.graph.ir import Graph, Node, Ref
+from convoy.graph.ir import Arg, Graph, Node, Ref
 
 _BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
 _X, _KERNEL, _STRIDE, _PADDING, _DILATION, _INDICES = 1, 2, 3, 4, 5, 7
@@ -63,7 +63,7 @@ def _along(
     return start.view(view) + tap * dilation
 
 
-def _pair(arg: object) -> tuple[int, int]:
+def _pair(arg: Arg) -> tuple[int, int]:
     """Both sides of a setting that may be given as one."""
     sides = arg if isinstance(arg, tuple) else (arg,)
     first, last = sides[0], sides[-1]

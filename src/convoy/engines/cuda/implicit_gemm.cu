@@ -46,36 +46,51 @@ struct Ring {  // a place in the ring of stages
   }
 };
 
+// What is added to this lane's eight sums: loaded for several at once, for each load takes half a microsecond to come.
+#if BYTES == 2
+typedef uint4 Added;
+#else
+struct Added { float2 group[4]; };
+#endif
+
+DEVICE void load(Added& added, int g, int pixel, int n0, int lane, const Value* __restrict__ residual, const Sizes& z) {
+  const Value* row = residual + (long long)pixel * z.k;
+#if BYTES == 2
+  int column = n0 + (4 * g + lane) * 8;  // of this lane's sixteen bytes
+  added = make_uint4(0, 0, 0, 0);
+  if (pixel < z.pixels && 4 * g + lane < GROUPS && column < z.k) added = *(const uint4*)(row + column);
+#else
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int group = 4 * g + i, column = n0 + group * 8 + 2 * lane;
+    added.group[i] = make_float2(0.f, 0.f);
+    if (pixel < z.pixels && group < GROUPS && column < z.k) added.group[i] = *(const float2*)(row + column);
+  }
+#endif
+}
+
 // Groups 4·g to 4·g + 3, of eight filters each, of one row: this lane has two neighbours of each group.
-DEVICE void store(float (&v)[8], int g, int pixel, int n0, int lane, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+DEVICE void store(float (&v)[8], const Added& added, int g, int pixel, int n0, int lane, Value* __restrict__ y, const Sizes& z) {
   bool inside = pixel < z.pixels;
   long long row = (long long)pixel * z.pitch;
 #if BYTES == 2
-  int column = n0 + (4 * g + lane) * 8;  // of this lane's sixteen bytes
-  bool mine = inside && 4 * g + lane < GROUPS && column < z.k;
+  int column = n0 + (4 * g + lane) * 8;
   u32 words[4];
 #if RESIDUAL
-  u32 added[4] = {0, 0, 0, 0};
-  if (mine) {
-    uint4 four = *(const uint4*)(residual + (long long)pixel * z.k + column);
-    added[0] = four.x; added[1] = four.y; added[2] = four.z; added[3] = four.w;
-  }
-  transpose(added, lane);
+  u32 given[4] = {added.x, added.y, added.z, added.w};
+  transpose(given, lane);
 #endif
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float low = v[2 * i], high = v[2 * i + 1];
-#if BIAS
-    int at = n0 + (4 * g + i) * 8 + 2 * lane;
-    if (4 * g + i < GROUPS && at < z.k) { low += unpack(bias[at]); high += unpack(bias[at + 1]); }
-#endif
 #if RESIDUAL
-    low += unpack((u16)(added[i] & 0xffff));
-    high += unpack((u16)(added[i] >> 16));
+    low += unpack((u16)(given[i] & 0xffff));
+    high += unpack((u16)(given[i] >> 16));
 #endif
     words[i] = pack(activated(low), activated(high));
   }
   transpose(words, lane);
+  bool mine = inside && 4 * g + lane < GROUPS && column < z.k;
   if (mine) *(uint4*)(y + row + column) = make_uint4(words[0], words[1], words[2], words[3]);
 #else
 #pragma unroll
@@ -83,24 +98,49 @@ DEVICE void store(float (&v)[8], int g, int pixel, int n0, int lane, Value* y, c
     int group = 4 * g + i, column = n0 + group * 8 + 2 * lane;
     if (!inside || group >= GROUPS || column >= z.k) continue;
     float low = v[2 * i], high = v[2 * i + 1];
-#if BIAS
-    low += bias[column];
-    high += bias[column + 1];
-#endif
 #if RESIDUAL
-    float2 two = *(const float2*)(residual + (long long)pixel * z.k + column);
-    low += two.x;
-    high += two.y;
+    low += added.group[i].x;
+    high += added.group[i].y;
 #endif
     *(float2*)(y + row + column) = make_float2(activated(low), activated(high));
   }
 #endif
 }
 
+// What the sums begin with: the bias, in one block of a split, so that it costs nothing where results are stored.
+DEVICE void begin(float (&d)[PARTS][BN / 2], int n0, int lane, const Value* __restrict__ bias, u32 rank, const Sizes& z) {
+#pragma unroll
+  for (int group = 0; group < GROUPS; group++) {
+    float low = 0.f, high = 0.f;
+#if BIAS
+    int column = n0 + group * 8 + 2 * lane;
+    if ((SPLIT == 1 || rank == 0) && column < z.k) {
+#if BYTES == 2
+      u32 two = *(const u32*)(bias + column);
+      low = unpack((u16)(two & 0xffff));
+      high = unpack((u16)(two >> 16));
+#else
+      float2 two = *(const float2*)(bias + column);
+      low = two.x;
+      high = two.y;
+#endif
+    }
+#endif
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      d[part][4 * group] = d[part][4 * group + 2] = low;
+      d[part][4 * group + 1] = d[part][4 * group + 3] = high;
+    }
+  }
+}
+
 // A tile's sums in items of one row and 32 filters: each is stored by one block of a split, the owner.
 #define WIDTHS ((GROUPS + 3) / 4)
 #define ITEMS (PARTS * 2 * WIDTHS)
 #define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
+#define BATCH (BYTES == 4 ? (SPLIT > 2 ? SPLIT : 2) : (SPLIT > 4 ? SPLIT : 4))  // of items whose residuals are asked for at once
+
+DEVICE int row_of(int item) { return item / (2 * WIDTHS) * 64 + item / WIDTHS % 2 * 8; }
 
 // This lane's eight sums of an item.
 DEVICE void take(float (&v)[8], const float (&d)[PARTS][BN / 2], int item) {
@@ -248,7 +288,7 @@ DEVICE void release(u32 bar, int lane) {
 #endif
 }
 
-DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32 rank, int who, int first, int step, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& z) {
   Ring ring = {0, 0};
   int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, turn = 0, own = 0, count = count_of(rank, z);
   for (int unit = first; unit < z.units; unit += step) {
@@ -256,11 +296,9 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32
       ring.skip(count);
       continue;
     }
+    int tile = quotient(unit, z.tiles_n_factor, z.tiles_n_shift), n0 = (unit - tile * z.tiles_n) * BN;
     float d[PARTS][BN / 2];
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-      for (int i = 0; i < BN / 2; i++) d[part][i] = 0.f;
+    begin(d, n0, lane % 4, bias, rank, z);
     int row0 = TURNS ? 0 : who * ROWS;
 #if TURNS
     // A wait knows a stage's round by its parity alone: so this group begins when the one before has waited for all of its own.
@@ -289,30 +327,37 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 turns, u32 arrived, u32
 #endif
     products_wait<0>();
     if (SPLIT == 1) release(before, lane);  // else nothing is loaded any more: a cluster has one tile
-    int tile = quotient(unit, z.tiles_n_factor, z.tiles_n_shift);
     int pixel = (CLUSTER == 1 ? tile : tile * CLUSTER + (int)rank) * TILE_M + row0 + warp * 16 + lane / 4;
-    int n0 = (unit - tile * z.tiles_n) * BN;
 #if SPLIT > 1
     cluster_meet();  // all have multiplied: nobody reads the ring any more
     send_sums(d, stages, arrived, rank, who, thread);
     if (inbox_bytes(rank)) barrier_wait_peers(arrived, 0);
 #endif
 #pragma unroll
-    for (int item = 0; item < ITEMS; item++) {
-      if (SPLIT > 1 && item % SPLIT != rank) continue;
-      float v[8];
-      take(v, d, item);
-#if SPLIT > 1
-      add_sums(v, stages, rank, who, item / SPLIT, thread);
+    for (int from = 0; from < ITEMS; from += BATCH) {
+      Added added[BATCH];
+#if RESIDUAL
+#pragma unroll
+      for (int item = from; item < from + BATCH && item < ITEMS; item++)
+        if (SPLIT == 1 || item % SPLIT == rank)
+          load(added[item - from], item % WIDTHS, pixel + row_of(item), n0, lane % 4, residual, z);
 #endif
-      int row = item / (2 * WIDTHS) * 64 + item / WIDTHS % 2 * 8;
-      store(v, item % WIDTHS, pixel + row, n0, lane % 4, y, residual, bias, z);
+#pragma unroll
+      for (int item = from; item < from + BATCH && item < ITEMS; item++) {
+        if (SPLIT > 1 && item % SPLIT != rank) continue;
+        float v[8];
+        take(v, d, item);
+#if SPLIT > 1
+        add_sums(v, stages, rank, who, item / SPLIT, thread);
+#endif
+        store(v, added[item - from], item % WIDTHS, pixel + row_of(item), n0, lane % 4, y, z);
+      }
     }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
-implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
+implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
   u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
   u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES, turns = empty + 8 * STAGES, arrived = turns + 8 * CONSUMERS;

@@ -284,10 +284,12 @@ def test_autocast_and_clipping_in_the_graph(db: Path):
 
 
 def replayed(db: Path, streams: int, count: int) -> tuple[TrainingStep, torch.Tensor]:
+    """Weights after so many steps, which are small enough to go on for long."""
     model = net()
     chosen = dataclasses.replace(settings(db, streams), deterministic=True)
-    step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
-    for x, y in batches(4) * (count // 4):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
+    step = convoy.training_step(model, cross_entropy, optimizer, batches(1)[0], settings=chosen)
+    for x, y in batches(4) * (count // 4):  # four batches, over and over
         step(x, y)
     return step, weights(model)
 
@@ -299,7 +301,8 @@ def test_serial_and_parallel_schedules_give_the_same_bits(db: Path):
 
 
 def test_replays_under_memory_pressure_give_the_same_bits(db: Path):
-    _, wanted = replayed(db, 4, 400)
+    _, wanted = replayed(db, 4, 10_000)
+    assert torch.isfinite(wanted).all()
     stop = threading.Event()
 
     def press() -> None:
@@ -310,7 +313,7 @@ def test_replays_under_memory_pressure_give_the_same_bits(db: Path):
     thread = threading.Thread(target=press)
     thread.start()
     try:
-        _, found = replayed(db, 4, 400)
+        _, found = replayed(db, 4, 10_000)
     finally:
         stop.set()
         thread.join()

@@ -35,6 +35,7 @@ MOST_CHANNELS = 2048
 _SLICES = 128
 _LOOK_PIXELS = 64
 _SPLIT_VALUES = 4096
+_TILES, _SHORT = 12, 4
 _LOOK_US, _BYTES_US = 3.0, 3.0e6
 _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 
@@ -42,6 +43,11 @@ _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 def plane_view(problem: ConvProblem) -> View:
     """The problem on fp16 planes."""
     return replace(conv_view(problem), bytes_each=2)
+
+
+def _spills(tile: Tile) -> bool:
+    """Two loops with blocks of 128 channels over such a tile want more registers than four warps have."""
+    return tile.warps == 4 and tile.block_c >= 128 and tile.block_k * tile.pixels >= 64 * 128
 
 
 def _power(size: int) -> int:
@@ -193,17 +199,21 @@ class ChannelsEngine(Engine):
         return tensor_support(plane_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """The tiles of a dense input by guessed time, in blocks of 32 and 64 channels: a few live ones fill few blocks."""
+        """The tiles of a dense input by guessed time; among them some with blocks of 32 channels, which a few live ones fill."""
         assert isinstance(problem, ConvProblem)
         view = plane_view(problem)
-        sizes = tuple(b for b in (64, 32) if b < 2 * view.c or b == 32)
+        sizes = tuple(b for b in (128, 64, 32) if b < 2 * view.c or b == 32)
         if view.strided:
-            sizes = tuple(b for b in (64, 32, 16) if view.c % b == 0)
+            sizes = tuple(b for b in (128, 64, 32, 16) if view.c % b == 0)
         tiles = candidate_tiles(
-            view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=40
+            view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=60
         )
-        whole = [tile for tile in tiles if view.n % tile.block_n == 0]
-        return [tile.knobs for tile in (whole or [Tile(64, 1, 8, 8, sizes[-1], 3)])[:16]]
+        whole = [tile for tile in tiles if view.n % tile.block_n == 0 and not _spills(tile)] or [
+            Tile(64, 1, 8, 8, sizes[-1], 3)
+        ]
+        short = [tile for tile in whole if tile.block_c == sizes[-1]][:_SHORT]
+        chosen = sorted({*whole[:_TILES], *short}, key=whole.index)
+        return [tile.knobs for tile in chosen]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Lists, planes, parts."""

@@ -1,9 +1,12 @@
 """How much faster is a net on this GPU? Question `inference`, metric `latency_ms`.
 
-Convoy beside a captured CUDA graph of eager PyTorch (NCHW and channels_last, cudnn.benchmark) and torch.compile with
-freezing; same weights, same input, outputs checked against float64, all timed in turn in one process.
+Convoy beside eager PyTorch (NCHW and channels_last, cudnn.benchmark), the same captured as a CUDA graph, and torch.compile with
+freezing; same weights, same input, outputs checked against float64, all timed in turn in one process. `max-autotune` may
+compile for five minutes; a peer that fails or takes longer is left out, and the line says so. JAX is in `bench/compare.py`: it needs a
+process of its own.
 
-    python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32] [--peers graph,inductor]
+    python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
+                              [--peers eager,graph,inductor,max-autotune]
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 import argparse
 import copy
 import math
+import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from record import Recorder
@@ -34,6 +39,10 @@ rounding (ResNet-50 with TF32 products is 1.5e-2 off as PyTorch runs it)."""
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+COMPILE_S = 300
+"""What a compiler may take."""
+
+
 def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], object]:
     """torch.compile with frozen weights, warmed up."""
     from torch._inductor import config
@@ -41,24 +50,56 @@ def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], objec
     config.freezing = True
     torch._dynamo.reset()
     fast = torch.compile(model, mode=mode)
-    for _ in range(4):
-        fast(x)
-    torch.cuda.synchronize()
+    with within(COMPILE_S):
+        for _ in range(4):
+            fast(x)
+        torch.cuda.synchronize()
     return lambda: fast(x)
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer."""
+
+    def late(signum: int, frame: object) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def eager(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    """The module as it is; cuDNN looks for its fastest kernels in the first calls."""
+    torch.backends.cudnn.benchmark = True
+    for _ in range(3):
+        model(x)
+    return lambda: model(x)
 
 
 def peers(model: nn.Module, x: torch.Tensor, wanted: list[str]) -> dict[str, Callable[[], object]]:
     """The other ways to run the model, by provider name."""
+    nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    image = x.contiguous(memory_format=torch.channels_last)
+    makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
+        "torch.eager": ("eager", lambda: eager(model, x)),
+        "torch.eager.nhwc": ("eager", lambda: eager(nhwc, image)),
+        "torch.graph": ("graph", lambda: stock_graph(model, (x,), {})),
+        "torch.graph.nhwc": ("graph", lambda: stock_graph(nhwc, (image,), {})),
+        "inductor.reduce-overhead": ("inductor", lambda: compiled(nhwc, image, "reduce-overhead")),
+        "inductor.max-autotune": ("max-autotune", lambda: compiled(nhwc, image, "max-autotune")),
+    }
     runs: dict[str, Callable[[], object]] = {}
-    if "graph" in wanted:
-        runs["torch.graph"] = stock_graph(model, (x,), {})
-        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
-        runs["torch.graph.nhwc"] = stock_graph(nhwc, (x.contiguous(memory_format=torch.channels_last),), {})
-    if "inductor" in wanted:
-        nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
-        runs["inductor.reduce-overhead"] = compiled(
-            nhwc, x.contiguous(memory_format=torch.channels_last), "reduce-overhead"
-        )
+    for provider, (word, make) in makers.items():
+        if word in wanted:
+            try:
+                runs[provider] = make()
+            except Exception as error:  # a peer that fails is said to have failed
+                print(f"{provider}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
     return runs
 
 

@@ -2,8 +2,8 @@
 
 Convoy beside eager PyTorch (NCHW and channels_last, cudnn.benchmark), the same captured as a CUDA graph, and torch.compile with
 freezing; same weights, same input, outputs checked against float64, all timed in turn in one process. `max-autotune` may
-compile for five minutes; a peer that fails or takes longer is left out, and the line says so. JAX is in `bench/compare.py`: it needs a
-process of its own.
+compile for five minutes; a peer that fails or takes longer is left out, and a line says so. JAX, which needs a process of its
+own, is in `bench/compare.py`.
 
     python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
                               [--peers eager,graph,inductor,max-autotune]
@@ -61,7 +61,8 @@ def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], objec
 def within(seconds: int) -> Iterator[None]:
     """Raise TimeoutError in what takes longer."""
 
-    def late(signum: int, frame: object) -> None:
+    def late(*signal_and_frame: object) -> None:
+        del signal_and_frame
         raise TimeoutError(f"took longer than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)

@@ -26,8 +26,14 @@ def absence() -> str:
     return "" if found else "needs cuda-core and cuda-bindings: pip install 'convoy-cnn[gpu]'"
 
 
-def compile_cubin(engine: str, source: str, target: Target) -> tuple[bytes, str]:
+def compile_cubin(engine: str, source: str, target: Target, options: Sequence[str] = ()) -> tuple[bytes, str]:
     """A cubin and the assembler's log, from the cache or from NVRTC.
+
+    Args:
+        engine: the engine's id, for messages and files.
+        source: CUDA C.
+        target: the device.
+        options: more options of NVRTC's.
 
     Raises:
         CompileError: NVRTC is missing or refused the source, or the assembler spilled registers or serialised wgmma.
@@ -41,10 +47,10 @@ def compile_cubin(engine: str, source: str, target: Target) -> tuple[bytes, str]
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
 
     def make() -> bytes:
-        cubin, log = _compile(engine, source, arch)
+        cubin, log = _compile(engine, source, arch, options)
         return len(log).to_bytes(4, "little") + log.encode() + cubin
 
-    kept = cached(engine, (source, arch, "nvrtc", str(error), *map(str, version)), make)
+    kept = cached(engine, (source, arch, "nvrtc", str(error), *map(str, version), *options), make)
     length = int.from_bytes(kept[:4], "little")
     log = kept[4 : 4 + length].decode()
     if "C7510" in log or "C7515" in log or "serialized" in log:
@@ -54,11 +60,12 @@ def compile_cubin(engine: str, source: str, target: Target) -> tuple[bytes, str]
     return kept[4 + length :], log
 
 
-def _compile(engine: str, source: str, arch: str) -> tuple[bytes, str]:
+def _compile(engine: str, source: str, arch: str, more: Sequence[str]) -> tuple[bytes, str]:
     from cuda.bindings import nvrtc
 
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"convoy.cu", 0, [], [])
     options = [b"--std=c++17", f"--gpu-architecture={arch}".encode(), b"--ptxas-options=-v", b"-w"]
+    options += [option.encode() for option in more]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     log = _text(nvrtc.nvrtcGetProgramLogSize(program), lambda buffer: nvrtc.nvrtcGetProgramLog(program, buffer))
     if int(error) or int(failed):

@@ -60,6 +60,8 @@ def emit(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activati
     """
     if activation not in FUSED:
         raise ValueError(f"activation {activation!r} is not one of {FUSED}")
+    if kernel.splits > 1:
+        raise ValueError(f"{kernel.splits} splits: in C a thread has all of a tile's sums")
     assembly = arch if emit_x86.fits(kernel, arch) else ""
     head = _HIDDEN + ("" if assembly else prelude(kernel))
     units = [head + "".join(unit) for unit in _units(kernel, assembly)]

@@ -34,11 +34,14 @@ class Piece:
         loads: the code.
         stage: planes that are copied to shared memory before, `span` floats of each, one after another; empty where input is
             read where it lies.
+        split: which of the code's splits this is of. Splits have sums of their own, which are added in the end: each is
+            other threads' work.
     """
 
     begins: bool
     loads: tuple[Load, ...]
     stage: tuple[int, ...] = ()
+    split: int = 0
 
     @property
     def uses(self) -> int:
@@ -88,6 +91,11 @@ class Kernel:
         """Pixels computed at once."""
         return self.lanes * self.vectors
 
+    @property
+    def splits(self) -> int:
+        """Splits of the code: 1 where all sums are of the same threads."""
+        return 1 + max((piece.split for group in self.groups for piece in group.pieces), default=0)
+
 
 def verify(kernel: Kernel, filters: int) -> None:
     """Check every rule of the IR.
@@ -111,11 +119,14 @@ def verify(kernel: Kernel, filters: int) -> None:
     value = 0
     for at, group in enumerate(kernel.groups):
         _require(bool(group.pieces), f"group {at}", "no piece", "at least one: its sums must begin somewhere")
+        begun: set[int] = set()
         for index, piece in enumerate(group.pieces):
             where = f"group {at} piece {index}"
             _require(
-                piece.begins == (index == 0), where, piece.begins, "the first piece, and no other, to begin at zero"
-            )
+                piece.begins == (piece.split not in begun), where, piece.begins,
+                "the first piece of a split, and no other, to begin at zero",
+            )  # fmt: skip
+            begun.add(piece.split)
             value = _verify_piece(kernel, group, piece, where, value)
     _require(value == kernel.values, "values", kernel.values, f"as many as the code uses, {value}")
 

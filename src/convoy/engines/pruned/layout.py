@@ -119,6 +119,7 @@ def lay_out(
     tile: int,
     images: int,
     rows: int,
+    align: int = 1,
 ) -> Layout:
     """The template of a problem.
 
@@ -129,6 +130,7 @@ def lay_out(
         tile: positions computed at once.
         images: images of a block, at most; more than one only where a block has whole images.
         rows: output rows of a block, at most.
+        align: what the pitch is a multiple of: a thread's neighbouring pixels are then of one row, where q is a multiple too.
     """
     used = sorted(set(taps))
     starts = sorted({_phase(problem, r, s) for r, s in used})
@@ -140,7 +142,7 @@ def lay_out(
     shared_w = _shared([b for _, b in starts], columns, problem.stride_w, problem.pad_w, problem.w, reach_w)
     tall = rows + reach_h
     shared_h = _shared([a for a, _ in starts], tall, problem.stride_h, problem.pad_h, problem.h, reach_h)
-    pitch = columns - shared_w
+    pitch = -(-(columns - shared_w) // align) * align
     phases = tuple(Phase(a, b, *_inside(b, pitch, problem.stride_w, problem.pad_w, problem.w)) for a, b in starts)
     image_rows = tall - shared_h if images > 1 else tall
     return Layout(problem, channels, phases, images, rows, reach_h, reach_w, pitch, image_rows, tile)

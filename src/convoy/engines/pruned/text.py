@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from convoy.engines.pruned.ir import Group, Kernel, Load, Piece
@@ -13,13 +14,31 @@ _HEADER: Final = ("lanes", "vectors", "positions", "plane", "planes", "span", "v
 _NUMBER: Final = re.compile(r"\d{1,12}", re.ASCII)
 
 
+_PIECE: Final = re.compile(r"(zero|keep)( [1-9][0-9]{0,5})?", re.ASCII)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """A piece whose lines are being read."""
+
+    begins: bool
+    split: int
+    stage: tuple[int, ...] = ()
+    loads: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list[tuple[int, list[tuple[int, int]]]])
+
+    def made(self) -> Piece:
+        loads = tuple(Load(offset, tuple(uses)) for offset, uses in self.loads)
+        return Piece(self.begins, loads, self.stage, self.split)
+
+
 def print_kernel(kernel: Kernel) -> str:
     """A kernel as text; `parse_kernel` reads it back."""
     lines = ["kernel 1", *(f"{name} {getattr(kernel, name)}" for name in _HEADER)]
     for group in kernel.groups:
         lines.append(f"group {_numbers(group.filters)}".rstrip())
         for piece in group.pieces:
-            lines.append(f"piece {'zero' if piece.begins else 'keep'}")
+            split = f" {piece.split}" if piece.split else ""
+            lines.append(f"piece {'zero' if piece.begins else 'keep'}{split}")
             if piece.stage:
                 lines.append(f"stage {_numbers(piece.stage)}")
             for load in piece.loads:
@@ -45,19 +64,17 @@ def parse_kernel(text: str) -> Kernel:
 
 
 def _groups(words: Sequence[list[str]], start: int) -> tuple[Group, ...]:
-    groups: list[
-        tuple[tuple[int, ...], list[tuple[bool, list[tuple[int, list[tuple[int, int]]]], tuple[int, ...]]]]
-    ] = []
+    groups: list[tuple[tuple[int, ...], list[_Lines]]] = []
     for at in range(start, len(words)):
         word, *rest = words[at]
         pieces = groups[-1][1] if groups else []
-        loads = pieces[-1][1] if pieces else []
+        loads = pieces[-1].loads if pieces else []
         if word == "group":
             groups.append((_integers(words, at), []))
-        elif word == "piece" and groups and rest in (["zero"], ["keep"]):
-            pieces.append((rest == ["zero"], [], ()))
-        elif word == "stage" and pieces and rest and not loads and not pieces[-1][2]:
-            pieces[-1] = (pieces[-1][0], loads, _integers(words, at))
+        elif word == "piece" and groups and _PIECE.fullmatch(" ".join(rest)):
+            pieces.append(_Lines(rest[0] == "zero", int(rest[1]) if len(rest) == 2 else 0))
+        elif word == "stage" and pieces and rest and not loads and not pieces[-1].stage:
+            pieces[-1].stage = _integers(words, at)
         elif word == "load" and pieces and len(rest) == 1:
             loads.append((_integers(words, at)[0], []))
         elif word == "fma" and loads and len(rest) == 2:
@@ -65,16 +82,7 @@ def _groups(words: Sequence[list[str]], start: int) -> tuple[Group, ...]:
             loads[-1][1].append((total, value))
         else:
             raise _wrong(at, words, "group, piece, stage, load or fma, each inside what it belongs to")
-    return tuple(
-        Group(
-            filters,
-            tuple(
-                Piece(begins, tuple(Load(offset, tuple(uses)) for offset, uses in loads), stage)
-                for begins, loads, stage in pieces
-            ),
-        )
-        for filters, pieces in groups
-    )
+    return tuple(Group(filters, tuple(piece.made() for piece in pieces)) for filters, pieces in groups)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -27,12 +27,14 @@ class Cut:
         channels: input channels of a piece, at most: their part of a tile stays in the first cache.
         code_bytes: a piece's code, about, at most: it stays in the instruction cache.
         staged: whether a piece's planes are copied to shared memory first.
+        splits: splits that each piece's code is dealt out to, at most.
     """
 
     filters: int
     channels: int
     code_bytes: int
     staged: bool = False
+    splits: int = 1
 
 
 def positions(mask: WeightMask) -> NDArray[np.bool_]:
@@ -69,11 +71,14 @@ def walk(mask: NDArray[np.bool_], layout: Layout, lanes: int, cut: Cut) -> tuple
     done = 0
     for filters in partition(mask, cut.filters):
         entries = _entries(mask, layout, filters)
-        pieces = []
-        for loads, stage in _pieces(entries, layout, cut):
-            pieces.append(_piece(loads, stage, layout, done, begins=not pieces))
-            order += [entry[:, _PLACE] for entry in loads]
-            done += sum(map(len, loads))
+        pieces: list[Piece] = []
+        begun: set[int] = set()
+        for whole, stage in _pieces(entries, layout, cut):
+            for split, loads in _deal(whole, layout.pitch, cut.splits):
+                pieces.append(_piece(loads, stage, layout, done, split, begins=split not in begun))
+                begun.add(split)
+                order += [entry[:, _PLACE] for entry in loads]
+                done += sum(map(len, loads))
         groups.append(Group(tuple(filters), tuple(pieces) or (Piece(True, ()),)))
     places = np.concatenate(order) if order else np.zeros(0, np.int64)
     kernel = Kernel(
@@ -165,12 +170,37 @@ def _together(loads: Sequence[NDArray[np.int64]], phases: int) -> Iterator[list[
             start = at
 
 
+def _deal(loads: Sequence[NDArray[np.int64]], pitch: int, splits: int) -> Iterator[tuple[int, list[NDArray[np.int64]]]]:
+    """Deal a piece's loads out to splits, in order and by their uses; loads of one row of a filter stay together.
+
+    Neighbouring taps of a row read nearly the same floats.
+    """
+    if splits == 1:
+        yield 0, list(loads)
+        return
+    sizes = np.array([len(load) for load in loads])
+    rows = np.array([(load[0, _PLANE], load[0, _OFFSET] // pitch) for load in loads])
+    starts = np.flatnonzero(np.r_[True, (np.diff(rows, axis=0) != 0).any(axis=1)])
+    before = np.cumsum(sizes) - sizes
+    middle = before[starts] + np.add.reduceat(sizes, starts) / 2
+    split_of_row = (middle * splits / sizes.sum()).astype(int)
+    split_of = np.repeat(split_of_row, np.diff(np.r_[starts, len(loads)]))
+    for split in range(splits):
+        if len(dealt := np.flatnonzero(split_of == split)):
+            yield split, [loads[at] for at in dealt]
+
+
 def _stage(loads: Sequence[NDArray[np.int64]], cut: Cut) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(load[0, _PLANE]) for load in loads)) if cut.staged else ()
+    """Planes of a piece: those it reads, and those between where few are missing: neighbours are copied by less code."""
+    if not cut.staged:
+        return ()
+    planes = tuple(dict.fromkeys(int(load[0, _PLANE]) for load in loads))
+    between = range(planes[0], planes[-1] + 1)
+    return tuple(between) if len(between) <= 1.25 * len(planes) else planes
 
 
 def _piece(
-    loads: Sequence[NDArray[np.int64]], stage: tuple[int, ...], layout: Layout, done: int, *, begins: bool
+    loads: Sequence[NDArray[np.int64]], stage: tuple[int, ...], layout: Layout, done: int, split: int, *, begins: bool
 ) -> Piece:
     """The IR of one piece, whose values begin at `done`."""
     base = {plane: index * layout.span for index, plane in enumerate(stage)}
@@ -182,4 +212,4 @@ def _piece(
         uses = tuple(zip(load[:, _SUM].tolist(), range(done, done + len(load)), strict=True))
         code.append(Load(start + offset, uses))
         done += len(uses)
-    return Piece(begins, tuple(code), stage)
+    return Piece(begins, tuple(code), stage, split)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from pruned_cases import mask_of
 
-from convoy.engines.pruned import cuda, emit_c, emit_cuda
+from convoy.engines.pruned import cuda, emit_c
 from convoy.engines.pruned.cpu_blocks import plan, write
+from convoy.engines.pruned.cuda_forms import Form
 from convoy.engines.pruned.text import parse_kernel, print_kernel
-from convoy.engines.pruned.walk import positions, walk
+from convoy.engines.pruned.walk import positions
 from convoy.problem import ConvProblem, Epilogue, Knobs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,14 +42,12 @@ def texts():
     for arch, lanes in (("avx512", 16), ("avx2", 8)):
         made = plan(problem, mask, Knobs.of(filters=2, vectors=1, channels=1, lanes=lanes, threads=1))
         found[f"{arch}.c"] = emit_c.emit(write(problem, mask, made)[0], made.layout, **epilogue, arch=arch).units[0]
-    knobs = Knobs.of(filters=2, vectors=2, channels=1, lanes=8)
-    layout = cuda.template(problem, mask, knobs)
-    staged, places = walk(mask, layout, 8, cuda.cut_of(layout, knobs, 4))
-    found["staged.ir"] = print_kernel(staged)
-    values = [float(value) / 4 for value in range(len(places))]
-    parts = emit_cuda.emit(staged, layout, **epilogue)
-    found |= {f"{module.name}.cu": module.source for module in (parts.pad, *parts.parts)}
-    found["immediates.cu"] = emit_cuda.emit(staged, layout, **epilogue, values=values).parts[0].source
+    form = Form(lanes=8, vectors=2, filters=2, splits=2, channels=1, room=1, resident=1)
+    written = cuda.write(problem, form)
+    found["staged.ir"] = print_kernel(written.kernel)
+    (found["values.cu"],) = written.source.units
+    weight = [float(value) / 4 for value in range(problem.weight_spec.elements)]
+    (found["immediates.cu"],) = cuda.write(problem, replace(form, splits=1, vectors=1), weight).source.units
     return found
 
 

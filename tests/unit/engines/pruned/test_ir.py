@@ -31,7 +31,7 @@ SMALL = Kernel(
 )
 
 
-def made(problem, nonzero, cut, vectors=1, lanes=4, images=3, rows=4):
+def made(problem, nonzero, cut, vectors=1, lanes=4, images=3, rows=4, align=1):
     layout = lay_out(
         problem,
         used_taps(nonzero),
@@ -39,6 +39,7 @@ def made(problem, nonzero, cut, vectors=1, lanes=4, images=3, rows=4):
         tile=lanes * vectors,
         images=images,
         rows=rows,
+        align=align,
     )
     return layout, *walk(nonzero, layout, lanes, cut)
 
@@ -79,6 +80,7 @@ FIRST = SMALL.groups[0].pieces[0]
         with_piece(replace(FIRST, stage=(0,))),
         with_piece(replace(FIRST, stage=(0, 2))),
         with_piece(replace(FIRST, stage=(0, 1, 0))),
+        with_piece(replace(SMALL.groups[0].pieces[1], split=1), at=1),
     ],
 )
 def test_every_rule_is_held(kernel):
@@ -90,6 +92,14 @@ def test_offsets_of_a_staged_piece_are_in_the_stage():
     staged = with_piece(replace(FIRST, stage=(1, 0), loads=(Load(0, ((0, 0), (1, 1))), Load(12, ((1, 2),)))))
     verify(staged, 3)
     assert parse_kernel(print_kernel(staged)) == staged
+
+
+def test_each_split_begins_its_own_sums():
+    split = with_piece(replace(SMALL.groups[0].pieces[1], split=1, begins=True), at=1)
+    verify(split, 3)
+    assert (SMALL.splits, split.splits) == (1, 2)
+    assert "piece zero 1" in print_kernel(split)
+    assert parse_kernel(print_kernel(split)) == split
 
 
 @pytest.mark.parametrize(
@@ -105,6 +115,9 @@ def test_offsets_of_a_staged_piece_are_in_the_stage():
         ("span 8", "span 1234567890123"),
         ("piece keep", "piece"),
         ("piece keep", "piece maybe"),
+        ("piece keep", "piece keep 0"),
+        ("piece keep", "piece keep 01"),
+        ("piece keep", "piece keep 1 2"),
         ("load 20", "load"),
         ("load 20", "load 20 1"),
         ("fma 1 2", "fma 1"),
@@ -152,9 +165,13 @@ def test_the_walk_says_the_convolution(name):
     problem = SHAPES[name]
     turn = list(SHAPES).index(name)
     nonzero = pattern(PATTERNS[turn % len(PATTERNS)], problem.weight_spec.shape)
-    cut = Cut(filters=1 + turn % 5, channels=1 + turn % 3, code_bytes=10_000, staged=turn % 2 == 1)
-    layout, kernel, places = made(problem, nonzero, cut, vectors=1 + turn % 2, images=problem.n, rows=problem.p)
+    splits = 1 + turn // 2 % 3
+    cut = Cut(filters=1 + turn % 5, channels=1 + turn % 3, code_bytes=10_000, staged=turn % 2 == 1, splits=splits)
+    align = 1 + turn % 4
+    layout, kernel, places = made(problem, nonzero, cut, 1 + turn % 2, images=problem.n, rows=problem.p, align=align)
     verify(kernel, problem.k)
+    assert kernel.splits <= splits
+    assert layout.pitch % align == 0
     assert parse_kernel(print_kernel(kernel)) == kernel
     assert sorted(places) == list(np.flatnonzero(nonzero))
     rng = np.random.default_rng(turn)
@@ -225,6 +242,22 @@ def test_groups_of_filters_are_few_and_even():
     assert [len(group) for group in found] == [7, 7, 7, 2]
     assert found[-1] == [3, 7]
     assert sorted(k for group in found for k in group) == list(range(23))
+
+
+def test_code_is_dealt_out_to_splits_evenly_and_by_rows():
+    problem = SHAPES["3x3 padded"]
+    nonzero = pattern("half", problem.weight_spec.shape)
+    cut = Cut(filters=problem.k, channels=99, code_bytes=10**6, staged=True, splits=3)
+    layout, kernel, _ = made(problem, nonzero, cut, images=problem.n, rows=problem.p)
+    (group,) = kernel.groups
+    assert [piece.split for piece in group.pieces] == [0, 1, 2]
+    assert max(p.uses for p in group.pieces) <= 1.3 * min(p.uses for p in group.pieces)
+    rows = [
+        {load.offset // layout.span * 1000 + load.offset % layout.span // layout.pitch for load in p.loads}
+        for p in group.pieces
+    ]
+    assert not rows[0] & rows[1]
+    assert not rows[1] & rows[2]
 
 
 def test_neighbouring_rows_share_their_zeros():

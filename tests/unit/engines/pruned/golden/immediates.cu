@@ -11,19 +11,21 @@
 #define PAD_W 1
 #define PITCH 5
 #define IMAGE_ROWS 5
-#define REACH_H 1
-#define PLANES 6
-#define PLANE 80
 #define PHASES 3
 #define LANES 8
-#define VECTORS 2
-#define TILE 16
-#define SPAN 24
+#define VECTORS 1
+#define SPLITS 1
+#define TILE 8
+#define SPAN 16
+#define TILES 6
+#define THREADS 8
+#define ALONG 8
 #define BIAS 1
 #define RESIDUAL 1
 #define RELU 1
 #define RELU6 1
 #define HALF 0
+#define WIDE_STORES 0
 typedef float element;
 
 #ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
@@ -49,157 +51,238 @@ static __device__ __forceinline__ element narrow(float v)
 #endif
 }
 
+/* Copies to shared memory that are not waited for; where nothing is inside, the copy is a zero. */
+#define COPY4(to, from, inside) \
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" \
+                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((inside) ? 4 : 0) : "memory")
 #define COPY16(to, from) \
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" \
                  :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
 #define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
 #define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
-#define SHARED extern __shared__ __align__(16) element staged[]
+#define SHARED extern __shared__ __align__(16) float staged[]
+/* A group's function ends its thread: it need not put registers aside for a caller. */
+#define GROUP __noinline__ __attribute__((noreturn))
+#define END asm volatile("exit;"); __builtin_unreachable()
+#endif
+#define BASE ((int)blockIdx.x % TILES * TILE) /* the tile's first position */
+#if HALF /* converted on the way, which an asynchronous copy cannot do */
+#define COPY(to, from, inside) (*(to) = (inside) ? wide(*(from)) : 0.0f)
+#else
+#define COPY(to, from, inside) COPY4(to, from, inside)
+#endif
+#if VECTORS == 4
+typedef float4 WORDS;
+#elif VECTORS == 2
+typedef float2 WORDS;
+#else
+typedef float WORDS;
 #endif
 
+static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
+static __constant__ int channels[] = {0, 2};
 
-/* Copy one tile's part of some planes to shared memory, 16 bytes a thread, without waiting for it. */
-static __device__ __forceinline__ void stage(element *to, const element *from, int planes)
+/* Copy one tile's part of some planes to shared memory, with padding inside; ALONG threads a plane. */
+static __device__ __forceinline__ void stage_list(float *to, const element *x, const int *list, int planes)
 {
-    const int many = 16 / sizeof(element), pieces = SPAN / many;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < planes * pieces; i += LANES) {
-        const int plane = i / pieces, place = i % pieces * many;
-        COPY16(to + plane * SPAN + place, from + (long long)plane * PLANE + place);
+    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
+        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
+        const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
+#pragma unroll 4
+        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
+            const int *phase = phases[list[plane] % PHASES], channel = channels[list[plane] / PHASES];
+            const int h = (line - image * IMAGE_ROWS) * STRIDE_H + phase[0] - PAD_H;
+            const int w = column * STRIDE_W + phase[1] - PAD_W;
+            const bool inside = h >= 0 && h < H && column >= phase[2] && column < phase[3];
+            COPY(to + plane * SPAN + i, x + (inside ? ((image * C + channel) * H + h) * W + w : 0), inside);
+        }
     }
 }
 
+
+/* Copy values to shared memory. */
+static __device__ __forceinline__ void stage_values(float *to, const float *from, int count)
+{
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS)
+        COPY16(to + i, from + i);
+}
+
+
+/* Where a pixel of filter 0 is in y; -1: between the rows. */
+static __device__ __forceinline__ int place_of(int at)
+{
+    const int line = at / PITCH, column = at % PITCH, image = line / IMAGE_ROWS, row = line % IMAGE_ROWS;
+    return column < Q && row < P && image < N ? (image * K * P + row) * Q + column : -1;
+}
+
+static __device__ __forceinline__ float finished(float sum, int k, int to, const float *bias, const element *residual)
+{
 #if BIAS
-#define BIASED(k, v) ((v) + bias[k])
-#else
-#define BIASED(k, v) (v)
+    sum += bias[k];
 #endif
 #if RESIDUAL
-#define ADDED(k, v) ((v) + wide(residual[to + k##LL * P * Q]))
-#else
-#define ADDED(k, v) (v)
+    sum += wide(residual[to]);
 #endif
 #if RELU6
-#define ACTIVE(v) ((v) < 0 ? 0.0f : (v) > 6 ? 6.0f : (v))
+    sum = sum < 0 ? 0.0f : sum > 6 ? 6.0f : sum;
 #elif RELU
-#define ACTIVE(v) ((v) < 0 ? 0.0f : (v))
-#else
-#define ACTIVE(v) (v)
+    sum = sum < 0 ? 0.0f : sum;
 #endif
-#define RESULT(k, sum) { const float s = ADDED(k, BIASED(k, sum)); y[to + k##LL * P * Q] = narrow(ACTIVE(s)); }
-extern "C" __global__ void __launch_bounds__(LANES)
-part_0(const element *__restrict__ planes, const float *__restrict__ bias,
+    return sum;
+}
+
+#if WIDE_STORES /* a thread's pixels are all there, in one row, or none is */
+typedef int places;
+#define PLACE(lane) const places place = place_of(BASE + VECTORS * lane)
+static __device__ __forceinline__ void store(
+    int k, const places &place, const float *sums, const float *bias, const element *residual, element *y)
+{
+    if (place < 0)
+        return;
+    const int to = place + k * (P * Q);
+    WORDS found;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        ((float *)&found)[v] = finished(sums[v], k, to + v, bias, residual);
+    *(WORDS *)(y + to) = found;
+}
+#else
+struct places { int to[VECTORS]; };
+static __device__ __forceinline__ places places_of(int at)
+{
+    places found;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        found.to[v] = place_of(at + v);
+    return found;
+}
+#define PLACE(lane) const places place = places_of(BASE + VECTORS * lane)
+static __device__ __forceinline__ void store(
+    int k, const places &place, const float *sums, const float *bias, const element *residual, element *y)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const int to = place.to[v] + k * (P * Q);
+        if (place.to[v] >= 0)
+            y[to] = narrow(finished(sums[v], k, to, bias, residual));
+    }
+}
+#endif
+
+#if SPLITS > 1
+/* The sums of all splits for one filter and a thread's pixels, added in order, to y. */
+static __device__ __forceinline__ void add_splits(
+    int k, const float *from, int split, const places &place, const float *bias, const element *residual, element *y)
+{
+    float sums[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        sums[v] = 0;
+#pragma unroll
+    for (int i = 0; i < SPLITS; i++) {
+        const WORDS found = *(const WORDS *)(from + i * split);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+            sums[v] += ((const float *)&found)[v];
+    }
+    store(k, place, sums, bias, residual, y);
+}
+#endif
+
+static __constant__ int planes_0_0[] = {0};
+static __constant__ int planes_0_1[] = {5};
+extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
     const element *__restrict__ residual, element *__restrict__ y)
 {
-    const element *from = planes + (long long)blockIdx.x * TILE;
     SHARED;
-    switch (blockIdx.y) {
-    case 0: {
-    float a0_0 = 0, a0_1 = 0;
-    stage(staged + 0, from + 0LL * PLANE, 1);
+    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
+    float a0_0 = 0;
+    stage_list(staged + 4, x, planes_0_0, 1);
     COMMIT;
-    stage(staged + 48, from + 5LL * PLANE, 1);
-    COMMIT;
-    WAIT(1);
-    __syncthreads();
-    {
-    const element *x = staged + 0 + threadIdx.x;
-    { const float x0 = wide(x[0]), x1 = wide(x[8]);
-    a0_0 = fmaf(x0, 0x0.0p+0f, a0_0); a0_1 = fmaf(x1, 0x0.0p+0f, a0_1);
-    }
-    }
-    __syncthreads();
-    WAIT(0);
-    __syncthreads();
-    {
-    const element *x = staged + 48 + threadIdx.x;
-    { const float x0 = wide(x[0]), x1 = wide(x[8]);
-    a0_0 = fmaf(x0, 0x1.0000000000000p-2f, a0_0); a0_1 = fmaf(x1, 0x1.0000000000000p-2f, a0_1);
-    }
-    }
-    {
-    const int at = blockIdx.x * TILE + 0 + threadIdx.x;
-    const int line = at / PITCH, q = at % PITCH, image = line / IMAGE_ROWS, p = line % IMAGE_ROWS;
-    if (q < Q && p < P && image < N) {
-        const long long to = ((long long)image * K * P + p) * Q + q;
-        RESULT(0, a0_0);
-    }
-    }
-    {
-    const int at = blockIdx.x * TILE + 8 + threadIdx.x;
-    const int line = at / PITCH, q = at % PITCH, image = line / IMAGE_ROWS, p = line % IMAGE_ROWS;
-    if (q < Q && p < P && image < N) {
-        const long long to = ((long long)image * K * P + p) * Q + q;
-        RESULT(0, a0_1);
-    }
-    }
-    } break;
-    case 1: {
-    float a0_0 = 0, a0_1 = 0, a1_0 = 0, a1_1 = 0;
-    stage(staged + 0, from + 0LL * PLANE, 1);
-    COMMIT;
-    stage(staged + 48, from + 4LL * PLANE, 2);
+    stage_list(staged + 40, x, planes_0_1, 1);
     COMMIT;
     WAIT(1);
     __syncthreads();
     {
-    const element *x = staged + 0 + threadIdx.x;
-    { const float x0 = wide(x[0]), x1 = wide(x[8]);
-    a0_0 = fmaf(x0, 0x1.0000000000000p-1f, a0_0); a0_1 = fmaf(x1, 0x1.0000000000000p-1f, a0_1);
+    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
+    const WORDS x0 = x[0];
+    a0_0 = fmaf(x0, 0x0.0p+0f, a0_0);
     }
-    { const float x0 = wide(x[6]), x1 = wide(x[14]);
-    a1_0 = fmaf(x0, 0x1.8000000000000p-1f, a1_0); a1_1 = fmaf(x1, 0x1.8000000000000p-1f, a1_1);
-    }
-    }
-    __syncthreads();
     WAIT(0);
     __syncthreads();
     {
-    const element *x = staged + 48 + threadIdx.x;
-    { const float x0 = wide(x[5]), x1 = wide(x[13]);
-    a0_0 = fmaf(x0, 0x1.0000000000000p+0f, a0_0); a0_1 = fmaf(x1, 0x1.0000000000000p+0f, a0_1);
+    const WORDS *const x = (const WORDS *)(staged + 40) + lane;
+    const WORDS x0 = x[0];
+    a0_0 = fmaf(x0, 0x1.6000000000000p+2f, a0_0);
     }
-    { const float x0 = wide(x[24]), x1 = wide(x[32]);
-    a1_0 = fmaf(x0, 0x1.4000000000000p+0f, a1_0); a1_1 = fmaf(x1, 0x1.4000000000000p+0f, a1_1);
-    }
-    }
+    PLACE(lane);
+    { const float sums[] = {a0_0}; store(0, place, sums, bias, residual, y); }
+    END;
+}
+
+static __constant__ int filters_1[] = {1, 3};
+static __constant__ int planes_1_0[] = {0};
+static __constant__ int planes_1_1[] = {4, 5};
+extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    SHARED;
+    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
+    float a0_0 = 0, a1_0 = 0;
+    stage_list(staged + 4, x, planes_1_0, 1);
+    COMMIT;
+    stage_list(staged + 40, x, planes_1_1, 2);
+    COMMIT;
+    WAIT(1);
+    __syncthreads();
     {
-    const int at = blockIdx.x * TILE + 0 + threadIdx.x;
-    const int line = at / PITCH, q = at % PITCH, image = line / IMAGE_ROWS, p = line % IMAGE_ROWS;
-    if (q < Q && p < P && image < N) {
-        const long long to = ((long long)image * K * P + p) * Q + q;
-        RESULT(1, a0_0);
-        RESULT(3, a1_0);
+    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
+    const WORDS x0 = x[0];
+    a0_0 = fmaf(x0, 0x1.b000000000000p+2f, a0_0);
+    const WORDS x6 = x[6];
+    a1_0 = fmaf(x6, 0x1.6400000000000p+4f, a1_0);
     }
-    }
+    WAIT(0);
+    __syncthreads();
     {
-    const int at = blockIdx.x * TILE + 8 + threadIdx.x;
-    const int line = at / PITCH, q = at % PITCH, image = line / IMAGE_ROWS, p = line % IMAGE_ROWS;
-    if (q < Q && p < P && image < N) {
-        const long long to = ((long long)image * K * P + p) * Q + q;
-        RESULT(1, a0_1);
-        RESULT(3, a1_1);
+    const WORDS *const x = (const WORDS *)(staged + 40) + lane;
+    const WORDS x5 = x[5];
+    a0_0 = fmaf(x5, 0x1.a000000000000p+3f, a0_0);
+    const WORDS x16 = x[16];
+    a1_0 = fmaf(x16, 0x1.9c00000000000p+4f, a1_0);
     }
-    }
-    } break;
-    case 2: {
-    float a0_0 = 0, a0_1 = 0;
-    {
-    const int at = blockIdx.x * TILE + 0 + threadIdx.x;
-    const int line = at / PITCH, q = at % PITCH, image = line / IMAGE_ROWS, p = line % IMAGE_ROWS;
-    if (q < Q && p < P && image < N) {
-        const long long to = ((long long)image * K * P + p) * Q + q;
-        RESULT(2, a0_0);
-    }
-    }
-    {
-    const int at = blockIdx.x * TILE + 8 + threadIdx.x;
-    const int line = at / PITCH, q = at % PITCH, image = line / IMAGE_ROWS, p = line % IMAGE_ROWS;
-    if (q < Q && p < P && image < N) {
-        const long long to = ((long long)image * K * P + p) * Q + q;
-        RESULT(2, a0_1);
-    }
-    }
-    } break;
+    PLACE(lane);
+    { const float sums[] = {a0_0}; store(1, place, sums, bias, residual, y); }
+    { const float sums[] = {a1_0}; store(3, place, sums, bias, residual, y); }
+    END;
+}
+
+extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    SHARED;
+    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
+    float a0_0 = 0;
+    PLACE(lane);
+    { const float sums[] = {a0_0}; store(2, place, sums, bias, residual, y); }
+    END;
+}
+
+extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y);
+extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y);
+extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+convolve(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    switch (blockIdx.x / TILES) {
+    case 0: group_0(x, values, bias, residual, y); break;
+    case 1: group_1(x, values, bias, residual, y); break;
+    case 2: group_2(x, values, bias, residual, y); break;
     }
 }

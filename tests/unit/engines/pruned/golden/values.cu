@@ -1,0 +1,345 @@
+#define N 2
+#define C 3
+#define H 8
+#define W 7
+#define K 4
+#define P 4
+#define Q 4
+#define STRIDE_H 2
+#define STRIDE_W 2
+#define PAD_H 1
+#define PAD_W 1
+#define PITCH 6
+#define IMAGE_ROWS 5
+#define PHASES 3
+#define LANES 8
+#define VECTORS 2
+#define SPLITS 2
+#define TILE 16
+#define SPAN 24
+#define TILES 4
+#define THREADS 16
+#define ALONG 16
+#define BIAS 1
+#define RESIDUAL 1
+#define RELU 1
+#define RELU6 1
+#define HALF 0
+#define WIDE_STORES 1
+typedef float element;
+
+#ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
+static __device__ __forceinline__ float wide(element v)
+{
+#if HALF
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+    return f;
+#else
+    return v;
+#endif
+}
+
+static __device__ __forceinline__ element narrow(float v)
+{
+#if HALF
+    element h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
+    return h;
+#else
+    return v;
+#endif
+}
+
+/* Copies to shared memory that are not waited for; where nothing is inside, the copy is a zero. */
+#define COPY4(to, from, inside) \
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" \
+                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((inside) ? 4 : 0) : "memory")
+#define COPY16(to, from) \
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" \
+                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
+#define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
+#define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+#define SHARED extern __shared__ __align__(16) float staged[]
+/* A group's function ends its thread: it need not put registers aside for a caller. */
+#define GROUP __noinline__ __attribute__((noreturn))
+#define END asm volatile("exit;"); __builtin_unreachable()
+#endif
+#define BASE ((int)blockIdx.x % TILES * TILE) /* the tile's first position */
+#if HALF /* converted on the way, which an asynchronous copy cannot do */
+#define COPY(to, from, inside) (*(to) = (inside) ? wide(*(from)) : 0.0f)
+#else
+#define COPY(to, from, inside) COPY4(to, from, inside)
+#endif
+#if VECTORS == 4
+typedef float4 WORDS;
+#elif VECTORS == 2
+typedef float2 WORDS;
+#else
+typedef float WORDS;
+#endif
+
+static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
+static __constant__ int channels[] = {0, 2};
+
+/* Copy one tile's part of some planes to shared memory, with padding inside; ALONG threads a plane. */
+static __device__ __forceinline__ void stage_list(float *to, const element *x, const int *list, int planes)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
+        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
+        const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
+#pragma unroll 4
+        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
+            const int *phase = phases[list[plane] % PHASES], channel = channels[list[plane] / PHASES];
+            const int h = (line - image * IMAGE_ROWS) * STRIDE_H + phase[0] - PAD_H;
+            const int w = column * STRIDE_W + phase[1] - PAD_W;
+            const bool inside = h >= 0 && h < H && column >= phase[2] && column < phase[3];
+            COPY(to + plane * SPAN + i, x + (inside ? ((image * C + channel) * H + h) * W + w : 0), inside);
+        }
+    }
+}
+
+
+/* Copy values to shared memory. */
+static __device__ __forceinline__ void stage_values(float *to, const float *from, int count)
+{
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS)
+        COPY16(to + i, from + i);
+}
+
+
+/* Where a pixel of filter 0 is in y; -1: between the rows. */
+static __device__ __forceinline__ int place_of(int at)
+{
+    const int line = at / PITCH, column = at % PITCH, image = line / IMAGE_ROWS, row = line % IMAGE_ROWS;
+    return column < Q && row < P && image < N ? (image * K * P + row) * Q + column : -1;
+}
+
+static __device__ __forceinline__ float finished(float sum, int k, int to, const float *bias, const element *residual)
+{
+#if BIAS
+    sum += bias[k];
+#endif
+#if RESIDUAL
+    sum += wide(residual[to]);
+#endif
+#if RELU6
+    sum = sum < 0 ? 0.0f : sum > 6 ? 6.0f : sum;
+#elif RELU
+    sum = sum < 0 ? 0.0f : sum;
+#endif
+    return sum;
+}
+
+#if WIDE_STORES /* a thread's pixels are all there, in one row, or none is */
+typedef int places;
+#define PLACE(lane) const places place = place_of(BASE + VECTORS * lane)
+static __device__ __forceinline__ void store(
+    int k, const places &place, const float *sums, const float *bias, const element *residual, element *y)
+{
+    if (place < 0)
+        return;
+    const int to = place + k * (P * Q);
+    WORDS found;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        ((float *)&found)[v] = finished(sums[v], k, to + v, bias, residual);
+    *(WORDS *)(y + to) = found;
+}
+#else
+struct places { int to[VECTORS]; };
+static __device__ __forceinline__ places places_of(int at)
+{
+    places found;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        found.to[v] = place_of(at + v);
+    return found;
+}
+#define PLACE(lane) const places place = places_of(BASE + VECTORS * lane)
+static __device__ __forceinline__ void store(
+    int k, const places &place, const float *sums, const float *bias, const element *residual, element *y)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const int to = place.to[v] + k * (P * Q);
+        if (place.to[v] >= 0)
+            y[to] = narrow(finished(sums[v], k, to, bias, residual));
+    }
+}
+#endif
+
+#if SPLITS > 1
+/* The sums of all splits for one filter and a thread's pixels, added in order, to y. */
+static __device__ __forceinline__ void add_splits(
+    int k, const float *from, int split, const places &place, const float *bias, const element *residual, element *y)
+{
+    float sums[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        sums[v] = 0;
+#pragma unroll
+    for (int i = 0; i < SPLITS; i++) {
+        const WORDS found = *(const WORDS *)(from + i * split);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+            sums[v] += ((const float *)&found)[v];
+    }
+    store(k, place, sums, bias, residual, y);
+}
+#endif
+
+static __constant__ int planes_0_0[] = {0};
+static __constant__ int planes_0_1[] = {5};
+extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    SHARED;
+    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
+    float a0_0 = 0, a0_1 = 0;
+    stage_values(staged + 0, values + 0, 4);
+    stage_list(staged + 4, x, planes_0_0, 1);
+    COMMIT;
+    stage_values(staged + 52, values + 4, 4);
+    stage_list(staged + 56, x, planes_0_1, 1);
+    COMMIT;
+    WAIT(1);
+    __syncthreads();
+    {
+    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
+    const float4 *const w = (const float4 *)(staged + 0);
+    switch (split) {
+    case 1: {
+    const WORDS x0 = x[0];
+    const float4 w0 = w[0];
+    a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
+    } break;
+    }
+    }
+    WAIT(0);
+    __syncthreads();
+    {
+    const WORDS *const x = (const WORDS *)(staged + 56) + lane;
+    const float4 *const w = (const float4 *)(staged + 52);
+    switch (split) {
+    case 1: {
+    const WORDS x0 = x[0];
+    const float4 w0 = w[0];
+    a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
+    } break;
+    }
+    }
+    __syncthreads();
+    float *const sums = staged + split * 1 * TILE + VECTORS * lane;
+    sums[0 * TILE + 0] = a0_0;
+    sums[0 * TILE + 1] = a0_1;
+    __syncthreads();
+    PLACE(lane);
+#pragma unroll
+    for (int total = split; total < 1; total += SPLITS)
+        add_splits(0 + total, staged + total * TILE + VECTORS * lane, 1 * TILE, place, bias, residual, y);
+    END;
+}
+
+static __constant__ int filters_1[] = {1, 3};
+static __constant__ int planes_1_0[] = {0};
+static __constant__ int planes_1_1[] = {4, 5};
+extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    SHARED;
+    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
+    float a0_0 = 0, a0_1 = 0, a1_0 = 0, a1_1 = 0;
+    stage_values(staged + 0, values + 8, 4);
+    stage_list(staged + 4, x, planes_1_0, 1);
+    COMMIT;
+    stage_values(staged + 52, values + 12, 4);
+    stage_list(staged + 56, x, planes_1_1, 2);
+    COMMIT;
+    WAIT(1);
+    __syncthreads();
+    {
+    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
+    const float4 *const w = (const float4 *)(staged + 0);
+    switch (split) {
+    case 0: {
+    const WORDS x0 = x[0];
+    const float4 w0 = w[0];
+    a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
+    } break;
+    case 1: {
+    const WORDS x3 = x[3];
+    const WORDS x4 = x[4];
+    const float4 w0 = w[0];
+    a1_0 = fmaf(x3.y, w0.y, a1_0); a1_1 = fmaf(x4.x, w0.y, a1_1);
+    } break;
+    }
+    }
+    WAIT(0);
+    __syncthreads();
+    {
+    const WORDS *const x = (const WORDS *)(staged + 56) + lane;
+    const float4 *const w = (const float4 *)(staged + 52);
+    switch (split) {
+    case 0: {
+    const WORDS x3 = x[3];
+    const float4 w0 = w[0];
+    a0_0 = fmaf(x3.x, w0.x, a0_0); a0_1 = fmaf(x3.y, w0.x, a0_1);
+    } break;
+    case 1: {
+    const WORDS x12 = x[12];
+    const float4 w0 = w[0];
+    a1_0 = fmaf(x12.x, w0.y, a1_0); a1_1 = fmaf(x12.y, w0.y, a1_1);
+    } break;
+    }
+    }
+    __syncthreads();
+    float *const sums = staged + split * 2 * TILE + VECTORS * lane;
+    sums[0 * TILE + 0] = a0_0;
+    sums[0 * TILE + 1] = a0_1;
+    sums[1 * TILE + 0] = a1_0;
+    sums[1 * TILE + 1] = a1_1;
+    __syncthreads();
+    PLACE(lane);
+#pragma unroll
+    for (int total = split; total < 2; total += SPLITS)
+        add_splits(filters_1[total], staged + total * TILE + VECTORS * lane, 2 * TILE, place, bias, residual, y);
+    END;
+}
+
+extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    SHARED;
+    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
+    float a0_0 = 0, a0_1 = 0;
+    __syncthreads();
+    float *const sums = staged + split * 1 * TILE + VECTORS * lane;
+    sums[0 * TILE + 0] = a0_0;
+    sums[0 * TILE + 1] = a0_1;
+    __syncthreads();
+    PLACE(lane);
+#pragma unroll
+    for (int total = split; total < 1; total += SPLITS)
+        add_splits(2 + total, staged + total * TILE + VECTORS * lane, 1 * TILE, place, bias, residual, y);
+    END;
+}
+
+extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y);
+extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y);
+extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+convolve(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
+    const element *__restrict__ residual, element *__restrict__ y)
+{
+    switch (blockIdx.x / TILES) {
+    case 0: group_0(x, values, bias, residual, y); break;
+    case 1: group_1(x, values, bias, residual, y); break;
+    case 2: group_2(x, values, bias, residual, y); break;
+    }
+}

@@ -59,7 +59,8 @@ WAITING: Final[dict[str, str]] = {
     "triton.pooled": "convoy.engines.triton.pooled",
     "triton.pooling": "convoy.engines.triton.pooling",
 }
-"""Engines that have not run on a device yet: not offered, named as `id=module:ENGINE` by benchmarks and tests that run them."""
+"""Engines that are not offered: they have not run on a device yet, or were measured there and never win (their pages say so).
+Benchmarks and tests name them as `id=module:ENGINE`."""
 
 RETIRED: Final[dict[str, str]] = {}
 """Withdrawn id → why."""

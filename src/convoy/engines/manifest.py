@@ -49,6 +49,7 @@ MANIFEST: Final[dict[str, str]] = {
 
 WAITING: Final[dict[str, str]] = {
     "cuda.stem": "convoy.engines.cuda.stem",
+    "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
     "pruned.sparse24": "convoy.engines.pruned.sparse24",
     "pruned.blocks": "convoy.engines.pruned.blocks",
     "pruned.csr": "convoy.engines.pruned.csr",

@@ -38,9 +38,9 @@ _PAIR_NS = 146.0
 _TILE_NS = 125.0
 _STORE_BYTES_NS_PER_SM = 74.0
 _START_NS = 3400.0
-"""Operations, bytes from L2, an iteration at least, what waiting for each other adds in a pair, what lies between two tiles, bytes
-stored, and everything that happens once: fitted to 56 timings of plain layers on an H100 (10 % root mean square error). Of the
-others, the shortest iteration is a guess: it was 40 ns or less with one copying thread."""
+"""Operations, bytes from L2, an iteration at least, what waiting for each other adds in a pair, what lies between two tiles,
+bytes stored, and everything that happens once: fitted to 56 timings of plain layers on an H100 (10 % root mean square error). The
+shortest iteration is a guess."""
 
 _PEER_BYTES_NS_PER_SM = 24.0
 """To the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""

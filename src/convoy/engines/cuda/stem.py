@@ -100,10 +100,14 @@ class Windows:
 
     def pixel_map(self, rows: int) -> PixelMap:
         """Windows for the copies: as of `left`, but a stride of the convolution apart."""
+        return replace(PixelMap.of(self.left, rows), strides=self.strides)
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Bytes from one window, one group, one image to the next."""
         p, each = self.problem, DTYPE_BYTES[self.problem.x_dtype]
-        row = self.columns * self.cell * each
-        strides = (p.stride_w * self.cell * each, row, self.groups * row)
-        return replace(PixelMap.of(self.left, rows), strides=strides)
+        group = self.columns * self.cell * each
+        return p.stride_w * self.cell * each, group, self.groups * group
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """[k, c, r, s] as filters over windows, [k, window, taps, 1]."""
@@ -114,6 +118,22 @@ class Windows:
         return wide.permute(0, 4, 3, 1, 2).reshape(k, s * self.cell, self.taps, 1)
 
 
+class ImageCopy:
+    """The copying kernel for one problem."""
+
+    def __init__(self, engine: str, windows: Windows, target: Target) -> None:
+        self.windows = windows
+        cubin, self.log = compile_cubin(engine, windows.source(), target)
+        self.function = Function(engine, cubin, "pad_image", 0)
+
+    def launch(self, x: torch.Tensor, room: torch.Tensor) -> None:
+        """From an image to the windows' order."""
+        windows = self.windows
+        arguments = [pointer(x), pointer(room), structure("Sizes", windows.sizes())]
+        blocks = windows.problem.n * windows.groups
+        self.function.launch(x.device.index or 0, blocks, 256, arguments, dependent=True)
+
+
 class StemExecutable(Executable):
     """One form for one problem: a copy, and the implicit GEMM on it."""
 
@@ -122,8 +142,7 @@ class StemExecutable(Executable):
         self.workspace_bytes = self.windows.bytes
         self.product = ImplicitGemmExecutable(engine, self.windows.left, form, target)
         self.product.pixel_map = self.windows.pixel_map(form.pixels)
-        cubin, self.log = compile_cubin(engine, self.windows.source(), target)
-        self.copy = Function(engine, cubin, "pad_image", 0)
+        self.copy = ImageCopy(engine, self.windows, target)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Filters over windows."""
@@ -140,8 +159,7 @@ class StemExecutable(Executable):
         x, _, _ = checked(buffers, self.problem.epilogue.residual, slices=True)
         room = scratch(workspace, self.workspace_bytes)
         assert room is not None
-        arguments = [pointer(x), pointer(room), structure("Sizes", self.windows.sizes())]
-        self.copy.launch(x.device.index or 0, self.problem.n * self.windows.groups, 256, arguments, dependent=True)
+        self.copy.launch(x, room)
         self.product.multiply(room, buffers)
 
 

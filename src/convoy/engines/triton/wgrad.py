@@ -182,6 +182,8 @@ class WgradExecutable(Executable):
     def __init__(self, engine: str, problem: ConvProblem, share: Share, target: Target) -> None:
         self.problem, self.share, self.view = problem, share, wgrad_view(problem)
         self.workspace_bytes = partial_bytes(problem, share)
+        row = self.view.w * self.view.c
+        self.pitches = (self.view.h * row, row, self.view.c)  # elements from an image, a row, a pixel of x to the next
         self.reduce = None
         if self.view.pixels == 0:
             return
@@ -238,20 +240,21 @@ class WgradExecutable(Executable):
     def _descriptors(self, x: torch.Tensor, dy: torch.Tensor) -> tuple[Any, Any]:
         view = self.view
         n, h, w, c, k = view.n, view.h, view.w, view.c, view.k
-        row, out_row = w * c, view.q * k
+        image, row, pixel = self.pitches
+        out_row = view.q * k
         if self.share.images:
             return (
-                descriptor(x, [h, w, n, c], self._x_box, [row, c, h * row, 1]),
+                descriptor(x, [h, w, n, c], self._x_box, [row, pixel, image, 1]),
                 descriptor(dy, [view.p, view.q, n, k], self._dy_box, [out_row, k, view.p * out_row, 1]),
             )
         high, wide = view.stride_h, view.stride_w
         if view.strided:
             shape = [n, h // high, high, w // wide, wide * c]
-            strides = [h * row, high * row, row, wide * c, 1]
+            strides = [image, high * row, row, wide * c, 1]
         elif view.is_1x1:
-            shape, strides = [n, view.p, view.q, c], [h * row, high * row, wide * c, 1]
+            shape, strides = [n, view.p, view.q, c], [image, high * row, wide * c, 1]
         else:
-            shape, strides = [n, h, w, c], [h * row, row, c, 1]
+            shape, strides = [n, h, w, c], [image, row, pixel, 1]
         return descriptor(x, shape, self._x_box, strides), descriptor(dy, [n, view.p, view.q, k], self._dy_box)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
@@ -269,8 +272,13 @@ class WgradExecutable(Executable):
         if self.view.pixels == 0:
             dweight.zero_()
             return
+        self.sum_products(x, dy, dweight, scratch(workspace, self.workspace_bytes))
+
+    def sum_products(
+        self, x: torch.Tensor, dy: torch.Tensor, dweight: torch.Tensor, partial: torch.Tensor | None
+    ) -> None:
+        """The launches, on an x that lies as `pitches` says."""
         view, share = self.view, self.share
-        partial = scratch(workspace, self.workspace_bytes)
         sums = None if partial is None else as_floats(partial, self.split_count * dweight.numel())
         tiles_k, tiles_c = share.tiles(view)
         taps = view.r * view.s

@@ -346,6 +346,54 @@ def merged(text, knobs=None):
     return {"error": error, "outside": whole.isnan().sum().item() - n * p * q * 24}
 
 
+class Rearranged:
+    """The copying kernel of `cuda/stem.cu` in torch's words; itself it is tested beside its own engine."""
+
+    def __init__(self, engine, windows, target):
+        self.windows = windows
+
+    def launch(self, x, room):
+        w = self.windows
+        p = w.problem
+        copy = room.view(x.dtype)[: w.bytes // x.element_size()].view(p.n, w.groups, w.columns, p.stride_h, w.vector)
+        wide = torch.zeros(p.n, p.c, p.pad_h + p.h + w.groups * p.stride_h, p.pad_w + p.w + w.columns, dtype=x.dtype)
+        wide[:, :, p.pad_h : p.pad_h + p.h, p.pad_w : p.pad_w + p.w] = x
+        wide = wide[:, :, : w.groups * p.stride_h, : w.columns].reshape(p.n, p.c, w.groups, p.stride_h, w.columns)
+        copy.zero_()[..., : p.c] = wide.permute(0, 2, 4, 3, 1)
+
+
+def stem_gradient(problem, place):
+    """Largest error of a first layer's weight gradient against float64."""
+    from convoy.engines.triton import stem_wgrad
+
+    stem_wgrad.ImageCopy = Rearranged
+    engine = stem_wgrad.ENGINE
+    knobs = list(engine.space(problem, TARGET))[place]
+    executable = engine.build(problem, knobs, TARGET)
+    generator = torch.Generator().manual_seed(3)
+    x, dy = (
+        torch.randint(-2, 3, spec.shape, generator=generator).half().contiguous(memory_format=torch.channels_last)
+        for spec in (problem.x_spec, problem.y_spec)
+    )
+    dweight = torch.full(problem.weight_spec.shape, float("nan")).half().contiguous(memory_format=torch.channels_last)
+    dbias = torch.empty(problem.k).half()
+    workspace = torch.full((engine.workspace_bytes(problem, knobs) + 512,), 255, dtype=torch.uint8)
+    executable.launch(Buffers((x, dy), [dweight, dbias]), workspace)
+    stride, pad = [problem.stride_h, problem.stride_w], [problem.pad_h, problem.pad_w]
+    expected = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), dweight.double(), None, stride, pad, [1, 1], False, [0, 0], 1, [False, True, False]
+    )[1]
+    return {"error": (dweight.double() - expected).abs().max().item(), "splits": dict(knobs.items_)["split"]}
+
+
+STEMS = {
+    "stem gradient": (conv(2, 3, 18, 15, 16, 7, 7, 3, 3, 2, 2, direction="wgrad", epilogue=Epilogue(bias=True)), 0),
+    "stem gradient, one share": (
+        conv(1, 2, 15, 19, 8, 11, 5, 2, 2, 4, 2, direction="wgrad", epilogue=Epilogue(bias=True)),
+        1,
+    ),
+}
+
 SLICED = ["swapped 3x3", "swapped split", "swapped stride 2", "pointwise", "persistent parts", "persistent row",
           "split parts", "stem 7x7", "gather stem", "gather split groups", "gather dilation"]  # fmt: skip
 """Cases that are run once more with y as some of the channels of a larger tensor."""
@@ -357,6 +405,8 @@ if __name__ == "__main__":
     print(json.dumps({"case": "merged first guess", **merged(MERGED)}))
     fresh = MERGED.replace("constant", "input")
     print(json.dumps({"case": "merged fresh", **merged(fresh, swapped_knobs(block_h=1, block_w=16))}))
+    for name, case in STEMS.items():
+        print(json.dumps({"case": name, **stem_gradient(*case)}))
     for name in SLICED:
         print(json.dumps({"case": f"slice {name}", **run(*CASES[name], sliced=True)}))
     print(json.dumps({"case": "a planted fault", **run(*CASES["gather stem"], corrupt=True)}))

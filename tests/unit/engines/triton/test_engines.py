@@ -9,7 +9,7 @@ import pytest
 
 from convoy.engines import manifest
 from convoy.engines.manifest import MANIFEST
-from convoy.engines.triton import compiled
+from convoy.engines.triton import compiled, stem_wgrad
 from convoy.engines.triton.persistent import Form
 from convoy.engines.triton.tiles import Tile, conv_view
 from convoy.engines.triton.wgrad import Share
@@ -93,6 +93,27 @@ def test_each_engine_names_its_own_limits(engine_id, problem, reason):
     support = load_engine(engine_id).supports(problem, GPU)
     assert not support
     assert reason in support.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"c": 64}, "at most 4 channels"),
+        ({"k": 60}, "k and windows as multiples of 8"),
+        ({"dilation_h": 2}, "dilation 1"),
+        ({"direction": "fprop"}, "direction wgrad only"),
+        ({"epilogue": Epilogue(activation="relu")}, "no epilogue but the bias's"),
+    ],
+)
+def test_gradients_of_first_layers_say_what_they_do_not_take(monkeypatch, change, reason):
+    monkeypatch.setattr(stem_wgrad, "absence", lambda: "")
+    stem = replace(WGRAD, n=32, c=3, h=224, w=224, r=7, s=7, pad_h=3, pad_w=3, stride_h=2, stride_w=2)
+    engine = stem_wgrad.ENGINE
+    assert engine.supports(stem, GPU)
+    space = list(engine.space(stem, GPU))
+    assert 0 < len(space) == len(set(space)) <= 24
+    assert not Share.of(space[0]).by_registers
+    assert reason in engine.supports(replace(stem, **change), GPU).reason
 
 
 def test_a_missing_triton_is_a_reason(monkeypatch):

@@ -60,7 +60,14 @@ def test_parallel_convolutions_in_one_launch(outcomes, name):
     assert outcomes[name]["outside"] == 0
 
 
+@pytest.mark.parametrize("name", [ast.literal_eval(key) for key in tables()["STEMS"].keys])
+def test_gradients_of_first_layers(outcomes, name):
+    assert outcomes[name]["error"] == 0
+
+
 def test_split_cases_do_split(outcomes):
+    assert outcomes["stem gradient"]["splits"] == 2
+    assert outcomes["stem gradient, one share"]["splits"] == 1
     assert outcomes["swapped split"]["splits"] == 3
     assert outcomes["gather split"]["splits"] == 3
     assert outcomes["swapped images"]["splits"] == 2

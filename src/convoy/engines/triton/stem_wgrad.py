@@ -1,0 +1,138 @@
+"""triton.stem_wgrad: the first layer's weight gradient, over windows of a rearranged image (docs/kernels/gradients.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.cuda.compiled import absence
+from convoy.engines.cuda.stem import MOST_CHANNELS, ImageCopy, Windows
+from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.tensors import dense_nhwc, scratch
+from convoy.engines.triton.wgrad import Share, WgradExecutable, estimate_us, partial_bytes, shares, wgrad_view
+from convoy.errors import LaunchError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.problem.spec import DTYPE_BYTES
+from convoy.support import Support
+from convoy.target import Target
+
+_COPY_US = 1.5
+_SCATTER_US = 2.0
+_COPY_BYTES_US = 2.5e6
+
+
+class StemWgradExecutable(Executable):
+    """One share for one problem: a copy of the image, the gradient of filters over windows, its values put in their places."""
+
+    def __init__(self, engine: str, problem: ConvProblem, share: Share, target: Target) -> None:
+        self.problem, self.windows = problem, Windows(problem)
+        self.copy = ImageCopy(engine, self.windows, target)
+        self.product = WgradExecutable(engine, self.windows.left, share, target)
+        each = DTYPE_BYTES[problem.x_dtype]
+        self.product.pitches = tuple(stride // each for stride in reversed(self.windows.strides))
+        self.workspace_bytes = workspace_bytes(problem, share)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """The copy, the product in one or two launches, a copy for each row of a group; torch's sum over dy for the bias."""
+        problem, windows = self.problem, self.windows
+        x, dy = dense_nhwc("x", buffers.args[0]), dense_nhwc("dy", buffers.args[1])
+        dweight = buffers.results[0]
+        if dweight is None:
+            raise LaunchError("dweight: no tensor was given to write to")
+        if problem.epilogue.bias:
+            dbias = buffers.results[1]
+            if dbias is None:
+                raise LaunchError("dbias: no tensor was given to write to")
+            torch.sum(dy, (0, 2, 3), out=dbias)
+        if problem.n == 0:
+            dweight.zero_()
+            return
+        room = scratch(workspace, self.workspace_bytes)
+        assert room is not None
+        image, made, sums = _parts(problem, room)
+        self.copy.launch(x, image)
+        made = made.view(dweight.dtype)
+        self.product.sum_products(image.view(x.dtype), dy, made, sums if self.product.workspace_bytes else None)
+        k, c, r, s = dweight.shape
+        found = made.view(k, windows.taps, s, problem.stride_h, windows.vector)
+        for row in range(min(problem.stride_h, r)):
+            rows = len(range(row, r, problem.stride_h))
+            dweight[:, :, row :: problem.stride_h].copy_(found[:, :rows, :, row, :c].permute(0, 3, 1, 2))
+
+
+def _sizes(problem: ConvProblem) -> tuple[int, int]:
+    """Bytes of the copy and of the gradient over windows, each a multiple of 256."""
+    windows = Windows(problem)
+    return -(-windows.bytes // 256) * 256, -(-windows.left.weight_spec.size_bytes // 256) * 256
+
+
+def _parts(problem: ConvProblem, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The workspace as the copy, the gradient over windows, and the shares' sums."""
+    image, made = _sizes(problem)
+    exact = Windows(problem).left.weight_spec.size_bytes
+    return room[:image], room[image : image + exact], room[image + made :]
+
+
+def workspace_bytes(problem: ConvProblem, share: Share) -> int:
+    """The copy, the gradient over windows, and the shares' sums."""
+    return sum(_sizes(problem)) + partial_bytes(Windows(problem).left, share) if problem.n else 0
+
+
+class StemWgradEngine(Engine):
+    """Weight gradients of first layers; see `kernels/gradients.py` and `cuda/stem.cu`."""
+
+    id = "triton.stem_wgrad"
+    family = "implicit_gemm"
+    trusted = False
+    quick_settings = 3
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """At most four channels, no groups, no dilation, on Hopper; fp32 as TF32 where the numerics allow."""
+        if not (found := conv_support(problem, target, 90, "wgrad")):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if reason := absence():
+            return Support.no(reason)
+        if is_strict(problem):
+            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
+        if problem.epilogue.residual or problem.epilogue.activation != "none":
+            return Support.no(f"a weight gradient has no epilogue but the bias's, got {problem.epilogue}")
+        if problem.c > MOST_CHANNELS or problem.groups != 1:
+            return Support.no(f"needs at most {MOST_CHANNELS} channels in one group, got {problem.c}")
+        if problem.dilation_h * problem.dilation_w != 1:
+            return Support.no("needs dilation 1")
+        whole = 16 // DTYPE_BYTES[problem.x_dtype]
+        windows = Windows(problem)
+        if problem.k % whole or windows.left.c % whole:
+            return Support.no(f"needs k and windows as multiples of {whole}, got {problem.k} and {windows.left.c}")
+        if windows.bytes >= 1 << 31:
+            return Support.no("needs fewer images")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Shares by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        return [share.knobs for share in shares(wgrad_view(Windows(problem).left), target.units)]
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """See `workspace_bytes`."""
+        assert isinstance(problem, ConvProblem)
+        return workspace_bytes(problem, Share.of(knobs))
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """The shares' cost model, and the copies."""
+        assert isinstance(problem, ConvProblem)
+        windows = Windows(problem)
+        copied = _COPY_US + (windows.bytes + problem.x_spec.size_bytes) / _COPY_BYTES_US
+        scattered = _SCATTER_US * min(problem.stride_h, problem.r)
+        return estimate_us(wgrad_view(windows.left), Share.of(knobs), target.units) + copied + scattered
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one share."""
+        assert isinstance(problem, ConvProblem)
+        return StemWgradExecutable(self.id, problem, Share.of(knobs), target)
+
+
+ENGINE = StemWgradEngine()

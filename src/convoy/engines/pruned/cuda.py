@@ -97,6 +97,7 @@ class PrunedConvolution(Executable):
         held = np.append(written.places, last)[packed] if len(packed) else np.full(1, last)
         self._places = torch.from_numpy(held)
         self._bytes = form.vectors * ELEMENT[problem.x_dtype][1]
+        self._dependent = target.capability >= 90
         self._blocks, self._threads = source.blocks, source.threads
         cubin = compile_units(PrunedCuda.id, source.units, target, (f"--maxrregcount={form.registers}",))
         self._function = Function(PrunedCuda.id, cubin, source.name, source.shared_bytes)
@@ -122,7 +123,8 @@ class PrunedConvolution(Executable):
             pointer(x), pointer(values), pointer(bias[0] if epilogue.bias else None),
             pointer(buffers.args[1] if epilogue.residual else None), pointer(y),
         )  # fmt: skip
-        self._function.launch(x.device.index or 0, self._blocks, self._threads, arguments)
+        device = x.device.index or 0
+        self._function.launch(device, self._blocks, self._threads, arguments, dependent=self._dependent)
         if self._following != "none":
             finish(y, None, None, self._following)
 

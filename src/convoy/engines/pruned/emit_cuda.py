@@ -236,7 +236,7 @@ class _Writer:
         return "\n".join([
             *(f'extern "C" __device__ GROUP void group_{row}({_ARGUMENTS});' for row in rows),
             'extern "C" __global__ void __launch_bounds__(THREADS)', f"convolve({_ARGUMENTS})",
-            "{", "    switch (blockIdx.x / TILES) {", *calls, "    }", "}", "",
+            "{", "    BEGIN;", "    switch (blockIdx.x / TILES) {", *calls, "    }", "}", "",
         ])  # fmt: skip
 
     def function(self, at: int) -> str:
@@ -245,7 +245,7 @@ class _Writer:
         sums = [f"a{total}_{v} = 0" for total in range(len(group.filters)) for v in range(kernel.vectors)]
         lines = [f'extern "C" __device__ GROUP void group_{at}({_ARGUMENTS})', "{", "    SHARED;"]
         lines.append("    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;")
-        lines.append(f"    float {', '.join(sums)};")
+        lines += [f"    float {', '.join(sums)};", "    AWAIT;"]
         lines += self._steps(at)
         lines += self._results(at, group)
         tables = self._tables(at, group)
@@ -418,6 +418,13 @@ static __device__ __forceinline__ element narrow(float v)
 /* A group's function ends its thread: it need not put registers aside for a caller. */
 #define GROUP __noinline__ __attribute__((noreturn))
 #define END asm volatile("exit;"); __builtin_unreachable()
+#if __CUDA_ARCH__ >= 900 /* the next kernel's blocks may come while this one runs; this one's wait for what the last wrote */
+#define BEGIN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define AWAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define BEGIN
+#define AWAIT
+#endif
 #endif
 #define BASE ((int)blockIdx.x % TILES * TILE) /* the tile's first position */
 #if HALF /* converted on the way, which an asynchronous copy cannot do */

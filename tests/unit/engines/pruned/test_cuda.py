@@ -55,6 +55,8 @@ static inline float __int_as_float(unsigned i) { float f; memcpy(&f, &i, 4); ret
 #define SHARED float *const staged = (float *)shared_memory
 #define GROUP
 #define END
+#define BEGIN
+#define AWAIT
 static inline float wide(float v) { return v; }
 static inline float wide(unsigned short v) { _Float16 h; memcpy(&h, &v, 2); return (float)h; }
 struct rounded { float v; operator float() { return v; } operator unsigned short() {
@@ -356,7 +358,9 @@ def test_copies_are_shared_out_by_all_threads():
 def test_values_are_packed_and_a_launch_hands_over_pointers(monkeypatch):
     calls = []
     monkeypatch.setattr(cuda, "compile_units", lambda *arguments: calls.append(arguments) or b"a cubin")
-    monkeypatch.setattr(cuda.Function, "launch", lambda self, *arguments: calls.append((self, *arguments)))
+    monkeypatch.setattr(
+        cuda.Function, "launch", lambda self, *arguments, **named: calls.append((self, *arguments, named))
+    )
     problem = pruned(SMALL, "half")
     knobs = ENGINE.space(problem, H100)[0]
     executable = ENGINE.build(problem, knobs, H100)
@@ -372,7 +376,8 @@ def test_values_are_packed_and_a_launch_hands_over_pointers(monkeypatch):
     assert values.dtype == bias.dtype == torch.float32
     y = torch.empty(problem.y_spec.shape)
     executable.launch(Buffers(data.args, [y], (values, bias)), None)
-    function, device, blocks, threads, arguments = calls[-1]
+    function, device, blocks, threads, arguments, named = calls[-1]
+    assert named == {"dependent": True}
     source = write(problem, form).source
     assert (function.name, function.shared_bytes) == ("convolve", source.shared_bytes)
     assert (device, blocks, threads) == (0, source.blocks, source.threads)

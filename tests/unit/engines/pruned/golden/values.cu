@@ -64,6 +64,13 @@ static __device__ __forceinline__ element narrow(float v)
 /* A group's function ends its thread: it need not put registers aside for a caller. */
 #define GROUP __noinline__ __attribute__((noreturn))
 #define END asm volatile("exit;"); __builtin_unreachable()
+#if __CUDA_ARCH__ >= 900 /* the next kernel's blocks may come while this one runs; this one's wait for what the last wrote */
+#define BEGIN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define AWAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define BEGIN
+#define AWAIT
+#endif
 #endif
 #define BASE ((int)blockIdx.x % TILES * TILE) /* the tile's first position */
 #if HALF /* converted on the way, which an asynchronous copy cannot do */
@@ -199,6 +206,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     SHARED;
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0, a0_1 = 0;
+    AWAIT;
     stage_values(staged + 0, values + 0, 4);
     stage_list(staged + 4, x, planes_0_0, 1);
     COMMIT;
@@ -252,6 +260,7 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     SHARED;
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0, a0_1 = 0, a1_0 = 0, a1_1 = 0;
+    AWAIT;
     stage_values(staged + 0, values + 8, 4);
     stage_list(staged + 4, x, planes_1_0, 1);
     COMMIT;
@@ -315,6 +324,7 @@ extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const fl
     SHARED;
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0, a0_1 = 0;
+    AWAIT;
     __syncthreads();
     float *const sums = staged + split * 1 * TILE + VECTORS * lane;
     sums[0 * TILE + 0] = a0_0;
@@ -337,6 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
     const element *__restrict__ residual, element *__restrict__ y)
 {
+    BEGIN;
     switch (blockIdx.x / TILES) {
     case 0: group_0(x, values, bias, residual, y); break;
     case 1: group_1(x, values, bias, residual, y); break;

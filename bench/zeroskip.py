@@ -18,8 +18,9 @@ Providers: every engine of ours that skips, the best of our dense engines (`conv
 PyTorch (`torch`), im2col + a sparse product (`sparse`: cuSPARSE on a GPU; the time of putting the columns into CSR form is left
 out). For poolings: our dense engines that pool in their kernel (`convoy.fused`), the best cuDNN plan and the best dense engine
 followed by PyTorch's pooling (`cudnn.best+pool`, `convoy.dense+pool`), and the latter followed by our own
-(`convoy.dense+convoy.pool`). Engines that do not skip are chosen once for a problem, whatever its zeros. Every result is checked
-against float64 before it is timed. Rows go to bench/results/zeroskip-DEVICE.csv, the share of zeros in the note.
+(`convoy.dense+convoy.pool`). --without leaves providers out, and engines of ours by `convoy.ID`. Engines that do not skip are
+chosen once for a problem, whatever its zeros. Every result is checked against float64 before it is timed. Rows go to
+bench/results/zeroskip-DEVICE.csv, the share of zeros in the note.
 """
 
 from __future__ import annotations
@@ -292,7 +293,8 @@ def contest(
         if f"convoy.{engine_id}" not in without:
             found[f"convoy.{engine_id}"] = best(case, target, candidates(case, target, [engine_id], keep))
     pooled = problem.epilogue.pool is not None
-    dense, fused = engines(skipping=False), "convoy.fused" if pooled else "convoy.dense"
+    dense = [engine for engine in engines(skipping=False) if f"convoy.{engine}" not in without]
+    fused = "convoy.fused" if pooled else "convoy.dense"
     for provider, ids, tried in ((fused, dense, keep), ("cudnn.best", ["cudnn"], 64), ("torch", ["aten"], 1)):
         if provider not in without:
             found[provider] = chosen(case, target, provider, ids, tried)
@@ -455,8 +457,8 @@ def precompile(
     if target.device != "cuda":
         return {}
     builders = Builders(os.cpu_count() or 1)
-    skipping = [engine for engine in engines(skipping=True) if f"convoy.{engine}" not in without]
-    ids = [engine for engine in (*skipping, *engines(skipping=False)) if not engine.startswith("cudnn")]
+    every = (*engines(skipping=True), *engines(skipping=False))
+    ids = [engine for engine in every if not engine.startswith("cudnn") and f"convoy.{engine}" not in without]
     found: dict[ConvProblem, list[Future[str]]] = {}
     for problem in dict.fromkeys(problems):
         plain = replace(problem, epilogue=replace(problem.epilogue, pool=None))

@@ -141,7 +141,7 @@ def live_sum(
         channel = tl.load(order + entry, mask=listed, other=0)
         row = (tap * channels + channel)[:, None] * k_padded + k_index[None, :]
         w_high = tl.load(weights + row, mask=listed[:, None], other=0.0)
-        w_low = tl.load(weights + weight_rows * k_padded + row, mask=listed[:, None], other=0.0)
+        w_low = tl.load(weights + weight_rows.to(tl.int64) * k_padded + row, mask=listed[:, None], other=0.0)
         x_high = load_pixels(
             x, n0, p0, q0, tap, c0, channels, pad_h, pad_w, dilation_h, dilation_w,
             S, STRIDE_H, STRIDE_W, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C,

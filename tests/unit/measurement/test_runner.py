@@ -1,7 +1,10 @@
+import dataclasses
+
 import faulty_engines as engines
 import pytest
 import torch
 
+from convoy.measurement import runner as runners
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import InProcessRunner, ReplayRunner, Request
 from convoy.perfdb.record import read_record, to_record
@@ -67,6 +70,18 @@ def test_slow_candidates_are_pruned_and_the_baseline_never():
     runner = InProcessRunner(TARGET, extra_engines=("aten=faulty_engines:Slow",))
     [row] = runner.measure(Request(PROBLEM, (EngineConfig("aten"),), 3, best_us=1.0), PROTOCOL)
     assert row.samples >= 2
+
+
+@pytest.mark.parametrize(("device_us", "samples"), [(5.0, 3), (30_000.0, 1)])
+def test_who_will_run_in_a_graph_is_not_pruned_for_what_the_host_takes(monkeypatch, device_us, samples):
+    """A wrapper in Python may take the host far longer than the device."""
+    graph = dataclasses.replace(PROTOCOL, clock="graph")
+    monkeypatch.setattr(runners, "HOST_US", float("inf"))
+    monkeypatch.setattr(runners, "replayed_us", lambda launch: device_us)
+    monkeypatch.setattr(runners, "time_rounds", lambda launches, *_: [[5.0] * 3 for _ in launches])
+    runner = InProcessRunner(TARGET, extra_engines=engines.extra(engines.Slow))
+    [row] = runner.measure(Request(PROBLEM, (EngineConfig("slow"),), 3, best_us=8.0), graph)
+    assert (row.samples, row.median_us) == (samples, device_us)
 
 
 def test_candidates_and_data_are_kept_for_the_next_request():

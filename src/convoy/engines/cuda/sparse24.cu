@@ -3,11 +3,12 @@
 //
 // One warpgroup copies: a thread the pixels, by TMA in im2col mode; another weights and metadata, as one run of bytes that the host
 // packed in the order of shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile. With CLUSTER, blocks have the same
-// pixels and different filters: each copies its share of the pixels to all. One iteration is one tap and 64 channels: two products
-// of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the second's.
+// pixels and different filters: each copies its share of the pixels to all. One iteration is DEPTH blocks, each one tap and 64
+// channels: two products of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's,
+// odd pairs the second's.
 //
 // Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
-// CLUSTER, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and multiply_sparse<half>().
+// CLUSTER, DEPTH, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and multiply_sparse<half>().
 
 struct Sizes {
   int pixels, k, pitch, q, pq, groups, units, channels, iterations, span_w;
@@ -19,7 +20,7 @@ struct Sizes {
 #define PARTS (ROWS / 64)
 #define PIXEL_BYTES (BN * 128)
 #define CHUNK_BYTES (FILTERS * 72)
-#define STAGE_BYTES (PIXEL_BYTES + (CHUNK_BYTES + 1023) / 1024 * 1024)
+#define STAGE_BYTES (DEPTH * PIXEL_BYTES + (DEPTH * CHUNK_BYTES + 1023) / 1024 * 1024)
 #define CHANNELS 64
 #define SHARE (BN / CLUSTER)
 #define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
@@ -37,18 +38,21 @@ DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 ra
     for (int i = 0; i < z.iterations; i++) {
       u32 pixels = stages + ring.stage * STAGE_BYTES, bar = full + 8 * ring.stage;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-      barrier_expect(bar, PIXEL_BYTES);
+      barrier_expect(bar, DEPTH * PIXEL_BYTES);
+#pragma unroll
+      for (int block = 0; block < DEPTH; block++, pixels += PIXEL_BYTES) {
 #if CLUSTER == 1
-      copy_pixels(pixels, x, bar, c, width, h, image, (u16)right, (u16)down);
+        copy_pixels(pixels, x, bar, c, width, h, image, (u16)right, (u16)down);
 #else
-      copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, c, width, h, image, (u16)right, (u16)down, (1 << CLUSTER) - 1);
+        copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, c, width, h, image, (u16)right, (u16)down, (1 << CLUSTER) - 1);
 #endif
-      // The next channels, the next tap of the row, the next row.
-      c += CHANNELS;
-      if (c >= z.channels) {
-        c = 0;
-        right += z.dilation_w;
-        if (right >= z.span_w) { right = 0; down += z.dilation_h; }
+        // The next channels, the next tap of the row, the next row.
+        c += CHANNELS;
+        if (c >= z.channels) {
+          c = 0;
+          right += z.dilation_w;
+          if (right >= z.span_w) { right = 0; down += z.dilation_h; }
+        }
       }
       ring.next();
     }
@@ -59,13 +63,13 @@ DEVICE void produce_weights(const unsigned char* weights, u32 stages, u32 full, 
   Ring ring = {0, 0};
   for (int unit = first; unit < z.units; unit += step) {
     int group = unit - quotient(unit, z.groups_factor, z.groups_shift) * z.groups;
-    const unsigned char* chunk = weights + (long long)(group * CLUSTER + (int)rank) * z.iterations * CHUNK_BYTES;
+    const unsigned char* chunk = weights + (long long)(group * CLUSTER + (int)rank) * z.iterations * (DEPTH * CHUNK_BYTES);
     for (int i = 0; i < z.iterations; i++) {
       u32 bar = full + 8 * ring.stage;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-      barrier_expect(bar, CHUNK_BYTES);
-      copy_bytes(stages + ring.stage * STAGE_BYTES + PIXEL_BYTES, chunk, CHUNK_BYTES, bar);
-      chunk += CHUNK_BYTES;
+      barrier_expect(bar, DEPTH * CHUNK_BYTES);
+      copy_bytes(stages + ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES, chunk, DEPTH * CHUNK_BYTES, bar);
+      chunk += DEPTH * CHUNK_BYTES;
       ring.next();
     }
   }
@@ -81,19 +85,25 @@ DEVICE void release(u32 bar, int lane) {
 }
 
 // One iteration's products are begun.
-DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[PARTS], Ring& ring, u32 stages, u32 full, int who, int thread) {
-  u32 pixels = stages + ring.stage * STAGE_BYTES, weights = pixels + PIXEL_BYTES;
+DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Ring& ring, u32 stages, u32 full, int who, int thread) {
+  u32 pixels = stages + ring.stage * STAGE_BYTES, weights = pixels + DEPTH * PIXEL_BYTES;
   barrier_wait(full + 8 * ring.stage, ring.phase);
 #pragma unroll
-  for (int part = 0; part < PARTS; part++)
-    metadata[part] = shared_word(weights + FILTERS * 64 + ((who * PARTS + part) * 128 + thread) * 4);
+  for (int block = 0; block < DEPTH; block++)
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+      metadata[block][part] = shared_word(weights + block * CHUNK_BYTES + FILTERS * 64 + ((who * PARTS + part) * 128 + thread) * 4);
   products_begin();
 #pragma unroll
-  for (int part = 0; part < PARTS; part++)
-    multiply_sparse<0>(d[part], sparse_operand(weights + (who * PARTS + part) * 4096), operand(pixels), metadata[part]);
+  for (int block = 0; block < DEPTH; block++) {
+    u32 rows = weights + block * CHUNK_BYTES + who * PARTS * 4096, columns = pixels + block * PIXEL_BYTES;
 #pragma unroll
-  for (int part = 0; part < PARTS; part++)
-    multiply_sparse<1>(d[part], sparse_operand(weights + (who * PARTS + part) * 4096 + 32), operand(pixels + 64), metadata[part]);
+    for (int part = 0; part < PARTS; part++)
+      multiply_sparse<0>(d[part], sparse_operand(rows + part * 4096), operand(columns), metadata[block][part]);
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+      multiply_sparse<1>(d[part], sparse_operand(rows + part * 4096 + 32), operand(columns + 64), metadata[block][part]);
+  }
   products_commit();
   ring.next();
 }
@@ -111,7 +121,7 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int firs
 #pragma unroll
       for (int i = 0; i < BN / 2; i++) d[part][i] = 0.f;
     // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
-    u32 metadata[SETS][PARTS];
+    u32 metadata[SETS][DEPTH][PARTS];
     int i = 0;
     for (; i + SETS <= z.iterations; i += SETS)
 #pragma unroll
@@ -149,7 +159,8 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* y, 
     barrier_init_done();
   }
   if (CLUSTER == 1) __syncthreads(); else cluster_sync();
-  wait_for_forerunner();
+  // Weights were packed long ago: their copies wait for no kernel in front, everything else does.
+  if (threadIdx.x != 32) wait_for_forerunner();
   let_successor_start();
   int group = threadIdx.x / 128, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   if (group == 0) {

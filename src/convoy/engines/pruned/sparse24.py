@@ -44,12 +44,18 @@ MOST_SUMS: Final = {1: 192, 2: 192, 3: 96}
 
 _TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CLOCK_GHZ: Final = 1.7
-_LOAD_BYTES_NS: Final = 7400.0
-_LOAD_BYTES_NS_PER_SM: Final = 100.0
+_LOAD_BYTES_NS_PER_SM: Final = 90.0
+_STEP_NS: Final = 130.0
+_COPY_NS: Final = 40.0
+"""Of a copying thread: to wait for a stage, and for each copy. Both as `cuda.implicit_gemm` has them together."""
+
+_TOGETHER: Final = {1: 1.0, 2: 1.15, 4: 1.25}
+"""What blocks of a cluster wait for each other: a guess."""
+
+_TILE_NS: Final = 150.0
 _STORE_BYTES_NS_PER_SM: Final = 20.0
 _MEMORY_BYTES_NS: Final = 2900.0
 _START_NS: Final = 2500.0
-_FILL_NS: Final = 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Form:
         stages: depth of the ring.
         consumers: multiplying warpgroups.
         cluster: blocks with the same pixels and different filters.
+        depth: blocks of 64 channels of an iteration, 1 or 2.
     """
 
     rows: int
@@ -69,6 +76,7 @@ class Form:
     stages: int
     consumers: int
     cluster: int
+    depth: int = 1
 
     @property
     def knobs(self) -> Knobs:
@@ -79,11 +87,18 @@ class Form:
     def of(knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = Form(**{name: knobs.integer(name) for name in Form.__slots__})
-        right = form.rows in (64, 128) and form.consumers in REGISTERS and form.cluster in (1, 2, 4)
+        right = (
+            form.rows in (64, 128)
+            and form.consumers in REGISTERS
+            and form.cluster in (1, 2, 4)
+            and form.depth in (1, 2)
+        )
         whole = 8 * form.cluster
         if not right or not 0 < form.pixels <= 256 or form.pixels % whole or not 2 <= form.stages <= MOST_STAGES:
             raise InputError(
-                "knobs", str(knobs), "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, clusters of 1, 2 or 4"
+                "knobs",
+                str(knobs),
+                "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, clusters of 1, 2 or 4, depth 1 or 2",
             )
         return form
 
@@ -95,7 +110,7 @@ class Form:
     @property
     def stage_bytes(self) -> int:
         """Both operands of one iteration; each stage begins at a multiple of 1024."""
-        return self.pixels * _PIXEL_BYTES + -(-self.filters * ROW_BYTES // 1024) * 1024
+        return self.depth * self.pixels * _PIXEL_BYTES + -(-self.depth * self.filters * ROW_BYTES // 1024) * 1024
 
     @property
     def shared_bytes(self) -> int:
@@ -108,7 +123,7 @@ class Form:
         epilogue = problem.epilogue
         return {
             "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
-            "CLUSTER": self.cluster, "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
+            "CLUSTER": self.cluster, "DEPTH": self.depth, "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
             "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
             "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip
@@ -128,7 +143,7 @@ class Form:
         sizes = {
             "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
             "pq": problem.p * problem.q, "groups": self.tiles(problem)[1] // self.cluster,
-            "units": self.units(problem), "channels": problem.c, "iterations": iterations(problem),
+            "units": self.units(problem), "channels": problem.c, "iterations": iterations(problem) // self.depth,
             "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
@@ -149,24 +164,22 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     A product of 64 filters and 32 channels takes half a clock a pixel, and 16 more: shared memory gives 128 bytes a clock, and
     64 of each pixel and 32 of each filter are read for it.
     """
-    clusters = (
-        units // 16 * 4 if form.cluster == 4 else units // form.cluster
-    )  # an H100 has 16 or 18 where clusters may lie
+    clusters = _clusters(units, form.cluster)
     work = form.units(problem)
-    active = min(work, clusters) * form.cluster
     products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
-    rate = min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
-    loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / rate
+    loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
+    copies = _STEP_NS / form.depth + _COPY_NS
+    step = max(products, loads, copies) * _TOGETHER[form.cluster]
     store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
-    busy = -(-work // clusters) * (iterations(problem) * max(products, loads) + store) + _FILL_NS
+    busy = -(-work // clusters) * (iterations(problem) * step + store + _TILE_NS)
     memory = problem.bytes_min / _MEMORY_BYTES_NS
     return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
-    """Forms worth trying, the best guess first; of each tile the best two."""
+    """Forms worth trying, the best guess of each size of cluster first; of each tile the best two."""
     found = sorted(
-        ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))),
+        ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))),
         key=lambda entry: entry[:2],
     )
     kept: dict[tuple[int, int], int] = {}
@@ -176,10 +189,26 @@ def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
         if kept.get(tile, 0) < 2 and len(chosen) < limit:
             kept[tile] = kept.get(tile, 0) + 1
             chosen.append(form)
-    return chosen
+    # How much sharing pixels brings is the least certain: each size of cluster is tried before others of the same size.
+    first = {form.cluster: form for form in reversed(chosen)}
+    ahead = sorted(first.values(), key=chosen.index)
+    return [*ahead, *(form for form in chosen if form not in ahead)]
 
 
-def _candidates(problem: ConvProblem) -> Iterator[Form]:
+def _clusters(units: int, cluster: int) -> int:
+    """Clusters that run at one time: of four, only whole ones among the 16 or 18 multiprocessors that lie together."""
+    return units // 16 * 4 if cluster == 4 else units // cluster
+
+
+def _widths(total: int, groups: int, cluster: int, units: int) -> list[int]:
+    """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device with nothing left over."""
+    whole = 8 * cluster
+    even = (-(-total // max(1, rounds * _clusters(units, cluster) // groups)) for rounds in (1, 2, 3))
+    found = {-(-width // whole) * whole for width in (32, 64, 96, 128, 160, 192, 224, 256, *even)}
+    return sorted(width for width in found if width <= 256)
+
+
+def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
     total = problem.n * problem.p * problem.q
     for rows, consumers in ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2)):
         filters = rows * consumers
@@ -188,13 +217,14 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
         for cluster in (1, 2, 4):
             if cluster > 1 and filters * (cluster - 1) >= problem.k:
                 continue  # a block of the cluster would have no filters
-            for pixels in (32, 64, 96, 128, 160, 192, 224, 256):
+            for pixels in _widths(total, -(-problem.k // (filters * cluster)), cluster, units):
                 if rows // 64 * pixels // 2 > MOST_SUMS[consumers] or pixels >= total + 32:
                     continue
-                shallow = Form(rows, pixels, 2, consumers, cluster)
-                stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
-                if stages >= 3:
-                    yield Form(rows, pixels, stages, consumers, cluster)
+                for depth in (1, 2) if iterations(problem) % 2 == 0 else (1,):
+                    shallow = Form(rows, pixels, 2, consumers, cluster, depth)
+                    stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
+                    if stages >= 3:
+                        yield Form(rows, pixels, stages, consumers, cluster, depth)
 
 
 @lru_cache(maxsize=256)

@@ -36,9 +36,8 @@ from convoy.target import Target
 LEAST_CAPABILITY: Final = 80
 """cp.async."""
 
-MOST_NONZEROS: Final = 120_000
-"""NVRTC 13 takes a third of a millisecond a multiply-add on one core: ten seconds are 16 cores' 480 thousand, of up to four
-pixels a thread."""
+MOST_NONZEROS: Final = 240_000
+"""NVRTC 13 takes a third of a millisecond a multiply-add on one core: 16 cores take five seconds, of one pixel a thread."""
 
 UNLINKED_NONZEROS: Final = 8_000
 """Where nothing links units, one core compiles everything."""

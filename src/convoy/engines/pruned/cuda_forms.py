@@ -46,7 +46,7 @@ STEP_FMAS: Final = 64
 MOST_FMAS: Final = 400_000
 """Multiply-add instructions of one form, at most: at a third of a millisecond each, ten seconds of 16 cores."""
 
-SPACE_FMAS: Final = 1_600_000
+SPACE_FMAS: Final = 1_000_000
 """The same of all forms of a space."""
 
 MOST_FORMS: Final = 16
@@ -179,11 +179,15 @@ def _words(used: NDArray[np.bool_], vectors: int) -> int:
 def template(problem: ConvProblem, form: Form) -> Layout:
     """The template of a form: one block that holds the whole batch."""
     assert problem.mask is not None
-    mask = positions(problem.mask)
-    channels = used_channels(mask, problem.groups)
-    return lay_out(
-        problem, used_taps(mask), channels, tile=form.tile, images=problem.n, rows=problem.p, align=form.vectors
-    )
+    taps, channels = _reads(problem.mask, problem.groups)
+    return lay_out(problem, taps, channels, tile=form.tile, images=problem.n, rows=problem.p, align=form.vectors)
+
+
+@lru_cache(maxsize=64)
+def _reads(mask: WeightMask, groups: int) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+    """Taps and input channels that some filter reads."""
+    nonzero = positions(mask)
+    return used_taps(nonzero), used_channels(nonzero, groups)
 
 
 def forms(problem: ConvProblem, target: Target) -> list[Form]:
@@ -267,11 +271,11 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
     steps = max(1, min(MOST_STEPS, int(counts.values * form.vectors / (form.splits * STEP_FMAS))))
     wanted = -(-channels // steps)
     if channels > room:
-        wanted = min(wanted, room // 2)
+        wanted = min(wanted, max(1, room // 4))
     return replace(form, channels=wanted, room=most >> 10, resident=resident)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     """What the model says of a form, in microseconds."""
     assert problem.mask is not None

@@ -219,6 +219,8 @@ def test_units_that_nothing_links_are_refused(monkeypatch):
     monkeypatch.setattr(linked, "unlinked", lambda: "needs nvJitLink: it is not there")
     with pytest.raises(CompileError, match="it is not there"):
         linked.compile_units(ENGINE.id, ("a", "b"), H100, ())
+    source = write(*CASES["wide stores"][:2]).source
+    assert compiled(source)[:4] == b"\x7fELF", "a single unit is compiled whole"
 
 
 def test_immediates_of_any_value_compile():
@@ -284,7 +286,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault(monkeypatch, tmp_path):
         (pruned(replace(SMALL, n=0), "tenth"), H100, "batch"),
         (pruned(replace(SMALL, n=10**7), "tenth"), H100, "2^30"),
         (pruned(replace(SMALL, direction="dgrad", epilogue=Epilogue()), "tenth"), H100, "fprop"),
-        (pruned(ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1), "tenth"), H100, "non-zero"),
+        (pruned(ConvProblem(1, 512, 7, 7, 1024, 3, 3, 1, 1), "tenth"), H100, "non-zero"),
         (pruned(ConvProblem(1, 2, 2, 300_000, 1, 2, 1), "full"), H100, "shared memory"),
     ],
 )
@@ -305,7 +307,7 @@ def test_without_the_packages_it_says_so(monkeypatch):
     assert "nvJitLink" in ENGINE.supports(large, H100).reason
 
 
-@pytest.mark.parametrize(("share", "most"), [(0.003, 16), (0.02, 16), (0.04, 15)])
+@pytest.mark.parametrize(("share", "most"), [(0.003, 16), (0.02, 16), (0.04, 9)])
 def test_the_more_code_the_fewer_settings(share, most):
     problem = ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1)
     nonzero = np.random.default_rng(3).random(problem.weight_spec.shape) < share

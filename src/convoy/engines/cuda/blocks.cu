@@ -15,7 +15,6 @@ struct Sizes {
 struct Tile { int first, last, filter, unused; };  // iterations of a tile of filters, and its first filter
 
 #define FILTERS (ROWS * CONSUMERS)
-#define PARTS (ROWS / 64)
 #define PIXEL_BYTES (BN * 128)
 #define CHUNK_BYTES (FILTERS * 128)
 #define STAGE_BYTES (PIXEL_BYTES + CHUNK_BYTES)
@@ -37,7 +36,7 @@ DEVICE Origin origin(int pixel, const Sizes& z) {
 
 // A thread has one of an iteration's eight pieces, of every sixteenth pixel: eight threads that follow each other often read
 // neighbouring channels. What has landed is told LAG iterations later.
-DEVICE void produce(const Value* x, const Tile* tiles, const int* pieces, const unsigned char* weights, u32 stages, u32 full, u32 empty, const Sizes& z) {
+DEVICE void produce(const Value* x, const Tile* tiles, const int* __restrict__ pieces, const unsigned char* weights, u32 stages, u32 full, u32 empty, const Sizes& z) {
   Ring ring = {0, 0}, landed = {0, 0};
   int thread = threadIdx.x, mine = thread % PIECES, row0 = thread / PIECES, under_way = 0;
   for (int unit = blockIdx.x; unit < z.units; unit += gridDim.x) {
@@ -47,9 +46,11 @@ DEVICE void produce(const Value* x, const Tile* tiles, const int* pieces, const 
     Origin origins[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) origins[i] = origin(pixel0 + row0 + 16 * i, z);
+    int next = tile.first < tile.last ? pieces[tile.first * PIECES + mine] : -1;
     for (int iteration = tile.first; iteration < tile.last; iteration++) {
-      int piece = pieces[iteration * PIECES + mine];  // rows down, columns right and channels, eight bits and eight and fifteen; or -1
+      int piece = next;  // rows down, columns right and channels, eight bits and eight and fifteen; or -1
       int down = piece >> 23, right = piece >> 15 & 255, channel = piece & 32767;
+      if (iteration + 1 < tile.last) next = pieces[(iteration + 1) * PIECES + mine];  // on its way while this one is gathered
       u32 to = stages + ring.stage * STAGE_BYTES + row0 * 128 + ((mine ^ (row0 & 7)) << 4), bar = full + 8 * ring.stage;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       if (thread == 0) {
@@ -75,17 +76,15 @@ DEVICE void produce(const Value* x, const Tile* tiles, const int* pieces, const 
   for (; under_way > 0; under_way--, landed.next()) barrier_arrive(full + 8 * landed.stage);
 }
 
-DEVICE void consume(const Tile* tiles, u32 stages, u32 full, u32 empty, int who, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+DEVICE void consume(const Tile* tiles, u32 stages, u32 full, u32 empty, int who, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& z) {
   Ring ring = {0, 0};
   int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   for (int unit = blockIdx.x; unit < z.units; unit += gridDim.x) {
     int at = quotient(unit, z.tiles_factor, z.tiles_shift);
     Tile tile = tiles[at];
+    int filter0 = tile.filter + who * ROWS + warp * 16;
     float d[PARTS][BN / 2];
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-      for (int i = 0; i < BN / 2; i++) d[part][i] = 0.f;
+    begin(d, filter0, lane, z.k, bias);
     u32 before = 0;
     for (int iteration = tile.first; iteration < tile.last; iteration++) {
       u32 pixels = stages + ring.stage * STAGE_BYTES, weights = pixels + PIXEL_BYTES + who * ROWS * 128;
@@ -104,15 +103,14 @@ DEVICE void consume(const Tile* tiles, u32 stages, u32 full, u32 empty, int who,
     }
     products_wait<0>();
     if (before && lane == 0) barrier_arrive(before);
-    int filter0 = tile.filter + who * ROWS + warp * 16;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      store_sums(d[part], (unit - at * z.tiles) * BN, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual, bias);
+      store_sums(d[part], (unit - at * z.tiles) * BN, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
-blocks(const Value* x, const Tile* tiles, const int* pieces, const unsigned char* weights, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
+blocks(const Value* x, const Tile* tiles, const int* pieces, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
   u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
   u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;

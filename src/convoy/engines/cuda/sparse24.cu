@@ -17,7 +17,6 @@ struct Sizes {
 };
 
 #define FILTERS (ROWS * CONSUMERS)
-#define PARTS (ROWS / 64)
 #define PIXEL_BYTES (BN * 128)
 #define CHUNK_BYTES (FILTERS * 72)
 #define STAGE_BYTES (DEPTH * PIXEL_BYTES + (DEPTH * CHUNK_BYTES + 1023) / 1024 * 1024)
@@ -108,7 +107,7 @@ DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Ri
   ring.next();
 }
 
-DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int first, int step, Value* y, const Value* residual, const Value* bias, const Sizes& z) {
+DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int first, int step, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& z) {
   Ring ring = {0, 0};
   int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   Ring done = {0, 0};
@@ -116,10 +115,7 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int firs
     int tile = quotient(unit, z.groups_factor, z.groups_shift), pixel0 = tile * BN;
     int filter0 = ((unit - tile * z.groups) * CLUSTER + (int)rank) * FILTERS + who * ROWS + warp * 16;
     float d[PARTS][BN / 2];
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-#pragma unroll
-      for (int i = 0; i < BN / 2; i++) d[part][i] = 0.f;
+    begin(d, filter0, lane, z.k, bias);
     // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
     u32 metadata[SETS][DEPTH][PARTS];
     int i = 0;
@@ -141,12 +137,12 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int firs
     for (; done.stage != ring.stage; done.next()) release(empty + 8 * done.stage, lane);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      store_sums(d[part], pixel0, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual, bias);
+      store_sums(d[part], pixel0, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
-sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias, const __grid_constant__ Sizes z) {
+sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
   u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
   u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;

@@ -1,6 +1,8 @@
 // What kernels share whose rows are filters and whose columns are pixels: their place in the ring, and their stores.
 typedef u16 Value;
 #define GROUPS (BN / 8)
+#define PARTS (ROWS / 64)
+#define AT_ONCE 4
 
 // n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
 DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * factor >> shift); }
@@ -13,49 +15,70 @@ struct Ring {  // a place in the ring of stages
   }
 };
 
-// Two groups of eight pixels by the sixteen filters of a warp: a lane's sums are two neighbouring pixels of a filter, its sixteen
-// bytes of y eight filters of a pixel.
-DEVICE void store_groups(const float (&d)[BN / 2], int g, int pixel0, int filter0, int lane, const float (&added)[2], int pixels, int k, int pitch, Value* y, const Value* residual) {
+// The sixteen bytes of residual, or of y, that a lane has of two groups of eight pixels by the sixteen filters of a warp: eight
+// filters of one pixel. None where they lie outside.
+struct Place { int pixel, filter; bool inside; };
+DEVICE Place place(int g, int pixel0, int filter0, int lane, int pixels, int k) {
   int part = lane % 4, pixel = pixel0 + (g + part / 2) * 8 + lane / 4, filter = filter0 + part % 2 * 8;
-  bool mine = g + part / 2 < GROUPS && pixel < pixels && filter < k;
-  u32 words[4];
+  return {pixel, filter, g + part / 2 < GROUPS && pixel < pixels && filter < k};
+}
+
+// These two groups: a lane's sums are two neighbouring pixels of a filter.
+DEVICE void store_groups(const float (&d)[BN / 2], int g, uint4 more, const Place& to, int lane, int pitch, Value* __restrict__ y) {
+  u32 words[4], residuals[4] = {more.x, more.y, more.z, more.w};
 #if RESIDUAL
-  u32 more[4] = {0, 0, 0, 0};
-  if (mine) {
-    uint4 four = *(const uint4*)(residual + (long long)pixel * k + filter);
-    more[0] = four.x; more[1] = four.y; more[2] = four.z; more[3] = four.w;
-  }
-  transpose(more, part);
+  transpose(residuals, lane % 4);
 #endif
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     int group = g + i / 2, half = i % 2;
     float low = 0.f, high = 0.f;
     if (group < GROUPS) { low = d[4 * group + 2 * half]; high = d[4 * group + 2 * half + 1]; }
-    low += added[half];
-    high += added[half];
 #if RESIDUAL
-    u32 two = transposed(more[i]);
+    u32 two = transposed(residuals[i]);
     low += unpack((u16)(two & 0xffff));
     high += unpack((u16)(two >> 16));
 #endif
     words[i] = transposed(pack(activated(low), activated(high)));
   }
-  transpose(words, part);
-  if (mine) *(uint4*)(y + (long long)pixel * pitch + filter) = make_uint4(words[0], words[1], words[2], words[3]);
+  transpose(words, lane % 4);
+  if (to.inside) *(uint4*)(y + (long long)to.pixel * pitch + to.filter) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// A warp's sixteen filters of a part, by all pixels of the tile.
-DEVICE void store_sums(const float (&d)[BN / 2], int pixel0, int filter0, int lane, int pixels, int k, int pitch, Value* y, const Value* residual, const Value* bias) {
-  float added[2] = {0.f, 0.f};
+// A warp's sixteen filters of a part, by all pixels of the tile. Residuals are asked for some groups at a time, before these are
+// stored: a load that stands behind a store waits for it.
+DEVICE void store_sums(const float (&d)[BN / 2], int pixel0, int filter0, int lane, int pixels, int k, int pitch, Value* __restrict__ y, const Value* __restrict__ residual) {
+#pragma unroll
+  for (int first = 0; first < GROUPS; first += 2 * AT_ONCE) {
+    Place to[AT_ONCE];
+    uint4 more[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      to[i] = place(first + 2 * i, pixel0, filter0, lane, pixels, k);
+      more[i] = make_uint4(0, 0, 0, 0);
+#if RESIDUAL
+      if (to[i].inside) more[i] = *(const uint4*)(residual + (long long)to[i].pixel * k + to[i].filter);
+#endif
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+      if (first + 2 * i < GROUPS) store_groups(d, first + 2 * i, more[i], to[i], lane, pitch, y);
+  }
+}
+
+// Sums begin with the bias: it is asked for before anything is stored, and needs no registers of its own.
+DEVICE void begin(float (&d)[PARTS][BN / 2], int filter0, int lane, int k, const Value* __restrict__ bias) {
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    float added[2] = {0.f, 0.f};
 #if BIAS
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    int filter = filter0 + half * 8 + lane / 4;
-    if (filter < k) added[half] = unpack(bias[filter]);
-  }
+    for (int half = 0; half < 2; half++) {
+      int filter = filter0 + part * 64 + half * 8 + lane / 4;
+      if (filter < k) added[half] = unpack(bias[filter]);
+    }
 #endif
 #pragma unroll
-  for (int g = 0; g < GROUPS; g += 2)
-    store_groups(d, g, pixel0, filter0, lane, added, pixels, k, pitch, y, residual);
+    for (int i = 0; i < BN / 2; i++) d[part][i] = added[i / 2 % 2];
+  }
 }

@@ -49,8 +49,8 @@ _STEP_NS: Final = 130.0
 _COPY_NS: Final = 40.0
 """Of a copying thread: to wait for a stage, and for each copy. Both as `cuda.implicit_gemm` has them together."""
 
-_TOGETHER: Final = {1: 1.0, 2: 1.15, 4: 1.25}
-"""What blocks of a cluster wait for each other: a guess."""
+_TOGETHER_NS: Final = {1: 0.0, 2: 150.0, 4: 200.0}
+"""What blocks of a cluster wait for each other in an iteration: of two, as `cuda.implicit_gemm` does; of four a guess."""
 
 _TILE_NS: Final = 150.0
 _STORE_BYTES_NS_PER_SM: Final = 20.0
@@ -169,7 +169,7 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
     loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
     copies = _STEP_NS / form.depth + _COPY_NS
-    step = max(products, loads, copies) * _TOGETHER[form.cluster]
+    step = max(products, loads, copies) + _TOGETHER_NS[form.cluster] / form.depth
     store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
     busy = -(-work // clusters) * (iterations(problem) * step + store + _TILE_NS)
     memory = problem.bytes_min / _MEMORY_BYTES_NS

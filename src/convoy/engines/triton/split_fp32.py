@@ -25,6 +25,9 @@ _BLOCKS = (1024, 2048, 4096)
 _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 """Constants of the swapped kernel that the split one does not have."""
 
+AHEAD_BYTES = 1 << 24
+"""Weights asked for ahead, at most: a third of an H100's L2 cache, which holds the planes too."""
+
 _HEADER_BYTES = 4096
 """The maxima and 1 / s at the workspace's start."""
 
@@ -68,8 +71,10 @@ class SplitExecutable(SwappedExecutable):
         even = ["elements"] if self.elements % 16 == 0 else []
         self.maxima = Kernel(
             Build(
-                engine, split.absolute_maxima, {"x": "*fp32", "maxima": "*fp32", "elements": "i32"},
-                {"BLOCK": self.block, "WAIT": dependent}, ["x", "maxima", *even], dependent=dependent,
+                engine, split.absolute_maxima,
+                {"x": "*fp32", "maxima": "*fp32", "w_bytes": "*i8" if dependent else "none", "elements": "i32",
+                 "weight_bytes": "i32"},
+                {"BLOCK": self.block, "WAIT": dependent}, ["x", "maxima", "w_bytes", *even], dependent=dependent,
             ),
             target,
         )  # fmt: skip
@@ -119,7 +124,9 @@ class SplitExecutable(SwappedExecutable):
         maxima = as_floats(room, _MAXIMA)
         x_inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
         planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
-        self.maxima((_MAXIMA, 1, 1), [x, maxima, self.elements])
+        weight = buffers.constants[0]
+        ahead = min(weight.numel() * weight.element_size(), AHEAD_BYTES)
+        self.maxima((_MAXIMA, 1, 1), [x, maxima, None if interpreting() else weight, self.elements, ahead])
         self.planes((-(-self.elements // self.block), 1, 1), [x, maxima, x_inverse, planes, self.elements])
         partial = room[self.workspace_bytes - self.partial_bytes :] if self.partial_bytes else None
         self.multiply(planes, buffers, partial, (x_inverse, buffers.constants[-1]))

@@ -17,7 +17,7 @@ from convoy.engines.scratch import Scratch
 from convoy.engines.triton import split_fp32
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import is_strict
-from convoy.engines.triton.split_fp32 import split_weight
+from convoy.engines.triton.split_fp32 import AHEAD_BYTES, split_weight
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type, pack_bias, pack_tiles, workspace_bytes
 from convoy.engines.triton.tensors import checked, scratch
@@ -108,14 +108,25 @@ class LiveExecutable(SwappedExecutable):
 
         problem, tile = self.problem, self.tile
         pointers = {"x": "*fp32", "maxima": "*i32", "alive": "*i32", "inverse": "*fp32", "planes": "*fp16"}
-        numbers = ("pixels", "c", "words", "looked", "alive_rows", "dense_from", "elements", "all_alive")
-        signature = {**pointers, "order": "*i32", "counts": "*i32", **dict.fromkeys(numbers, "i32")}
+        numbers = (
+            "pixels",
+            "c",
+            "words",
+            "looked",
+            "alive_rows",
+            "dense_from",
+            "elements",
+            "all_alive",
+            "weight_bytes",
+        )
+        lists = {"order": "*i32", "counts": "*i32", "w_bytes": "*i8" if self._dependent else "none"}
+        signature = {**pointers, **lists, **dict.fromkeys(numbers, "i32")}
         constants = {
             "MAXIMA": _power(problem.n * self.slices * self.words), "ROWS": _power(tile.block_n * self.slices),
             "WORDS": _power(self.words), "BLOCK_P": self.split_pixels, "BLOCK_C": tile.block_c, "GROUP": tile.block_n,
             "IMAGES": problem.n, "WAIT": self._dependent,
         }  # fmt: skip
-        even = ["x", "planes", *self._even(), *(["elements"] if problem.x_spec.elements % 16 == 0 else [])]
+        even = ["x", "planes", "w_bytes", *self._even(), *(["elements"] if problem.x_spec.elements % 16 == 0 else [])]
         return Build(engine, split_live, signature, constants, even, dependent=self._dependent, tensor_cores=False)
 
     def _even(self) -> list[str]:
@@ -164,12 +175,14 @@ class LiveExecutable(SwappedExecutable):
             scratch(workspace, self.workspace_bytes)
         )
         pixels, looked = problem.h * problem.w, problem.n * self.slices * self.words
-        *_, w_inverse, rows, finite = buffers.constants
+        weight, *_, w_inverse, rows, finite = buffers.constants
         self.look((self.slices, self.words, problem.n), [x, maxima, alive, pixels, problem.c, self.words])
         sizes = [pixels, problem.c, self.words, looked, self.slices, math.ceil(DENSE_SHARE * problem.c),
-                 problem.x_spec.elements, int(not finite)]  # fmt: skip
+                 problem.x_spec.elements, int(not finite), min(weight.numel() * weight.element_size(), AHEAD_BYTES)]  # fmt: skip
         grid = (-(-pixels // self.split_pixels), problem.n, 1)
-        self.planes(grid, [x, maxima, alive, inverse, planes, order, counts, *sizes])
+        self.planes(
+            grid, [x, maxima, alive, inverse, planes, order, counts, weight if self._dependent else None, *sizes]
+        )
         self.multiply(planes, buffers, partial if partial.numel() else None, (rows, order, counts, inverse, w_inverse))
 
     def x_images(self) -> int:

@@ -13,12 +13,18 @@ import triton
 import triton.language as tl
 
 from convoy.engines.triton.kernels.epilogue import activate
-from convoy.engines.triton.kernels.swapped import load_pixels
+from convoy.engines.triton.kernels.swapped import load_pixels, prefetch_weights
 
 
 @triton.jit
-def absolute_maxima(x, maxima, elements, BLOCK: tl.constexpr, WAIT: tl.constexpr):
-    """maxima[block] = the largest finite |x| of the elements that fall to this block."""
+def absolute_maxima(x, maxima, w_bytes, elements, weight_bytes, BLOCK: tl.constexpr, WAIT: tl.constexpr):
+    """maxima[block] = the largest finite |x| of the elements that fall to this block.
+
+    Before that it asks for the weights of the product, two launches ahead, to be brought to L2: memory is idle meanwhile, where x
+    comes from the layer before and is in the cache.
+    """
+    if w_bytes is not None:
+        prefetch_weights(w_bytes, 0, weight_bytes, tl.program_id(0), tl.num_programs(0), 4)
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from convoy.engines.triton.kernels.epilogue import activate
 from convoy.engines.triton.kernels.split import split_sum
-from convoy.engines.triton.kernels.swapped import load_pixels
+from convoy.engines.triton.kernels.swapped import load_pixels, prefetch_weights
 
 
 @triton.jit
@@ -53,7 +53,8 @@ def look(x, maxima, alive, pixels, c, words, BLOCK_P: tl.constexpr, WAIT: tl.con
 
 @triton.jit
 def split_live(
-    x, maxima, alive, inverse, planes, order, counts, pixels, c, words, looked, alive_rows, dense_from, elements, all_alive,
+    x, maxima, alive, inverse, planes, order, counts, w_bytes, pixels, c, words, looked, alive_rows, dense_from, elements,
+    all_alive, weight_bytes,
     MAXIMA: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     GROUP: tl.constexpr, IMAGES: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +62,7 @@ def split_live(
 
     A group is GROUP images, whose channels are listed together: order[group] are its channels, the live ones first and ascending,
     counts[group] how many are alive; all, in their order, from `dense_from` on. Of the rest only what fills the last block of
-    BLOCK_C is written. inverse[0] = 1 / s.
+    BLOCK_C is written. inverse[0] = 1 / s. Where all are multiplied, their weights are asked for to be brought to L2.
     """
     C: tl.constexpr = 32 * WORDS
     if WAIT:
@@ -104,6 +105,9 @@ def split_live(
     # An infinity or NaN stays in hi alone.
     low = tl.where(tl.abs(value) < 65504.0, low, 0.0).to(tl.float16)
     if dense:
+        if w_bytes is not None:
+            share = tl.program_id(0) + image * tl.num_programs(0)
+            prefetch_weights(w_bytes, 0, weight_bytes, share, tl.num_programs(0) * IMAGES, 4)
         to = planes + row[:, None] + channel[None, :]
         tl.store(to, high, mask=inside)
         tl.store(to + elements.to(tl.int64), low, mask=inside)

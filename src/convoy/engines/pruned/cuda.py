@@ -98,7 +98,7 @@ class PrunedConvolution(Executable):
         self._bytes = form.vectors * ELEMENT[problem.x_dtype][1]
         self._dependent = target.capability >= 90
         self._blocks, self._threads = source.blocks, source.threads
-        cubin = compile_units(PrunedCuda.id, source.units, target, (f"--maxrregcount={form.registers}",))
+        cubin = compile_units(PrunedCuda.id, source.head, source.bodies, target, (f"--maxrregcount={form.registers}",))
         self._function = Function(PrunedCuda.id, cubin, source.name, source.shared_bytes)
         self.workspace_bytes = 0
 

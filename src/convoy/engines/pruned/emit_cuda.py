@@ -71,7 +71,8 @@ class Source:
     """The kernel of a layer.
 
     Attributes:
-        units: CUDA C to compile and, where there are several, to link.
+        head: CUDA C that every unit begins with.
+        bodies: what follows it in each unit.
         name: the kernel.
         blocks: tiles times groups; tiles of one group are neighbours.
         threads: of a block.
@@ -79,7 +80,8 @@ class Source:
         packed: for each packed float the value that it is, or -1: padding; empty where values are immediates.
     """
 
-    units: tuple[str, ...]
+    head: str
+    bodies: tuple[str, ...]
     name: str
     blocks: int
     threads: int
@@ -150,13 +152,13 @@ def emit(
     writer = _Writer(kernel, layout, steps(kernel), buffers_of(kernel, shared_bytes), values)
     head = writer.head(bias=bias, residual=residual, activation=activation)
     parts = _parts(kernel)
-    units = ["\n".join([head, *map(writer.function, part)]) for part in parts]
+    bodies = ["\n".join(map(writer.function, part)) for part in parts]
     main = writer.kernel()
-    units = [f"{units[0]}\n{main}"] if len(units) == 1 else [*units, f"{head}\n{main}"]
+    bodies = [f"{bodies[0]}\n{main}"] if len(bodies) == 1 else [*bodies, main]
     held = [step for group in writer.steps for step in group] if values is None else []
     packed = [[*range(step.first, step.after), *[-1] * (step.floats - step.after + step.first)] for step in held]
     return Source(
-        tuple(units), "convolve", writer.tiles * len(kernel.groups), writer.threads, writer.shared_bytes,
+        f"{head}\n", tuple(bodies), "convolve", writer.tiles * len(kernel.groups), writer.threads, writer.shared_bytes,
         tuple(place for step in packed for place in step),
     )  # fmt: skip
 

@@ -34,24 +34,24 @@ def unlinked() -> str:
     return ""
 
 
-def compile_units(engine: str, units: Sequence[str], target: Target, options: Sequence[str]) -> bytes:
+def compile_units(engine: str, head: str, bodies: Sequence[str], target: Target, options: Sequence[str]) -> bytes:
     """A cubin of some units that call one another's functions.
 
     Args:
         engine: the engine's id, for messages and files.
-        units: CUDA C. A single one is linked too, where that can be: ptxas then gives its functions all the registers that
-            `options` allow, and moves loads 25 instructions ahead of their use; of a whole kernel it made one of 40 registers,
-            and moved them 4 ahead (seen in sm_90 code).
+        head: CUDA C that every unit begins with.
+        bodies: what follows it in each unit. A single unit is linked too, where that can be: ptxas then gives its functions all
+            the registers that `options` allow, and moves loads 20 instructions ahead of their use; of a whole kernel it made
+            one of 40 registers, and moved them 4 ahead (seen in sm_90 code). Where nothing links, all are one unit.
         target: the device.
         options: of NVRTC.
 
     Raises:
-        CompileError: NVRTC or nvJitLink is missing, or refused the code.
+        CompileError: NVRTC is missing, or it or nvJitLink refused the code.
     """
-    if reason := unlinked():
-        if len(units) > 1:
-            raise CompileError(engine, "units cannot be linked", reason)
-        return compile_cubin(engine, units[0], target, options)[0]
+    if unlinked():
+        return compile_cubin(engine, head + "".join(bodies), target, options)[0]
+    units = [head + body for body in bodies]
     options = (*options, "--relocatable-device-code=true")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         cubins = list(pool.map(lambda unit: compile_cubin(engine, unit, target, options)[0], units))

@@ -45,9 +45,10 @@ def texts():
     form = Form(lanes=8, vectors=2, filters=2, splits=2, channels=1, room=1, resident=1)
     written = cuda.write(problem, form)
     found["staged.ir"] = print_kernel(written.kernel)
-    (found["values.cu"],) = written.source.units
+    found["values.cu"] = "".join([written.source.head, *written.source.bodies])
     weight = [float(value) / 4 for value in range(problem.weight_spec.elements)]
-    (found["immediates.cu"],) = cuda.write(problem, replace(form, splits=1, vectors=1), weight).source.units
+    source = cuda.write(problem, replace(form, splits=1, vectors=1), weight).source
+    found["immediates.cu"] = "".join([source.head, *source.bodies])
     return found
 
 

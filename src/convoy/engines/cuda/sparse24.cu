@@ -156,7 +156,7 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
   }
   if (CLUSTER == 1) __syncthreads(); else cluster_sync();
   // Weights were packed long ago: their copies wait for no kernel in front, everything else does.
-  if (threadIdx.x != 32) wait_for_forerunner();
+  if (threadIdx.x / 32 != 1) wait_for_forerunner();
   let_successor_start();
   int group = threadIdx.x / 128, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   if (group == 0) {

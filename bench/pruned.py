@@ -70,7 +70,7 @@ PROVIDERS = {
 }
 """By device, peers' engine ids → names of the providers in results."""
 
-OURS = ("pruned.c", "pruned.channels", "pruned.cuda", "pruned.sparse24", "pruned.blocks")
+OURS = ("pruned.c", "pruned.channels", "pruned.channels_gpu", "pruned.cuda", "pruned.sparse24", "pruned.blocks")
 SPARSE = (*OURS, "pruned.csr", "sparse_csr")
 HERE = Path(__file__).parent
 
@@ -203,7 +203,8 @@ def main() -> None:
         masks = {(name, s): masked(problem, s, options.pattern) for name, problem in layers for s in options.sparsities}
         plain = [p for by_numerics in dense_of.values() for same in by_numerics.values() for p in same]
         found = dict(measure(plain, DENSE if options.dtype == "fp32" else DENSE_HALF, target, settings))
-        forms = ("nchw",) if options.dtype == "fp32" else ("nchw", "nhwc")
+        both = options.dtype == "fp16" or (target.device == "cuda" and options.pattern == "channel")
+        forms = ("nchw", "nhwc") if both else ("nchw",)
         found |= measure([p.with_layout(form) for p in masks.values() for form in forms], SPARSE, target, settings)
         for name, problem in layers:
             dense = {numerics: best_rows(same, found) for numerics, same in dense_of[name].items()}

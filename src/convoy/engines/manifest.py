@@ -52,6 +52,7 @@ WAITING: Final[dict[str, str]] = {
     "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
     "pruned.sparse24": "convoy.engines.pruned.sparse24",
     "pruned.blocks": "convoy.engines.pruned.blocks",
+    "pruned.channels_gpu": "convoy.engines.pruned.channels_gpu",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",

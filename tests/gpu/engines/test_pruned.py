@@ -14,7 +14,7 @@ from conv_cases import EPILOGUES, SHAPES
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.pruned import blocks, csr, cuda, sparse24
+from convoy.engines.pruned import blocks, channels_gpu, csr, cuda, sparse24
 from convoy.engines.pruned.cuda import ENGINE
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
@@ -192,3 +192,14 @@ def test_tensor_cores_write_a_slice_in_a_graph(engine, target):
     torch.cuda.synchronize()
     assert torch.equal(y.double(), oracle(problem, data)[0])
     assert int(whole.isnan().sum()) == n * p * q * 32
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_channels_are_exact_with_every_inner_engine(layout, dtype, target):
+    problem = typed(LAYER, dtype).with_layout(layout)
+    nonzero = np.ones(problem.weight_spec.shape, bool)
+    nonzero[1::2] = nonzero[:, 5:40] = False
+    problem = problem.with_mask(mask_of(nonzero))
+    for knobs in channels_gpu.ENGINE.space(problem, target):
+        assert not faults(channels_gpu.ENGINE, problem, target, knobs)

@@ -4,13 +4,14 @@
 
 The inner convolution is the library's, on the smaller sizes. Counts of filters and channels are rounded up to a multiple of 8, by
 dead ones that are kept: kernels for vectors want that more than they mind a few zeros.
+On a GPU the engine is `pruned.channels_gpu`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -32,9 +33,6 @@ MULTIPLE: Final = 8
 
 LEAST_SAVED: Final = 0.1
 """Share of the multiply-adds that must go: less does not pay for gathering channels, a pass over x or y."""
-
-INNER: Final = ("onednn", "aten")
-"""Engines for the smaller convolution, on a CPU."""
 
 
 def kept(problem: ConvProblem) -> tuple[list[int], list[int]]:
@@ -59,6 +57,14 @@ def smaller(problem: ConvProblem) -> ConvProblem:
     return replace(problem.with_mask(None), k=len(filters), c=len(channels), epilogue=epilogue)
 
 
+def inner_knobs(engine: str, problem: ConvProblem, target: Target) -> list[Knobs]:
+    """An engine's settings for the smaller convolution that want no workspace, its favourite first; none where it says no."""
+    inner = load_engine(engine)
+    if not inner.accepts(problem, target):
+        return []
+    return [knobs for knobs in inner.space(problem, target) if not inner.workspace_bytes(problem, knobs)]
+
+
 class SmallerConvolution(Executable):
     """One problem: gather, the library's convolution, scatter."""
 
@@ -69,9 +75,8 @@ class SmallerConvolution(Executable):
         filters, channels = kept(problem)
         self._filters, self._channels = torch.tensor(filters), torch.tensor(channels)
         self._gathers, self._scatters = len(channels) < problem.c, len(filters) < problem.k
-        inner = smaller(problem)
-        engine = load_engine(str(knobs["inner"]))
-        self._inner = engine.build(inner, engine.space(inner, target)[0], target)
+        inner, engine = smaller(problem), str(knobs["inner"])
+        self._inner = load_engine(engine).build(inner, inner_knobs(engine, inner, target)[0], target)
         self._nhwc = problem.layout == "nhwc"
         self._scratch = _scratch(problem)
         self.workspace_bytes = self._scratch.size_bytes
@@ -142,10 +147,14 @@ class PrunedChannels(Engine):
     family = "library"
     reads_mask = True
 
+    device: ClassVar[str] = "cpu"
+    inner: ClassVar[tuple[str, ...]] = ("onednn", "aten")
+    """Engines for the smaller convolution."""
+
     def supports(self, problem: Problem, target: Target) -> Support:
         """Masked forward convolutions that become a tenth smaller."""
-        if target.device != "cpu":
-            return Support.no(f"needs a CPU, got {target.device}")
+        if target.device != self.device:
+            return Support.no(f"needs a {'CPU' if self.device == 'cpu' else 'GPU'}, got {target.device}")
         if not (support := masked_convolution(problem, empty=True)):
             return support
         assert isinstance(problem, ConvProblem)
@@ -162,8 +171,7 @@ class PrunedChannels(Engine):
         """`inner`: the engine of the smaller convolution."""
         assert isinstance(problem, ConvProblem)
         small = smaller(problem)
-        names = [name for name in INNER if load_engine(name).accepts(small, target)]
-        return [Knobs.of(inner=name) for name in names]
+        return [Knobs.of(inner=name) for name in self.inner if inner_knobs(name, small, target)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Gathered input and the smaller output."""

@@ -8,11 +8,14 @@ import torch
 from conv_cases import EPILOGUES, SHAPES, of_dtype
 from pruned_cases import mask_of
 
-from convoy.engines.pruned.channels import ENGINE, kept, smaller
+from convoy.engines.manifest import load_engine
+from convoy.engines.pruned import channels_gpu
+from convoy.engines.pruned.channels import ENGINE, inner_knobs, kept, smaller
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, parse_problem
+from convoy.target import Target
 
 CPU = detect_target("cpu")
 LAYER = ConvProblem(2, 24, 7, 6, 20, 3, 3, 1, 1)
@@ -86,3 +89,19 @@ def test_a_value_where_the_mask_has_none_is_refused():
     executable = ENGINE.build(problem, ENGINE.space(problem, CPU)[0], CPU)
     with pytest.raises(InputError, match="mask"):
         executable.pack((torch.ones(problem.weight_spec.shape),))
+
+
+def test_on_a_gpu_an_engine_of_its_own_takes_dense_kernels_without_workspace():
+    gpu = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+    half = dead(
+        ConvProblem(8, 256, 14, 14, 256, 3, 3, 1, 1, layout="nhwc", numerics="half"), range(0, 256, 2), range(99)
+    )
+    half = replace(half, x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
+    assert channels_gpu.ENGINE.supports(half, gpu)
+    names = [knobs["inner"] for knobs in channels_gpu.ENGINE.space(half, gpu)]
+    assert names[0] == "aten"
+    for name in names:
+        settings = inner_knobs(str(name), smaller(half), gpu)
+        assert all(load_engine(str(name)).workspace_bytes(smaller(half), knobs) == 0 for knobs in settings)
+    assert "needs a GPU" in channels_gpu.ENGINE.supports(half, CPU).reason
+    assert "whole filters or channels" in channels_gpu.ENGINE.supports(dead(half), gpu).reason

@@ -16,6 +16,7 @@ from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.triton.compiled import assembler_log
 from convoy.engines.triton.pooled import way_of, window_box
 from convoy.engines.triton.tiles import conv_view
+from convoy.engines.zeros import expecting
 from convoy.engines.zeroskip.tiles import Geometry, tile_space
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
@@ -201,7 +202,7 @@ def test_a_pooling_by_itself_is_built_with_wide_loads():
     ("text", "layout", "reason"),
     [
         (POOLING, "nchw", "needs layout nhwc"),
-        (POOLING.replace(",4,4]", ",8,8]").replace("max_pool2d.default(%x, (2, 2))", "relu.default(%x)"), "nhwc", "another piece"),
+        (POOLING.replace(",4,4]", ",8,8]").replace("max_pool2d.default(%x, (2, 2))", "relu.default(%x)"), "nhwc", "another"),
         (POOLING.replace("fp16", "fp64"), "nhwc", "fp64"),
         (POOLING.replace(",8,8]", ",9,9]").replace(",4,4]", ",1,1]").replace("(2, 2)", "(9, 9)"), "nhwc", "at most 64, got 81"),
     ],
@@ -212,6 +213,29 @@ def test_pieces_that_are_no_small_pooling_are_refused(text, layout, reason):
 
 def test_a_convolution_is_no_pooling():
     assert "pools, got ConvProblem" in load_engine("triton.pooling", waiting()).supports(BUILDS[0][1], TARGET).reason
+
+
+# ---- what they expect to take
+
+MEASURED = [  # c, k, side, zeros, gather, ecr: microseconds on an H100 (docs/kernels/zeroskip.md)
+    (3, 64, 224, 55, 41.6, 129.2),
+    (64, 64, 224, 41, 112.6, 655.5),
+    (64, 128, 112, 24, 63.0, 334.2),
+    (128, 256, 56, 14, 57.3, 344.6),
+    (256, 256, 56, 35, 112.5, 531.8),
+    (256, 256, 56, 96, 111.5, 79.6),
+    (512, 512, 28, 76, 117.8, 240.6),
+    (512, 512, 14, 66, 40.8, 143.9),
+    (512, 512, 14, 90, 40.8, 62.2),
+]
+
+
+@pytest.mark.parametrize(("c", "k", "side", "zeros", "gather", "ecr"), MEASURED)
+def test_cost_models_are_near_what_was_measured(c, k, side, zeros, gather, ecr):
+    problem = conv(1, c, side, side, k, 3, 3, 1, 1)
+    for name, us, factor in (("gather", gather, 1.25), ("ecr", ecr, 1.4)):
+        knobs = expecting(engine(name).space(problem, TARGET)[0], zeros)
+        assert us / factor < engine(name).estimate_us(problem, knobs, TARGET) < us * factor
 
 
 # ---- where the pooling is

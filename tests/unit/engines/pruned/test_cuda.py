@@ -1,6 +1,7 @@
 """pruned.cuda without a GPU: its code run by threads of the CPU, compiled and linked for sm_90a, refused, cached."""
 
 import ctypes
+import random
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conv_cases import SHAPES
-from pruned_cases import SMALL, mask_of, pattern, pruned
+from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines import binaries, host_compiler
 from convoy.engines.base import Buffers
@@ -390,3 +391,27 @@ def test_results_that_lie_askew_are_refused(monkeypatch):
     y = torch.empty(problem.y_spec.elements + 1)[1:].view(problem.y_spec.shape)
     with pytest.raises(LaunchError, match="16 bytes at once"):
         executable.launch(Buffers(data.args, [y], executable.pack(data.constants)), None)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("seed", range(6))
+def test_any_form_of_any_shape_is_exact(seed, tmp_path):
+    rng = random.Random(seed)
+    groups = rng.choice([1, 1, 2])
+    problem = ConvProblem(
+        rng.randint(1, 3), groups * rng.randint(1, 6), rng.randint(5, 12), rng.randint(5, 12), groups * rng.randint(1, 8),
+        rng.choice([1, 3, 5]), rng.choice([1, 2, 3]), rng.randint(0, 2), rng.randint(0, 2), rng.choice([1, 2]),
+        rng.choice([1, 2, 3]), groups=groups, epilogue=Epilogue(bias=seed % 2 == 0, activation="relu6"),
+    )  # fmt: skip
+    problem = pruned(problem, rng.choice(PATTERNS), seed)
+    form = Form(
+        rng.choice([8, 16, 32]), rng.choice([1, 2, 4]), rng.randint(1, 8), rng.randint(1, 4), rng.randint(1, 6), 4, 1
+    )
+    data = make_data(problem, seed, "integer")
+    written = write(problem, form)
+    weight = torch.cat([data.constants[0].ravel(), torch.zeros(1)])
+    places = np.append(written.places, len(weight) - 1)[np.array(written.source.packed, int)]
+    bias = data.constants[1] if problem.epilogue.bias else None
+    y = torch.full_like(oracle(problem, data)[0], float("nan")).float()
+    run_on_host(written, tmp_path, (data.args[0].contiguous(), weight[places], bias, None, y))
+    assert torch.equal(y.double(), oracle(problem, data)[0])

@@ -246,6 +246,7 @@ class _Writer:
         kernel, group = self.code, self.code.groups[at]
         sums = [f"a{total}_{v} = 0" for total in range(len(group.filters)) for v in range(kernel.vectors)]
         lines = [f'extern "C" __device__ GROUP void group_{at}({_ARGUMENTS})', "{", "    SHARED;"]
+        lines.append("    GLOBAL(bias); GLOBAL(residual); GLOBAL(y);")
         lines.append("    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;")
         lines += [f"    float {', '.join(sums)};", "    AWAIT;"]
         lines += self._steps(at)
@@ -417,6 +418,8 @@ static __device__ __forceinline__ element narrow(float v)
 #define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
 #define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
 #define SHARED extern __shared__ __align__(16) float staged[]
+/* A linked function does not see that its arguments are a kernel's. */
+#define GLOBAL(p) __builtin_assume(__isGlobal(p))
 /* A group's function ends its thread: it need not put registers aside for a caller. */
 #define GROUP __noinline__ __attribute__((noreturn))
 #define END asm volatile("exit;"); __builtin_unreachable()

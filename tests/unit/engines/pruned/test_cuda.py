@@ -55,6 +55,7 @@ static inline float __int_as_float(unsigned i) { float f; memcpy(&f, &i, 4); ret
 #define WAIT(n)
 #define SHARED float *const staged = (float *)shared_memory
 #define GROUP
+#define GLOBAL(p)
 #define END
 #define BEGIN
 #define AWAIT

@@ -61,6 +61,8 @@ static __device__ __forceinline__ element narrow(float v)
 #define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
 #define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
 #define SHARED extern __shared__ __align__(16) float staged[]
+/* A linked function does not see that its arguments are a kernel's. */
+#define GLOBAL(p) __builtin_assume(__isGlobal(p))
 /* A group's function ends its thread: it need not put registers aside for a caller. */
 #define GROUP __noinline__ __attribute__((noreturn))
 #define END asm volatile("exit;"); __builtin_unreachable()
@@ -204,6 +206,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     const element *__restrict__ residual, element *__restrict__ y)
 {
     SHARED;
+    GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0;
     AWAIT;
@@ -237,6 +240,7 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     const element *__restrict__ residual, element *__restrict__ y)
 {
     SHARED;
+    GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0, a1_0 = 0;
     AWAIT;
@@ -272,6 +276,7 @@ extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const fl
     const element *__restrict__ residual, element *__restrict__ y)
 {
     SHARED;
+    GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0;
     AWAIT;

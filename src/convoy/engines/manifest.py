@@ -31,6 +31,10 @@ MANIFEST: Final[dict[str, str]] = {
     "pruned.c": "convoy.engines.pruned.c",
     "pruned.channels": "convoy.engines.pruned.channels",
     "pruned.cuda": "convoy.engines.pruned.cuda",
+    "pruned.sparse24": "convoy.engines.pruned.sparse24",
+    "pruned.blocks": "convoy.engines.pruned.blocks",
+    "pruned.channels_gpu": "convoy.engines.pruned.channels_gpu",
+    "pruned.csr": "convoy.engines.pruned.csr",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
@@ -43,17 +47,13 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.merged": "convoy.engines.triton.merged",
     "triton.dgrad": "convoy.engines.triton.dgrad",
     "triton.wgrad": "convoy.engines.triton.wgrad",
+    "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
     "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
+    "cuda.stem": "convoy.engines.cuda.stem",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
-    "cuda.stem": "convoy.engines.cuda.stem",
-    "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
-    "pruned.sparse24": "convoy.engines.pruned.sparse24",
-    "pruned.blocks": "convoy.engines.pruned.blocks",
-    "pruned.channels_gpu": "convoy.engines.pruned.channels_gpu",
-    "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",

@@ -43,7 +43,9 @@ def faults(engine, problem, target, knobs=None):
     executable = engine.build(problem, chosen, target)
     assert executable.workspace_bytes == engine.workspace_bytes(problem, chosen)
     kinds = ("integer", "normal")
-    verdicts = [judge(executable, engine.family, problem, make_data(problem, 1, k, "cuda"), k) for k in kinds]
+    # PyTorch's own kernels, which may be inside, take TF32 products for fp32 here.
+    tf32 = engine is channels_gpu.ENGINE and problem.x_dtype == "fp32"
+    verdicts = [judge(executable, engine.family, problem, make_data(problem, 1, k, "cuda"), k, tf32=tf32) for k in kinds]
     return [f"{problem} [{chosen}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
 
 

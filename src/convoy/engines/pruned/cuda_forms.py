@@ -232,10 +232,10 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
         if vectors > 1 and problem.mask.nonzeros * vectors > MOST_FMAS:
             continue
         for lanes in LANES:
-            if lanes > 32 and (lanes // 2) * vectors >= pixels * 1.3:
-                continue  # half of the threads would be enough
+            if lanes > 64 and (lanes // 2) * vectors >= pixels * 1.3:
+                continue  # half of the threads would be enough; 64 suit the smallest
             for filters in FILTERS:
-                if filters // 2 >= problem.k or filters * vectors > 128:
+                if (filters > FILTERS[0] and filters // 2 >= problem.k) or filters * vectors > 128:
                     continue
                 for splits in SPLITS:
                     if lanes * splits < 64:

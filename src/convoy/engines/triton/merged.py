@@ -128,7 +128,9 @@ class MergedExecutable(Executable):
         return Build(engine, merged_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """All weights in tile order, one after another; the biases likewise."""
+        """All weights in tile order, one after another; the biases likewise. Nothing where they are args."""
+        if not constants:
+            return ()
         step = 2 if self.merge.biased else 1
         weight = torch.cat([pack_tiles(w, self.tile) for w in constants[::step]])
         if not self.merge.biased:

@@ -335,7 +335,7 @@ def merged(text, knobs=None):
     assert executable.accept_slice(0, k + 24, 16)
     whole = torch.full((n, p, q, k + 24), float("nan")).half().permute(0, 3, 1, 2)
     made[0] = whole.narrow(1, 16, k)
-    packed = executable.pack([drawn[name] for name in region.constants]) if region.constants else ()
+    packed = executable.pack([drawn[name] for name in region.constants])
     fresh = [drawn[name] for name in region.args[1:]]
     executable.launch(Buffers((x, *fresh), made, packed), None)
     weights = {"q": ("w1", "b1"), "p": ("w2", "b2"), "r": ("w3", "b3")}

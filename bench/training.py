@@ -1,4 +1,4 @@
-"""How much faster is a whole training step? Question `training`, metrics `step_ms`, `images_per_s` and `peak_bytes`.
+"""How much faster is a whole training step? Question `training`, metrics step_ms, images_per_s, peak_memory_bytes.
 
 Convoy's step (forward pass, loss, backward pass, update) beside PyTorch's: eager in channels_last with cudnn.benchmark and a
 fused optimizer, the same captured as a CUDA graph on one stream, and torch.compile. Same weights and batch; before the
@@ -349,9 +349,9 @@ def record(table: Table, timed: dict[str, Timed], recorder: Recorder) -> str:
         recorder.add(metric="step_ms", unit="ms", p50=middle, p20=middle - spread, p80=middle + spread, **common)
         if figures:
             rates = [1e3 * case.batch / ms for ms in (middle, middle + spread, middle - spread)]
-            recorder.add(metric="images_per_s", unit="images/s", p50=rates[0], p20=rates[1], p80=rates[2], **common)
+            recorder.add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2], **common)
             if table.peaks.get(name):
-                recorder.add(metric="peak_bytes", unit="B", p50=float(table.peaks[name]), **common)
+                recorder.add(metric="peak_memory_bytes", unit="B", p50=float(table.peaks[name]), **common)
             line += f"  {name} {middle:.2f}" + ("" if common["ok"] else " (WRONG)")
     others = [f.median_ms for name, f in timed.items() if not name.startswith("convoy")]
     if "convoy" in timed:

@@ -312,6 +312,14 @@ def contest(
     return found
 
 
+def named(provider: str, target: Target) -> str:
+    """A provider's name in files, where peers have one name each."""
+    cuda = target.device == "cuda"
+    return {"torch": "torch.graph" if cuda else "torch.eager", "sparse": "cusparse" if cuda else "mkl.sparse"}.get(
+        provider, provider
+    )
+
+
 def measure(case: Case, target: Target, keep: int, recorder: Recorder, without: Sequence[str] = ()) -> dict[str, float]:
     """All providers in turn; rows and a printed line."""
     found = {p: won for p, won in contest(case, target, keep, without).items() if won is not None}
@@ -324,8 +332,8 @@ def measure(case: Case, target: Target, keep: int, recorder: Recorder, without: 
     for provider, values in samples.items():
         fifths = statistics.quantiles(values, n=5)
         recorder.add(
-            subject=case.problem.key, provider=provider, metric="kernel_us", unit="us", p50=statistics.median(values),
-            p20=fifths[0], p80=fifths[3], batch=case.problem.n, dtype=case.problem.x_dtype, numerics=case.problem.numerics,
+            subject=case.problem.key, provider=named(provider, target), metric="kernel_us", unit="us",
+            p50=statistics.median(values), p20=fifths[0], p80=fifths[3], batch=case.problem.n, dtype=case.problem.x_dtype, numerics=case.problem.numerics,
             note=f"zeros {case.zeros:g} % {case.kind} {ready[provider][0]}",
         )  # fmt: skip
     medians = {provider: statistics.median(values) for provider, values in samples.items()}
@@ -536,6 +544,7 @@ def main() -> None:
         "zeroskip", device=target.name, versions=" ".join(f"{name}={value}" for name, value in target.versions),
         protocol=f"{protocol}, median of {ROUNDS} in turn", folder=options.folder,
     )  # fmt: skip
+    done: dict[tuple[ConvProblem, float, str], dict[str, float]] = {}
     with torch.no_grad():
         for run in dict.fromkeys(label for label, _ in every):
             figures: list[dict[str, float]] = []
@@ -546,13 +555,16 @@ def main() -> None:
                 for future in building.get(problem, ()):
                     future.result()
                 case = make()
-                figures.append(measure(case, target, options.keep, recorder, options.without))
+                known = (case.problem, case.zeros, case.kind)
+                if known not in done:  # nets repeat layers
+                    done[known] = measure(case, target, options.keep, recorder, options.without)
+                figures.append(done[known])
                 if run.startswith("replica"):
                     for provider, won in contest(case, target, options.keep).items():
                         if won is not None and provider in ("convoy.zeroskip.ecr", "cudnn.best", "torch"):
                             name, executable = won
                             recorder.add(
-                                subject=case.problem.key, provider=provider, metric="region_us", unit="us",
+                                subject=case.problem.key, provider=named(provider, target), metric="region_us", unit="us",
                                 p50=region_us(executable, case, options.device), batch=32, numerics=options.numerics,
                                 note=f"zeros {case.zeros:g} % {case.kind} {name}",
                             )  # fmt: skip

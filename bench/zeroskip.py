@@ -333,7 +333,8 @@ def measure(case: Case, target: Target, keep: int, recorder: Recorder, without: 
         fifths = statistics.quantiles(values, n=5)
         recorder.add(
             subject=case.problem.key, provider=named(provider, target), metric="kernel_us", unit="us",
-            p50=statistics.median(values), p20=fifths[0], p80=fifths[3], batch=case.problem.n, dtype=case.problem.x_dtype, numerics=case.problem.numerics,
+            p50=statistics.median(values), p20=fifths[0], p80=fifths[3],
+            batch=case.problem.n, dtype=case.problem.x_dtype, numerics=case.problem.numerics,
             note=f"zeros {case.zeros:g} % {case.kind} {ready[provider][0]}",
         )  # fmt: skip
     medians = {provider: statistics.median(values) for provider, values in samples.items()}

@@ -45,7 +45,9 @@ def faults(engine, problem, target, knobs=None):
     kinds = ("integer", "normal")
     # PyTorch's own kernels, which may be inside, take TF32 products for fp32 here.
     tf32 = engine is channels_gpu.ENGINE and problem.x_dtype == "fp32"
-    verdicts = [judge(executable, engine.family, problem, make_data(problem, 1, k, "cuda"), k, tf32=tf32) for k in kinds]
+    verdicts = [
+        judge(executable, engine.family, problem, make_data(problem, 1, k, "cuda"), k, tf32=tf32) for k in kinds
+    ]
     return [f"{problem} [{chosen}]: {verdict.reason}" for verdict in verdicts if not verdict.ok]
 
 

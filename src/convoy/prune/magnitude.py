@@ -92,10 +92,12 @@ def prunable_layers(model: nn.Module, recipe: Recipe) -> list[PrunableLayer]:
     """
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Conv2d | nn.Linear] = {}
+    held: list[torch.Tensor] = []  # a parametrized weight is a new tensor each time, and must live as long as its id counts
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            names.setdefault(id(module.weight), []).append(name)
-            modules.setdefault(id(module.weight), module)
+            held.append(module.weight)
+            names.setdefault(id(held[-1]), []).append(name)
+            modules.setdefault(id(held[-1]), module)
     if not modules:
         raise InputError("model", type(model).__name__, "a model with Conv2d or Linear layers")
     layers = [PrunableLayer(tuple(names[key]), module) for key, module in modules.items()]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.prune import Recipe, Schedule, accuracy, finetune, prune_model
+from convoy.pipeline.finetune import Schedule, finetune
+from convoy.prune import Recipe, accuracy, prune_model
 from convoy.zoo import Preprocessing, load_dataset
 
 pytestmark = pytest.mark.gpu

@@ -103,6 +103,8 @@ class StemWgradEngine(Engine):
             return Support.no(f"needs at most {MOST_CHANNELS} channels in one group, got {problem.c}")
         if problem.dilation_h * problem.dilation_w != 1:
             return Support.no("needs dilation 1")
+        if not problem.y_spec.elements:
+            return Support.no("needs at least one image")
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         windows = Windows(problem)
         if problem.k % whole or windows.left.c % whole:

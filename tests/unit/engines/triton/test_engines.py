@@ -19,8 +19,8 @@ from convoy.target import Target
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
 AMPERE = replace(GPU, arch="sm_80", name="an A100 that is not there")
-PIECES = ("triton.merged", "triton.pooled", "triton.pooling", "triton.pool_backward")
-"""Engines that take more or other things than a convolution: they have tests of their own."""
+PIECES = ("triton.merged", "triton.pooled", "triton.pooling", "triton.pool_backward", "triton.stem_wgrad")
+"""Engines that take more or other things than a convolution, or first layers alone: they have tests of their own."""
 ENGINES = [name for name in MANIFEST if name.startswith("triton.") and name not in PIECES]
 DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
 HALF = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
@@ -116,6 +116,13 @@ def test_gradients_of_first_layers_say_what_they_do_not_take(monkeypatch, change
     assert 0 < len(space) == len(set(space)) <= 24
     assert not Share.of(space[0]).by_registers
     assert reason in engine.supports(replace(stem, **change), GPU).reason
+
+
+@pytest.mark.parametrize("engine_id", ["triton.wgrad", "triton.dgrad"])
+def test_no_images_are_refused_or_have_settings(engine_id):
+    problem = replace(HALF, n=0, direction=DIRECTIONS[engine_id])
+    support = load_engine(engine_id).supports(problem, GPU)
+    assert "image" in support.reason if not support else load_engine(engine_id).space(problem, GPU)
 
 
 def test_a_missing_triton_is_a_reason(monkeypatch):

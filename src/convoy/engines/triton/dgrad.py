@@ -211,6 +211,8 @@ class DgradEngine(Engine):
             return Support.no(f"a data gradient has no epilogue, got {problem.epilogue}")
         if problem.groups != 1:
             return Support.no(f"needs groups = 1, got {problem.groups}")
+        if not problem.y_spec.elements:
+            return Support.no("needs at least one image")
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         if problem.c % whole or problem.k % whole:
             return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")

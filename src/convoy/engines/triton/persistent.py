@@ -223,6 +223,8 @@ class PersistentEngine(Engine):
             return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
         if problem.groups != 1:
             return Support.no(f"needs groups = 1, got {problem.groups}")
+        if not problem.y_spec.elements:
+            return Support.no("needs at least one image")
         return tensor_support(view_of(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

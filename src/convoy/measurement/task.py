@@ -303,8 +303,17 @@ def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequ
 
 
 def _excluded(row: Measurement) -> Measurement:
-    reason = "may give other bits from run to run, and `deterministic` was asked for"
-    return replace(row, status=Status.UNSUPPORTED, reason=reason)
+    return Measurement(
+        row.problem,
+        row.config,
+        row.target,
+        row.protocol,
+        Status.UNSUPPORTED,
+        deterministic=row.deterministic,
+        reason="may give other bits from run to run, and `deterministic` was asked for",
+        versions=row.versions,
+        date=row.date,
+    )
 
 
 def _by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:

@@ -18,7 +18,7 @@ from convoy import plan as plans
 from convoy.capture import TrainingCapture, capture_training
 from convoy.errors import InputError, PlanError
 from convoy.graph.text import digest
-from convoy.measurement import SearchResult
+from convoy.measurement import SearchResult, protocol_for
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.agreement import agree
@@ -239,13 +239,16 @@ class _Job:
         return [*held, *pytree.tree_leaves(self.given)]
 
     def measure_share(self, observer: Observer, index: int, count: int) -> bytes:
-        """Measure one of several shares; what was found, as an export of the database."""
+        """Measure one of several shares; what was measured, as an export of the database."""
+        protocol = protocol_for(self.settings.effort, self.target.device).id
         with Database.open(self.settings.db) as database:
             found = measure(self.net, self.settings, database, observer, (index, count))
+            # As the clock gave them: in `found` are rows that these settings rule out, without their times.
+            rows = [row for key in found.rows for row in database.lookup(key, self.target.digest, protocol)]
         problems = distinct_problems(self.net.regions, self.net.copies)
         texts = {p.key: p.text for p in problems if isinstance(p, SubgraphProblem) and p.key in found.rows}
         with Database.memory() as box, tempfile.TemporaryDirectory() as folder:
-            box.put((row for rows in found.rows.values() for row in rows), texts, targets=(self.target,))
+            box.put(rows, texts, targets=(self.target,))
             path = Path(folder) / "share.jsonl.gz"
             box.export(path)
             return path.read_bytes()

@@ -5,6 +5,7 @@ import pytest
 from convoy.engines.base import Engine
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.task import BATCH, FINALISTS, QUICK_COMPILED, QUICK_KNOBS, Task, ask, neighbours
+from convoy.perfdb.record import read_record, to_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs, LinearProblem
 from convoy.settings import Effort
@@ -240,6 +241,7 @@ def test_deterministic_excludes_with_a_reason():
     assert found["aten"].ok
     assert found["dice"].status is Status.UNSUPPORTED
     assert "other bits" in found["dice"].reason
+    read_record(to_record(found["dice"]))  # a row that the database takes: no figures beside a status that is not ok
 
 
 def test_when_everything_failed_it_is_over():

@@ -92,9 +92,8 @@ def prunable_layers(model: nn.Module, recipe: Recipe) -> list[PrunableLayer]:
     """
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Conv2d | nn.Linear] = {}
-    held: list[
-        torch.Tensor
-    ] = []  # a parametrized weight is a new tensor each time, and must live as long as its id counts
+    # A parametrized weight is a new tensor each time, and must live as long as its id counts.
+    held: list[torch.Tensor] = []
     for name, module in model.named_modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             held.append(module.weight)

@@ -14,12 +14,14 @@ change. Every name and number in the text is made from integers and floats of ch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from convoy.engines.cuda.source import defines, text
 from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.engines.pruned.layout import Layout
+from convoy.engines.pruned.steps import WORD, Step, buffers_of, steps
 
 UNIT_FMAS: Final = 4000
 """Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each, and units are compiled
@@ -30,40 +32,10 @@ ACTIVATIONS: Final = ("none", "relu", "relu6")
 ELEMENT: Final = {"fp32": ("float", 4), "fp16": ("unsigned short", 2)}
 """Storage type and its bytes; fp16 is converted by instructions, for which no header is needed. Shared memory holds floats."""
 
-WORD: Final = 4
-"""Values of one load from shared memory."""
-
 _ARGUMENTS: Final = (
     "const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,\n"
     "    const element *__restrict__ residual, element *__restrict__ y"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Pieces of a group that share a stage, one of each split that has one.
-
-    Attributes:
-        pieces: in the order of their splits.
-        first: the first of their values.
-        after: behind the last.
-        packed: where the first stands among the packed values: a multiple of `WORD`.
-    """
-
-    pieces: tuple[Piece, ...]
-    first: int
-    after: int
-    packed: int
-
-    @property
-    def stage(self) -> tuple[int, ...]:
-        """Planes to copy."""
-        return self.pieces[0].stage
-
-    @property
-    def floats(self) -> int:
-        """Floats of shared memory that the values take."""
-        return -(-(self.after - self.first) // WORD) * WORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,39 +59,6 @@ class Source:
     threads: int
     shared_bytes: int
     packed: tuple[int, ...]
-
-
-def steps(kernel: Kernel) -> list[list[Step]]:
-    """By group, its pieces as steps; pieces without code are left out."""
-    found: list[list[Step]] = []
-    first = packed = 0
-    for group in kernel.groups:
-        found.append([])
-        for pieces in _together([piece for piece in group.pieces if piece.loads]):
-            after = first + sum(piece.uses for piece in pieces)
-            found[-1].append(Step(tuple(pieces), first, after, packed))
-            packed += found[-1][-1].floats
-            first = after
-    return found
-
-
-def _together(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    step: list[Piece] = []
-    for piece in pieces:
-        if step and (piece.split <= step[-1].split or piece.stage != step[-1].stage):
-            yield step
-            step = []
-        step.append(piece)
-    if step:
-        yield step
-
-
-def buffers_of(kernel: Kernel, shared_bytes: int) -> tuple[int, int]:
-    """How many steps are in shared memory at once, and floats of one: all of a group's, or as many as fit, two at least."""
-    found = steps(kernel)
-    floats = max((kernel.span * len(step.stage) + step.floats for group in found for step in group), default=0)
-    most = max(map(len, found), default=0)
-    return min(most, max(2, shared_bytes // (4 * max(floats, 1)))), floats
 
 
 def emit(
@@ -211,22 +150,21 @@ class _Writer:
         }  # fmt: skip
         flags = {
             "BIAS": int(bias), "RESIDUAL": int(residual), "RELU": int(activation != "none"),
-            "RELU6": int(activation == "relu6"), "HALF": int(element != "float"),
+            "RELU6": int(activation == "relu6"), "HALF": int(element != "float"), "RUN": int(run),
             "WIDE_STORES": int(element == "float" and kernel.vectors > 1 and problem.q % kernel.vectors == 0
                                and layout.pitch % kernel.vectors == 0),
         }  # fmt: skip
-        lines = [f"#define {name} {value}" for name, value in (sizes | flags).items()]
-        table = ", ".join(f"{{{', '.join(map(str, phase))}}}" for phase in phases)
-        lines += [f"typedef {element} element;", _COMMON]
+        where = dict.fromkeys(("ROW", "COLUMN", "FIRST", "AFTER", "CHANNEL"), 0)
         if run:
-            row, column, first, after = phases[0]
-            where = {"ROW": row, "COLUMN": column, "FIRST": first, "AFTER": after}
-            where["CHANNEL"] = layout.channels[0] if layout.channels else 0
-            lines += [f"#define {name} {value}" for name, value in where.items()]
-            lines.append(_STAGE_RUN)
-        lines.append(f"static __constant__ int phases[][4] = {{{table}}};")
-        lines.append(f"static __constant__ int channels[] = {{{', '.join(map(str, layout.channels)) or '0'}}};")
-        return "\n".join([*lines, _STAGE_LIST, _STAGE_VALUES, _RESULT])
+            first = layout.channels[0] if layout.channels else 0
+            where = dict(zip(where, (*phases[0], first), strict=True))
+        table = ", ".join(f"{{{', '.join(map(str, phase))}}}" for phase in phases)
+        return "\n".join([
+            defines(sizes | flags | where) + f"typedef {element} element;",
+            f"static __constant__ int phases[][4] = {{{table}}};",
+            f"static __constant__ int channels[] = {{{', '.join(map(str, layout.channels)) or '0'}}};",
+            text("pruned.cuh"),
+        ])  # fmt: skip
 
     def _is_run(self, numbers: Sequence[int]) -> bool:
         return not numbers or tuple(numbers) == tuple(range(numbers[0], numbers[0] + len(numbers)))
@@ -382,197 +320,3 @@ def _literal(value: float) -> str:
     if math.isinf(value):
         return f"__int_as_float({'0x7f800000' if value > 0 else '0xff800000'})"
     return f"{float(value).hex()}f"
-
-
-_COMMON: Final = """
-#ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
-static __device__ __forceinline__ float wide(element v)
-{
-#if HALF
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
-    return f;
-#else
-    return v;
-#endif
-}
-
-static __device__ __forceinline__ element narrow(float v)
-{
-#if HALF
-    element h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(v));
-    return h;
-#else
-    return v;
-#endif
-}
-
-/* Copies to shared memory that are not waited for; where nothing is inside, the copy is a zero. */
-#define COPY4(to, from, inside) \\
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" \\
-                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((inside) ? 4 : 0) : "memory")
-#define COPY16(to, from) \\
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" \\
-                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
-#define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
-#define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
-#define SHARED extern __shared__ __align__(16) float staged[]
-/* A linked function does not see that its arguments are a kernel's. */
-#define GLOBAL(p) __builtin_assume(__isGlobal(p))
-/* A group's function ends its thread: it need not put registers aside for a caller. */
-#define GROUP __noinline__ __attribute__((noreturn))
-#define END asm volatile("exit;"); __builtin_unreachable()
-#if __CUDA_ARCH__ >= 900 /* the next kernel's blocks may come while this one runs; this one's wait for what the last wrote */
-#define BEGIN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
-#define AWAIT asm volatile("griddepcontrol.wait;" ::: "memory")
-#else
-#define BEGIN
-#define AWAIT
-#endif
-#endif
-#define BASE ((int)blockIdx.x % TILES * TILE) /* the tile's first position */
-#if HALF /* converted on the way, which an asynchronous copy cannot do */
-#define COPY(to, from, inside) (*(to) = (inside) ? wide(*(from)) : 0.0f)
-#else
-#define COPY(to, from, inside) COPY4(to, from, inside)
-#endif
-#if VECTORS == 4
-typedef float4 WORDS;
-#elif VECTORS == 2
-typedef float2 WORDS;
-#else
-typedef float WORDS;
-#endif
-"""
-
-_STAGE_RUN: Final = """
-/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
-static __device__ __forceinline__ void stage_run(float *to, const element *x, int first, int planes)
-{
-#pragma unroll 1
-    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
-        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
-        const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
-        const int h = (line - image * IMAGE_ROWS) * STRIDE_H + ROW - PAD_H, w = column * STRIDE_W + COLUMN - PAD_W;
-        const bool inside = h >= 0 && h < H && column >= FIRST && column < AFTER;
-        const element *from = x + (first + CHANNEL) * (H * W) + (inside ? image * (C * H * W) + h * W + w : 0);
-#pragma unroll 4
-        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG)
-            COPY(to + plane * SPAN + i, from + plane * (H * W), inside);
-    }
-}
-"""
-
-_STAGE_LIST: Final = """
-/* Copy one tile's part of some planes to shared memory, with padding inside; ALONG threads a plane. */
-static __device__ __forceinline__ void stage_list(float *to, const element *x, const int *list, int planes)
-{
-#pragma unroll 1
-    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
-        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
-        const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
-#pragma unroll 4
-        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
-            const int *phase = phases[list[plane] % PHASES], channel = channels[list[plane] / PHASES];
-            const int h = (line - image * IMAGE_ROWS) * STRIDE_H + phase[0] - PAD_H;
-            const int w = column * STRIDE_W + phase[1] - PAD_W;
-            const bool inside = h >= 0 && h < H && column >= phase[2] && column < phase[3];
-            COPY(to + plane * SPAN + i, x + (inside ? ((image * C + channel) * H + h) * W + w : 0), inside);
-        }
-    }
-}
-"""
-
-_STAGE_VALUES: Final = """
-/* Copy values to shared memory. */
-static __device__ __forceinline__ void stage_values(float *to, const float *from, int count)
-{
-#pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS)
-        COPY16(to + i, from + i);
-}
-"""
-
-_RESULT: Final = """
-/* Where a pixel of filter 0 is in y; -1: between the rows. */
-static __device__ __forceinline__ int place_of(int at)
-{
-    const int line = at / PITCH, column = at % PITCH, image = line / IMAGE_ROWS, row = line % IMAGE_ROWS;
-    return column < Q && row < P && image < N ? (image * K * P + row) * Q + column : -1;
-}
-
-static __device__ __forceinline__ float finished(float sum, int k, int to, const float *bias, const element *residual)
-{
-#if BIAS
-    sum += bias[k];
-#endif
-#if RESIDUAL
-    sum += wide(residual[to]);
-#endif
-#if RELU6
-    sum = sum < 0 ? 0.0f : sum > 6 ? 6.0f : sum;
-#elif RELU
-    sum = sum < 0 ? 0.0f : sum;
-#endif
-    return sum;
-}
-
-#if WIDE_STORES /* a thread's pixels are all there, in one row, or none is */
-typedef int places;
-#define PLACE(lane) const places place = place_of(BASE + VECTORS * lane)
-static __device__ __forceinline__ void store(
-    int k, const places &place, const float *sums, const float *bias, const element *residual, element *y)
-{
-    if (place < 0)
-        return;
-    const int to = place + k * (P * Q);
-    WORDS found;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        ((float *)&found)[v] = finished(sums[v], k, to + v, bias, residual);
-    *(WORDS *)(y + to) = found;
-}
-#else
-struct places { int to[VECTORS]; };
-static __device__ __forceinline__ places places_of(int at)
-{
-    places found;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        found.to[v] = place_of(at + v);
-    return found;
-}
-#define PLACE(lane) const places place = places_of(BASE + VECTORS * lane)
-static __device__ __forceinline__ void store(
-    int k, const places &place, const float *sums, const float *bias, const element *residual, element *y)
-{
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        const int to = place.to[v] + k * (P * Q);
-        if (place.to[v] >= 0)
-            y[to] = narrow(finished(sums[v], k, to, bias, residual));
-    }
-}
-#endif
-
-#if SPLITS > 1
-/* The sums of all splits for one filter and a thread's pixels, added in order, to y. */
-static __device__ __forceinline__ void add_splits(
-    int k, const float *from, int split, const places &place, const float *bias, const element *residual, element *y)
-{
-    float sums[VECTORS];
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        sums[v] = 0;
-#pragma unroll
-    for (int i = 0; i < SPLITS; i++) {
-        const WORDS found = *(const WORDS *)(from + i * split);
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            sums[v] += ((const float *)&found)[v];
-    }
-    store(k, place, sums, bias, residual, y);
-}
-#endif
-"""

@@ -25,8 +25,18 @@
 #define RELU 1
 #define RELU6 1
 #define HALF 0
+#define RUN 0
 #define WIDE_STORES 0
+#define ROW 0
+#define COLUMN 0
+#define FIRST 0
+#define AFTER 0
+#define CHANNEL 0
 typedef float element;
+static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
+static __constant__ int channels[] = {0, 2};
+/* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros, and
+   `element`, `phases` and `channels` (engines/pruned/emit_cuda.py). */
 
 #ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
 static __device__ __forceinline__ float wide(element v)
@@ -88,8 +98,23 @@ typedef float2 WORDS;
 typedef float WORDS;
 #endif
 
-static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
-static __constant__ int channels[] = {0, 2};
+#if RUN
+/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
+static __device__ __forceinline__ void stage_run(float *to, const element *x, int first, int planes)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
+        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
+        const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
+        const int h = (line - image * IMAGE_ROWS) * STRIDE_H + ROW - PAD_H, w = column * STRIDE_W + COLUMN - PAD_W;
+        const bool inside = h >= 0 && h < H && column >= FIRST && column < AFTER;
+        const element *from = x + (first + CHANNEL) * (H * W) + (inside ? image * (C * H * W) + h * W + w : 0);
+#pragma unroll 4
+        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG)
+            COPY(to + plane * SPAN + i, from + plane * (H * W), inside);
+    }
+}
+#endif
 
 /* Copy one tile's part of some planes to shared memory, with padding inside; ALONG threads a plane. */
 static __device__ __forceinline__ void stage_list(float *to, const element *x, const int *list, int planes)
@@ -109,7 +134,6 @@ static __device__ __forceinline__ void stage_list(float *to, const element *x, c
     }
 }
 
-
 /* Copy values to shared memory. */
 static __device__ __forceinline__ void stage_values(float *to, const float *from, int count)
 {
@@ -117,7 +141,6 @@ static __device__ __forceinline__ void stage_values(float *to, const float *from
     for (int i = 4 * threadIdx.x; i < count; i += 4 * THREADS)
         COPY16(to + i, from + i);
 }
-
 
 /* Where a pixel of filter 0 is in y; -1: between the rows. */
 static __device__ __forceinline__ int place_of(int at)

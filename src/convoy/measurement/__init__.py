@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoy.measurement.ahead import Ahead
 from convoy.measurement.child import ChildRunner
 from convoy.measurement.detect import check_dtype, detect_target
 from convoy.measurement.doctor import Finding, findings
@@ -12,6 +13,7 @@ from convoy.measurement.search import SearchResult, search
 from convoy.measurement.zeros import zero_shares
 
 __all__ = [
+    "Ahead",
     "ChildRunner",
     "Finding",
     "InProcessRunner",

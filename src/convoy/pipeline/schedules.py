@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from convoy.errors import CompileError
+from convoy.measurement import Ahead
 from convoy.pipeline import verdict
 from convoy.pipeline.stages import Net
 from convoy.plan import Plan, Step, contention, critical_us, device_us, frugal, others, parallel
@@ -53,11 +54,23 @@ def build_fastest(
     Returns:
         The plan with its steps' streams, and its program.
     """
+    with Ahead(net.target, settings) as ahead:
+        return _build_fastest(plan, net, settings, offered, collectives, ahead)
+
+
+def _build_fastest(
+    plan: Plan,
+    net: Net,
+    settings: Settings,
+    offered: SelectionProblem | None,
+    collectives: Sequence[Collective],
+    ahead: Ahead,
+) -> tuple[Plan, Program]:
     packed: PackedSteps = {}
 
     def build(steps: Sequence[Step]) -> Program:
         candidate = dataclasses.replace(plan, steps=tuple(steps))
-        return build_program(candidate, net.captured, net.regions_by_nodes, net.target, settings, packed)
+        return build_program(candidate, net.captured, net.regions_by_nodes, net.target, settings, packed, ahead)
 
     serial = build(plan.steps)
     longest, total = critical_us(plan.steps), sum(step.median_us for step in plan.steps)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -12,6 +14,7 @@ from convoy.engines.base import Executable, Packed
 from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import PlanError
+from convoy.measurement.ahead import Ahead
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem, TensorSpec
 from convoy.program.placement import Place, place_results
@@ -74,6 +77,9 @@ class Bound:
     resident_bytes: int
 
 
+PATIENCE_S: Final = 2.0
+"""Seconds of building after which the rest may be compiled elsewhere: with full caches a whole net takes less."""
+
 PackedSteps = dict[tuple[object, ...], tuple[Executable, Packed]]
 """Executables with their packed constants, by what makes them equal: plans that differ in the schedule alone share them."""
 
@@ -85,6 +91,7 @@ def bind(
     target: Target,
     extra_engines: tuple[str, ...] = (),
     packed: PackedSteps | None = None,
+    ahead: Ahead | None = None,
 ) -> Bound:
     """Build every executable of a plan and pack its constants.
 
@@ -95,6 +102,7 @@ def bind(
         target: the device that it will run on.
         extra_engines: extra engines as `id=module:Class`.
         packed: what was built and packed before for this very net; added to.
+        ahead: compiles the rest elsewhere where building one by one turns out to take long.
 
     Raises:
         PlanError: a step that fits no region of the graph, or reads a value that no earlier step makes.
@@ -103,24 +111,20 @@ def bind(
     check_order(plan.steps)
     graph = captured.graph
     slots = {name: index for index, name in enumerate(graph.inputs)}
-    steps: list[BoundStep] = []
-    problems: list[Problem] = []
-    packed = {} if packed is None else packed
     for index, step in enumerate(plan.steps):
         missing = [name for name in step.args if name not in slots]
         if missing:
             raise PlanError(f"steps[{index}].args", missing[0], "a value that an earlier step makes")
-        constants = _constants(index, step, captured, regions)
-        key = (step.problem, step.config, step.layout, tuple(id(c) for c in constants))
-        problem = _problem(index, step, captured, regions)
-        problems.append(problem)
-        if key not in packed:
-            engine = load_engine(step.config.engine, extra_engines)
-            executable = build(engine, problem, step.config.knobs, target)
-            packed[key] = (executable, executable.pack(constants))
-        executable, weights = packed[key]
         for name in step.results:
             slots.setdefault(name, len(slots))
+    problems = [_problem(index, step, captured, regions) for index, step in enumerate(plan.steps)]
+    constants = [_constants(index, step, captured, regions) for index, step in enumerate(plan.steps)]
+    keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
+    packed = {} if packed is None else packed
+    _build(plan.steps, problems, constants, keys, packed, target, extra_engines, ahead)
+    steps: list[BoundStep] = []
+    for step, key in zip(plan.steps, keys, strict=True):
+        executable, weights = packed[key]
         steps.append(
             BoundStep(
                 step=step,
@@ -142,6 +146,35 @@ def bind(
         workspace_bytes=max((b.executable.workspace_bytes for b in steps), default=0),
         resident_bytes=sum(executable.resident_bytes(weights) for executable, weights in packed.values()),
     )
+
+
+def _key(step: Step, constants: Sequence[torch.Tensor]) -> tuple[object, ...]:
+    """What makes two steps' executables and packed constants equal."""
+    return (step.problem, step.config, step.layout, tuple(id(constant) for constant in constants))
+
+
+def _build(
+    steps: Sequence[Step],
+    problems: Sequence[Problem],
+    constants: Sequence[Sequence[torch.Tensor]],
+    keys: Sequence[tuple[object, ...]],
+    packed: PackedSteps,
+    target: Target,
+    extra_engines: tuple[str, ...],
+    ahead: Ahead | None,
+) -> None:
+    """Build and pack what is not there yet; where that takes long, have the rest compiled in other processes first."""
+    missing = list({key: index for index, key in reversed(list(enumerate(keys))) if key not in packed}.items())[::-1]
+    started = time.monotonic()
+    for done, (key, index) in enumerate(missing):
+        elapsed_s = time.monotonic() - started
+        if ahead is not None and done and elapsed_s > PATIENCE_S:
+            rest = [(problems[i], steps[i].config) for _, i in missing[done:]]
+            ahead.build(rest, elapsed_s / done)
+            ahead = None
+        config = steps[index].config
+        executable = build(load_engine(config.engine, extra_engines), problems[index], config.knobs, target)
+        packed[key] = (executable, executable.pack(constants[index]))
 
 
 def _region(index: int, step: Step, regions: Regions) -> Region:

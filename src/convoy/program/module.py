@@ -13,6 +13,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
+from convoy.measurement.ahead import Ahead
 from convoy.measurement.heap import keep_freed_memory
 from convoy.plan.plan import Plan
 from convoy.program.bind import PackedSteps, Regions, bind
@@ -65,8 +66,11 @@ def build_program(
     target: Target,
     settings: Settings,
     packed: PackedSteps | None = None,
+    ahead: Ahead | None = None,
 ) -> Program:
-    """Bind a plan and make it runnable on its target's device; `packed` shares constants between schedules (see `bind`).
+    """Bind a plan and make it runnable on its target's device.
+
+    `packed` shares constants between schedules (see `bind`), and `ahead` the builders that compile what is in no cache.
 
     Raises:
         PlanError: the plan is for another graph.
@@ -80,8 +84,8 @@ def build_program(
     if plan.baseline:
         return Program(plan, captured, None)
     device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")
-    with torch.no_grad():
-        bound = bind(plan, captured, regions, target, settings.engines, packed)
+    with torch.no_grad(), Ahead(target, settings) as own:
+        bound = bind(plan, captured, regions, target, settings.engines, packed, ahead or own)
         runnable: Runnable
         if target.device == "cuda":
             runnable = GraphProgram(bound, device, static_outputs=settings.static_outputs)

@@ -61,8 +61,12 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(x.cuda().contiguous(memory_format=torch.channels_last), labels) for x in made]
 
 
+FEW = ("triton.implicit_gemm", "triton.dgrad", "triton.wgrad")
+"""Engines enough for a program of our own kernels; tuning is tested elsewhere, and each more costs a compiler's seconds."""
+
+
 def settings(db: Path, streams: int = 1) -> convoy.Settings:
-    return convoy.Settings(db=db, isolate=False, streams=streams)
+    return convoy.Settings(db=db, isolate=False, streams=streams, only_engines=FEW)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

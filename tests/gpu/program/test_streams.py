@@ -47,7 +47,8 @@ def serial(request, tmp_path_factory):
     torch.manual_seed(1)
     model = Branches().eval().to("cuda", request.param)
     x = torch.randn(2, 128, 28, 28, device="cuda", dtype=request.param)
-    settings = convoy.Settings(db=tmp_path_factory.mktemp("db") / "perf.db", isolate=False)
+    few = ("triton.implicit_gemm", "triton.pointwise")
+    settings = convoy.Settings(db=tmp_path_factory.mktemp("db") / "perf.db", isolate=False, only_engines=few)
     net = capture_net("branches", model, (x,), {}, settings, target_for("cuda"))
     with Database.open(settings.db) as database:
         found = measure(net, settings, database, lambda *_: None)

@@ -1,6 +1,7 @@
 """Concatenations whose pieces are written in place: right for any net, placed where they can be, and freed in time."""
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ def captured(text):
     return Captured(graph, constants, (), None, None)
 
 
-def program(text, engines=None, layout="nhwc"):
+def program(text, engines=None, layout="nhwc", ahead=None):
     """Every node a step of its own, convolutions by `reference` (or as `engines` say, by node), the rest by `aten`."""
     found = captured(text)
     graph = found.graph
@@ -44,7 +45,7 @@ def program(text, engines=None, layout="nhwc"):
     border = dict.fromkeys([*graph.inputs, *graph.outputs], layout)
     inputs = tuple(str(graph.values[name].spec) for name in graph.inputs)
     plan = Plan("net", digest(graph), inputs, CPU.to_dict(), "strict", tuple(steps), "test", border=border)
-    return bind(plan, found, regions, CPU), found
+    return bind(plan, found, regions, CPU, ahead=ahead), found
 
 
 def check(text, engines=None, layout="nhwc"):
@@ -181,3 +182,21 @@ def test_random_nets_are_right():
         text, engines = random_net(seed)
         placed += len(check(text, engines))
     assert placed > 20
+
+
+@pytest.mark.parametrize("patience_s", [-1.0, 60.0])
+def test_what_is_still_to_be_built_when_patience_ends_is_asked_for_once(monkeypatch, patience_s):
+    class Recorder:
+        asked = ()
+
+        def build(self, wanted, each_s):
+            self.asked += (tuple(config.engine for _, config in wanted),)
+            assert each_s >= 0
+            return True
+
+    monkeypatch.setattr(sys.modules[bind.__module__], "PATIENCE_S", patience_s)
+    ahead = Recorder()
+    bound, _ = program(net("a b d ab z", "z"), ahead=ahead)
+    assert len(bound.steps) == 5
+    # a and d are one problem: it is built once, and the first before the clock is looked at
+    assert ahead.asked == ((("reference", "aten", "reference"),) if patience_s < 0 else ())

@@ -293,34 +293,39 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         table.add("torch.graph", lambda: graph(case))
-    add_ours(table, run)
+    plan = add_ours(table, run)
     for name, mode in peers_of(run, cuda=cuda).items():
         if run.left_s < LEAST_S:
             print(f"    {name}: left out, no time is left", flush=True)
         else:
             table.add(name, lambda mode=mode: eager(case, mode))
+    if run.ablation and cuda and plan is not None and not plan.baseline:
+        add_stages(table, run, plan)
     timed = interleave(dict(table.steps), cuda=cuda)
     return record(table, timed, recorder)
 
 
-def add_ours(table: Table, run: Run) -> None:
-    """Convoy's step, and with `ablation` its stages."""
+def add_ours(table: Table, run: Run, name: str = "convoy", **changes: Any) -> Plan | None:
+    """Convoy's step under a provider's name; its plan, where there is one."""
     made: list[Plan] = []
 
-    def whole(**changes: Any) -> Step:
+    def whole() -> Step:
         step, plan, note = tuned(table.case, run, **changes)
         made.append(plan)
-        table.notes["convoy" if not changes else "convoy.admission"] = note
+        table.notes[name] = note
         return step
 
-    table.add("convoy", whole)
-    if not run.ablation or table.case.device != "cuda" or not made or made[0].baseline:
-        return
-    if any(step.pattern == "merge" for step in made[0].steps):
-        table.add("convoy.admission", lambda: whole(deny_engines=(MERGING,)))
-    for name, plan in stages(made[-1]).items():
-        if run.left_s > LEAST_S / 2 and not plan.baseline:
-            table.add(name, lambda plan=plan: replayed(table.case, run, plan))
+    table.add(name, whole)
+    return made[0] if made else None
+
+
+def add_stages(table: Table, run: Run, plan: Plan) -> None:
+    """What each part of Convoy gives: without merged convolutions, without admission, on one stream."""
+    if any(step.pattern == "merge" for step in plan.steps):
+        plan = add_ours(table, run, "convoy.admission", deny_engines=(MERGING,)) or plan
+    for name, stage in stages(plan).items():
+        if run.left_s > LEAST_S / 2 and not stage.baseline:
+            table.add(name, lambda stage=stage: replayed(table.case, run, stage))
 
 
 def peers_of(run: Run, *, cuda: bool) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Usage: python bench/pruned.py [--device cpu|cuda] [--operators 1 2 ...] [--batches 1 64] [--sparsities 0.9 ...]
                               [--pattern unstructured|channel|2:4|block:RxC] [--resnet] [--least-channels N]
-                              [--dtype fp32|fp16] [--effort quick|full] [--db FILE] [--folder DIR]
+                              [--dtype fp32|fp16] [--effort quick|full] [--seconds S] [--db FILE] [--folder DIR]
 
 The ten operators of "Code generated for pruned weights" (Dong, Liu, Li, Feng; Journal of Software 31(9), 2020), and with
 --resnet the 3x3 and 1x1 layers of ResNet-50 (those of at least N channels and filters); zeros in random places, random filters
@@ -10,7 +10,12 @@ of zeros, two of every four channels, or blocks as `convoy prune` cuts them. Eve
 integers bit for bit) before it is timed, as the tuner does it. A row an engine's best setting goes to
 bench/results/pruned-DEVICE.csv: the subject is the problem with its mask, the note names operator, pattern and sparsity. Dense
 engines are timed once for each operator and batch, on the problem without a mask: in strict fp32, on a GPU with TF32 too; with
---dtype fp16 in nhwc alone, where tensor cores want it. With --db what was measured before is not measured again.
+--dtype fp16 in nhwc alone, where tensor cores want it. With --db what was measured before is not measured again; with --seconds
+nothing is begun after so long, and what was measured by then is written.
+
+From two sparsities on, each layer's break-even is written too (`break_even`): the least share of zeros from which ours is as fast
+as the provider that the row names, by straight lines between measured points; nan where it never is. `convoy.dense` is the
+fastest dense engine of all in strict fp32 (or in fp16), ours included.
 
 On a GPU the engines that wait for one take part. The rows of `cudnn` are those of its best plan; `gemm` is cuBLAS on im2col,
 `sparse_csr` cuSPARSE on im2col, `pruned.csr` our own index arrays.
@@ -19,17 +24,17 @@ On a GPU the engines that wait for one take part. The rows of `cudnn` are those 
 from __future__ import annotations
 
 import argparse
-import csv
+import math
 import os
+import signal
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
+from pruned_layers import masked, operators, resnet_layers
 from record import Recorder
 
 from convoy.engines.manifest import engine_ids, waiting
@@ -37,24 +42,11 @@ from convoy.measurement import detect_target, protocol_for, search
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement
 from convoy.pipeline.stages import make_runner
-from convoy.problem import ConvProblem, WeightMask
-from convoy.prune.patterns import group_ids, parse_pattern
+from convoy.problem import ConvProblem
+from convoy.prune import break_even
 from convoy.settings import Settings
 from convoy.target import Target
 
-OPERATORS = (
-    # output side, c, k, filter side, padding, from
-    (24, 1, 20, 5, 0, "LeNet-5"),
-    (8, 20, 50, 5, 0, "LeNet-5"),
-    (32, 3, 32, 5, 2, "CIFAR-10 quick"),
-    (16, 32, 32, 5, 2, "CIFAR-10 quick"),
-    (8, 32, 64, 5, 2, "CIFAR-10 quick"),
-    (56, 64, 64, 3, 1, "ResNet"),
-    (28, 128, 128, 3, 1, "ResNet"),
-    (224, 3, 64, 3, 1, "VGG-16"),
-    (224, 64, 64, 3, 1, "VGG-16"),
-    (112, 64, 128, 3, 1, "VGG-16"),
-)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 DENSE = ("aten", "onednn", "gemm", "winograd2", "winograd4", "triton.split_fp32", "cudnn")
 """Dense engines that compete; `cudnn` on a GPU only."""
@@ -71,69 +63,61 @@ PROVIDERS = {
 """By device, peers' engine ids → names of the providers in results."""
 
 OURS = ("pruned.c", "pruned.channels", "pruned.channels_gpu", "pruned.cuda", "pruned.sparse24", "pruned.blocks")
+RIVALS = ("cudnn", "onednn", "sparse_csr")
+"""Whom the targets are set against."""
+
 SPARSE = (*OURS, "pruned.csr", "sparse_csr")
 HERE = Path(__file__).parent
-
-
-def words(dtype: str) -> dict[str, str]:
-    """A problem's dtypes and numerics."""
-    numerics = "strict" if dtype == "fp32" else "half"
-    return {"x_dtype": dtype, "weight_dtype": dtype, "y_dtype": dtype, "numerics": numerics}
-
-
-def operators(chosen: Sequence[int], batch: int, dtype: str) -> Iterator[tuple[str, ConvProblem]]:
-    """Name and problem of the operators asked for."""
-    for number in chosen:
-        side, c, k, r, pad, _ = OPERATORS[number - 1]
-        size = side + r - 1 - 2 * pad
-        yield f"op{number}", ConvProblem(batch, c, size, size, k, r, r, pad, pad, **words(dtype))
-
-
-def resnet_layers(batch: int, dtype: str, least: int) -> Iterator[tuple[str, ConvProblem]]:
-    """The distinct 3x3 and 1x1 layers of ResNet-50 that have at least so many channels and filters."""
-    with (HERE / "layers" / "resnet50.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            names = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
-            sizes = {name: int(row[name]) for name in names}
-            if sizes["r"] <= 3 and min(sizes["c"], sizes["k"]) >= least:
-                yield (
-                    f"resnet50 {row['r']}x{row['s']} {row['c']}x{row['h']} {row['k']}",
-                    ConvProblem(n=batch, **words(dtype), **sizes),
-                )
-
-
-def masked(problem: ConvProblem, sparsity: float, pattern: str) -> ConvProblem:
-    """The problem with exactly that share of zeros in random places, filters or blocks; the same in every run."""
-    shape = problem.weight_spec.shape
-    generator = np.random.default_rng([*shape, int(sparsity * 1000)])
-    kind = parse_pattern(pattern)
-    if kind.kind == "nm":
-        order = (
-            generator.random((shape[0], shape[1] // kind.second, kind.second, *shape[2:]))
-            .argsort(axis=2)
-            .argsort(axis=2)
-        )
-        nonzero = order < kind.first
-    else:
-        ids = group_ids(kind, torch.empty(shape), problem.groups) if kind.kind == "block" else None
-        places = {"channel": shape[0], "unstructured": int(np.prod(shape))}.get(kind.kind, 0)
-        ids = np.repeat(np.arange(places), np.prod(shape) // places) if ids is None else ids.numpy()
-        zeros = generator.permutation(ids.max() + 1)[: round(sparsity * (ids.max() + 1))]
-        nonzero = ~np.isin(ids, zeros)
-    return problem.with_mask(WeightMask(shape, np.packbits(nonzero).tobytes()))
 
 
 Rows = Mapping[str, list[Measurement]]
 """By problem key, what was measured."""
 
+Ratios = dict[tuple[int, float, str], list[float]]
+"""By batch, sparsity and rival: how many times as fast ours is, by layer."""
+
+Evens = dict[tuple[int, str], list[float]]
+"""By batch and rival: break-even sparsities, by layer."""
+
+Curve = Sequence[tuple[float, float]]
+"""(share of zeros, us), by rising share."""
+
+
+class TimeIsUpError(Exception):
+    """`--seconds` have passed."""
+
+
+@contextmanager
+def until(seconds: int) -> Iterator[None]:
+    """Raise TimeIsUpError in what takes longer; 0: whatever it takes."""
+
+    def late(*signal_and_frame: object) -> None:
+        del signal_and_frame
+        raise TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
 
 def measure(problems: Sequence[ConvProblem], engines: Sequence[str], target: Target, settings: Settings) -> Rows:
-    """Every engine's rows for all problems, in one search: on a GPU kernels are compiled while others are timed."""
+    """Every engine's rows for all problems, in one search: on a GPU kernels are compiled while others are timed.
+
+    Where time is up, what is in the database.
+    """
     known = [engine for engine in engines if engine in engine_ids(settings.engines)]
     with Database.open(settings.db, shipped=False) as database, closing(make_runner(target, settings)) as runner:
-        return search(
-            problems, engine_ids=known, target=target, settings=settings, database=database, runner=runner
-        ).rows
+        try:
+            of = {"target": target, "settings": settings, "database": database, "runner": runner}
+            return search(problems, engine_ids=known, **of).rows
+        except TimeIsUpError:
+            print("time is up", flush=True)
+            protocol = protocol_for(settings.effort, target.device)
+            return {p.key: database.lookup(p.key, target.digest, protocol.id) for p in problems}
 
 
 def best_rows(problems: Sequence[ConvProblem], found: Rows) -> dict[str, Measurement]:
@@ -172,6 +156,76 @@ def fastest(rows: Mapping[str, Measurement], engines: Sequence[str] = ()) -> Mea
     return min((r for e, r in rows.items() if not engines or e in engines), key=lambda r: r.median_us, default=None)
 
 
+def break_evens(
+    recorder: Recorder, device: str, problem: ConvProblem, note: str, dense: Mapping[str, Measurement], ours: Curve
+) -> dict[str, float]:
+    """Write from which share of zeros ours is as fast as each dense provider and as the fastest; by provider, nan: never."""
+    rivals = {PROVIDERS[device].get(engine, f"convoy.{engine}"): row.median_us for engine, row in dense.items()}
+    if rivals and len(ours) > 1:
+        rivals["convoy.dense"] = min(rivals.values())
+    found: dict[str, float] = {}
+    for provider, us in rivals.items() if len(ours) > 1 else ():
+        share = break_even(ours, us)
+        found[provider] = math.nan if share is None else share
+        recorder.add(
+            subject=problem.key, provider=provider, metric="break_even", unit="1", p50=found[provider], batch=problem.n,
+            dtype=problem.x_dtype, numerics=problem.numerics, note=note,
+        )  # fmt: skip
+    return found
+
+
+class Batch:
+    """All layers at one batch size: what is measured, and what is written of it."""
+
+    def __init__(self, options: argparse.Namespace, batch: int, target: Target, settings: Settings) -> None:
+        self.options, self.batch, self.target, self.settings = options, batch, target, settings
+        self.layers = [*operators(options.operators, batch, options.dtype)]
+        self.layers += resnet_layers(batch, options.dtype, options.least_channels) if options.resnet else ()
+        self.dense = {name: dense_problems(problem, target) for name, problem in self.layers}
+        both = options.dtype == "fp16" or (target.device == "cuda" and options.pattern == "channel")
+        self.forms = ("nchw", "nhwc") if both else ("nchw",)
+        self.found: dict[str, list[Measurement]] = {}
+
+    def masked(self, problem: ConvProblem, sparsity: float) -> list[ConvProblem]:
+        """The problem with its mask, in every memory format that is tried."""
+        pruned = masked(problem, sparsity, self.options.pattern)
+        return [pruned.with_layout(form) for form in self.forms]
+
+    def measure(self) -> None:
+        """Dense problems, then those with masks."""
+        problems = [p for s in self.options.sparsities for _, problem in self.layers for p in self.masked(problem, s)]
+        plain = [p for by_numerics in self.dense.values() for same in by_numerics.values() for p in same]
+        dense = DENSE if self.options.dtype == "fp32" else DENSE_HALF
+        self.found |= measure(plain, dense, self.target, self.settings)
+        self.found |= measure(problems, SPARSE, self.target, self.settings)
+
+    def record(self, recorder: Recorder, ratios: Ratios, evens: Evens) -> None:
+        """Rows of every layer; what ours gains over others goes to the sums."""
+        device, options = self.target.device, self.options
+        for name, problem in self.layers:
+            dense = {numerics: best_rows(same, self.found) for numerics, same in self.dense[name].items()}
+            for numerics, rows in dense.items():
+                record(recorder, device, replace(problem, numerics=numerics), f"{name} dense", rows)
+            strict, curve = dense[problem.numerics], []
+            for sparsity in sorted(options.sparsities):
+                same = self.masked(problem, sparsity)
+                rows = best_rows(same, self.found)
+                record(recorder, device, same[0], f"{name} {options.pattern} {sparsity}", rows)
+                ours = fastest(rows, OURS)
+                library = {PROVIDERS[device].get(e, e): row for e, row in {**strict, **rows}.items() if e in RIVALS}
+                rivals = {"fastest dense": fastest(strict), **library}
+                for rival, row in rivals.items():
+                    if ours and row:
+                        ratios.setdefault((self.batch, sparsity, rival), []).append(row.median_us / ours.median_us)
+                curve += [(sparsity, ours.median_us)] if ours else []
+                shown = "  ".join(f"{r} {row.config.engine} {row.median_us:.1f}" for r, row in rivals.items() if row)
+                mine = f"{ours.median_us:.1f} us [{ours.config.engine} {ours.config.knobs}]" if ours else "none"
+                print(f"{name:28s} n{self.batch:<3d} {sparsity:<5} ours {mine}  {shown}", flush=True)
+            note = f"{name} {options.pattern}"
+            for rival, share in break_evens(recorder, device, problem, note, strict, curve).items():
+                evens.setdefault((self.batch, rival), []).append(share)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -183,6 +237,7 @@ def main() -> None:
     parser.add_argument("--least-channels", type=int, default=0)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "fp16"))
     parser.add_argument("--effort", default="quick", choices=("quick", "full"))
+    parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--db", type=Path)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -195,37 +250,22 @@ def main() -> None:
         "pruned", device=target.name, versions=" ".join(f"{name}={value}" for name, value in target.versions),
         protocol=f"{protocol_for(options.effort, target.device).id} {target.units} units", folder=options.folder,
     )  # fmt: skip
-    ratios: dict[tuple[int, float, str], list[float]] = {}
-    for batch in options.batches:
-        layers = [*operators(options.operators, batch, options.dtype)]
-        layers += resnet_layers(batch, options.dtype, options.least_channels) if options.resnet else ()
-        dense_of = {name: dense_problems(problem, target) for name, problem in layers}
-        masks = {(name, s): masked(problem, s, options.pattern) for name, problem in layers for s in options.sparsities}
-        plain = [p for by_numerics in dense_of.values() for same in by_numerics.values() for p in same]
-        found = dict(measure(plain, DENSE if options.dtype == "fp32" else DENSE_HALF, target, settings))
-        both = options.dtype == "fp16" or (target.device == "cuda" and options.pattern == "channel")
-        forms = ("nchw", "nhwc") if both else ("nchw",)
-        found |= measure([p.with_layout(form) for p in masks.values() for form in forms], SPARSE, target, settings)
-        for name, problem in layers:
-            dense = {numerics: best_rows(same, found) for numerics, same in dense_of[name].items()}
-            for numerics, rows in dense.items():
-                record(recorder, target.device, replace(problem, numerics=numerics), f"{name} dense", rows)
-            for sparsity in options.sparsities:
-                pruned = masks[name, sparsity]
-                rows = best_rows([pruned.with_layout(form) for form in forms], found)
-                record(recorder, target.device, pruned, f"{name} {options.pattern} {sparsity}", rows)
-                ours, csr = fastest(rows, OURS), rows.get("sparse_csr")
-                rivals = {"dense": fastest(dense[problem.numerics]), "csr": csr}
-                for rival, row in rivals.items():
-                    if ours and row:
-                        ratios.setdefault((batch, sparsity, rival), []).append(row.median_us / ours.median_us)
-                shown = "  ".join(f"{r} {row.config.engine} {row.median_us:.1f}" for r, row in rivals.items() if row)
-                mine = f"{ours.median_us:.1f} us [{ours.config.knobs}]" if ours else "none"
-                print(f"{name:28s} n{batch:<3d} {sparsity:<5} ours {mine}  {shown}", flush=True)
+    ratios: Ratios = {}
+    evens: Evens = {}
+    with until(options.seconds):
+        for batch in options.batches:
+            found = Batch(options, batch, target, settings)
+            found.measure()
+            found.record(recorder, ratios, evens)
             recorder.write()
-    for (batch, sparsity, rival), found in sorted(ratios.items()):
-        mean, worst = statistics.geometric_mean(found), min(found)
-        print(f"batch {batch} sparsity {sparsity} over {rival}: geometric mean {mean:.2f}, worst {worst:.2f}")
+    for (batch, sparsity, rival), gains in sorted(ratios.items()):
+        mean, worst = statistics.geometric_mean(gains), min(gains)
+        print(
+            f"batch {batch} sparsity {sparsity} over {rival}: {len(gains)} layers, mean {mean:.2f}, worst {worst:.2f}"
+        )
+    for (batch, rival), shares in sorted(evens.items()):
+        ordered = sorted(1.0 if math.isnan(share) else share for share in shares)
+        print(f"batch {batch} break-even over {rival}: {len(ordered)} layers, median {statistics.median(ordered):.2f}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ UNITS = {
     "solve_budget_s": "s",
 }
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
-UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy"), "1")
+UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us"}
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
 """The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip.py`."""

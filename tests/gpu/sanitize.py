@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 
+import numpy as np
 import torch
 
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.pruned.walk import positions
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Problem
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Problem, WeightMask
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -60,6 +63,30 @@ MATRICES = [(1, 512, 1000), (7, 520, 136), (40, 512, 264), (1, 96, 10)]
 DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
 
 
+def mask(engine: str, shape: tuple[int, ...]) -> WeightMask:
+    """A third of single weights; two of every four channels; or half of the filters with a third of the channels."""
+    generator = np.random.default_rng(shape)
+    nonzero = generator.random(shape) < 1 / 3
+    if engine == "pruned.sparse24":
+        nonzero &= np.arange(shape[1]).reshape(1, -1, 1, 1) % 4 < 2
+    elif engine in ("pruned.blocks", "pruned.channels_gpu"):
+        nonzero = np.ones(shape, bool)
+        nonzero[: shape[0] // 2] = nonzero[:, shape[1] // 3 :] = False
+    return WeightMask(shape, np.packbits(nonzero).tobytes())
+
+
+def pruned_problems(engine: str) -> Iterator[Problem]:
+    """Every size with a mask, in both memory formats and both types."""
+    for layout, dtype, numerics in product(("nchw", "nhwc"), ("fp32", "fp16"), ("strict", "half")):
+        for size, (n, c, h, w, k, r, s, pad, stride, dilation, groups) in enumerate(SIZES):
+            if (dtype, numerics) in (("fp32", "strict"), ("fp16", "half")):
+                problem = ConvProblem(
+                    n, c, h, w, k, r, s, *pad, *stride, *dilation, groups, layout, dtype, dtype, dtype, numerics=numerics,
+                    epilogue=(FULL, PLAIN)[size % 2],
+                )  # fmt: skip
+                yield problem.with_mask(mask(engine, problem.weight_spec.shape))
+
+
 def problems(direction: str) -> Iterator[Problem]:
     """Every size in every arithmetic, forward with a full epilogue or none in turn."""
     for index, (dtype, numerics) in enumerate((("fp16", "half"), ("fp32", "as_torch"), ("fp32", "strict"))):
@@ -73,10 +100,25 @@ def problems(direction: str) -> Iterator[Problem]:
             yield LinearProblem(n, c, k, dtype, numerics, (FULL, PLAIN)[(index + size) % 2])
 
 
-def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def filled(shape: tuple[int, ...], dtype: torch.dtype, layout: str = "nhwc") -> torch.Tensor:
     """Ones on the device, in channels_last where there are four sizes."""
     tensor = torch.ones(shape, dtype=dtype, device="cuda")
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 and layout == "nhwc" else tensor
+
+
+def launch_forward(executable: Executable, problem: Problem, dtype: torch.dtype) -> None:
+    """One convolution or linear layer; a weight with a mask has its zeros."""
+    epilogue, layout = problem.epilogue, getattr(problem, "layout", "nhwc")
+    weight = filled(problem.weight_spec.shape, dtype).contiguous()
+    if isinstance(problem, ConvProblem) and problem.mask is not None:
+        weight *= torch.from_numpy(positions(problem.mask)).to(weight)
+    constants = [weight, *([filled((problem.k,), dtype)] if epilogue.bias else [])]
+    args = (filled(problem.x_spec.shape, dtype, layout),)
+    args += (filled(problem.y_spec.shape, dtype, layout),) if epilogue.residual else ()
+    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
+    result = torch.empty_like(filled(problem.y_spec.shape, dtype, layout))
+    executable.launch(Buffers(args, [result], executable.pack(constants)), workspace)
+    torch.cuda.synchronize()
 
 
 def launch_gradient(executable: Executable, problem: ConvProblem, dtype: torch.dtype) -> None:
@@ -93,28 +135,17 @@ def main() -> int:
     target = detect_target("cuda")
     only = sys.argv[1:]
     launches, shapes = 0, set()
-    for name in (name for name in (*MANIFEST, *WAITING) if name.startswith(("triton.", "cuda."))):
+    for name in (name for name in (*MANIFEST, *WAITING) if name.startswith(("triton.", "cuda.", "pruned."))):
         if only and name not in only:
             continue
         engine = load_engine(name, waiting())
-        for problem in problems(DIRECTIONS.get(name, "fprop")):
-            if not engine.supports(problem, target):
+        found = pruned_problems(name) if engine.reads_mask else problems(DIRECTIONS.get(name, "fprop"))
+        for problem in found:
+            if not engine.accepts(problem, target):
                 continue
             dtype = DTYPES[problem.x_spec.dtype]
             executable = engine.build(problem, engine.space(problem, target)[0], target)
-            if name in DIRECTIONS:
-                launch_gradient(executable, problem, dtype)
-                launches, shapes = launches + 1, shapes | {(problem.x_spec.shape, problem.weight_spec.shape)}
-                continue
-            epilogue = problem.epilogue
-            constants = [filled(problem.weight_spec.shape, dtype).contiguous()]
-            constants += [filled((problem.k,), dtype)] if epilogue.bias else []
-            args = (filled(problem.x_spec.shape, dtype),)
-            args += (filled(problem.y_spec.shape, dtype),) if epilogue.residual else ()
-            workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
-            result = torch.empty_like(filled(problem.y_spec.shape, dtype))
-            executable.launch(Buffers(args, [result], executable.pack(constants)), workspace)
-            torch.cuda.synchronize()
+            (launch_gradient if name in DIRECTIONS else launch_forward)(executable, problem, dtype)
             launches, shapes = launches + 1, shapes | {(problem.x_spec.shape, problem.weight_spec.shape)}
     print(f"{launches} launches over {len(shapes)} shapes")
     return 0 if launches else 1

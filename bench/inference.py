@@ -1,24 +1,34 @@
-"""How much faster is a net on this GPU? Question `inference`, metric `latency_ms`.
+"""How much faster is a net on this GPU? Question `inference`, metrics latency_ms, images_per_s, peak_memory_bytes, compile_s.
 
 Convoy beside eager PyTorch (NCHW and channels_last, cudnn.benchmark), the same captured as a CUDA graph, and torch.compile with
-freezing; same weights, same input, outputs checked against float64, all timed in turn in one process. `max-autotune` may
-compile for five minutes; a peer that fails or takes longer is left out, and a line says so. JAX, which needs a process of its
-own, is in `bench/compare.py`.
+freezing; same weights, same input, outputs checked against float64, all timed in turn in one process. Memory is what a provider
+holds beyond the model as it was, and its largest run; compile_s is what it took to get ready, for Convoy the tuning.
+`max-autotune` may compile for five minutes; a peer that fails or takes longer is left out, and a line says so. JAX, which
+needs a process of its own, is in `bench/compare.py`.
 
     python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
-                              [--peers eager,graph,inductor,max-autotune]
+                              [--peers eager,graph,inductor,max-autotune] [--missing]
+                              [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
+
+Where tuning a net reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; a later call
+with the same `--db` goes on. With `--seconds` no case is begun that could not end in time; `--missing` takes those cases alone
+that the results lack.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
+import itertools
 import math
 import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from record import Recorder
@@ -27,7 +37,7 @@ from torch import nn
 import convoy
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
-from convoy.pipeline.verdict import errors_against, exact_outputs, interleave, stock_graph
+from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, stock_graph
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
@@ -82,97 +92,240 @@ def eager(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
     return lambda: model(x)
 
 
-def peers(model: nn.Module, x: torch.Tensor, wanted: list[str]) -> dict[str, Callable[[], object]]:
+class OutOfTimeError(Exception):
+    """Raised into tuning when its time is up; what was measured is in the database."""
+
+
+LEAST_S = 60.0
+"""A case is not begun with less: capturing, checking and timing want it, and a compiling peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a run is made.
+
+    Attributes:
+        peers: words of the peers that are wanted.
+        effort: of Convoy's tuning.
+        db: Convoy's database; None: the user's.
+        tune_s: seconds that tuning a net may take.
+        end: when to be done, by `time.monotonic`.
+    """
+
+    peers: tuple[str, ...]
+    effort: str
+    db: Path | None
+    tune_s: float
+    end: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.end - time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One net, batch and dtype."""
+
+    net: str
+    batch: int
+    dtype: str
+
+
+@dataclass(slots=True)
+class Ready:
+    """A provider that can be timed.
+
+    Attributes:
+        call: runs once.
+        output: runs once and returns the result.
+        compile_s: seconds until it could run.
+        held: bytes that it holds beyond the model as it was.
+        note: of its rows.
+    """
+
+    call: Callable[[], object]
+    output: Callable[[], object]
+    compile_s: float
+    held: int
+    note: str = ""
+
+
+WORDS = {
+    "torch.eager": "eager",
+    "torch.eager.nhwc": "eager",
+    "torch.graph": "graph",
+    "torch.graph.nhwc": "graph",
+    "inductor.reduce-overhead": "inductor",
+    "inductor.max-autotune": "max-autotune",
+}
+"""Providers, and the words that they are asked for by."""
+
+
+def peers(model: nn.Module, x: torch.Tensor, run: Run) -> dict[str, Ready]:
     """The other ways to run the model, by provider name."""
     nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
     image = x.contiguous(memory_format=torch.channels_last)
-    makers: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
-        "torch.eager": ("eager", lambda: eager(model, x)),
-        "torch.eager.nhwc": ("eager", lambda: eager(nhwc, image)),
-        "torch.graph": ("graph", lambda: stock_graph(model, (x,), {})),
-        "torch.graph.nhwc": ("graph", lambda: stock_graph(nhwc, (image,), {})),
-        "inductor.reduce-overhead": ("inductor", lambda: compiled(nhwc, image, "reduce-overhead")),
-        "inductor.max-autotune": ("max-autotune", lambda: compiled(nhwc, image, "max-autotune")),
+    makers: dict[str, Callable[[], Callable[[], object]]] = {
+        "torch.eager": lambda: eager(model, x),
+        "torch.eager.nhwc": lambda: eager(nhwc, image),
+        "torch.graph": lambda: stock_graph(model, (x,), {}),
+        "torch.graph.nhwc": lambda: stock_graph(nhwc, (image,), {}),
+        "inductor.reduce-overhead": lambda: compiled(nhwc, image, "reduce-overhead"),
+        "inductor.max-autotune": lambda: compiled(nhwc, image, "max-autotune"),
     }
-    runs: dict[str, Callable[[], object]] = {}
-    for provider, (word, make) in makers.items():
-        if word in wanted:
-            try:
-                runs[provider] = make()
-            except Exception as error:  # a peer that fails is said to have failed
-                print(f"{provider}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
-    return runs
+    ready: dict[str, Ready] = {}
+    for name, make in makers.items():
+        if WORDS[name] not in run.peers:
+            continue
+        torch.cuda.empty_cache()
+        before, begun = torch.cuda.memory_reserved(), time.perf_counter()
+        try:
+            call = make()
+        except Exception as error:  # a peer that fails is said to have failed
+            print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+            continue
+        took = time.perf_counter() - begun
+        torch.cuda.empty_cache()
+        ready[name] = Ready(call, call, took, torch.cuda.memory_reserved() - before)
+    return ready
 
 
-def compare(net: str, batch: int, dtype: str, wanted: list[str], recorder: Recorder, effort: str) -> str:
-    """Check and time one net; records every figure and returns a line for people."""
-    model = load_model(net).eval().cuda()
-    size = input_size(net)
-    side = size if isinstance(size, int) else size[-1]
-    x = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(batch)).cuda()
-    exact = exact_outputs(model, (x,), {}, 0)
-    model, x = model.to(DTYPES[dtype]), x.to(DTYPES[dtype])
-    start = time.perf_counter()
-    result = optimize_model(model, (x,), name=net, settings=convoy.Settings(effort=convoy.Effort(effort)))
-    tuned_s = time.perf_counter() - start
-    runs = peers(model, x, wanted)
+def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run) -> Ready | None:
+    """Convoy's program; where time is up, from what was measured until then."""
+    begun = time.monotonic()
+    before = torch.cuda.memory_reserved()
+
+    def watch(message: str, done: int, total: int) -> None:
+        if total and done < total and time.monotonic() - begun > min(run.tune_s, run.left_s - LEAST_S / 2):
+            raise OutOfTimeError(f"{message}: {done} of {total}")
+
+    settings = convoy.Settings(effort=convoy.Effort(run.effort), db=run.db)
+    note = ""
+    try:
+        result = optimize_model(model, (x,), name=case.net, settings=settings, observer=watch)
+    except OutOfTimeError as late:
+        note = f" cut at {late}"
+        settings = dataclasses.replace(settings, effort=convoy.Effort.NONE)
+        result = optimize_model(model, (x,), name=case.net, settings=settings)
+    took = time.monotonic() - begun
     program = result.program.programs[0]
-    if program.runnable is not None:
-        program((x,), {})
-        runs["convoy"] = program.runnable.replay  # type: ignore[attr-defined]
-    timed = interleave(runs, cuda=True)
+    if program.runnable is None:
+        print("convoy: keeps the baseline")
+        return None
+    program((x,), {})
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved() - before
+    replay = program.runnable.replay  # type: ignore[attr-defined]
+    return Ready(replay, lambda: result.program(x), took, held, f" tuning_s={took:.0f}{note}")
+
+
+def compare(case: Case, run: Run, recorder: Recorder) -> str:
+    """Check and time one net; records every figure and returns a line for people."""
+    model = load_model(case.net).eval().cuda()
+    size = input_size(case.net)
+    side = size if isinstance(size, int) else size[-1]
+    x = torch.randn(case.batch, 3, side, side, generator=torch.Generator().manual_seed(case.batch)).cuda()
+    exact = exact_outputs(model, (x,), {}, 0)
+    model, x = model.to(DTYPES[case.dtype]), x.to(DTYPES[case.dtype])
+    torch.cuda.empty_cache()
+    ours = tuned(model, x, case, run)
+    ready = peers(model, x, run)
+    if ours is not None:
+        ready["convoy"] = ours
+    timed = interleave({name: one.call for name, one in ready.items()}, cuda=True)
     stock = errors_against(model(x), exact).rel_l2_error
-    line = f"{net:16} b{batch:<3} {dtype}  tuned {tuned_s:5.0f} s "
+    line = f"{case.net:16} b{case.batch:<3} {case.dtype} " + (
+        "" if ours is None else f" tuned {ours.compile_s:5.0f} s "
+    )
     for name, figures in timed.items():
-        output = result.program(x) if name == "convoy" else runs[name]()
-        error = errors_against(output, exact).rel_l2_error
-        recorder.add(
-            subject=net,
-            batch=batch,
-            dtype=dtype,
-            provider=name,
-            metric="latency_ms",
-            unit="ms",
-            p50=figures.median_ms,
-            p20=figures.median_ms - figures.spread_ms,
-            p80=figures.median_ms + figures.spread_ms,
-            ok=error < max(LEAST_ERROR[dtype], WORSE * stock),
-            note=f"rel_l2_to_float64={error:.1e}" + (f" tuning_s={tuned_s:.0f}" if name == "convoy" else ""),
-        )
-        line += f"  {name} {figures.median_ms:.3f} ({error:.0e})"
+        error = errors_against(ready[name].output(), exact).rel_l2_error
+        right = error < max(LEAST_ERROR[case.dtype], WORSE * stock)
+        record(recorder, case, name, ready[name], figures, error=error, right=right)
+        line += f"  {name} {figures.median_ms:.3f} ({error:.0e}{'' if right else ', WRONG'})"
     others = [figures.median_ms for name, figures in timed.items() if name != "convoy"]
     gain = min(others) / timed["convoy"].median_ms if "convoy" in timed and others else math.nan
     return line + f"  gain {gain:.2f}"
 
 
+def record(recorder: Recorder, case: Case, name: str, one: Ready, figures: Timed, *, error: float, right: bool) -> None:
+    """A provider's rows."""
+    common = {"subject": case.net, "batch": case.batch, "dtype": case.dtype, "provider": name, "ok": right}
+    middle, spread = figures.median_ms, figures.spread_ms
+    least, most = middle - spread, middle + spread
+    note = f"rel_l2_to_float64={error:.1e}{one.note}"
+    recorder.add(metric="latency_ms", unit="ms", p50=middle, p20=least, p80=most, note=note, **common)
+    rates = [1e3 * case.batch / ms for ms in (middle, most, least)]
+    recorder.add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2], **common)
+    recorder.add(metric="peak_memory_bytes", unit="B", p50=float(one.held + largest_run(one.call)), **common)
+    recorder.add(metric="compile_s", unit="s", p50=one.compile_s, **common)
+
+
+def largest_run(call: Callable[[], object]) -> int:
+    """Bytes that one run allocates at most; a captured graph has its own before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def there(recorder: Recorder, run: Run) -> set[Case]:
+    """Cases of which the results have all that is wanted."""
+    found: dict[Case, set[str]] = {}
+    for row in recorder.earlier():
+        if row["metric"] == "latency_ms":
+            found.setdefault(Case(row["subject"], int(row["batch"]), row["dtype"]), set()).add(row["provider"])
+    wanted = {"convoy", *(name for name, word in WORDS.items() if word in run.peers)}
+    return {case for case, names in found.items() if wanted <= names}
+
+
 def main() -> None:
     """Run the comparison, print a short table, write the CSV."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default=NETS)
     parser.add_argument("--batch", default="1,32")
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--peers", default="graph,inductor")
     parser.add_argument("--effort", default="quick")
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--tune-seconds", type=float, default=math.inf)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    end = time.monotonic() + options.seconds
+    run = Run(tuple(options.peers.split(",")), options.effort, options.db, options.tune_seconds, end)
     target = detect_target("cuda")
     recorder = Recorder(
         "inference",
         device=target.name,
         versions=" ".join(f"{name}={version}" for name, version in target.versions),
         protocol="interleaved rounds=15, graph replays, median, p20 and p80 as median -+ spread",
+        folder=options.folder,
     )
+    done = there(recorder, run) if options.missing else set[Case]()
+    every = itertools.product(options.nets.split(","), options.dtype.split(","), options.batch.split(","))
     lines: list[str] = []
+    left_out: list[str] = []
     with torch.no_grad():
-        for net in options.nets.split(","):
-            for batch in options.batch.split(","):
-                for dtype in options.dtype.split(","):
-                    wanted = options.peers.split(",")
-                    lines.append(compare(net, int(batch), dtype, wanted, recorder, options.effort))
-                    print(lines[-1], flush=True)
-                    recorder.write()
+        for case in [Case(net, int(batch), dtype) for net, dtype, batch in every]:
+            if case in done:
+                continue
+            if run.left_s < LEAST_S:
+                left_out.append(f"{case.net} b{case.batch} {case.dtype}")
+                continue
+            lines.append(compare(case, run, recorder))
+            print(lines[-1], flush=True)
+            recorder.write()
+            torch.cuda.empty_cache()
     print("\nmilliseconds, medians (relative L2 error to float64)")
     print("\n".join(lines))
+    if left_out:
+        print("no time was left for " + ", ".join(left_out))
     print(recorder.path)
 
 

@@ -99,6 +99,10 @@ class Recorder:
             }
         )
 
+    def earlier(self) -> list[dict[str, str]]:
+        """The rows that the file has."""
+        return _read(self.path)
+
     def write(self) -> Path:
         """Write all rows and return the file. Figures of an older file stay, where this run has none of that subject and setting.
 

@@ -91,7 +91,7 @@ class Task:
         shares = [*self._zeros, *(share for share in curve if share not in zeros)]
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
-                self.refusals[engine.id] = "not measured: the same region with its activation is on offer"
+                self.refusals[engine.id] = "not measured: the same with its activation, or in nhwc, is on offer"
                 continue
             if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered beside this one

@@ -22,7 +22,7 @@ from convoy.measurement.search import load
 from convoy.perfdb import Database
 from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem, zeros_by_problem
 from convoy.plan import Plan, serial
-from convoy.problem import LayoutProblem, Problem
+from convoy.problem import ConvProblem, LayoutProblem, Problem
 from convoy.regions import Region, propose
 from convoy.schedule import plan_memory
 from convoy.selection import Selection, SelectionProblem, solve
@@ -35,6 +35,10 @@ Observer = Callable[[str, int, int], None]
 QUICK_LOOK: Final = (LayoutChoice.AUTO, Effort.QUICK)
 """Layout and effort with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16,
 batch 1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
+
+
+NHWC_KERNELS: Final = "triton.implicit_gemm"
+"""Takes every convolution in nhwc, whatever its sizes."""
 
 
 def silent(message: str, done: int, total: int) -> None:
@@ -206,7 +210,7 @@ def measure(
             settings=settings,
             database=database,
             runner=runner,
-            baseline_only=outdone(net.regions),
+            baseline_only=outdone(net.regions) | _never_in_nchw(net, engines, settings),
             zeros=zeros_by_problem(net.regions, net.zeros),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
@@ -238,6 +242,38 @@ def outdone(regions: Sequence[Region]) -> set[str]:
             full = len(region.nodes) == chains[region.pattern, region.nodes[0], len(region.args)]
             (longest if full else shorter).update(problem.key for problem in region.problems)
     return shorter - longest
+
+
+def _never_in_nchw(net: Net, engines: Sequence[str], settings: Settings) -> set[str]:
+    """Convolutions in nchw that are offered in nhwc too, where looking at them is not worth its time."""
+    quick = (
+        net.target.device == "cuda" and net.target.capability >= 80 and (settings.layout, settings.effort) == QUICK_LOOK
+    )
+    return in_nchw_too(net.regions, net.target) if quick and NHWC_KERNELS in engines else set()
+
+
+def in_nchw_too(regions: Sequence[Region], target: Target) -> set[str]:
+    """Problems in nchw of forward convolutions that tensor cores compute, and that stand beside the same in nhwc.
+
+    On an H100 none of 763 was faster in nchw where our kernels had been measured in nhwc (fp16 and fp32, batch 1 and 32); strict
+    fp32, gradients and pruned weights were not part of that.
+    """
+    found: set[str] = set()
+    for region in regions:
+        convs = [problem for problem in region.problems if isinstance(problem, ConvProblem)]
+        if any(problem.layout == "nhwc" for problem in convs):
+            found.update(p.key for p in convs if p.layout == "nchw" and _on_tensor_cores(p, target))
+    return found
+
+
+def _on_tensor_cores(problem: ConvProblem, target: Target) -> bool:
+    plain = problem.direction == "fprop" and not problem.weight_mask
+    tf32 = (
+        problem.numerics == "as_torch"
+        and target.version("cudnn_tf32") != "off"
+        and not target.version("fp32_precision")
+    )
+    return plain and problem.numerics != "strict" and (problem.x_dtype in ("fp16", "bf16") or tf32)
 
 
 def select(net: Net, found: SearchResult, settings: Settings) -> Choice:

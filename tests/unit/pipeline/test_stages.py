@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +11,21 @@ from torch import nn
 from convoy.engines.manifest import MANIFEST
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
-from convoy.pipeline.stages import allowed_layouts, competing_engines, device_of, memory_format, outdone, share_of
+from convoy.pipeline.stages import (
+    allowed_layouts,
+    competing_engines,
+    device_of,
+    in_nchw_too,
+    memory_format,
+    outdone,
+    share_of,
+)
 from convoy.problem import LayoutProblem, TensorSpec
 from convoy.regions import Region, propose
 from convoy.settings import LayoutChoice, Settings
+from convoy.target import Target
+
+H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("cudnn_tf32", "on"),))
 
 HEAD = """graph 1
 input %x: fp32[2,4,8,8]
@@ -67,6 +80,37 @@ def test_linear_layers_too_and_operations_never() -> None:
     )
     found = regions(text)
     assert named(found, outdone(list(found.values()))) == {"linear(l)"}
+
+
+def halves(text: str, layouts: tuple[str, ...] = ("nchw", "nhwc"), numerics: str = "as_torch") -> list[Region]:
+    return propose(parse_graph((HEAD + text).replace("fp32", "fp16")), layouts=layouts, numerics=numerics)
+
+
+def test_convolutions_on_tensor_cores_are_measured_in_nhwc() -> None:
+    found = in_nchw_too(halves("%c: " + CONV.format("x") + "return %c\n"), H100)
+    assert len(found) == 1
+    assert ":nchw:" in found.pop()
+
+
+@pytest.mark.parametrize(
+    ("regions", "target"),
+    [
+        (halves("%c: " + CONV.format("x") + "return %c\n", ("nchw",)), H100),
+        (halves("%a: fp32[2,4,8,8] = aten.relu.default(%x)\nreturn %a\n"), H100),
+        (list(regions("%c: " + CONV.format("x") + "return %c\n").values()), H100),
+        (
+            propose(
+                parse_graph(HEAD + "%c: " + CONV.format("x") + "return %c\n"),
+                layouts=("nchw", "nhwc"),
+                numerics="as_torch",
+            ),
+            replace(H100, versions=(("cudnn_tf32", "off"),)),
+        ),
+    ],
+    ids=["nchw alone is allowed", "no convolution", "strict fp32", "TF32 is off"],
+)
+def test_other_regions_are_measured_in_nchw_too(regions: list[Region], target: Target) -> None:
+    assert in_nchw_too(regions, target) == set()
 
 
 def test_who_competes() -> None:

@@ -41,6 +41,15 @@ def compare(
         float,
         typer.Option("--timeout", help="Most seconds for a framework to start, to build one way, or for a round."),
     ] = 900.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Begin nothing new after so long; the same command goes on. 0: no limit.")
+    ] = 0.0,
+    tune_seconds: Annotated[
+        float, typer.Option("--tune-seconds", help="Convoy measures at most so long a case, and predicts the rest.")
+    ] = 0.0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", help="Frameworks built side by side; by default 1 on a CPU, some on a GPU.")
+    ] = 0,
     memory_limit: Annotated[
         str | None, typer.Option("--memory-limit", help="Most memory of a framework's process: 8GiB.")
     ] = None,
@@ -50,6 +59,7 @@ def compare(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew although the run file has rows.")] = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
+    db: options.Db = None,
 ) -> None:
     """Run MODEL in every framework, each in a process of its own, outputs checked first; or try PyTorch's options on it."""
     if option_names is not None and frameworks is not None:
@@ -62,6 +72,9 @@ def compare(
     batches = _batches(batch)
     if rounds < 3:
         raise InputError("--rounds", rounds, "at least 3")
+    for name, value in (("--seconds", seconds), ("--tune-seconds", tune_seconds), ("--jobs", jobs)):
+        if value < 0:
+            raise InputError(name, value, "at least 0")
     if effort not in list(Effort):
         raise InputError("--effort", effort, "one of " + ", ".join(Effort))
 
@@ -76,14 +89,24 @@ def compare(
     if count < 1:
         raise InputError("--threads", count, "an integer of at least 1")
     mode = "training" if train else "inference"
-    cases = [Case(model, weights or "", number, size or 0, dtype, mode, where, count, effort) for number in batches]
-    request: dict[str, Any] = {"command": kind, **cases[0].to_dict(), "batch": batches, "rounds": rounds}
-    limits = Limits(timeout, parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0, rounds)
+    cases = [
+        Case(model, weights or "", n, size or 0, dtype, mode, where, count, effort, tune_seconds, str(db or ""))
+        for n in batches
+    ]
+    memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
+    limits = Limits(timeout, memory, rounds, seconds, jobs)
+    request = requested(kind, cases, rounds)
     if option_names is not None:
         found = _options(cases, option_names, path, request, limits, again)
     else:
         found = _frameworks(cases, frameworks or ALL, path, request, limits, again)
     _show(found, path, report)
+
+
+def requested(kind: str, cases: list[Any], rounds: int) -> dict[str, Any]:
+    """What a run file is of. Batch sizes and the database's place are no part of it: a run goes on with others."""
+    about = {name: value for name, value in cases[0].to_dict().items() if name not in ("batch", "db")}
+    return {"command": kind, **about, "rounds": rounds}
 
 
 def _frameworks(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:

@@ -83,7 +83,7 @@ def scale(
     from convoy.measurement import detect_target
 
     target = detect_target(where)
-    with device_lock(target) as warning:
+    with device_lock(target, count=max(request.gpus)) as warning:
         notes = [note for note in (warning, others_at_work(target)) if note]
         for note in notes:
             typer.echo(f"convoy: warning: {note}", err=True)
@@ -115,11 +115,10 @@ def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, 
     from convoy.compare.manifest import make_manifest
     from convoy.compare.runfile import resumed
 
+    # Numbers of GPUs and providers are no part of the request: a run goes on with others, and those that are there stay.
     asked = {
-        "command": "scale", "model": request.model, "gpus": list(request.gpus), "batch": request.batch,
-        "scalings": list(request.scalings), "dtype": request.dtype, "providers": list(request.providers),
-        "size": request.size, "nodes": request.nodes, "effort": request.effort,
-        "seconds": request.round_s,
+        "command": "scale", "model": request.model, "batch": request.batch, "dtype": request.dtype,
+        "size": request.size, "nodes": request.nodes, "effort": request.effort, "seconds": request.round_s,
     }  # fmt: skip
     protocol = (
         f"torchrun, {request.rounds} rounds in turn of at least {request.round_s:g} s, the slowest process counts"

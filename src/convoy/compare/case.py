@@ -27,6 +27,8 @@ class Case:
         device: `cpu` or `cuda`.
         threads: threads of a CPU that each framework may use.
         effort: how much Convoy may tune (`none`, `quick`, `full`).
+        tune_s: seconds after which Convoy stops to measure and predicts what is left; 0: it measures everything.
+        db: Convoy's performance database; empty: the user's.
     """
 
     model: str
@@ -38,6 +40,8 @@ class Case:
     device: str = "cpu"
     threads: int = 1
     effort: str = "quick"
+    tune_s: float = 0.0
+    db: str = ""
 
     @property
     def training(self) -> bool:

@@ -5,6 +5,7 @@ The parent says {"do": ...} and is answered; before slow work the child says {"s
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -13,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +37,8 @@ QUICK_CALLS: Final = 3
 WAYS_S: Final = 150.0
 """When building and trying ways has taken this long, no further way is tried."""
 
-ENERGY_S: Final = 2.0
-"""The energy counter is renewed about every 0.1 s: this long, it is exact to 5 %."""
+ENERGY_S: Final = 1.0
+"""The energy counter is renewed every 0.02 to 0.1 s: this long, it is good to a few per cent."""
 
 _NO_MEMORY = (
     "out of memory",
@@ -78,7 +79,7 @@ def serve(hello: dict[str, Any], say: Say, read: Callable[[], str]) -> None:
     stage = "import"
     try:
         if hello["role"] == "material":
-            say({"material": _make_material(case, folder)})
+            say({"material": _make_material(case, folder, turns(say, read))})
         elif hello["role"] == "export":
             say({"exported": _export(case, folder)})
         elif hello["role"] == "options":
@@ -89,13 +90,32 @@ def serve(hello: dict[str, Any], say: Say, read: Callable[[], str]) -> None:
             framework = Entry(**hello["entry"]).load()
             say({"stage": "build"})
             stage = "build"
-            session = Session(case, folder, say)
+            session = Session(case, folder, say, turns(say, read))
             session.prepare(list(framework.ways(case, session.material)))
             stage = "run"
             while line := read():
                 say(session.answer(json.loads(line)))
     except Exception as error:  # whatever a framework raises is a row with its reason
         say({"failed": failure(error, stage)})
+
+
+Turns = Callable[[], contextlib.AbstractContextManager[None]]
+"""Gives a context in which this process has the device for itself."""
+
+
+def turns(say: Say, read: Callable[[], str]) -> Turns:
+    """Asks the parent for the device and waits for it."""
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        say({"turn": True})
+        read()
+        try:
+            yield
+        finally:
+            say({"turn": False})
+
+    return turn
 
 
 def failure(error: BaseException, stage: str) -> dict[str, str]:
@@ -123,8 +143,8 @@ class WrongResultError(Exception):
 class Session:
     """One framework with one case: the fastest way that is right, ready to be timed."""
 
-    def __init__(self, case: Case, folder: Path, say: Say) -> None:
-        self.case, self.say = case, say
+    def __init__(self, case: Case, folder: Path, say: Say, turn: Turns = contextlib.nullcontext) -> None:
+        self.case, self.say, self.turn = case, say, turn
         self.material = Material(folder, json.loads((folder / "facts.json").read_text(encoding="utf-8")))
         self.built: Built | None = None
         self._begin = time.perf_counter()
@@ -139,6 +159,8 @@ class Session:
         best: dict[str, Any] = {}
         problems: list[tuple[str, Exception]] = []
         for index, way in enumerate(ways):
+            if way.spare and best:
+                continue
             if index and best and time.perf_counter() - self._begin > WAYS_S:
                 best["notes"].append(f"not tried for want of time: {'; '.join(w.setting for w in ways[index:])}")
                 break
@@ -157,6 +179,9 @@ class Session:
         best["notes"] += [f"{setting}: {type(e).__name__}: {str(e)[:300]}" for setting, e in problems]
         del best["built"]
         best["notes"] = list(dict.fromkeys(best["notes"]))
+        gc.collect()
+        if self.built is not None and self.built.restart_peak is not None:
+            self.built.restart_peak()
         trim()
         restart_peak()
         self.say({"ready": {**best, "ways": len(ways)}})
@@ -164,21 +189,24 @@ class Session:
     def _try(self, way: Way) -> dict[str, Any]:
         from convoy.compare.checking import check
 
-        start = time.perf_counter()
-        built = way.build()
-        outputs = built.check()
-        compile_s = time.perf_counter() - start
+        with self.turn() if way.chooses else contextlib.nullcontext():
+            start = time.perf_counter()
+            built = way.build()
+            outputs = built.check()
+            compile_s = time.perf_counter() - start
         error, wrong = check(self.case, self.material, outputs)
         if wrong:
             raise WrongResultError(wrong)
         del outputs
-        _timed(built, 1)
+        with self.turn():
+            _timed(built, 1)
+            call_s = min(_timed(built, 1) for _ in range(QUICK_CALLS))
         return {
             "built": built,
             "setting": way.setting + (f", {built.setting}" if built.setting else ""),
             "compile_s": compile_s,
             "error": error,
-            "call_s": min(_timed(built, 1) for _ in range(QUICK_CALLS)),
+            "call_s": call_s,
             "notes": list(built.notes),
             "detail": built.detail,
         }
@@ -211,8 +239,8 @@ class Session:
         assert built is not None
         found: dict[str, Any] = {}
         found["peak_memory_bytes"] = built.peak_memory() if built.peak_memory is not None else peak_bytes()
-        if message.get("bus_id"):
-            found["energy_j"] = self._energy(message["bus_id"])
+        if self.case.device == "cuda":
+            found["energy_j"] = self._energy(str(message.get("bus_id", "")))
         if built.kinds is not None and message.get("kinds", True):
             try:
                 found["kinds"] = built.kinds()
@@ -226,11 +254,12 @@ class Session:
         counter = joules_counter(bus_id)
         if counter is None or self.built is None:
             return None
-        calls, start, before = 0, time.perf_counter(), counter()
+        calls = max(1, round(LEAST_SAMPLE_S / max(_timed(self.built, 1), 1e-7)))
+        done, start, before = 0, time.perf_counter(), counter()
         while time.perf_counter() - start < ENERGY_S:
-            _timed(self.built, 10)
-            calls += 10
-        return (counter() - before) / calls
+            _timed(self.built, calls)
+            done += calls
+        return (counter() - before) / done
 
 
 def _timed(built: Built, calls: int) -> float:
@@ -243,10 +272,10 @@ def _timed(built: Built, calls: int) -> float:
     return time.perf_counter() - start
 
 
-def _make_material(case: Case, folder: Path) -> dict[str, Any]:
+def _make_material(case: Case, folder: Path, turn: Turns) -> dict[str, Any]:
     from convoy.compare import material
 
-    return material.make(case, folder)
+    return material.make(case, folder, turn)
 
 
 def _export(case: Case, folder: Path) -> float:

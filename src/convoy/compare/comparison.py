@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from convoy.compare.case import Case
 from convoy.compare.frameworks import Entry
@@ -42,9 +47,15 @@ MOST_REPEATS: Final = 2
 REPEATS_S: Final = 60.0
 """When rounds have taken this long they are not taken again: on a machine that is busy all the time they would be no quieter."""
 
-ALIVE_SHARE: Final = 0.5
+ALIVE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 """Share of the memory that frameworks which wait for their turn may have together; beyond it the earlier ones are ended, and
-their figures stay those that they got alone."""
+their figures stay those that they got alone. A GPU's next framework that finds too little left is begun again without them."""
+
+CORES_A_FRAMEWORK: Final = 3
+"""Cores for each framework that is built beside others on a GPU: compilers use several."""
+
+LATE_SHARE: Final = 0.8
+"""A case is begun while there is time for this share of the longest one so far."""
 
 MEMORY_SHARE: Final = 0.9
 """Share of the memory that is available at the start that one framework may use, unless a limit is given."""
@@ -66,11 +77,19 @@ class Limits:
         timeout_s: most seconds for each of its steps (start, one way built and checked, one round).
         memory_bytes: most resident bytes; 0: `MEMORY_SHARE` of what is available.
         rounds: interleaved rounds.
+        seconds: when they are over nothing new is begun; 0: there is time.
+        jobs: frameworks that are built side by side; 0: one on a CPU, on a GPU as many as the cores are good for.
     """
 
     timeout_s: float = 900.0
     memory_bytes: int = 0
     rounds: int = ROUNDS
+    seconds: float = 0.0
+    jobs: int = 0
+
+    def builders(self, device: str) -> int:
+        """How many frameworks are built side by side."""
+        return self.jobs or (max(1, (os.cpu_count() or 1) // CORES_A_FRAMEWORK) if device == "cuda" else 1)
 
 
 def environment(case: Case, entry_id: str, folder: Path) -> dict[str, str]:
@@ -125,8 +144,8 @@ def compare(
         for note in notes:
             observer(f"warning: {note}", 0, 0)
         comparison = Comparison(resumed(path, fresh, again=again), path, target, limits, observer)
-        for case in cases:
-            comparison.run_case(case, entries)
+        with comparison:
+            comparison.run_cases(cases, entries)
         return comparison.run
 
 
@@ -137,13 +156,59 @@ class Comparison:
         self.run, self.path, self.target, self.observer = run, path, target, observer
         memory = limits.memory_bytes or int(available_bytes() * MEMORY_SHARE)
         self.limits = dataclasses.replace(limits, memory_bytes=memory)
+        self.left: list[str] = []
+        """Cases for which no time was left."""
+        self._deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
+        self._turns = threading.Lock()
+        """Held by the child that has the device for itself."""
+        self._state = threading.RLock()
+        """Of everything below and of the run: frameworks are prepared by threads."""
         self._alive: dict[str, ChildSession] = {}
+        self._children: set[ChildSession] = set()
+        self._ending = False
+        self._folders: dict[Case, Future[Path]] = {}
+        self._exporting = threading.Lock()
 
-    def run_case(self, case: Case, entries: Sequence[Entry]) -> None:
-        """All frameworks with one case; those that have a row already are not run again."""
-        missing = [entry for entry in entries if self.run.row(_row(case, entry.id, "ok").key) is None]
+    def __enter__(self) -> Self:
+        self._root = Path(tempfile.mkdtemp(prefix="convoy-compare-"))
+        self._pool = ThreadPoolExecutor(self.limits.builders(self.target.device) + 1)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End every child, so that the threads that talk with them end too."""
+        with self._state:
+            self._ending = True
+            for child in self._children:
+                child.kill()
+        self._pool.shutdown(cancel_futures=True)
+        self._release(settle=False)
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def run_cases(self, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
+        """All cases for which there is time; on a GPU the next one's exact results are made while frameworks are built."""
+        waiting = [case for case in cases if self._missing(case, entries)]
+        longest = 0.0
+        for index, case in enumerate(waiting):
+            start = time.monotonic()
+            if start + LATE_SHARE * longest > self._deadline:
+                self.left += [_words(late) for late in waiting[index:]]
+                break
+            ahead = waiting[index + 1 : index + 2] if self.target.device == "cuda" else []
+            self.run_case(case, entries, ahead)
+            longest = max(longest, time.monotonic() - start)
+        if self.left:
+            self.observer(f"no time was left for {', '.join(self.left)}: the same command goes on from here", 0, 0)
+
+    def run_case(self, case: Case, entries: Sequence[Entry], ahead: Sequence[Case] = ()) -> None:
+        """All frameworks with one case; those that have a row already are not run again.
+
+        Args:
+            case: what is run.
+            entries: in what.
+            ahead: cases whose exact results are made meanwhile.
+        """
         present: list[Entry] = []
-        for entry in missing:
+        for entry in self._missing(case, entries):
             absence = entry.absence(case.device)
             if absence:
                 self._keep(_row(case, entry.id, "absent", absence))
@@ -151,27 +216,59 @@ class Comparison:
                 present.append(entry)
         if not present:
             return
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convoy-compare-")))
-            stack.callback(self._release)
-            try:
-                self._make_material(case, folder)
-            except ChildFailedError as error:
-                for entry in present:
-                    self._keep(_row(case, entry.id, error.status, f"the reference run failed: {error.reason}"))
-                return
-            for index, entry in enumerate(present):
-                self.observer(f"{_words(case)}: {entry.id}", index, len(present) + 1)
-                self._measure_alone(case, entry, folder)
+        try:
+            folder = self._material(case).result()
+        except ChildFailedError as error:
+            for entry in present:
+                self._keep(_row(case, entry.id, error.status, f"the reference run failed: {error.reason}"))
+            return
+        made = [self._material(later) for later in ahead]
+        try:
+            self._prepare_all(case, present, folder)
+            for future in made:
+                future.exception()  # nothing else may run while frameworks are timed
             self.observer(f"{_words(case)}: in turn", len(present), len(present) + 1)
             self._measure_in_turn(case)
+        finally:
+            self._release(settle=False)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _missing(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
+        """Frameworks without a row, or with one that was not finished."""
+        rows = {entry.id: self.run.row(_row(case, entry.id, "ok").key) for entry in entries}
+        return [entry for entry in entries if (row := rows[entry.id]) is None or row.detail.get("provisional")]
+
+    def _prepare_all(self, case: Case, entries: Sequence[Entry], folder: Path) -> None:
+        """Prepare frameworks, several at once where that is allowed; the first exception ends them all."""
+        jobs = self.limits.builders(case.device)
+        room = threading.Semaphore(jobs)
+
+        def one(index: int, entry: Entry) -> None:
+            with room:
+                self.observer(f"{_words(case)}: {entry.id}", index, len(entries) + 1)
+                self._measure_alone(case, entry, folder)
+
+        if jobs == 1:
+            for index, entry in enumerate(entries):
+                one(index, entry)
+            return
+        for future in [self._pool.submit(one, index, entry) for index, entry in enumerate(entries)]:
+            future.result()
 
     # --- one framework ------------------------------------------------------------------------------------------------
 
-    def _make_material(self, case: Case, folder: Path) -> None:
+    def _material(self, case: Case) -> Future[Path]:
+        """The folder with what a case's frameworks are given, made or being made."""
+        if case not in self._folders:
+            self._folders[case] = self._pool.submit(self._make_material, case, self._root / str(len(self._folders)))
+        return self._folders[case]
+
+    def _make_material(self, case: Case, folder: Path) -> Path:
         self.observer(f"{_words(case)}: exact results", 0, 0)
+        folder.mkdir()
         with self._child(case, folder, {"role": "material"}) as child:
             child.wait_for("material")
+        return folder
 
     def _measure_alone(self, case: Case, entry: Entry, folder: Path) -> None:
         """Prepare one framework, time it by itself, and leave it alive for its turn."""
@@ -182,41 +279,53 @@ class Comparison:
             child, row = self._prepare(case, entry, folder)
         except ChildFailedError as error:
             if error.status != "out_of_memory" or not self._alive:
-                self._keep(_row(case, entry.id, error.status, error.reason))
+                self._fail(case, entry, error)
                 return
             self._release()  # the others that wait for their turn may be to blame
             try:
                 child, row = self._prepare(case, entry, folder)
             except ChildFailedError as second:
-                self._keep(_row(case, entry.id, second.status, second.reason))
+                self._fail(case, entry, second)
                 return
         if export_s:
             row = dataclasses.replace(row, figures=(*row.figures, Figure.once("export_s", "s", export_s)))
         self._keep(row)
-        self._alive[entry.id] = child
+        with self._state:
+            self._alive[entry.id] = child
         if self._crowded():
             self._release()
 
+    def _fail(self, case: Case, entry: Entry, error: ChildFailedError, where: str = "") -> None:
+        """A row that says how it failed; none where only the time was up, for that is nobody's failure."""
+        if time.monotonic() < self._deadline:
+            self._keep(_row(case, entry.id, error.status, where + error.reason))
+        else:
+            self.left.append(f"{_words(case)} in {entry.id}")
+
     def _exported(self, case: Case, entry: Entry, folder: Path) -> float | None:
         """Seconds that the ONNX export took; 0 where none was needed or was there; None where it failed: that is a row."""
-        if not entry.onnx or case.training or (folder / "model.onnx").exists():
+        if not entry.onnx or case.training:
             return 0.0
-        try:
-            with self._child(case, folder, {"role": "export"}) as child:
-                return float(child.wait_for("exported"))
-        except ChildFailedError as error:
-            self._keep(_row(case, entry.id, error.status, f"torch.onnx.export: {error.reason}"))
-            return None
+        with self._exporting:
+            if (folder / "model.onnx").exists():
+                return 0.0
+            try:
+                with self._child(case, folder, {"role": "export"}) as child:
+                    return float(child.wait_for("exported"))
+            except ChildFailedError as error:
+                self._fail(case, entry, error, "torch.onnx.export: ")
+                return None
 
     def _prepare(self, case: Case, entry: Entry, folder: Path) -> tuple[ChildSession, Row]:
         child = self._start(case, folder, {"role": "framework", "entry": dataclasses.asdict(entry)}, entry.id)
         try:
             ready = child.wait_for("ready")
-            rounds = rounds_for(ready["call_s"], min(ALONE_ROUNDS, self.limits.rounds))
-            samples = child.ask({"do": "sample", "rounds": rounds}, "samples")
-            finished = child.ask({"do": "finish", "bus_id": _bus_id(self.target)}, "finished")
+            with child.turn():
+                rounds = rounds_for(ready["call_s"], min(ALONE_ROUNDS, self.limits.rounds))
+                samples = child.ask({"do": "sample", "rounds": rounds}, "samples")
+                finished = child.ask({"do": "finish", "bus_id": _bus_id(self.target)}, "finished")
         except BaseException:
-            child.end()
+            self._end(child)
             raise
         return child, ready_row(case, entry.id, child.startup_s, ready, samples, finished)
 
@@ -226,6 +335,8 @@ class Comparison:
         """Interleaved rounds of all that are alive; noisy ones are taken again."""
         if not self._alive:
             return
+        for child in self._alive.values():
+            child.deadline = math.inf  # a case that is nearly done is worth its last seconds
         best: dict[str, dict[str, list[float]]] = {}
         start = time.monotonic()
         for _ in range(MOST_REPEATS + 1):
@@ -248,7 +359,7 @@ class Comparison:
                 try:
                     samples = child.ask({"do": "sample", "rounds": 1}, "samples")
                 except ChildFailedError as error:
-                    self._alive.pop(name).end()
+                    self._end(self._alive.pop(name))
                     found.pop(name)
                     self._keep(_row(case, name, error.status, error.reason))
                     continue
@@ -268,12 +379,24 @@ class Comparison:
     # --- children -------------------------------------------------------------------------------------------------------
 
     def _start(self, case: Case, folder: Path, hello: Mapping[str, Any], name: str = "") -> ChildSession:
-        return ChildSession(
+        child = ChildSession(
             {"case": case.to_dict(), "folder": str(folder), **hello},
             environment(case, name, folder),
             timeout_s=self.limits.timeout_s,
             memory_limit_bytes=self.limits.memory_bytes,
+            turns=self._turns,
+            deadline=self._deadline,
         )
+        with self._state:
+            self._children.add(child)
+            if self._ending:
+                child.kill()
+        return child
+
+    def _end(self, child: ChildSession) -> None:
+        with self._state:
+            self._children.discard(child)
+        child.end()
 
     @contextmanager
     def _child(self, case: Case, folder: Path, hello: Mapping[str, Any]) -> Iterator[ChildSession]:
@@ -281,23 +404,31 @@ class Comparison:
         try:
             yield child
         finally:
-            child.end()
+            self._end(child)
 
     def _crowded(self) -> bool:
+        share = ALIVE_SHARE[self.target.device]
         if self.target.device == "cpu":
             used = sum(child.resident_bytes for child in self._alive.values())
-            return used > ALIVE_SHARE * self.limits.memory_bytes
+            return used > share * self.limits.memory_bytes
         words = ask_gpu("memory.used", "memory.total", units=False)
-        return bool(words) and float(words[0]) > ALIVE_SHARE * float(words[1])
+        return bool(words) and float(words[0]) > share * float(words[1])
 
-    def _release(self) -> None:
-        for child in self._alive.values():
-            child.end()
-        self._alive = {}
+    def _release(self, *, settle: bool = True) -> None:
+        """End those that wait; with `settle` what they got alone is what there is, for memory is short."""
+        with self._state:
+            ended, self._alive = self._alive, {}
+            for child in ended.values():
+                self._end(child)
+            for row in self.run.rows if settle else ():
+                if row.provider in ended and row.detail.get("provisional"):
+                    self._keep(dataclasses.replace(row, detail=_settled(row.detail)))
 
     def _keep(self, row: Row) -> None:
-        self.run = self.run.with_row(row)
-        write(self.run, self.path)
+        with self._state:
+            if not self._ending:
+                self.run = self.run.with_row(row)
+                write(self.run, self.path)
 
 
 def rounds_for(call_s: float, most: int) -> int:
@@ -328,7 +459,8 @@ def ready_row(
     notes = [*ready["notes"], *([finished["note"]] if finished.get("note") else [])]
     row = _row(case, provider, "ok")
     row = dataclasses.replace(row, setting=ready["setting"], figures=tuple(figures), notes=tuple(notes), detail=detail)
-    return with_samples(row, samples, in_turn=False)
+    timed = with_samples(row, samples, in_turn=False)
+    return dataclasses.replace(timed, detail={**timed.detail, "provisional": True})
 
 
 def with_samples(row: Row, samples: Mapping[str, list[float]], *, in_turn: bool) -> Row:
@@ -338,8 +470,14 @@ def with_samples(row: Row, samples: Mapping[str, list[float]], *, in_turn: bool)
     rates = [row.batch / ms * 1e3 for ms in (flow.p50, flow.p80, flow.p20)]
     timed = (latency, Figure("images_per_s", "1/s", *rates))
     kept = tuple(f for f in row.figures if f.metric not in ("latency_ms", "images_per_s"))
-    detail = {**row.detail, "timed": "in turn" if in_turn else "alone", "rounds": len(samples["latency_ms"])}
+    timing = {"timed": "in turn" if in_turn else "alone", "rounds": len(samples["latency_ms"])}
+    detail = {**_settled(row.detail), **timing}
     return dataclasses.replace(row, figures=(*timed, *kept), noisy=_relative_spread(samples) > NOISY, detail=detail)
+
+
+def _settled(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the mark of a row that waits for its turn."""
+    return {name: value for name, value in detail.items() if name != "provisional"}
 
 
 def figure(metric: str, unit: str, values: Sequence[float]) -> Figure:

@@ -18,7 +18,7 @@ def joules_counter(bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Cal
     """A function that reads the joules which a GPU has used since the driver was loaded; None where there is no such counter.
 
     Args:
-        bus_id: PCI bus id of the GPU ("00000000:1B:00.0"), which does not depend on CUDA_VISIBLE_DEVICES.
+        bus_id: PCI bus id of the GPU ("00000000:1B:00.0"), which does not depend on CUDA_VISIBLE_DEVICES; empty: the only GPU.
         load: loads a library by name.
     """
     try:
@@ -28,7 +28,7 @@ def joules_counter(bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Cal
     device = ctypes.c_void_p()
     if len(bus_id) >= _PCI or library.nvmlInit_v2() != 0:
         return None
-    if library.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(device)) != 0:
+    if not _find(library, bus_id, device):
         return None
     value = ctypes.c_ulonglong()
 
@@ -37,3 +37,13 @@ def joules_counter(bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Cal
         return value.value / 1e3
 
     return joules if library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(value)) == 0 else None
+
+
+def _find(library: Any, bus_id: str, device: ctypes.c_void_p) -> bool:
+    """Fill in the GPU's handle; without a bus id only where there is no other GPU that could be meant."""
+    if bus_id:
+        return library.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(device)) == 0
+    count = ctypes.c_uint()
+    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0 or count.value != 1:
+        return False
+    return library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,27 +23,36 @@ BUSY_PERCENT = 10.0
 
 
 @contextmanager
-def device_lock(target: Target, folder: Path | None = None) -> Iterator[str]:
+def device_lock(target: Target, folder: Path | None = None, count: int = 1) -> Iterator[str]:
     """Hold the device's lock; gives a warning where another Convoy holds it (the run goes on), else an empty text.
 
-    The system lets go of the lock of a process that dies.
+    The system lets go of the locks of a process that dies.
+
+    Args:
+        target: the device.
+        folder: where locks lie; None: the user's cache folder.
+        count: how many GPUs are used, of those that this process sees the first ones.
     """
     place = folder if folder is not None else cache_folder()
     name = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(place / f"compare-{target.device}-{name}.lock")
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield f"another run of Convoy is on this {target.device.upper()}: figures of both are worth little"
-        return
-    except OSError:  # a folder that cannot be written: nobody is noticed, and nobody need be stopped for that
-        yield ""
-        return
-    try:
-        yield ""
-    finally:
-        lock.release()
+    with ExitStack() as held:
+        warning = ""
+        for which in gpus(count) if target.device == "cuda" else [""]:
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+                lock = FileLock(place / f"compare-{target.device}-{name}{which}.lock")
+                held.enter_context(lock.acquire(timeout=0))
+            except Timeout:
+                warning = f"another run of Convoy is on this {target.device.upper()}: figures of both are worth little"
+            except OSError:  # a folder that cannot be written: nobody is noticed, and nobody need be stopped for that
+                continue
+        yield warning
+
+
+def gpus(count: int) -> list[str]:
+    """Words for the first GPUs that this process sees: runs on different GPUs of one host are no trouble to each other."""
+    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    return [f"-{re.sub(r'[^A-Za-z0-9]+', '-', word)}" for word in (visible or map(str, range(count)))][:count]
 
 
 def others_at_work(target: Target) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,17 @@ from convoy.errors import InputError
 from convoy.pipeline.verdict import ORACLE_FLOPS, exact_outputs, float_outputs
 from convoy.zoo import example_args, input_size, load_model, parse_dtype
 
+Turn = Callable[[], AbstractContextManager[None]]
+"""Gives a context in which the device is ours alone."""
 
-def make(case: Case, folder: Path) -> dict[str, Any]:
+
+def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     """Write the case's material into a folder; its facts, which are also written as `facts.json`.
+
+    Args:
+        case: what is run.
+        folder: where it goes.
+        turn: what is computed on the device is computed in its context.
 
     Raises:
         InputError: no such model, weights, dtype or size.
@@ -58,9 +68,12 @@ def make(case: Case, folder: Path) -> dict[str, Any]:
         "flops": operations,
         "parameters_bytes": sum(t.numel() * t.element_size() for t in state.values()),
     }
-    facts |= (
-        _training(case, model, x, labels, folder) if case.training else _inference(case, model, x, folder, operations)
-    )
+    with turn():
+        facts |= (
+            _training(case, model, x, labels, folder)
+            if case.training
+            else _inference(case, model, x, folder, operations)
+        )
     (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     return facts
 

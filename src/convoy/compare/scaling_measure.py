@@ -158,7 +158,10 @@ class _Setup:
 def _ddp(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
     del request, stage
     devices = [setup.device] if setup.device.type == "cuda" else None
-    model = DistributedDataParallel(setup.model, device_ids=devices, gradient_as_bucket_view=True, static_graph=False)
+    # Statistics of batch norms stay each process's own, as in Convoy's step: sending them is no part of the gradients' way.
+    model = DistributedDataParallel(
+        setup.model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
     optimizer, scaler = setup.optimizer(), setup.scaler()
 
     def step() -> None:
@@ -181,7 +184,7 @@ def _ddp(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         setup.refill()
         step()
 
-    words = ["channels_last", "gradient_as_bucket_view"]
+    words = ["channels_last", "gradient_as_bucket_view", "buffers not broadcast"]
     words += ["cudnn.benchmark", "fused SGD"] if setup.device.type == "cuda" else []
     words += [f"autocast {str(setup.amp).rpartition('.')[2]}"] if setup.amp else []
     return Trained({"step": step, "compute": alone, "input": fed}, ", ".join(words))

@@ -41,6 +41,14 @@ def main() -> None:
     except Exception as error:  # whatever it is, it becomes this process's line, and torchrun ends the others
         _write(folder / f"error-{rank}.json", {"status": _status(error), "reason": f"process {rank}: {_line(error)}"})
         os._exit(1)  # a process group with a dead member may hang in its own end
+    _leave(device)
+
+
+def _leave(device: torch.device) -> None:
+    """End together. A captured step holds NCCL's communicator, whose own end would wait for that step for ever."""
+    dist.barrier()
+    if device.type == "cuda":
+        os._exit(0)
     dist.destroy_process_group()
 
 

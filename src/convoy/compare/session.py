@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from convoy.compare.memory import resident_bytes
@@ -33,12 +35,23 @@ class ChildSession:
         environment: variables to set for it.
         timeout_s: most seconds between two of its messages.
         memory_limit_bytes: most resident bytes; 0: no limit.
+        turns: held by whoever has the device for itself; a child says when it wants it, and waits.
+        deadline: `time.monotonic()` after which nothing is waited for.
     """
 
     def __init__(
-        self, hello: Mapping[str, Any], environment: Mapping[str, str], *, timeout_s: float, memory_limit_bytes: int = 0
+        self,
+        hello: Mapping[str, Any],
+        environment: Mapping[str, str],
+        *,
+        timeout_s: float,
+        memory_limit_bytes: int = 0,
+        turns: threading.Lock | None = None,
+        deadline: float = math.inf,
     ) -> None:
-        self.timeout_s, self.memory_limit_bytes = timeout_s, memory_limit_bytes
+        self.timeout_s, self.memory_limit_bytes, self.deadline = timeout_s, memory_limit_bytes, deadline
+        self._turns = turns if turns is not None else threading.Lock()
+        self._has_turn = False
         self.stage = "start"
         self.started = time.perf_counter()
         self.startup_s = 0.0
@@ -60,6 +73,12 @@ class ChildSession:
         self._worker.send(message)
         return self.wait_for(name)
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Have the device for oneself: no other child chooses or times meanwhile."""
+        with self._turns:
+            yield
+
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send a message that is not answered."""
         self._worker.send(message)
@@ -73,7 +92,9 @@ class ChildSession:
         """
         try:
             while True:
-                message = self._worker.receive(self.timeout_s)
+                message = self._worker.receive(max(0.0, min(self.timeout_s, self.deadline - time.monotonic())))
+                if "turn" in message:
+                    self._take_turns(wanted=bool(message["turn"]))
                 if "stage" in message:
                     if not self.startup_s:
                         self.startup_s = time.perf_counter() - self.started
@@ -86,11 +107,27 @@ class ChildSession:
             raise ChildFailedError("timeout", f"{self.stage}: {error} (the limit)") from None
         except EndedError as error:
             raise self._ended(error) from None
+        finally:
+            self._take_turns(wanted=False)
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; for the thread that talks with it."""
         self._over.set()
         self._worker.end()
+
+    def kill(self) -> None:
+        """Kill the process; for any thread. The one that talks with it learns that it has ended."""
+        self._worker.kill()
+
+    def _take_turns(self, *, wanted: bool) -> None:
+        """Wait for the device and tell the child that it has it, or let go of it."""
+        if wanted and not self._has_turn:
+            self._turns.acquire()
+            self._has_turn = True
+            self._worker.send({"do": "go"})
+        elif not wanted and self._has_turn:
+            self._has_turn = False
+            self._turns.release()
 
     def _ended(self, error: EndedError) -> ChildFailedError:
         if self._too_much:

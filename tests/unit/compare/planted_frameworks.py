@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,11 @@ class Right:
 class One:
     """One way by a function of (case, material)."""
 
-    def __init__(self, build: Any) -> None:
-        self.build = build
+    def __init__(self, build: Any, *, chooses: bool = True) -> None:
+        self.build, self.chooses = build, chooses
 
     def ways(self, case: Case, material: Material) -> Sequence[Way]:
-        return [Way("one", lambda: self.build(case, material))]
+        return [Way("one", lambda: self.build(case, material), chooses=self.chooses)]
 
 
 def wrong(case: Case, material: Material) -> Built:
@@ -97,7 +98,25 @@ def unsupported(case: Case, material: Material) -> Built:
     raise UnsupportedCaseError("no such operator here")
 
 
-RIGHT, WRONG, CRASH, HANG = Right(), One(wrong), One(crash), One(hang)
+class Logs:
+    """Writes down when it was built."""
+
+    def __init__(self, name: str, *, chooses: bool) -> None:
+        self.name, self.chooses = name, chooses
+
+    def ways(self, case: Case, material: Material) -> Sequence[Way]:
+        def build() -> Built:
+            start = time.time()
+            time.sleep(0.3)
+            with Path(os.environ["PLANTED_LOG"]).open("a") as file:
+                file.write(f"{self.name} {start} {time.time()}\n")
+            return answer(material)
+
+        return [Way("one", build, chooses=self.chooses)]
+
+
+ONE_LOG, TWO_LOG, FREE_LOG = Logs("one", chooses=True), Logs("two", chooses=True), Logs("free", chooses=False)
+RIGHT, WRONG, CRASH, HANG = Right(), One(wrong), One(crash), One(hang, chooses=False)
 EXHAUSTED, GREEDY, LATER, UNSUPPORTED = One(exhausted), One(greedy), One(later), One(unsupported)
 
 

@@ -76,7 +76,7 @@ def test_a_run_ends_in_tables_and_a_page(kind: str, tmp_path: Path, monkeypatch:
         (8, "training", 3),
     ]
     assert asked["limits"].memory_bytes == 2 << 30
-    assert asked["request"]["batch"] == [1, 8]
+    assert "batch" not in asked["request"]  # a run goes on with others
     if kind == "compare":
         assert [entry.id for entry in asked["entries"]] == ["torch", "convoy"]
     assert "</html>" in (tmp_path / "page.html").read_text()

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,8 +70,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ready(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons start with the material that is there."""
 
-    def copy(_self: Any, _case: Case, folder: Path) -> None:
-        shutil.copytree(material, folder, dirs_exist_ok=True)
+    def copy(_self: Any, _case: Case, folder: Path) -> Path:
+        return Path(shutil.copytree(material, folder))
 
     monkeypatch.setattr(comparison.Comparison, "_make_material", copy)
 
@@ -146,6 +147,67 @@ def test_an_interruption_keeps_the_rows_before_it(tmp_path: Path, monkeypatch: p
     assert row.detail["timed"] == "alone"
 
 
+@pytest.mark.usefixtures("ready")
+def test_rows_that_were_not_timed_in_turn_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison.Comparison, "_measure_in_turn", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            compare([CASE], planted("right"), path, request=REQUEST, limits=LIMITS)
+    assert read(path).rows[0].detail["provisional"]
+    (row,) = compare([CASE], planted("right"), path, request=REQUEST, limits=LIMITS).rows
+    assert row.ok
+    assert "provisional" not in row.detail
+
+
+@pytest.mark.usefixtures("ready")
+def test_frameworks_are_built_side_by_side_and_choose_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, log = tmp_path / "run.json", tmp_path / "log"
+    monkeypatch.setenv("PLANTED_LOG", str(log))
+    entries = planted("one_log", "two_log", "crash", "free_log")
+    found = compare([CASE], entries, path, request=REQUEST, limits=replace(LIMITS, jobs=4))
+    assert {row.provider: row.status for row in found.rows} == {
+        "one_log": "ok",
+        "two_log": "ok",
+        "crash": "crashed",
+        "free_log": "ok",
+    }
+    assert {row.detail["timed"] for row in found.rows if row.ok} == {"in turn"}
+    spans = {name: (float(a), float(b)) for name, a, b in (line.split() for line in log.read_text().splitlines())}
+    one, two = sorted((spans["one"], spans["two"]))
+    assert one[1] <= two[0]  # those that choose by the clock do so one after the other
+    assert spans["free"][0] < two[0]  # the one that does not waits for nobody
+
+
+@pytest.mark.usefixtures("ready")
+def test_an_exception_ends_all_that_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "ready_row", lambda *_: (_ for _ in ()).throw(InputError("size", 1, "2")))
+    path = tmp_path / "run.json"
+    with pytest.raises(InputError):
+        compare([CASE], planted("right", "hang"), path, request=REQUEST, limits=replace(LIMITS, jobs=2, timeout_s=600))
+    assert not path.exists()  # the one that was ended is no row: nobody knows what it would have done
+
+
+@pytest.mark.usefixtures("ready")
+def test_what_there_was_no_time_for_is_no_row(tmp_path: Path) -> None:
+    path, said = tmp_path / "run.json", []
+    limits = replace(LIMITS, seconds=3.0, timeout_s=600)
+    cases = [CASE, replace(CASE, batch=3)]
+    found = compare(
+        cases,
+        planted("right", "hang"),
+        path,
+        request=REQUEST,
+        limits=limits,
+        observer=lambda what, *_: said.append(what),
+    )
+    assert [(row.provider, row.batch, row.status) for row in found.rows] == [("right", 2, "ok")]
+    assert "provisional" not in found.rows[0].detail
+    assert "no time was left for" in said[-1]
+    assert "batch 2 inference in hang" in said[-1]
+    assert "batch 3 inference" in said[-1]
+
+
 @pytest.mark.skipif(available_bytes() == 0, reason="needs Linux to count memory")
 @pytest.mark.usefixtures("ready")
 def test_a_child_ends_with_its_parent(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +263,7 @@ def test_noisy_rounds_are_taken_again_and_the_quiet_ones_kept(tmp_path: Path, mo
         "compare", {}, (with_samples(Row(CASE.model, "a", batch=2, axes={"size": 32}), samples(1.0), in_turn=False),)
     )
     one = comparison.Comparison(run, path, None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
-    one._alive = {"a": None}  # type: ignore[dict-item]
+    one._alive = {"a": SimpleNamespace(deadline=0.0)}  # type: ignore[dict-item]
     monkeypatch.setattr(one, "_rounds", lambda _case: {"a": next(rounds)})
     one._measure_in_turn(CASE)
     (row,) = one.run.rows
@@ -221,6 +283,9 @@ def test_slow_calls_get_fewer_rounds_and_one_sample_has_no_spread() -> None:
 def test_frameworks_are_found_by_name() -> None:
     assert list(FRAMEWORKS) == ["torch", "inductor", "jax", "tensorflow", "onnxruntime", "openvino", "convoy"]
     assert find("torch").absence("cpu") == ""
+    needs = Entry("x", "x:X", ("json",), "pip install x", "pip install x-gpu", cuda=("no-such-plugin", "none-such"))
+    assert needs.absence("cpu") == ""
+    assert needs.absence("cuda") == "no-such-plugin or none-such not installed: pip install x-gpu"
     assert "pip install" in Entry("x", "x:X", ("no_such",), "pip install x", "pip install x-gpu").absence("cuda")
     with pytest.raises(InputError, match="caffe"):
         find("caffe")

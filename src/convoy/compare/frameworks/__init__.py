@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Final, cast
 
 from convoy.compare.frameworks.base import Framework
@@ -23,6 +24,7 @@ class Entry:
         install: the line that installs it on a CPU-only machine.
         install_cuda: the line for an NVIDIA GPU; empty: the same.
         onnx: whether it reads the model from an ONNX file.
+        cuda: distributions of which it needs one on an NVIDIA GPU; empty: none.
     """
 
     id: str
@@ -31,10 +33,13 @@ class Entry:
     install: str = ""
     install_cuda: str = ""
     onnx: bool = False
+    cuda: tuple[str, ...] = ()
 
     def absence(self, device: str) -> str:
-        """Why it cannot be imported and the line that installs it; empty where it is there."""
+        """Why it cannot be used and the line that installs it; empty where it is there."""
         missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if not missing and device == "cuda" and self.cuda and not any(map(_installed, self.cuda)):
+            missing = [" or ".join(self.cuda)]
         if not missing:
             return ""
         return f"{', '.join(missing)} not installed: {(device == 'cuda' and self.install_cuda) or self.install}"
@@ -45,6 +50,13 @@ class Entry:
         return cast("Framework", getattr(importlib.import_module(module), name))
 
 
+def _installed(distribution: str) -> bool:
+    try:
+        return bool(metadata.version(distribution))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 _HERE: Final = "convoy.compare.frameworks"
 
 FRAMEWORKS: Final = {
@@ -53,7 +65,12 @@ FRAMEWORKS: Final = {
         Entry("torch", f"{_HERE}.torch_eager:FRAMEWORK", ("torch",)),
         Entry("inductor", f"{_HERE}.torch_inductor:FRAMEWORK", ("torch",)),
         Entry(
-            "jax", f"{_HERE}.jax_xla:FRAMEWORK", ("jax",), "pip install 'jax>=0.9'", "pip install 'jax[cuda13]>=0.9'"
+            "jax",
+            f"{_HERE}.jax_xla:FRAMEWORK",
+            ("jax",),
+            "pip install 'jax>=0.9'",
+            "pip install 'jax[cuda13]>=0.9'",
+            cuda=("jax-cuda13-plugin", "jax-cuda12-plugin"),
         ),
         Entry(
             "tensorflow",
@@ -69,6 +86,7 @@ FRAMEWORKS: Final = {
             "pip install onnxruntime onnx onnxscript",
             "pip install onnxruntime-gpu onnx onnxscript",
             onnx=True,
+            cuda=("onnxruntime-gpu",),
         ),
         Entry(
             "openvino",

@@ -34,6 +34,7 @@ class Built:
         check: the outputs, called once and before anything else, so that training is checked from the weights as they were.
         wait: return when the device is done; None: `run` returns when it is done.
         peak_memory: most bytes of device memory that the framework had allocated; None: the process's own is what counts.
+        restart_peak: count that anew, called when the ways that were not the fastest are gone.
         kinds: milliseconds of one call by layer kind; None: the framework offers no such thing.
         setting: what has to be added to the way's words, when it is known after building only.
         notes: lines for people.
@@ -44,6 +45,7 @@ class Built:
     check: Callable[[], Outputs]
     wait: Callable[[], object] | None = None
     peak_memory: Callable[[], int] | None = None
+    restart_peak: Callable[[], object] | None = None
     kinds: Callable[[], dict[str, float]] | None = None
     setting: str = ""
     notes: list[str] = field(default_factory=list)
@@ -52,10 +54,19 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to set a framework: words for the row, and how to build the net so."""
+    """One way to set a framework.
+
+    Attributes:
+        setting: words for the row.
+        build: builds the net so.
+        chooses: building it chooses by the clock, so that it has the device for itself.
+        spare: it is tried only where no way before it worked.
+    """
 
     setting: str
     build: Callable[[], Built]
+    chooses: bool = True
+    spare: bool = False
 
 
 class Framework(Protocol):

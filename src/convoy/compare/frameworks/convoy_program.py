@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -15,11 +17,14 @@ from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
 from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of
 from convoy.pipeline import optimize_model
+from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training import train_model
 from convoy.pipeline.verdict import float_outputs
 from convoy.program.step import StepOptions
 from convoy.report.summary import Summary
 from convoy.zoo import parse_dtype
+
+Result = TypeVar("Result")
 
 
 class Convoy:
@@ -38,46 +43,81 @@ class Convoy:
 FRAMEWORK = Convoy()
 
 
-def _settings(case: Case, numerics: str) -> convoy.Settings:
-    return convoy.Settings(
+class OutOfTimeError(Exception):
+    """Raised into tuning when its time is up; what was measured is in the database."""
+
+
+def tuned(case: Case, numerics: str, tune: Callable[[convoy.Settings, Observer], Result]) -> tuple[Result, float, str]:
+    """Tune for as long as the case allows; the result, the seconds it took, and what to add to the setting's words.
+
+    Args:
+        case: its effort and time.
+        numerics: rounding that is allowed.
+        tune: tunes with some settings; what it measures stays in the database when the observer raises.
+    """
+    settings = convoy.Settings(
         effort=convoy.Effort(case.effort), numerics=convoy.Numerics(numerics), static_outputs=case.device == "cuda"
     )
+    settings = dataclasses.replace(settings, db=Path(case.db)) if case.db else settings
+    start = time.perf_counter()
+    measuring: list[float] = []
+
+    def watch(message: str, done: int, total: int) -> None:
+        if not measuring:
+            measuring.append(time.perf_counter())
+        late = time.perf_counter() - measuring[0] > case.tune_s
+        if case.tune_s and late and done < total:  # what follows measuring counts nothing
+            raise OutOfTimeError(f"{message}: {done} of {total}")
+
+    try:
+        return tune(settings, watch), time.perf_counter() - start, ""
+    except OutOfTimeError as error:
+        words = f"measuring ended after {case.tune_s:g} s ({error}), the rest is predicted"
+        result = tune(dataclasses.replace(settings, effort=convoy.Effort.NONE), silent)
+        return result, time.perf_counter() - start, words
 
 
 def _infer(case: Case, material: Material, numerics: str) -> Built:
     net = load_net(case, material)
-    start = time.perf_counter()
-    result = optimize_model(net.model, (net.x,), name=case.model, settings=_settings(case, numerics))
-    seconds = time.perf_counter() - start
+
+    def tune(settings: convoy.Settings, observer: Observer) -> Any:
+        return optimize_model(net.model, (net.x,), name=case.model, settings=settings, observer=observer)
+
+    result, seconds, words = tuned(case, numerics, tune)
     program, summary = result.program, result.summary
 
     @torch.no_grad()
     def run() -> Any:
         return program(net.x)
 
-    return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds)
+    return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds, words)
 
 
 def _train(case: Case, material: Material, numerics: str) -> Built:
     net = load_net(case, material)
     stock = Step(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
-    start = time.perf_counter()
-    result = train_model(
-        net.model,
-        first_output_loss,
-        stock.optimizer,
-        (net.x, net.labels),
-        options=StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler),
-        settings=_settings(case, numerics),
-        name=case.model,
-    )
-    seconds = time.perf_counter() - start
+    options = StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler)
+
+    def tune(settings: convoy.Settings, observer: Observer) -> Any:
+        batch = (net.x, net.labels)
+        return train_model(
+            net.model,
+            first_output_loss,
+            stock.optimizer,
+            batch,
+            options=options,
+            settings=settings,
+            name=case.model,
+            observer=observer,
+        )
+
+    result, seconds, words = tuned(case, numerics, tune)
 
     def run() -> torch.Tensor:
         return result.step(net.x, net.labels)
 
     found = built(run, lambda: check_step(lambda: run().clone(), stock.gradients), case)
-    return _with_layers(found, result.summary, seconds) if result.summary is not None else found
+    return _with_layers(found, result.summary, seconds, words) if result.summary is not None else found
 
 
 def first_output_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -85,8 +125,9 @@ def first_output_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(float_outputs(outputs)[0].float(), labels)
 
 
-def _with_layers(found: Built, summary: Summary, seconds: float) -> Built:
+def _with_layers(found: Built, summary: Summary, seconds: float, words: str) -> Built:
     """With what Convoy knows of its layers."""
+    found.setting = words
     found.notes += summary.notes
     found.kinds = lambda: layer_kinds(summary)
     found.detail = {"layers": layers_of(summary), "peaks": dict(summary.peaks), "tuning_s": round(seconds, 2)}

@@ -27,16 +27,15 @@ class Jax:
     """JAX by its own rules: jit, weights as arguments, both layouts tried."""
 
     def ways(self, case: Case, material: Material) -> Sequence[Way]:
-        """The memory formats: which one XLA likes depends on the device."""
+        """The memory formats on a CPU; on a GPU XLA assigns layouts itself, so the other form is for where one fails."""
         net_of(case)
-        jax.config.update("jax_platforms", "cpu" if case.device == "cpu" else "cuda")
+        cuda = case.device == "cuda"
+        jax.config.update("jax_platforms", "cuda" if cuda else "cpu")
         build = _train if case.training else _infer
+        more = ("" if not case.training else ", donated buffers") + (", XLA's autotuning" if cuda else "")
         return [
-            Way(
-                f"jax.jit, {layout}" + (", donated buffers" if case.training else ""),
-                partial(build, case, material, layout),
-            )
-            for layout in ("nhwc", "nchw")
+            Way(f"jax.jit, {layout}{more}", partial(build, case, material, layout), spare=cuda and index > 0)
+            for index, layout in enumerate(("nhwc", "nchw"))
         ]
 
 
@@ -158,10 +157,15 @@ def _input(case: Case, material: Material, layout: str) -> jax.Array:
     return jnp.asarray(x.transpose(0, 2, 3, 1) if layout == "nhwc" else x, DTYPES[case.dtype])
 
 
-def _memory() -> Callable[[], int] | None:
-    device = jax.devices()[0]
-    statistics = device.memory_stats()
-    return (lambda: int(device.memory_stats()["peak_bytes_in_use"])) if statistics else None
+def _memory(case: Case, compiled: Any) -> Callable[[], int] | None:
+    """On a GPU what XLA planned for the call: the device's own count goes on from compiling, and cannot be restarted."""
+    if case.device == "cpu":
+        return None
+    planned = compiled.memory_analysis()
+    if planned is None:
+        return lambda: int(jax.devices()[0].memory_stats()["peak_bytes_in_use"])
+    whole = planned.argument_size_in_bytes + planned.output_size_in_bytes + planned.temp_size_in_bytes
+    return lambda: int(whole - planned.alias_size_in_bytes)
 
 
 def _infer(case: Case, material: Material, layout: str) -> Built:
@@ -178,7 +182,7 @@ def _infer(case: Case, material: Material, layout: str) -> Built:
     def check() -> Outputs:
         return {"out0": np.asarray(run(), np.float32)}
 
-    return Built(run, check, wait=lambda: jax.block_until_ready(last[0]), peak_memory=_memory())
+    return Built(run, check, wait=lambda: jax.block_until_ready(last[0]), peak_memory=_memory(case, compiled))
 
 
 def _train(case: Case, material: Material, layout: str) -> Built:
@@ -210,4 +214,4 @@ def _train(case: Case, material: Material, layout: str) -> Built:
         gradients = {f"grad:{name}": as_torch_has_it(array, layout) for name, array in state[2].items()}
         return {"loss0": loss0, "loss1": np.asarray(run(), np.float64), **gradients}
 
-    return Built(run, check, wait=lambda: jax.block_until_ready(state[3]), peak_memory=_memory())
+    return Built(run, check, wait=lambda: jax.block_until_ready(state[3]), peak_memory=_memory(case, compiled))

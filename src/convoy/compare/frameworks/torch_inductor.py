@@ -21,7 +21,7 @@ class Inductor:
     """
 
     def ways(self, case: Case, material: Material) -> Sequence[Way]:
-        """Both memory formats on a CPU, where either may win; channels_last on a GPU."""
+        """Both memory formats on a CPU, where either may win; channels_last on a GPU, without CUDA graphs where they fail."""
         if case.device == "cpu" and not compiler_version():
             raise UnsupportedCaseError("Inductor needs a C++ compiler on a CPU: install g++")
         if case.training and case.dtype == "fp16" and case.device == "cpu":
@@ -33,10 +33,16 @@ class Inductor:
         layouts = ("channels_last",) if cuda else ("channels_last", "nchw")
         frozen = "" if case.training else ", freezing"
         more = ", cudnn.benchmark, TF32 where fp32" if cuda else ""
+        # On a GPU nearly all of the time is the compiler's: others may use the device meanwhile.
         return [
-            Way(f"torch.compile mode {mode}{frozen}, {layout}{more}", partial(_build, case, material, layout, mode))
+            Way(
+                f"torch.compile mode {mode}{frozen}, {layout}{more}",
+                partial(_build, case, material, layout, mode),
+                chooses=not cuda,
+                spare=cuda and index > 0,
+            )
             for layout in layouts
-            for mode in modes
+            for index, mode in enumerate(modes)
         ]
 
 

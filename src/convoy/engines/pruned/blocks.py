@@ -15,10 +15,11 @@ from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.implicit_gemm import reciprocal
 from convoy.engines.cuda.source import ACTIVATIONS, masked_source
+from convoy.engines.formed import FormedEngine
 from convoy.engines.pruned.pieces import Lists, fits, lengths, live_share
 from convoy.engines.pruned.requirements import hopper_convolution
 from convoy.engines.pruned.values import check_zeros
@@ -75,10 +76,10 @@ class Form:
         """As an engine's knobs."""
         return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
 
-    @staticmethod
-    def of(knobs: Knobs) -> Form:
+    @classmethod
+    def of(cls, knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
-        form = Form(**{name: knobs.integer(name) for name in Form.__slots__})
+        form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
         right = form.rows in (64, 128) and form.consumers in REGISTERS
         if not right or not 0 < form.pixels <= 256 or form.pixels % 16 or not 3 <= form.stages <= MOST_STAGES:
             raise InputError(
@@ -209,13 +210,14 @@ class BlocksExecutable(Executable):
         self.function.launch(x.device.index or 0, blocks, 128 * (form.consumers + 1), arguments, dependent=True)
 
 
-class BlocksEngine(Engine):
+class BlocksEngine(FormedEngine[Form]):
     """Pieces by lists; see `cuda/blocks.cu`."""
 
     id = "pruned.blocks"
     family = "implicit_gemm"
     trusted = False
     reads_mask = True
+    form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose zeros leave pieces out."""
@@ -230,20 +232,17 @@ class BlocksEngine(Engine):
             return Support.no(f"{zeros}; here {share:.0%} of such pieces hold a value")
         return Support.no(absence()) if absence() else Support.yes()
 
-    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Forms by guessed time."""
-        assert isinstance(problem, ConvProblem)
-        return [form.knobs for form in forms(problem, target.units)]
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See the function of this name."""
+        return forms(problem, units)
 
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The guess of `estimate_us`."""
-        assert isinstance(problem, ConvProblem)
-        return estimate_us(problem, Form.of(knobs), target.units)
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(problem, form, units)
 
-    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
-        assert isinstance(problem, ConvProblem)
-        return BlocksExecutable(problem, Form.of(knobs), target)
+        return BlocksExecutable(problem, form, target)
 
 
 ENGINE = BlocksEngine()

@@ -57,10 +57,8 @@ def sanitizers(tmp_path):
     return flags if subprocess.run([tmp_path / "empty"], capture_output=True, check=False).returncode == 0 else []
 
 
-@pytest.mark.skipif(not host_compiler.compiler() or not shutil.which("cc"), reason="no C compiler")
-@pytest.mark.parametrize("lanes", [4, 8])
-@pytest.mark.parametrize("name", ["dilated, strided, grouped", "3x3 over-padded"])
-def test_no_access_beyond_a_buffer(name, lanes, tmp_path):
+def run(name, lanes, tmp_path, *, missing=0):
+    """Compile and run one layer's code with sanitizers, and `missing` bytes less scratch than it asks for."""
     flags = sanitizers(tmp_path)
     if not flags:
         pytest.skip("the compiler has no sanitizers")
@@ -75,7 +73,7 @@ def test_no_access_beyond_a_buffer(name, lanes, tmp_path):
     for letter, tensor in tensors.items():
         (tmp_path / letter).write_bytes(tensor.contiguous().numpy().tobytes())
     counts = {"NX": tensors["x"].numel(), "NW": len(places), "NB": problem.k, "NY": problem.y_spec.elements}
-    defines = [f"-D{key}={value}" for key, value in {**counts, "SCRATCH": source.thread_bytes}.items()]
+    defines = [f"-D{key}={value}" for key, value in {**counts, "SCRATCH": source.thread_bytes - missing}.items()]
     for index, unit in enumerate((*source.units, MAIN)):
         (tmp_path / f"u{index}.c").write_text(unit)
     units = [str(path) for path in sorted(tmp_path.glob("u*.c"))]
@@ -83,6 +81,21 @@ def test_no_access_beyond_a_buffer(name, lanes, tmp_path):
     command = [host_compiler.compiler(), "-O1", "-g", *strict, *flags, *defines, *units, "-o", "run"]
     subprocess.run(command, cwd=tmp_path, check=True)
     done = subprocess.run(["./run"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    return done, oracle(problem, data)[0].float().numpy().tobytes()
+
+
+@pytest.mark.skipif(not host_compiler.compiler() or not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize("name", ["dilated, strided, grouped", "3x3 over-padded"])
+def test_no_access_beyond_a_buffer(name, lanes, tmp_path):
+    done, wanted = run(name, lanes, tmp_path)
     assert done.returncode == 0, done.stderr[:2000]
-    wanted = oracle(problem, data)[0].float().numpy().tobytes()
     assert (tmp_path / "y").read_bytes() == wanted
+
+
+@pytest.mark.skipif(not host_compiler.compiler() or not shutil.which("cc"), reason="no C compiler")
+def test_an_access_beyond_a_buffer_would_be_seen(tmp_path):
+    """With 256 bytes less than the code asked for."""
+    done, _ = run("3x3 over-padded", 4, tmp_path, missing=256)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr

@@ -120,6 +120,9 @@ class Engine(ABC):
     """Whether its time depends on the zeros in its input: it is then measured for the shares that layers have
     (`convoy.engines.zeros`)."""
 
+    zeros_kind: ClassVar[str] = "zeros"
+    """What an engine that skips zeros leaves out, and so what its time is measured over: a field of `zeros.Shares`."""
+
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
 

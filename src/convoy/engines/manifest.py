@@ -28,6 +28,7 @@ MANIFEST: Final[dict[str, str]] = {
     "fft": "convoy.engines.fft",
     "fft_tiled": "convoy.engines.fft_tiled",
     "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
+    "zeroskip.channels": "convoy.engines.zeroskip.channels",
     "pruned.c": "convoy.engines.pruned.c",
     "pruned.channels": "convoy.engines.pruned.channels",
     "pruned.cuda": "convoy.engines.pruned.cuda",
@@ -38,6 +39,8 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
+    "triton.pooled": "convoy.engines.triton.pooled",
+    "triton.pooling": "convoy.engines.triton.pooling",
     "triton.pool_backward": "convoy.engines.triton.pool_backward",
     "triton.stem": "convoy.engines.triton.stem",
     "triton.depthwise": "convoy.engines.triton.depthwise",
@@ -57,9 +60,6 @@ WAITING: Final[dict[str, str]] = {
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
-    "zeroskip.channels": "convoy.engines.zeroskip.channels",
-    "triton.pooled": "convoy.engines.triton.pooled",
-    "triton.pooling": "convoy.engines.triton.pooling",
 }
 """Engines that are not offered: they have not run on a device yet, or were measured there and never win (their pages say so).
 Benchmarks and tests name them as `id=module:ENGINE`."""

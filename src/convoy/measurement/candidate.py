@@ -11,7 +11,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
-from convoy.engines.zeros import expected
+from convoy.engines.zeros import kind_of
 from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import check
 from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, result_specs, with_zeros
@@ -93,7 +93,7 @@ class Bench:
         self._data: dict[str, Data] = {}
         self._exact: dict[str, list[torch.Tensor]] = {}
         self._sums: dict[str, list[torch.Tensor]] = {}
-        self._thinned: dict[int, Data] = {}
+        self._thinned: dict[tuple[str, int], Data] = {}
         if sibling is not None and shared_data(sibling.problem) == shared_data(problem):
             layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
             for kind in list(sibling._data):
@@ -123,12 +123,13 @@ class Bench:
     def timed_on(self, config: EngineConfig) -> Data:
         """What a candidate is timed on: the ordinary data, or, where its engine skips zeros, the same with that many in x."""
         data, _ = self.of("normal")
-        share = expected(config.knobs)
-        if share is None:
+        kind = kind_of(config.knobs)
+        if kind is None:
             return data
-        if share not in self._thinned:
-            self._thinned[share] = with_zeros(data, share, SEED)
-        return self._thinned[share]
+        wanted = kind, config.knobs.integer(kind)
+        if wanted not in self._thinned:
+            self._thinned[wanted] = with_zeros(data, wanted[1], SEED, kind)
+        return self._thinned[wanted]
 
     def _remake_if_spoilt(self, kind: str) -> None:
         """Make the data again where an earlier candidate has written to it, so that nobody else is taken for wrong."""

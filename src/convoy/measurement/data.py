@@ -13,6 +13,7 @@ from torch.nn.functional import conv2d, linear
 
 from convoy.engines.activations import activate, pool2d
 from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.zeros import BLOCK, TILE
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
 from convoy.measurement.places import draw_indices, readers_of_indices
@@ -141,15 +142,43 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     return Data(placed, held)
 
 
-def with_zeros(data: Data, percent: int, seed: int) -> Data:
-    """The same data with so many percent of zeros in the first arg, in places drawn at random, and none elsewhere in it."""
+def with_zeros(data: Data, percent: float, seed: int, kind: str = "zeros") -> Data:
+    """The same data with so many percent of zeros in the first arg, in places drawn at random, and none elsewhere in it.
+
+    Args:
+        data: a convolution's.
+        percent: 0 to 100.
+        seed: same seed, same places on the same kind of device.
+        kind: what is zero or not as a whole, each image by itself: single values (`zeros`), channels, tiles or blocks
+            (`convoy.engines.zeros.Shares`).
+    """
     x = dense(data.args[0])
     generator = torch.Generator(x.device).manual_seed(seed)
-    kept = torch.rand(x.shape, generator=generator, device=x.device) >= percent / 100
+    kept = _kept_places(x.shape, percent, generator, kind)
     # Values that are zero already (rectified ones) become ones of the usual size; integers stay integers, whose sums are exact.
     usual = torch.rand(x.shape, generator=generator, device=x.device).to(x.dtype) + 0.5
     filled = torch.where(x == 0, usual.ceil() if torch.equal(x, x.round()) else usual, x)
     return Data((torch.where(kept, filled, 0.0).contiguous(memory_format=_format(x)), *data.args[1:]), data.constants)
+
+
+def _kept_places(shape: torch.Size, percent: float, generator: torch.Generator, kind: str) -> torch.Tensor:
+    """Booleans of a shape, False where values become zero."""
+
+    def drawn(shape: Sequence[int]) -> torch.Tensor:
+        return torch.rand(tuple(shape), generator=generator, device=generator.device)
+
+    if kind == "zeros":
+        return drawn(shape) >= percent / 100
+    n, c, h, w = shape
+    if kind == "dead_channels":  # that many of every image: a share by chance alone would be off where channels are few
+        order = drawn((n, c)).argsort(1).argsort(1)
+        return (order >= round(c * percent / 100))[:, :, None, None].expand(shape)
+    channels = BLOCK if kind == "dead_blocks" else 1
+    sides = (channels, TILE, TILE)
+    kept = drawn((n, *(-(-size // side) for size, side in zip((c, h, w), sides, strict=True)))) >= percent / 100
+    for dim, side in enumerate(sides, 1):
+        kept = kept.repeat_interleave(side, dim)
+    return kept[:, :c, :h, :w]
 
 
 def _format(tensor: torch.Tensor) -> torch.memory_format:

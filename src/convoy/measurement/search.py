@@ -10,7 +10,7 @@ from typing import Protocol as Interface
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
-from convoy.engines.zeros import CURVE
+from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
 from convoy.measurement.criteria_file import find_criteria
@@ -78,7 +78,7 @@ def search(
     runner: Runner,
     on_progress: Progress | None = None,
     baseline_only: Collection[str] = (),
-    zeros: Mapping[str, Collection[int]] | None = None,
+    zeros: Mapping[str, Collection[Levels]] | None = None,
 ) -> SearchResult:
     """Find out what every engine takes for every problem.
 
@@ -98,8 +98,8 @@ def search(
         runner: who measures; not called where the database knows everything.
         on_progress: told (done, total, what is looked at).
         baseline_only: keys of problems that the baseline alone need be measured on.
-        zeros: by problem key, the percentages of zeros in the inputs of the layers that have it (`convoy.engines.zeros`);
-            engines that skip zeros are measured for these, and for 0 where nothing is said.
+        zeros: by problem key, what the inputs of the layers that have it could spare (`convoy.engines.zeros`); engines that
+            skip zeros are measured for these, and for none where nothing is said.
 
     Raises:
         InputError: an unknown engine id, an extra engine that cannot be imported, or a damaged criteria file.
@@ -116,7 +116,7 @@ def search(
             target,
             deterministic=settings.deterministic,
             baseline_only=p.key in baseline_only,
-            zeros=known.get(p.key, (0,)),
+            zeros=known.get(p.key, (Levels(),)),
             curve=CURVE if p.key in known else (),
         )
         for p in distinct

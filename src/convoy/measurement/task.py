@@ -8,7 +8,7 @@ from typing import Final
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
-from convoy.engines.zeros import expected, expecting
+from convoy.engines.zeros import Levels, expected, expecting, holds
 from convoy.measurement.criteria import Criteria
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
@@ -54,9 +54,9 @@ class Task:
         target: the device.
         deterministic: whether candidates that may give other bits from run to run are out.
         baseline_only: whether to measure the baseline alone, because a larger region does the same and more.
-        zeros: percentages of zeros that the layers with this problem have in their inputs: engines that skip zeros are
-            measured for each, and compete for each (`convoy.engines.zeros`).
-        curve: further percentages that such engines are looked at for, for the report's sake.
+        zeros: what the inputs of the layers with this problem could spare: engines that skip zeros are measured for each
+            share of what they leave out, and compete for each (`convoy.engines.zeros`).
+        curve: further percentages of it that such engines are looked at for, for the report's sake.
 
     Attributes:
         rows: by config: every row that counts, of an engine that supports the problem, in its present version, with knobs
@@ -74,7 +74,7 @@ class Task:
         *,
         deterministic: bool = False,
         baseline_only: bool = False,
-        zeros: Collection[int] = (0,),
+        zeros: Collection[Levels] = (Levels(),),
         curve: Collection[int] = (),
     ) -> None:
         self.problem = problem
@@ -88,7 +88,6 @@ class Task:
         self._engines: dict[str, Engine] = {}
         self._finalised: set[EngineConfig] = set()
         self._zeros = sorted(zeros)
-        shares = [*self._zeros, *(share for share in curve if share not in zeros)]
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
                 self.refusals[engine.id] = "not measured: the same with its activation, or in nhwc, is on offer"
@@ -98,8 +97,12 @@ class Task:
             support, space = ask(engine, problem, target)
             if support:
                 self._engines[engine.id] = engine
-                wanted = [expecting(k, share) for share in shares for k in space] if engine.skips_zeros else space
-                self._spaces[engine.id] = [engine.config(knobs) for knobs in wanted]
+                shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
+                self._spaces[engine.id] = [
+                    engine.config(k if share is None else expecting(k, share, engine.zeros_kind))
+                    for share in shares
+                    for k in space
+                ]
             else:
                 self.refusals[engine.id] = support.reason
 
@@ -177,10 +180,10 @@ class Task:
         wanted = [
             config
             for engine in self._engines.values()
-            for share in (self._zeros if engine.skips_zeros else [None])
-            for config in self._wider(engine, share, full=effort is Effort.FULL)
+            for levels in (self._zeros if engine.skips_zeros else [None])
+            for config in self._wider(engine, levels, full=effort is Effort.FULL)
         ]
-        return self._request(wanted[:BATCH], protocol.few)
+        return self._request(list(dict.fromkeys(wanted))[:BATCH], protocol.few)
 
     def finals(self, protocol: Protocol, effort: Effort) -> Request | None:
         """The best few and the baseline, all samples, against each other, until one that has them all is the best."""
@@ -189,7 +192,7 @@ class Task:
         if best is None or known or self.is_done(protocol, effort):
             return None
         ranked = sorted(filter(self._usable, self.rows.values()), key=lambda row: row.median_us)
-        finalists = [row for share in self._classes() for row in _of_share(ranked, share)[:FINALISTS]]
+        finalists = [row for levels in self._classes() for row in _holding(ranked, levels)[:FINALISTS]]
         wanted = list(dict.fromkeys(row.config for row in (*self._baseline(), *finalists)))
         self._finalised.update(wanted)
         slow = best.median_us > SLOW_US
@@ -234,33 +237,38 @@ class Task:
             first.setdefault((config.engine, expected(config.knobs)), config)
         return [config for config in first.values() if config not in self.rows]
 
-    def _classes(self) -> list[int]:
-        """The shares of zeros that there is a winner for: one where no engine skips any."""
+    def _shares(self, engine: Engine) -> list[int]:
+        """The percentages that the layers have of what an engine leaves out."""
+        return sorted({levels.at(engine.zeros_kind) for levels in self._zeros})
+
+    def _classes(self) -> list[Levels]:
+        """The kinds of input that there is a winner for: one where no engine skips zeros."""
         return self._zeros if any(engine.skips_zeros for engine in self._engines.values()) else self._zeros[:1]
 
-    def _best(self, share: int | None = None) -> Measurement | None:
-        """The fastest that may be used; at a share of zeros, or at any."""
+    def _best(self, levels: Levels | None = None) -> Measurement | None:
+        """The fastest that may be used; on inputs of some levels, or on any."""
         rows = filter(self._usable, self.rows.values())
-        found = rows if share is None else _of_share(rows, share)
+        found = rows if levels is None else _holding(rows, levels)
         return min(found, key=lambda row: row.median_us, default=None)
 
     def _bests(self) -> list[Measurement]:
-        """The fastest at each share."""
-        return [row for share in self._classes() if (row := self._best(share)) is not None]
+        """The fastest on each kind of input."""
+        return [row for levels in self._classes() if (row := self._best(levels)) is not None]
 
     def _limit_us(self) -> float | None:
-        """What a candidate must come near to be worth a look: the best time, at the share of zeros at which it is longest."""
+        """What a candidate must come near to be worth a look: the best time, on the kind of input on which it is longest."""
         return max((row.median_us for row in self._bests()), default=None)
 
     def _baseline(self) -> list[Measurement]:
         return [row for row in self.rows.values() if row.config.engine == BASELINE and self._usable(row)][:1]
 
-    def _wider(self, engine: Engine, share: int | None, *, full: bool) -> list[EngineConfig]:
-        """Settings of one engine to try next, at a share of zeros; empty when it is out of the race or has had its turns."""
-        best = self._best(share)
+    def _wider(self, engine: Engine, levels: Levels | None, *, full: bool) -> list[EngineConfig]:
+        """Settings of one engine to try next, on inputs of some levels; empty when it is out of the race or has had its turns."""
+        best = self._best(levels)
         if best is None:
             return []
         best_us = best.median_us
+        share = None if levels is None else levels.at(engine.zeros_kind)
         space = [config for config in self._spaces[engine.id] if expected(config.knobs) == share]
         tried = [self.rows[config] for config in space if config in self.rows]
         untried = [config for config in space if config not in self.rows]
@@ -285,9 +293,9 @@ class Task:
         return [replace(own.config, knobs=knobs) for knobs in near][:budget]
 
 
-def _of_share(rows: Iterable[Measurement], share: int) -> list[Measurement]:
-    """The rows of configs that are for a share of zeros, or for any."""
-    return [row for row in rows if expected(row.config.knobs) in (None, share)]
+def _holding(rows: Iterable[Measurement], levels: Levels) -> list[Measurement]:
+    """The rows of configs that are for inputs of some levels, or for any."""
+    return [row for row in rows if holds(row.config.knobs, levels)]
 
 
 def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch.nn.functional import max_pool2d
 
 from convoy.engines.interpret import compile_graph
-from convoy.graph.ir import Graph, Node, Ref, Value
+from convoy.engines.zeros import BLOCK, TILE, Shares
+from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
 from convoy.graph.rebuild import rebuild
 from convoy.problem import TensorSpec
-
-TILE: Final = 8
-"""Pixels along the sides of a tile: 64 of them are the least that a tensor core's instruction takes with all its filters."""
-
-BLOCK: Final = 32
-"""Channels of a block: what such an instruction sums over in fp32 or, twice, in half types."""
 
 
 def convolution_inputs(graph: Graph) -> dict[str, str]:
@@ -29,8 +23,8 @@ def convolution_inputs(graph: Graph) -> dict[str, str]:
 @torch.no_grad()
 def zero_shares(
     graph: Graph, constants: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> dict[str, float]:
-    """The share of exact zeros (-0.0 is one) in every value that a convolution reads, 0..1, by the value's name.
+) -> dict[str, Shares]:
+    """What every value that a convolution reads could spare, by the value's name, means over images; -0.0 is a zero.
 
     Counting joins the graph as operators, so that no more values are held at once than in an ordinary run.
 
@@ -40,49 +34,81 @@ def zero_shares(
         inputs: the user's own inputs; what random ones give is not what real ones do.
     """
     names = [name for name in dict.fromkeys(convolution_inputs(graph).values()) if graph.values[name].spec.elements]
-    counts = {name: f"nonzero.{index}.{name}" for index, name in enumerate(names)}
     values = dict(graph.values)
     nodes = list(graph.nodes)
-    for name, count in counts.items():
-        values[count] = Value(count, TensorSpec((), "i64"), "node")
+    counts: list[str] = []
+    for name in names:
+        added, counted = _counting(values[name])
         made = graph.producer(name)
         at = 0 if made is None else nodes.index(made) + 1
-        nodes.insert(at, Node(count, "aten.count_nonzero.default", (Ref(name),), (), (count,)))
-    probe = rebuild(graph.inputs, tuple(counts.values()), values, nodes)
-    found = compile_graph(probe)(inputs, [constants[value.name] for value in probe.constants()])
-    return {name: 1 - int(count) / graph.values[name].spec.elements for name, count in zip(names, found, strict=True)}
+        nodes[at:at] = [node for node, _ in added]
+        values.update((value.name, value) for _, value in added)
+        counts += counted
+    probe = rebuild(graph.inputs, tuple(counts), values, nodes)
+    found = iter(compile_graph(probe)(inputs, [constants[value.name] for value in probe.constants()]))
+    return {
+        name: Shares(*(1 - int(next(found)) / whole for whole in _wholes(graph.values[name].spec.shape)))
+        for name in names
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class ImageZeros:
-    """What one image's convolution input could spare, each a share in 0..1.
+def _wholes(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """How many values, channels, tiles and blocks a value of [n, c, h, w] has."""
+    n, c, h, w = shape
+    tiles = -(-h // TILE) * -(-w // TILE)
+    return math.prod(shape), n * c, n * c * tiles, n * -(-c // BLOCK) * tiles
 
-    Attributes:
-        zeros: values that are zero.
-        dead_channels: channels that are zero in the whole image.
-        dead_tiles: of all tiles of 8x8 pixels of one channel, those that are zero.
-        dead_blocks: of all blocks of 8x8 pixels and 32 channels, those that are zero.
+
+def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
+    """Operators that count the live values, channels, tiles and blocks of a value, and the names of the counts.
+
+    Maxima of magnitudes, which NaN passes through: it is alive.
     """
+    n, c, h, w = value.spec.shape
+    rows, columns, dtype = -(-h // TILE), -(-w // TILE), value.spec.dtype
+    added: list[tuple[Node, Value]] = []
+    one = (1, 1)
 
-    zeros: float
-    dead_channels: float
-    dead_tiles: float
-    dead_blocks: float
+    def add(what: str, op: str, of: str, shape: tuple[int, ...], dtype: str, *args: Arg, **named: Arg) -> str:
+        name = f"{what}.{value.name}"
+        node = Node(name, op, (Ref(of), *args), tuple(named.items()), (name,))
+        added.append((node, Value(name, TensorSpec(shape, dtype), "node")))
+        return name
 
-    @staticmethod
-    def of(x: torch.Tensor) -> ImageZeros:
-        """Count in an image, [c, h, w]; tiles at the right and lower edge, and the last block, may be smaller."""
-        live = (x != 0).unsqueeze(0)
-        tiles = max_pool2d(live.float(), TILE, TILE, ceil_mode=True)[0]
-        blocks = [part.amax(0) for part in tiles.split(BLOCK)]
-        shares = (live, live.flatten(2).any(2), tiles, torch.stack(blocks))
-        return ImageZeros(*(1 - float(found.double().mean()) for found in shares))
+    size = (TILE, TILE)
+    height = (BLOCK, *one)
+    magnitude = add("magnitude", "aten.abs.default", value.name, (n, c, h, w), dtype)
+    pooled = "aten.max_pool2d.default"
+    tiles = add("tiles", pooled, magnitude, (n, c, rows, columns), dtype, size, size, (0, 0), one, True)
+    channels = add("channels", "aten.amax.default", tiles, (n, c), dtype, (2, 3))
+    # In three dimensions images take the channels' place, and channels the depth's; it knows no channels_last of that kind.
+    dense = Symbol("memory_format.nchw")
+    plain = add("plain", "aten.clone.default", tiles, (n, c, rows, columns), dtype, memory_format=dense)
+    pooled = "aten.max_pool3d.default"
+    blocks = add(
+        "blocks", pooled, plain, (n, -(-c // BLOCK), rows, columns), dtype,
+        height, height, (0, 0, 0), (1, 1, 1), True,
+    )  # fmt: skip
+    counted = [
+        add(f"live.{what}", "aten.count_nonzero.default", of, (), "i64")
+        for what, of in (("values", value.name), ("channels", channels), ("tiles", tiles), ("blocks", blocks))
+    ]
+    return added, counted
+
+
+def image_shares(x: torch.Tensor) -> Shares:
+    """Count in an image, [c, h, w]; tiles at the right and lower edge, and the last block, may be smaller."""
+    live = (x != 0).unsqueeze(0)
+    tiles = max_pool2d(live.float(), TILE, TILE, ceil_mode=True)[0]
+    blocks = [part.amax(0) for part in tiles.split(BLOCK)]
+    shares = (live, live.flatten(2).any(2), tiles, torch.stack(blocks))
+    return Shares(*(1 - float(found.double().mean()) for found in shares))
 
 
 @torch.no_grad()
 def layer_zeros(
     graph: Graph, constants: Mapping[str, torch.Tensor], images: Iterable[Sequence[torch.Tensor]]
-) -> dict[str, list[ImageZeros]]:
+) -> dict[str, list[Shares]]:
     """For each convolution, by its node's name, what every image's input could spare.
 
     Args:
@@ -95,8 +121,8 @@ def layer_zeros(
     probe = rebuild(graph.inputs, tuple(names), graph.values, list(graph.nodes))
     function = compile_graph(probe)
     held = [constants[value.name] for value in probe.constants()]
-    found: dict[str, list[ImageZeros]] = {name: [] for name in names}
+    found: dict[str, list[Shares]] = {name: [] for name in names}
     for inputs in images:
         for name, x in zip(names, function(inputs, held), strict=True):
-            found[name] += map(ImageZeros.of, x)
+            found[name] += map(image_shares, x)
     return {layer: found[name] for layer, name in read.items() if name in found}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from convoy.engines.manifest import BASELINE, SLICING
-from convoy.engines.zeros import expected, quantise
+from convoy.engines.zeros import MARGIN, Levels, Shares, holds, kind_of
 from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
 from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
@@ -53,7 +54,8 @@ def selection_problem(
     layouts: Sequence[str],
     border: Mapping[str, str],
     memory_budget_bytes: int | None = None,
-    zeros: Mapping[str, float] | None = None,
+    zeros: Mapping[str, Shares] | None = None,
+    wary: bool = True,
 ) -> SelectionProblem:
     """Put measurements beside the regions that they are for.
 
@@ -65,8 +67,9 @@ def selection_problem(
         layouts: memory formats allowed, first the one that PyTorch would use.
         border: memory format of 4-D inputs and outputs.
         memory_budget_bytes: limit for the whole net, or None.
-        zeros: the share of zeros in what convolutions read, by the value's name: an engine that skips zeros is offered with
-            what it takes for that share. None: with what it takes where there are none.
+        zeros: what the values that convolutions read could spare, by name: an engine that skips zeros is offered with what it
+            takes for that share of what it leaves out. None: with what it takes where there are none.
+        wary: leave out what holds for a share of zeros alone and is not clearly faster (`MARGIN`).
     """
     shares = zeros or {}
     fastest = _fastest_copies(copies, rows)
@@ -75,8 +78,9 @@ def selection_problem(
     for index, region in enumerate(regions):
         constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
         for problem in region.problems:
-            fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0], 0.0) if region.args else 0.0)
+            fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0]) if region.args else None)
             found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
+            found = clearly_faster(found) if wary else found
             baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
             kept = frugal_and_fast(found) + [row for row in found if row.config.engine == BASELINE]
             own = [
@@ -112,19 +116,26 @@ def selection_problem(
     )
 
 
-def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, float]) -> dict[str, set[int]]:
-    """By problem key, the percentages of zeros that engines which skip them are to be measured for."""
-    found: dict[str, set[int]] = {}
+def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, Shares]) -> dict[str, set[Levels]]:
+    """By problem key, the levels of zeros that engines which skip them are to be measured for."""
+    found: dict[str, set[Levels]] = {}
     for region in regions:
         for problem in region.problems:
             if isinstance(problem, ConvProblem) and region.args[0] in zeros:
-                found.setdefault(problem.key, set()).add(quantise(zeros[region.args[0]]))
+                found.setdefault(problem.key, set()).add(Levels.of(zeros[region.args[0]]))
     return found
 
 
-def rows_at(rows: Sequence[Measurement], share: float) -> list[Measurement]:
-    """Those that hold for an input with a share of zeros: all but those of engines that skip zeros at other shares."""
-    return [row for row in rows if expected(row.config.knobs) in (None, quantise(share))]
+def rows_at(rows: Sequence[Measurement], shares: Shares | None) -> list[Measurement]:
+    """Those that hold for an input with shares of zeros: all but those of engines that skip zeros at other shares."""
+    levels = Levels.of(shares or Shares())
+    return [row for row in rows if holds(row.config.knobs, levels)]
+
+
+def clearly_faster(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Rows that hold for any input, and those of the others that are faster than all of them by `MARGIN`, in the same order."""
+    always = min((row.median_us for row in rows if kind_of(row.config.knobs) is None), default=math.inf)
+    return [row for row in rows if kind_of(row.config.knobs) is None or row.median_us < (1 - MARGIN) * always]
 
 
 def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> dict[str, set[str]]:
@@ -152,7 +163,7 @@ def _fastest_writes_slices(regions: Sequence[Region], rows: Rows) -> bool:
         for region in regions
         for problem in region.problems
         if problem.layout == "nhwc"
-        for row in rows_at(rows.get(problem.key, ()), 0.0)
+        for row in rows_at(rows.get(problem.key, ()), None)
         if row.ok
     ]
     return bool(times) and min(times)[1] in SLICING

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
 from convoy.engines.manifest import BASELINE, MERGING, engine_ids
+from convoy.engines.zeros import Shares
 from convoy.errors import InputError, PlanError, SelectionError
 from convoy.graph.text import digest
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
@@ -60,8 +61,8 @@ class Net:
         target: the device.
         batch_input: the input whose first side is the batch; empty where there is no input.
         inputs: the tensors that it was captured with; empty where they are not kept.
-        zeros: the share of zeros in what each convolution reads, 0..1, by the value's name, on these inputs; empty where it
-            was not counted, because no engine asks.
+        zeros: what each value that a convolution reads could spare, by its name, on these inputs; empty where that was not
+            counted, because no engine asks.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Net:
     target: Target
     batch_input: str = ""
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    zeros: dict[str, float] = field(default_factory=dict[str, float])
+    zeros: dict[str, Shares] = field(default_factory=dict[str, Shares])
 
     @property
     def regions_by_nodes(self) -> dict[tuple[str, tuple[str, ...]], Region]:
@@ -287,6 +288,7 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
         border=net.border,
         memory_budget_bytes=settings.memory_budget_bytes,
         zeros=net.zeros,
+        wary=settings.solver is not Solver.SINGLE,
     )
     chosen = solve(problem, _solver_name(settings))
     strategies: dict[str, float] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from convoy._version import __version__
 from convoy.engines.manifest import BASELINE
-from convoy.engines.zeros import expected
+from convoy.engines.zeros import expected, kind_of
 from convoy.measurement import SearchResult, floor_us, peaks, protocol_for
 from convoy.perfdb import Measurement
 from convoy.pipeline.offers import rows_at
@@ -125,7 +125,7 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer
     problem = problems[step.problem]
     share = net.zeros.get(step.args[0]) if isinstance(problem, ConvProblem) else None
     every = [(p.layout, row) for key, p in problems.items() for row in found.rows.get(key, ())]
-    rows = [(layout, row) for layout, row in every if rows_at([row], share or 0.0)]
+    rows = [(layout, row) for layout, row in every if rows_at([row], share)]
     refused = [
         CandidateRow(engine, "", p.layout, "unsupported", 0.0, 0.0, 0, 0.0, reason)
         for key, p in problems.items()
@@ -145,7 +145,10 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer
         flops=problem.flops,
         bytes_min=problem.bytes_min,
         candidates=(*(_candidate(layout, row) for layout, row in sorted(rows, key=_by_time)), *refused),
-        zeros=share,
+        zeros=share.zeros if share else None,
+        dead_channels=share.dead_channels if share else None,
+        dead_tiles=share.dead_tiles if share else None,
+        dead_blocks=share.dead_blocks if share else None,
         curve=_curve(row for _, row in every),
     )
 
@@ -155,13 +158,13 @@ def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:
 
     A row of one sample was pruned after its first run, which says no more than that it is slow: it makes no point.
     """
-    best: dict[tuple[str, int], float] = {}
+    best: dict[tuple[str, str, int], float] = {}
     for row in rows:
-        share = expected(row.config.knobs)
-        if row.ok and share is not None and row.samples > 1:
-            key = (row.config.engine, share)
+        kind, share = kind_of(row.config.knobs), expected(row.config.knobs)
+        if row.ok and kind is not None and share is not None and row.samples > 1:
+            key = (row.config.engine, kind, share)
             best[key] = min(best.get(key, row.median_us), row.median_us)
-    return tuple(CurvePoint(engine, share, time) for (engine, share), time in sorted(best.items()))
+    return tuple(CurvePoint(engine, share, time, kind) for (engine, kind, share), time in sorted(best.items()))
 
 
 def _by_time(item: tuple[str, Measurement]) -> tuple[bool, float]:

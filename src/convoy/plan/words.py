@@ -76,10 +76,23 @@ def _explain_layer(plan: Plan, layer: str) -> str:
     raise InputError("layer", layer, f"a node of the plan ({known[:400]})")
 
 
+ZEROS = {
+    "zeros": "values",
+    "dead_channels": "channels",
+    "dead_tiles": "tiles of a channel",
+    "dead_blocks": "blocks of channels",
+}
+"""What the knobs of engines that skip zeros are shares of (`convoy.engines.zeros.KINDS`)."""
+
+
 def _holds_for(step: Step) -> list[str]:
     """For which inputs a choice holds, where its time depends on their zeros."""
-    zeros = step.config.knobs.get("zeros")
-    return [] if zeros is None else [f"holds for  inputs of which {zeros} % or more are zeros; with fewer it is slower"]
+    knobs = step.config.knobs
+    return [
+        f"holds for  inputs of whose {what} {knobs[kind]} % or more are zero; with fewer it is slower"
+        for kind, what in ZEROS.items()
+        if kind in knobs
+    ]
 
 
 def compare(first: Plan, second: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""The picture of when skipping zeros pays: a small plot for each layer, time over the share of zeros, as inline SVG."""
+"""The picture of when skipping zeros pays: a small plot for each layer, time over the share of what is zero, as inline SVG."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def break_even_chart(summary: Summary) -> str:
 
 
 def break_even(layer: Layer) -> float | None:
-    """The percentage of zeros from which the skipping engine is faster than the fastest other one, between measured shares.
+    """The percentage from which the skipping engine is faster than the fastest other one, between measured shares.
 
     None where it never is, or where there is no other.
     """
@@ -57,6 +57,12 @@ def _points(layer: Layer) -> list[tuple[float, float]]:
     return sorted((p.zeros, p.median_us) for p in layer.curve if p.engine == engine)
 
 
+def _kind(layer: Layer) -> str:
+    """What the engine of `_points` leaves out."""
+    most = max(point.zeros for point in layer.curve)
+    return min((p for p in layer.curve if p.zeros == most), key=lambda p: p.median_us).kind
+
+
 def _dense_us(layer: Layer) -> float | None:
     skipping = {point.engine for point in layer.curve}
     times = [c.median_us for c in layer.candidates if c.status == "ok" and c.engine not in skipping]
@@ -72,7 +78,8 @@ def _plot(layer: Layer) -> str:
 
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
     pays = break_even(layer)
-    says = "never faster" if pays is None else f"faster from {pays:.0f} % zeros on"
+    kind = _kind(layer)
+    says = "never faster" if pays is None else f"faster from {pays:.0f} % {kind.replace('_', ' ')} on"
     parts = [
         f"<title>{escape(layer.name)}: {says}</title>",
         f'<text x="{_LEFT}" y="16">{escape(layer.name[:30])}</text>',
@@ -84,10 +91,12 @@ def _plot(layer: Layer) -> str:
         _, level = at(0, dense)
         parts.append(f'<line class="level" x1="{_LEFT}" x2="{_RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
         parts.append(f'<text class="small" x="{_LEFT - 4}" y="{level + 4:.1f}" text-anchor="end">{dense:.0f}</text>')
-    if layer.zeros is not None:
-        here, _ = at(100 * layer.zeros, 0)
+    share = getattr(layer, kind)
+    if share is not None:
+        here, _ = at(100 * share, 0)
         parts.append(f'<line class="roof" x1="{here:.1f}" x2="{here:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>')
     for tick, anchor in ((0, "start"), (50, "middle"), (100, "end")):
         x, _ = at(tick, 0)
-        parts.append(f'<text class="small" x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="{anchor}">{tick} %</text>')
+        unit = f"% {kind.replace('_', ' ')}" if tick == 50 else "%"
+        parts.append(f'<text class="small" x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="{anchor}">{tick} {unit}</text>')
     return "".join(parts)

@@ -9,26 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from convoy.engines.zeros import Shares
 from convoy.report.html import page
 
 HEADINGS = ("layer", "x", "zeros %", "p10", "p90", "dead channels %", "dead tiles %", "dead blocks %")
 
 _ROW, _LABEL, _WIDTH = 26, 260, 880
-
-
-class ImageShares(Protocol):
-    """What one image's input could spare (`convoy.measurement.zeros.ImageZeros`)."""
-
-    @property
-    def zeros(self) -> float: ...  # noqa: D102
-    @property
-    def dead_channels(self) -> float: ...  # noqa: D102
-    @property
-    def dead_tiles(self) -> float: ...  # noqa: D102
-    @property
-    def dead_blocks(self) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +44,7 @@ class LayerSparsity:
     dead_blocks: float
 
     @staticmethod
-    def of(name: str, x: Sequence[int], images: Sequence[ImageShares]) -> LayerSparsity:
+    def of(name: str, x: Sequence[int], images: Sequence[Shares]) -> LayerSparsity:
         """Sum up the images, one at least."""
         shares = sorted(image.zeros for image in images)
         return LayerSparsity(

@@ -85,11 +85,12 @@ class CandidateRow:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What an engine that skips zeros takes for a layer whose input has so many percent of them."""
+    """What an engine that skips zeros takes for a layer of whose input so many percent are zero; of what, says `kind`."""
 
     engine: str
     zeros: int
     median_us: float
+    kind: str = "zeros"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Layer:
     """One step of the plan: what was chosen, beside what, and how far from the floor.
 
     `zeros` is the share of zeros in a convolution's input, on the inputs that were tuned with; None where it was not counted.
-    `candidates` are those for that share; `curve` is the time over the share, where an engine skips zeros.
+    So are `dead_channels`, `dead_tiles` and `dead_blocks`, of what is zero as a whole. `candidates` are those for these shares;
+    `curve` is the time over the share, where an engine skips zeros.
     """
 
     name: str
@@ -113,6 +115,9 @@ class Layer:
     bytes_min: int
     candidates: tuple[CandidateRow, ...]
     zeros: float | None = None
+    dead_channels: float | None = None
+    dead_tiles: float | None = None
+    dead_blocks: float | None = None
     curve: tuple[CurvePoint, ...] = ()
 
 

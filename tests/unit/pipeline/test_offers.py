@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from convoy.engines.zeros import Levels, Shares
 from convoy.graph.ir import Graph
 from convoy.graph.text import parse_graph
 from convoy.perfdb import Measurement, Status
 from convoy.pipeline.offers import (
     MOST_CANDIDATES,
+    clearly_faster,
     distinct_problems,
     frugal_and_fast,
     image_values,
@@ -158,20 +160,31 @@ def test_an_engine_that_skips_zeros_is_offered_with_its_time_for_the_zeros_that_
         ]
     }
 
-    def times(zeros: dict[str, float] | None) -> list[float]:
+    def times(zeros: dict[str, Shares] | None, *, wary: bool = True) -> list[float]:
         border = {"x": "nchw", "a": "nchw"}
-        found = selection_problem(GRAPH, REGIONS, COPIES, rows, layouts=LAYOUTS, border=border, zeros=zeros)
+        found = selection_problem(GRAPH, REGIONS, COPIES, rows, layouts=LAYOUTS, border=border, zeros=zeros, wary=wary)
         return [c.median_us for c in found.candidates if c.config.engine == "skip"]
 
-    assert times({"x": 0.75}) == [3.0]
-    assert times({"x": 0.99}) == [], "nothing was measured for so many"
-    assert times({}) == times(None) == [10.0]
+    assert times({"x": Shares(0.75)}) == [3.0]
+    assert times({"x": Shares(0.99)}) == [], "nothing was measured for so many"
+    assert times({}) == times(None) == [], "slower than what holds for any input"
+    assert times(None, wary=False) == [10.0], "but on offer where one engine is asked for"
+
+
+def test_what_holds_for_some_inputs_must_be_clearly_faster() -> None:
+    problem = region("conv(c+a)").problems[0]
+    rows = [row(problem, us, "skip", knobs={"zeros": 50, "k": int(10 * us)}) for us in (9.6, 9.8)]
+    dense = row(problem, 10.0)
+    assert clearly_faster([*rows, dense]) == [rows[0], dense]
+    assert clearly_faster(rows) == rows, "there is no other"
+    channels = row(problem, 9.8, "live", knobs={"dead_channels": 10})
+    assert clearly_faster([channels, dense]) == [dense]
 
 
 def test_problems_are_measured_for_the_shares_of_all_layers_that_have_them() -> None:
-    found = zeros_by_problem(REGIONS, {"x": 0.75})
+    found = zeros_by_problem(REGIONS, {"x": Shares(0.75, 0.3)})
     assert set(found) == {p.key for r in REGIONS if r.pattern == "conv" for p in r.problems}
-    assert all(shares == {70} for shares in found.values())
+    assert all(levels == {Levels(70, 30)} for levels in found.values())
     assert zeros_by_problem(REGIONS, {}) == {}
 
 

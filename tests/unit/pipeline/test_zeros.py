@@ -69,6 +69,8 @@ def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(fou
         assert layer.zeros == pytest.approx(share, abs=1e-6)
         assert layer.knobs == f"skip=auto,zeros={quantise(share)}"
         assert {c.knobs for c in layer.candidates if c.engine == "zeroskip.cpu"} == {layer.knobs}
+        assert layer.dead_channels is not None
+        assert layer.dead_channels <= layer.zeros
         assert {p.zeros for p in layer.curve} <= {*CURVE, *map(quantise, shares())}
         assert len(layer.curve) > 1
     assert len({quantise(share) for share in shares()}) > 1, "the net shows something"

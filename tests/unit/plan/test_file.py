@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from convoy import plan as plans
+from convoy.engines.zeros import KINDS
 from convoy.errors import InputError, PlanError
 from convoy.plan import Plan, Step
 from convoy.plan.file import write_text
+from convoy.plan.words import ZEROS
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 
 STEPS = (
@@ -124,8 +126,9 @@ def test_explain_and_compare() -> None:
     assert any("triton.implicit_gemm" in line for line in plans.compare(PLAN, other))
     skipping = EngineConfig("zeroskip.cpu", 1, Knobs.of(skip="auto", zeros=70))
     sparse = dataclasses.replace(PLAN, steps=(STEPS[0], dataclasses.replace(STEPS[1], config=skipping)))
-    assert "70 % or more are zeros" in plans.explain(sparse, "relu")
+    assert "values 70 % or more are zero" in plans.explain(sparse, "relu")
     assert "zeros" not in plans.explain(PLAN, "relu")
+    assert set(ZEROS) == set(KINDS)
 
 
 def test_a_file_is_readable_as_the_umask_says_and_nothing_else_is_left(tmp_path):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from example import HOSTILE, summary
 
-from convoy.measurement.zeros import ImageZeros
+from convoy.engines.zeros import Shares
 from convoy.report.break_even import break_even, break_even_chart
 from convoy.report.html import render
 from convoy.report.sparsity import (
@@ -29,7 +29,7 @@ from convoy.report.sparsity import (
 )
 from convoy.report.summary import CandidateRow, CurvePoint, Layer
 
-IMAGES = [ImageZeros(share, 0.1, 0.2, 0.0) for share in (0.5, 0.1, 0.3)]
+IMAGES = [Shares(share, 0.1, 0.2, 0.0) for share in (0.5, 0.1, 0.3)]
 FOUND = Sparsity(HOSTILE, 3, (LayerSparsity.of(HOSTILE, (3, 8, 8), IMAGES),), (HOSTILE,))
 
 
@@ -90,4 +90,10 @@ def test_plots_are_drawn_for_the_layers_that_have_a_curve_and_nobody_else() -> N
     assert "faster from 25 % zeros on" in chart
     page = render(drawn)
     assert "Time over zeros" in page
+    of_channels = tuple(dataclasses.replace(point, kind="dead_channels") for point in drawn.layers[0].curve)
+    live = dataclasses.replace(drawn.layers[0], curve=of_channels, dead_channels=0.5)
+    other = break_even_chart(dataclasses.replace(drawn, layers=(live,)))
+    assert "faster from 25 % dead channels on" in other
+    assert other.count('class="roof"') == 1
+    assert 'x1="155.0"' in other, "upright at the share of channels, not of values"
     assert HOSTILE not in page

@@ -196,7 +196,7 @@ class PersistentExecutable(SwappedExecutable):
         arguments = [
             self.x_descriptor(x),
             descriptor(weight, list(weight.shape), [self.tile.block_k, self.tile.block_c]),
-            descriptor(y, out_shape, self.y_box, self.y_strides(y)),
+            self.y_descriptor(y),
             None if residual is None else descriptor(residual, out_shape, self.y_box),
             bias,
             self.total, tiles_k, tiles_h, tiles_w, self.tile.c_blocks(view), self.tile.iterations(view), view.c,

@@ -1,7 +1,7 @@
 """triton.pooled: convolution, bias, residual, activation and pooling at the speed of the dense kernels (docs/kernels/pooled.md).
 
-The dense kernels of `triton.split_fp32` (strict fp32), `triton.swapped` (half types, TF32) and `triton.stem` (few channels), with
-the pooling where their sums are:
+The dense kernels of `triton.split_fp32` (strict fp32), `triton.swapped`, `triton.persistent` (half types, TF32) and `triton.stem`
+(few channels), with the pooling where their sums are:
 
 - in registers, where windows do not overlap and divide the tile's box;
 - where the parts of a split reduction are added, for any window;
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.scratch import Scratch
-from convoy.engines.triton import implicit_gemm, split_fp32, stem, swapped
+from convoy.engines.triton import implicit_gemm, persistent, split_fp32, stem, swapped
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build
+from convoy.engines.triton.persistent import Form, PersistentExecutable
 from convoy.engines.triton.requirements import is_strict
 from convoy.engines.triton.split_fp32 import SplitExecutable
 from convoy.engines.triton.stem import StemExecutable
@@ -30,6 +32,15 @@ from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
 from convoy.support import Support
 from convoy.target import Target
+
+_NOT_HERE = ("SPLIT", "SWAPPED", "PARTS")
+"""Constants of the dense kernels that the pooled ones do not have."""
+
+_MANY = 128 * 128
+"""Results a multiprocessor from which blocks that stay are tried: on an H100 they won at batch 32 from 14x14x512 on."""
+
+_FORMS = 12
+"""Of theirs, at most: the best of the first four guesses is 2.5 % behind the best of twelve."""
 
 _PASS_US, _PASS_BYTES_US = 1.2, 2.2e6
 """A pass over memory: its launch, and bytes a microsecond."""
@@ -88,12 +99,13 @@ class _Pooling(SwappedExecutable):
         build = super()._build(engine, dtype)
         if self.splits > 1:
             return build
-        from convoy.engines.triton.kernels import pooled, split
+        from convoy.engines.triton.kernels import persistent, pooled, split
 
         pool = self.pool
-        constants = {name: value for name, value in build.constants.items() if name != "SPLIT"}
+        constants = {name: value for name, value in build.constants.items() if name not in _NOT_HERE}
         constants |= {"WINDOW_H": pool.window_h, "WINDOW_W": pool.window_w, "AVERAGE": pool.kind == "avg"}
-        function = pooled.pooled_split if build.function is split.split_conv else pooled.pooled_swapped
+        forms = {split.split_conv: pooled.pooled_split, persistent.persistent_conv: pooled.pooled_persistent}
+        function = forms.get(build.function, pooled.pooled_swapped)
         signature = {**build.signature, "y": box_type(dtype, self.pooled_box)}
         return replace(build, function=function, signature=signature, constants=constants)
 
@@ -124,6 +136,13 @@ class _PooledSplit(_Pooling, SplitExecutable):
     def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
         self.problem = problem
         SplitExecutable.__init__(self, engine, problem, tile, target, _view(problem, split_fp32.ENGINE))
+
+
+class _PooledPersistent(_Pooling, PersistentExecutable):
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem = problem
+        view, dtype = conv_view(problem), problem.x_dtype
+        PersistentExecutable.__init__(self, engine, view, form, dtype, problem.epilogue, target)
 
 
 class _PooledStem(_Pooling, StemExecutable):
@@ -169,17 +188,23 @@ def _room(problem: ConvProblem, dense_bytes: int) -> Scratch:
     return room
 
 
-def dense_engine(problem: ConvProblem, target: Target) -> Engine:
-    """Whose kernel is pooled; `triton.implicit_gemm`, where no other takes the problem without its pooling."""
+def dense_engines(problem: ConvProblem, target: Target) -> list[Engine]:
+    """Whose kernels are pooled; `triton.implicit_gemm`, where no other takes the problem without its pooling."""
     plain = unpooled(problem)
     wanted = (split_fp32.ENGINE,) if is_strict(problem) else (swapped.ENGINE, stem.ENGINE)
-    return next((engine for engine in wanted if engine.supports(plain, target)), implicit_gemm.ENGINE)
+    found: list[Engine] = [engine for engine in wanted if engine.supports(plain, target)][:1]
+    many = problem.conv_spec.elements >= target.units * _MANY
+    if found == [swapped.ENGINE] and many and persistent.ENGINE.supports(plain, target):
+        found.append(persistent.ENGINE)
+    return found or [implicit_gemm.ENGINE]
 
 
 def _named(problem: ConvProblem, knobs: Knobs) -> Engine:
-    """The engine that `dense_engine` found when it made these knobs."""
+    """The engine of `dense_engines` that made these knobs."""
     if "flat" in knobs:
         return implicit_gemm.ENGINE
+    if "blocks" in knobs:
+        return persistent.ENGINE
     if is_strict(problem):
         return split_fp32.ENGINE
     return swapped.ENGINE if swapped.tensor_support(conv_view(problem)) else stem.ENGINE
@@ -199,10 +224,27 @@ def way_of(problem: ConvProblem, knobs: Knobs) -> str:
     assert pool is not None
     if dense is implicit_gemm.ENGINE:
         return "pass"
-    tile = Tile.of(knobs)
+    if dense is persistent.ENGINE:
+        form = Form.of(knobs)
+        tile, whole = form.tile, form.swapped and form.parts == 1
+    else:
+        tile, whole = Tile.of(knobs), True
     if tile.splits(_view(problem, dense))[0] > 1:
         return "parts"
-    return "registers" if tiles_windows(pool, problem.p, problem.q) and fits(tile, pool) else "pass"
+    return "registers" if whole and tiles_windows(pool, problem.p, problem.q) and fits(tile, pool) else "pass"
+
+
+def _in_windows(problem: ConvProblem, dense: Engine, knobs: Knobs) -> Knobs:
+    """The same tile on a box of whole windows, where its sum is not split."""
+    pool, view = problem.epilogue.pool, _view(problem, dense)
+    assert pool is not None
+    form = Form.of(knobs) if dense is persistent.ENGINE else None
+    tile = Tile.of(knobs) if form is None else form.tile
+    if tile.splits(view)[0] > 1 or fits(tile, pool):
+        return knobs
+    box = window_box(view, tile.pixels, pool) or (tile.block_n, tile.block_h, tile.block_w)
+    tile = replace(tile, block_n=box[0], block_h=box[1], block_w=box[2])
+    return tile.knobs if form is None else replace(form, tile=tile).knobs
 
 
 class PooledEngine(Engine):
@@ -228,18 +270,18 @@ class PooledEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """The dense kernel's tiles; where windows divide boxes, boxes of whole windows, by guessed time."""
         assert isinstance(problem, ConvProblem)
-        dense, pool = dense_engine(problem, target), problem.epilogue.pool
+        pool = problem.epilogue.pool
         assert pool is not None
-        given = list(dense.space(unpooled(problem), target))
-        if dense is implicit_gemm.ENGINE or not tiles_windows(pool, problem.p, problem.q):
-            return sorted(given, key=lambda knobs: self.estimate_us(problem, knobs, target))
-        view, found = _view(problem, dense), dict[Knobs, None]()
-        for tile in map(Tile.of, given):
-            box = (tile.block_n, tile.block_h, tile.block_w)
-            if tile.splits(view)[0] == 1 and not fits(tile, pool):
-                box = window_box(view, tile.pixels, pool) or box
-            found[replace(tile, block_n=box[0], block_h=box[1], block_w=box[2]).knobs] = None
-        return sorted(found, key=lambda knobs: self.estimate_us(problem, knobs, target))
+        whole = tiles_windows(pool, problem.p, problem.q)
+        spaces: list[list[Knobs]] = []
+        for dense in dense_engines(problem, target):
+            given: Sequence[Knobs] = dense.space(unpooled(problem), target)
+            given = given[:_FORMS] if dense is persistent.ENGINE else given
+            if whole and dense is not implicit_gemm.ENGINE:
+                given = list(dict.fromkeys(_in_windows(problem, dense, knobs) for knobs in given))
+            spaces.append(sorted(given, key=lambda knobs: self.estimate_us(problem, knobs, target)))
+        # In turn: the guesses of two models are no measure of each other.
+        return [knobs for turn in zip_longest(*spaces) for knobs in turn if knobs is not None]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """What the dense kernel needs, and the convolution's result where it is pooled in a pass of its own."""
@@ -263,6 +305,8 @@ class PooledEngine(Engine):
             return ConvThenPool(self.id, problem, dense.build(unpooled(problem), knobs, target), target)
         if dense is split_fp32.ENGINE:
             return _PooledSplit(self.id, problem, Tile.of(knobs), target)
+        if dense is persistent.ENGINE:
+            return _PooledPersistent(self.id, problem, Form.of(knobs), target)
         made = _PooledStem if dense is stem.ENGINE else _PooledSwapped
         return made(self.id, problem, Tile.of(knobs), target)
 

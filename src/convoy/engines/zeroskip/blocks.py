@@ -24,6 +24,7 @@ class BlocksEngine(Engine):
     family = "implicit_gemm"
     trusted = False
     skips_zeros = True
+    zeros_kind = "dead_blocks"
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """NHWC, no groups, any pooling, no strict fp32, capability 8.0 and newer."""

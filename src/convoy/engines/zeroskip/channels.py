@@ -22,6 +22,7 @@ from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type, pack_bias, pack_tiles, workspace_bytes
 from convoy.engines.triton.tensors import checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
+from convoy.engines.zeros import expected
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -197,6 +198,9 @@ class ChannelsEngine(Engine):
     family = "implicit_gemm"
     trusted = False
     skips_zeros = True
+    zeros_kind = "dead_channels"
+    quick_settings = 3
+    """Where few channels are dead the default loses to the dense kernel by little, and no other setting wins."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Strict fp32 NHWC convolutions on Hopper, c and k multiples of 8, at most 2048 channels, without pooling."""
@@ -234,9 +238,13 @@ class ChannelsEngine(Engine):
         return layout(problem, Tile.of(knobs)).size_bytes if plane_view(problem).pixels else 0
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """A dense input's time, or one whose zeros lie in random places: no channel is dead then."""
+        """The time of a dense convolution over the channels that are alive, and of looking for them."""
         assert isinstance(problem, ConvProblem)
-        guess = estimate_us(plane_view(problem), Tile.of(knobs), target.units, planes=3)
+        tile, view = Tile.of(knobs), plane_view(problem)
+        live = problem.c * (100 - (expected(knobs) or 0)) / 100
+        if live < DENSE_SHARE * problem.c:
+            view = replace(view, c=max(1, math.ceil(live / tile.block_c)) * tile.block_c)
+        guess = estimate_us(view, tile, target.units, planes=3)
         return guess + _LOOK_US + 12 * problem.x_spec.elements / _BYTES_US
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

@@ -27,6 +27,7 @@ class GatherEngine(Engine):
     family = "implicit_gemm"
     trusted = False
     skips_zeros = True
+    zeros_kind = "dead_tiles"
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Strict fp32, NHWC, no groups, any pooling, capability 8.0 and newer."""

@@ -97,6 +97,41 @@ def pooled_swapped(
 
 
 @triton.jit
+def pooled_persistent(
+    x, w, y, residual, bias, tiles, tiles_k, tiles_h, tiles_w, c_blocks, iterations, channels,
+    pad_h, pad_w, dilation_h, dilation_w,
+    S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr, DTYPE: tl.constexpr, WAIT: tl.constexpr,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, AVERAGE: tl.constexpr,
+):  # fmt: skip
+    """As `persistent_conv` with the weight as first operand; y is the descriptor of the pooled result."""
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        tile_k = tile % tiles_k
+        rest = tile // tiles_k
+        q0 = (rest % tiles_w) * BLOCK_W
+        rest = rest // tiles_w
+        p0 = (rest % tiles_h) * BLOCK_H
+        n0 = (rest // tiles_h) * BLOCK_N
+        acc = tl.zeros((BLOCK_K, BLOCK_N * BLOCK_H * BLOCK_W), dtype=tl.float32)
+        for i in range(iterations):
+            tap = i // c_blocks
+            weights = w.load([(tile_k * iterations + i) * BLOCK_K, 0])
+            pixels = load_pixels(
+                x, n0, p0, q0, tap, (i - tap * c_blocks) * BLOCK_C, channels, pad_h, pad_w, dilation_h, dilation_w,
+                S, STRIDE_H, STRIDE_W, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C,
+            )  # fmt: skip
+            acc = tl.dot(weights, pixels.T, acc, input_precision=PRECISION)
+        finish_pooled(
+            acc, y, residual, bias, n0, p0, q0, tile_k * BLOCK_K,
+            BLOCK_K, BLOCK_N, BLOCK_H, BLOCK_W, WINDOW_H, WINDOW_W, AVERAGE, ACTIVATION, DTYPE,
+        )  # fmt: skip
+
+
+@triton.jit
 def pooled_split(
     x, w, y, residual, bias, x_inverse, w_inverse,
     tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -69,7 +70,9 @@ class PrunedConvolution(Executable):
         self._epilogue = epilogue
         self._threads = max(1, min(knobs.integer("threads"), source.cost // SMALL_COST))
         self.workspace_bytes = made.thread_bytes * knobs.integer("threads")
-        self._run = _function(source.units)
+        library = _library(source.units)
+        self._code_bytes = library.stat().st_size
+        self._run = _function(library)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The values in the order of the code, then the bias.
@@ -81,6 +84,10 @@ class PrunedConvolution(Executable):
         check_zeros(weight, self._mask)
         values = weight.contiguous().view(-1)[self._places].contiguous()
         return values, *(constant.detach().contiguous() for constant in constants[1:])
+
+    def resident_bytes(self, constants: Packed) -> int:
+        """Values and bias, and the code itself, which takes several times their room."""
+        return super().resident_bytes(constants) + self._code_bytes
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Pad, multiply, finish: one call into the library."""
@@ -100,10 +107,13 @@ class PrunedConvolution(Executable):
             finish(y, None, None, self._following)
 
 
-def _function(units: Sequence[str]) -> Any:
+def _library(units: Sequence[str]) -> Path:
     threads = ("-fopenmp",) if host_compiler._openmp() else ()
-    library = host_compiler.load_shared(host_compiler.compile_shared(units, (*FLAGS, *threads), PrunedC.id))
-    function = library.convoy_pruned
+    return host_compiler.compile_shared(units, (*FLAGS, *threads), PrunedC.id)
+
+
+def _function(path: Path) -> Any:
+    function = host_compiler.load_shared(path).convoy_pruned
     function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int]
     function.restype = None
     return function

@@ -109,6 +109,10 @@ class PrunedConvolution(Executable):
         flat = torch.cat([weight.reshape(-1).float(), weight.new_zeros(1, dtype=torch.float32)])
         return flat[self._places.to(weight.device)], *(c.detach().float().contiguous() for c in constants[1:])
 
+    def resident_bytes(self, constants: Packed) -> int:
+        """Values and bias, and the code itself, which takes ten times their room."""
+        return super().resident_bytes(constants) + len(self._function.cubin)
+
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One kernel, on the current stream."""
         values, *bias = buffers.constants

@@ -371,6 +371,9 @@ def test_values_are_packed_and_a_launch_hands_over_pointers(monkeypatch):
     nonzero = pattern("half", problem.weight_spec.shape)
     assert sorted(values[values != 0].tolist()) == sorted(data.constants[0].numpy()[nonzero].tolist())
     assert values.dtype == bias.dtype == torch.float32
+    assert executable.resident_bytes((values, bias)) == 4 * (len(values) + len(bias)) + len(b"a cubin"), (
+        "code costs memory"
+    )
     y = torch.empty(problem.y_spec.shape)
     executable.launch(Buffers(data.args, [y], (values, bias)), None)
     function, device, blocks, threads, arguments, named = calls[-1]

@@ -3,12 +3,17 @@
 Greedy forward selection: interactions of two options that help only together are found where one of them helps alone. Every
 option that did not help is tried once more on top of the best setting, because some help there alone (channels_last under
 autocast). At the end options that the best setting does as well without are left out again.
+
+Compilers are slow to try: they come after the others, step by step only those that came near the best of their kind alone, and
+once. With a limit of time what was not reached is named, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +44,12 @@ PASSES: Final = 2
 
 LEAST_GAIN: Final = 1.03
 """An option is kept where it gains this and more than the spread; less is within what two runs of one program differ by."""
+
+RIVAL: Final = 0.9
+"""Share of the gain of the best alternative that a compiler must have alone to be tried step by step."""
+
+BUILD_S: Final = 240.0
+"""Most seconds to build one setting: ResNet-50 takes 30 to 60 s with a compiler, and with max-autotune some minutes."""
 
 WORKERS: Final = (0, 1, 2, 4, 8)
 
@@ -85,26 +96,32 @@ def search_options(
         for note in notes:
             observer(f"warning: {note}", 0, 0)
         run = resumed(path, Run("options", manifest), again=again)
+        deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
         for case in cases:
             with tempfile.TemporaryDirectory(prefix="convoy-options-") as folder:
                 bench = Bench(case, Path(folder), limits)
                 try:
-                    search = Search(run, path, bench, words, observer)
+                    search = Search(run, path, bench, words, observer, deadline)
                     if not search.done:
                         search.search()
                     run = search.run
+                    if search.left:
+                        observer(f"no time was left for {', '.join(search.left)}: the same command goes on", 0, 0)
                 finally:
                     bench.close()
         return run
 
 
 class Bench:
-    """The child that settings are built and timed in; a new one is started where it died.
+    """The children that settings are built and timed in; a new one is started where one died.
+
+    PyTorch keeps the plan that it first found for a convolution for as long as the process lives, whether it was searched for
+    with cudnn.benchmark or not. So settings with that option have a child of their own.
 
     Args:
         case: what is run.
         folder: for its material.
-        limits: its time and memory.
+        limits: time and memory of a child.
     """
 
     def __init__(self, case: Case, folder: Path, limits: Limits) -> None:
@@ -112,12 +129,16 @@ class Bench:
         memory = limits.memory_bytes or int(available_bytes() * MEMORY_SHARE)
         self.limits = dataclasses.replace(limits, memory_bytes=memory)
         self.facts: dict[str, Any] = {}
-        self._child: ChildSession | None = None
+        self._children: dict[bool, ChildSession] = {}
         self._built: dict[Setting, float] = {}
 
-    def open(self) -> None:
-        """Make the material and start the child."""
-        if self._child is not None:
+    def open(self, *, searching: bool = False) -> None:
+        """Make the material and start a child.
+
+        Args:
+            searching: the one in which cuDNN searches.
+        """
+        if searching in self._children:
             return
         if not (self.folder / "facts.json").exists():
             child = self._start("material")
@@ -125,25 +146,26 @@ class Bench:
                 child.wait_for("material")
             finally:
                 child.end()
-        self._child = self._start("options")
-        self.facts = self._child.wait_for("facts")
+        self._children[searching] = self._start("options")
+        self.facts = self._children[searching].wait_for("facts")
 
     def close(self) -> None:
-        """End the child."""
-        if self._child is not None:
-            self._child.end()
-        self._child, self._built = None, {}
+        """End the children."""
+        for searching in list(self._children):
+            self._close(searching)
 
     def build(self, setting: Setting) -> None:
         """Make a setting ready, unless it is.
 
         Raises:
-            ChildFailedError: it cannot be built, is wrong, or ended the child.
+            ChildFailedError: it cannot be built, is wrong, or ended its child.
         """
         if setting in self._built:
             return
-        self.open()
-        built = self._ask({"do": "build", "name": words_of(setting), "options": sorted(setting)}, "built")
+        searching = _searches(setting)
+        self.open(searching=searching)
+        message = {"do": "build", "name": words_of(setting), "options": sorted(setting)}
+        built = self._ask(searching, message, "built", min(BUILD_S, self.limits.timeout_s))
         if "failed" in built:
             raise ChildFailedError(built["failed"]["status"], built["failed"]["reason"])
         self._built[setting] = built["call_s"]
@@ -152,22 +174,20 @@ class Bench:
         """Drop every other setting."""
         for setting in [s for s in self._built if s not in settings]:
             del self._built[setting]
-            if self._child is not None:
-                self._child.tell({"do": "drop", "name": words_of(setting)})
+            self._children[_searches(setting)].tell({"do": "drop", "name": words_of(setting)})
 
     def time(self, *settings: Setting) -> list[Figure]:
         """Latency of each, in interleaved rounds, in milliseconds; noisy rounds are taken again.
 
         Raises:
-            ChildFailedError: one of them cannot be built, or ended the child.
+            ChildFailedError: one of them cannot be built, or ended its child.
         """
         for setting in settings:
             self.build(setting)
         count = rounds_for(max(self._built[s] for s in settings), min(ROUNDS, self.limits.rounds))
         best: list[Figure] = []
         for _ in range(MOST_REPEATS + 1):
-            message = {"do": "rounds", "names": [words_of(s) for s in settings], "rounds": count}
-            samples = dict(enumerate(self._ask(message, "samples")))
+            samples = self._rounds(settings, count)
             dropped = disturbed_rounds(samples)
             found = [
                 figure("latency_ms", "ms", [v for i, v in enumerate(values) if i not in dropped])
@@ -179,20 +199,39 @@ class Bench:
                 break
         return best
 
+    def _rounds(self, settings: Sequence[Setting], count: int) -> dict[int, list[float]]:
+        """Milliseconds by the setting's number: rounds of one child in one message, of two in turn."""
+        homes: dict[bool, list[int]] = {}
+        for index, setting in enumerate(settings):
+            homes.setdefault(_searches(setting), []).append(index)
+        samples: dict[int, list[float]] = {index: [] for index in range(len(settings))}
+        together = len(homes) == 1
+        for _ in range(1 if together else count):
+            for searching, indices in homes.items():
+                names = [words_of(settings[index]) for index in indices]
+                message = {"do": "rounds", "names": names, "rounds": count if together else 1}
+                for index, own in zip(indices, self._ask(searching, message, "samples"), strict=True):
+                    samples[index] += own
+        return samples
+
     def fed_by(self, setting: Setting, workers: int) -> Figure:
         """Milliseconds of a step that a data loader feeds."""
         self.build(setting)
-        return figure(
-            "latency_ms", "ms", self._ask({"do": "load", "name": words_of(setting), "workers": workers}, "loaded")
-        )
+        message = {"do": "load", "name": words_of(setting), "workers": workers}
+        return figure("latency_ms", "ms", self._ask(_searches(setting), message, "loaded"))
 
-    def _ask(self, message: Mapping[str, Any], name: str) -> Any:
-        assert self._child is not None
+    def _ask(self, searching: bool, message: Mapping[str, Any], name: str, timeout_s: float = 0.0) -> Any:
+        child = self._children[searching]
+        child.timeout_s = timeout_s or self.limits.timeout_s
         try:
-            return self._child.ask(message, name)
+            return child.ask(message, name)
         except ChildFailedError:
-            self.close()
+            self._close(searching)
             raise
+
+    def _close(self, searching: bool) -> None:
+        self._children.pop(searching).end()
+        self._built = {setting: s for setting, s in self._built.items() if _searches(setting) != searching}
 
     def _start(self, role: str) -> ChildSession:
         return ChildSession(
@@ -201,6 +240,10 @@ class Bench:
             timeout_s=self.limits.timeout_s,
             memory_limit_bytes=self.limits.memory_bytes,
         )
+
+
+def _searches(setting: Setting) -> bool:
+    return "cudnn_benchmark" in setting
 
 
 def _noise(found: Figure) -> float:
@@ -215,15 +258,21 @@ def gains(before: Figure, after: Figure) -> bool:
 class Search:
     """The ablation of one case."""
 
-    def __init__(self, run: Run, path: Path, bench: Bench, words: str, observer: Observer) -> None:
+    def __init__(
+        self, run: Run, path: Path, bench: Bench, words: str, observer: Observer, deadline: float = math.inf
+    ) -> None:
         self.run, self.path, self.bench, self.words, self.observer = run, path, bench, words, observer
         self.best: Setting = DEFAULTS
         self.worth: dict[str, float] = {}
+        self.left: list[str] = []
+        """What there was no time for."""
+        self._deadline = deadline
 
     @property
     def done(self) -> bool:
         """Whether an earlier run came to its end."""
-        return self.run.row(self._row("best", "").key) is not None
+        best = self.run.row(self._row("best", "").key)
+        return best is not None and not best.detail.get("left")
 
     def search(self) -> None:
         """All stages, each row kept as soon as it is there."""
@@ -235,7 +284,7 @@ class Search:
             self._keep(self._row(option.id, "alone", "unsupported", reason, option=option.id))
         (defaults,) = self.bench.time(DEFAULTS)
         self._keep(self._timed(self._row("defaults", "defaults", option="defaults"), defaults, DEFAULTS))
-        candidates = [option for option in tried if not option.usual]
+        candidates = sorted((option for option in tried if not option.usual), key=lambda option: option.compiles)
         self._alone(candidates)
         self._forward(candidates)
         self._without()
@@ -244,8 +293,20 @@ class Search:
             self._loader()
         self._conclude(candidates)
 
+    def _late(self, what: str) -> bool:
+        """Whether the time is up; what is not tried for that is remembered."""
+        late = time.monotonic() > self._deadline
+        if late:
+            self.left.append(what)
+        return late
+
+    def _known(self, provider: str) -> bool:
+        return self.run.row(self._row(provider, "").key) is not None
+
     def _alone(self, candidates: Sequence[Option]) -> None:
         for index, option in enumerate(candidates):
+            if not self._known(f"alone: {option.id}") and self._late(f"{option.id} alone"):
+                continue
             self.observer(f"alone: {option.id}", index, len(candidates))
             setting = added(DEFAULTS, option)
             row = self._trial(
@@ -257,16 +318,18 @@ class Search:
 
     def _forward(self, candidates: Sequence[Option]) -> None:
         """Add what helps, the most promising first; what did not help is tried again on top of what did."""
-        order = sorted(candidates, key=lambda option: -self.worth.get(option.id, 0.0))
+        order = sorted(candidates, key=lambda option: (option.compiles, -self.worth.get(option.id, 0.0)))
         for turn in range(PASSES):
             before = self.best
             for option in order:
                 setting = added(self.best, option)
-                if option.id in self.best or option.id not in self.worth:
+                if option.id in self.best or option.id not in self.worth or not self._may_win(option, candidates, turn):
+                    continue
+                name = f"step: {words_of(self.best)} -> {words_of(setting)}"
+                if not self._known(name) and self._late(f"{option.id} step by step"):
                     continue
                 self.observer(f"step by step: {words_of(setting)}", turn, PASSES)
                 settings = (DEFAULTS, self.best, setting) if self.best else (DEFAULTS, setting)
-                name = f"step: {words_of(self.best)} -> {words_of(setting)}"
                 row = self._trial(name, "forward", f"+ {option.id}", settings, None)
                 if row.ok and row.detail["kept"]:
                     self.best = setting
@@ -274,9 +337,18 @@ class Search:
             if self.best == before:
                 return
 
+    def _may_win(self, option: Option, candidates: Sequence[Option], turn: int) -> bool:
+        """Whether an option is worth a step: a compiler only once, and where it came near the best of its kind alone."""
+        if not option.compiles:
+            return True
+        rivals = [self.worth.get(other.id, 0.0) for other in candidates if other.group == option.group]
+        return turn == 0 and self.worth[option.id] >= RIVAL * max(rivals)
+
     def _without(self) -> None:
         """The best setting without each of its options: what each is worth there. Those that are worth nothing go."""
         for name in [option for option in OPTIONS if option in self.best and len(self.best) > 1]:
+            if not self._known(f"without: {name}") and self._late(f"without {name}"):
+                continue
             self.observer(f"without {name}", 0, 0)
             setting = self.best - {name}
             row = self._trial(
@@ -290,6 +362,8 @@ class Search:
 
     def _usual(self, options: Sequence[Option]) -> None:
         for option in options:
+            if not self._known(f"without: {option.id}") and self._late(f"without {option.id}"):
+                continue
             self.observer(f"without {option.id}", 0, 0)
             setting = self.best | {f"-{option.id}"}
             name = f"without: {option.id}"
@@ -302,7 +376,7 @@ class Search:
         case = self.bench.case
         for workers in [n for n in WORKERS if n <= max(1, case.threads)]:
             row = self._row(f"loader: {workers} workers", "loader", option=f"{workers} workers")
-            if self.run.row(row.key) is not None:
+            if self.run.row(row.key) is not None or self._late(f"{workers} workers"):
                 continue
             self.observer(f"data loader with {workers} workers", 0, 0)
             try:
@@ -318,7 +392,8 @@ class Search:
         row = self._timed(self._row("best", "best", option="the best setting"), best, self.best)
         names = [option for option in OPTIONS if option in self.best]
         text = advice(gain, sorted(names, key=lambda name: -self.worth.get(name, 1.0)), [o.id for o in candidates])
-        detail = {**row.detail, "gain": gain, "options": names, "advice": text, "kept": True}
+        text += f"; no time was left for {', '.join(self.left)}" if self.left else ""
+        detail = {**row.detail, "gain": gain, "options": names, "advice": text, "kept": True, "left": self.left}
         self._keep(dataclasses.replace(row, detail=detail))
 
     def _trial(

@@ -24,6 +24,7 @@ class Option:
         devices: where it is of use.
         needs: a fact of the device that must hold (`DeviceFacts`).
         changes: what is computed changes, so that it is measured and never advised.
+        compiles: building it takes as long as a compiler does: it is tried after the others, and only while it may win.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Option:
     devices: tuple[str, ...] = ("cpu", "cuda")
     needs: str = ""
     changes: bool = False
+    compiles: bool = False
 
 
 OPTIONS: Final = {
@@ -51,14 +53,22 @@ OPTIONS: Final = {
         Option("autocast_fp16", "torch.autocast, fp16", group="type", devices=("cuda",)),
         Option("bf16", "weights and input in bf16", ("inference",), "type", needs="bf16"),
         Option("fp16", "weights and input in fp16", ("inference",), "type", devices=("cuda",)),
-        Option("compile", "torch.compile", group="compile", needs="compiler"),
-        Option("compile_freezing", "torch.compile with frozen weights", ("inference",), "compile", needs="compiler"),
+        Option("compile", "torch.compile", group="compile", needs="compiler", compiles=True),
+        Option(
+            "compile_freezing",
+            "torch.compile with frozen weights",
+            ("inference",),
+            "compile",
+            needs="compiler",
+            compiles=True,
+        ),
         Option(
             "compile_reduce_overhead",
             "torch.compile, mode reduce-overhead",
             group="compile",
             devices=("cuda",),
             needs="compiler",
+            compiles=True,
         ),
         Option(
             "compile_max_autotune",
@@ -66,6 +76,7 @@ OPTIONS: Final = {
             group="compile",
             devices=("cuda",),
             needs="compiler",
+            compiles=True,
         ),
         Option("cuda_graph", "captured as one CUDA graph", group="compile", devices=("cuda",)),
         Option("fused_optimizer", "SGD(fused=True)", ("training",), "optimizer"),

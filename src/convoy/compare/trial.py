@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import time
@@ -17,12 +18,11 @@ from torch import nn
 from convoy.compare.case import Case
 from convoy.compare.checking import loss_error, part, relative_error
 from convoy.compare.child import LEAST_SAMPLE_S, SETTLED_S, WrongResultError, failure
-from convoy.compare.frameworks.base import Material, Outputs
-from convoy.compare.frameworks.torch_eager import captured
+from convoy.compare.frameworks.base import Material, Outputs, UnsupportedCaseError
+from convoy.compare.frameworks.torch_eager import captured, captured_call
 from convoy.compare.frameworks.torch_model import FORMATS, Step, check_step, load_net, outputs_of
 from convoy.compare.material import read
 from convoy.measurement.detect import compiler_version
-from convoy.pipeline.verdict import stock_graph
 
 HALF_ERROR: Final = {"inference": 0.1, "training": 0.5}
 """Relative error that bf16 and fp16 may have: of outputs, and of the gradients of a whole step."""
@@ -78,13 +78,22 @@ def serve_trials(case: Case, folder: Path, say: Callable[[dict[str, Any]], None]
                 say({"built": variant.prepare()})
             except Exception as error:  # whatever an option does is a row with its reason
                 variants.pop(message["name"], None)
+                clear(case)
                 say({"built": {"failed": failure(error, "build")}})
         elif message["do"] == "drop":
             variants.pop(message["name"], None)
+            clear(case)
         elif message["do"] == "rounds":
             say({"samples": rounds([variants[name] for name in message["names"]], int(message["rounds"]))})
         elif message["do"] == "load":
             say({"loaded": variants[message["name"]].fed_by(int(message["workers"]))})
+
+
+def clear(case: Case) -> None:
+    """Give back what a setting held: on a GPU the next one wants it."""
+    gc.collect()
+    if case.device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def rounds(variants: list[Variant], count: int) -> list[list[float]]:
@@ -205,7 +214,7 @@ class Variant:
         model = self._prepared_model()
         net = self._net
         if "cuda_graph" in self.options:
-            replay = stock_graph(model, (net.x,), {})
+            replay = captured_call(lambda: model(net.x))
             self._check = lambda: outputs_of(replay())
             return replay
         forward = self._compiled(model)
@@ -229,7 +238,9 @@ class Variant:
         chosen = next((optimizer[name] for name in self.options if name in optimizer), {})
         forward = self._compiled(model)
         step = Step(net, self.case, forward, optimizer=chosen, set_to_none="-set_to_none" not in self.options)
-        if "cuda_graph" in self.options and step.scaler is None:
+        if "cuda_graph" in self.options:
+            if step.scaler is not None:
+                raise UnsupportedCaseError("a step with a GradScaler asks the host whether it is taken: no CUDA graph")
             replay, self._check = captured(net, step)
             return replay
         self._check = lambda: check_step(step, step.gradients)
@@ -265,7 +276,9 @@ class Variant:
                 for kind in ("bf16", "fp16"):
                     if has(f"autocast_{kind}"):
                         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[kind]
-                        stack.enter_context(torch.autocast(self.case.device, dtype=dtype))
+                        # A graph that is captured inside would read casts of weights that are gone when it is replayed.
+                        keep = not has("cuda_graph")
+                        stack.enter_context(torch.autocast(self.case.device, dtype=dtype, cache_enabled=keep))
             yield
 
 

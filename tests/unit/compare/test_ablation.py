@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from convoy.compare.ablation import DEFAULTS, Search, Setting, advice, gains
+from convoy.compare.ablation import DEFAULTS, Bench, Search, Setting, advice, gains
 from convoy.compare.case import Case
+from convoy.compare.comparison import Limits
 from convoy.compare.runfile import Figure, Run, read
 from convoy.compare.session import ChildFailedError
 from convoy.compare.torch_options import OPTIONS, added, choose, words_of
@@ -145,6 +146,80 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     assert {row.provider for row in again.run.rows} == {row.provider for row in whole.run.rows}
     assert again.best == whole.best
     assert 0 < machine.timed < len(whole.run.rows)
+
+
+def test_compilers_come_last_and_only_those_that_may_win_are_tried_step_by_step(tmp_path: Path) -> None:
+    def cost(setting: Setting) -> float:
+        return 100.0 * (0.5 if "compile" in setting else 0.8 if "compile_freezing" in setting else 1.0)
+
+    search = searched(Machine(cost), tmp_path / "run.json")
+    names = [row.provider for row in search.run.rows]
+    alone = [name for name in names if name.startswith("alone")]
+    assert alone[-2:] == ["alone: compile", "alone: compile_freezing"]
+    steps = [name for name in names if name.startswith("step")]
+    assert sum(name.endswith("compile_freezing") for name in steps) == 0
+    assert search.best == {"compile"}
+
+
+def test_what_there_was_no_time_for_is_named_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    whole = searched(Machine(interacting), tmp_path / "whole.json")
+    path = tmp_path / "run.json"
+    late = Search(Run("options", {}), path, Machine(interacting), "all", lambda *_: None, 0.0)  # type: ignore[arg-type]
+    late.search()
+    assert "compile alone" in late.left
+    assert not late.done
+    (best,) = [row for row in late.run.rows if row.provider == "best"]
+    assert "no time was left for" in best.detail["advice"]
+    again = searched(Machine(interacting), path, run=read(path))
+    assert again.done
+    assert again.best == whole.best
+
+
+class Child:
+    """What a child answers."""
+
+    def __init__(self, role: str) -> None:
+        self.role, self.asked, self.timeout_s, self.ended = role, [], 0.0, False  # type: ignore[var-annotated]
+
+    def wait_for(self, name: str) -> Any:
+        return {} if name == "facts" else {"shape": []}
+
+    def ask(self, message: dict[str, Any], name: str) -> Any:
+        self.asked.append(message["do"])
+        if message["do"] == "build":
+            return {"call_s": 0.001}
+        return [[1.0 + len(own)] * message["rounds"] for own in message["names"]]
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self.asked.append(message["do"])
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_settings_in_which_cudnn_searches_have_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[Child] = []
+    bench = Bench(Case("net"), tmp_path, Limits(rounds=5))
+    (tmp_path / "facts.json").write_text("{}")
+
+    def start(role: str) -> Child:
+        children.append(Child(role))
+        return children[-1]
+
+    monkeypatch.setattr(bench, "_start", start)
+    searching = frozenset({"cudnn_benchmark"})
+    both = bench.time(DEFAULTS, searching)
+    assert [child.role for child in children] == ["options", "options"]
+    assert [figure.p50 for figure in both] == [1.0 + len("defaults"), 1.0 + len("cudnn_benchmark")]
+    assert [child.asked for child in children] == [["build"] + ["rounds"] * 5] * 2  # a round of each in turn
+    bench.time(DEFAULTS, frozenset({"tf32"}))
+    assert children[0].asked[6:] == ["build", "rounds"]
+    bench.keep(DEFAULTS)
+    assert children[0].asked[-1] == children[1].asked[-1] == "drop"
+    bench.close()
+    assert all(child.ended for child in children)
 
 
 def test_only_what_the_device_has_is_tried() -> None:

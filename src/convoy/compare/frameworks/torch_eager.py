@@ -61,6 +61,26 @@ def _train(case: Case, material: Material, layout: str) -> Built:
     return built(step, lambda: check_step(step, step.gradients), case)
 
 
+def captured_call(run: Callable[[], Any]) -> Callable[[], Any]:
+    """A call as one CUDA graph, with the kernels that PyTorch's present flags choose (`stock_graph` lets cuDNN search)."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad():
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = run()
+
+    def replay() -> Any:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
 def captured(net: Net, step: Step) -> tuple[Callable[[], torch.Tensor], Callable[[], Outputs]]:
     """A whole step as one CUDA graph, and its check: the parameters are put back to what they were before it was captured."""
     before = {name: t.detach().clone() for name, t in net.model.state_dict().items()}

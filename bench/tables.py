@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 
+from pruned_tables import pruned_net_table, pruned_table
+
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 FIGURES = ROOT / "docs" / "figures"
@@ -187,43 +189,6 @@ def scaling_table(rows: Sequence[Row], title: str) -> str:
     return "\n".join(lines)
 
 
-SPARSE_LIBRARIES = ("cusparse", "mkl.sparse")
-
-
-def pruned_table(rows: Sequence[Row], title: str) -> str:
-    """Gains of code made for pruned weights over the fastest dense engine and over the sparse library, by sparsity.
-
-    A row's note begins with the operator, then `dense`, or the pattern and the share of zeros.
-    """
-    dense: dict[tuple[str, str], float] = {}
-    ours: dict[tuple[str, str, str], float] = {}
-    library: dict[tuple[str, str, str], float] = {}
-    for row in rows:
-        operator, pattern, *rest = row["note"].split()
-        if row["ok"] != "true":
-            continue
-        if pattern == "dense":
-            key = (row["batch"], operator)
-            dense[key] = min(float(row["p50"]), dense.get(key, math.inf))
-        elif pattern == "unstructured":
-            case = (row["batch"], operator, rest[0])
-            found = library if row["provider"] in SPARSE_LIBRARIES else ours
-            found[case] = min(float(row["p50"]), found.get(case, math.inf))
-    lines = [
-        f"{title}, {rows[0]['device']}, commit {', '.join(dict.fromkeys(r['commit'] for r in rows))}, {rows[0]['versions']}",
-        "",
-        "| batch | zeros | operators | over the fastest dense engine: mean | worst | over the sparse library: mean | worst |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for batch, zeros in sorted({(case[0], case[2]) for case in ours}, key=lambda pair: (int(pair[0]), float(pair[1]))):
-        cases = [case for case in ours if (case[0], case[2]) == (batch, zeros)]
-        gains = [dense[case[:2]] / ours[case] for case in cases if case[:2] in dense]
-        others = [library[case] / ours[case] for case in cases if case in library]
-        cells = [f"{f(values):.2f}x" if values else "" for values in (gains, others) for f in (geometric_mean, min)]
-        lines.append(f"| {batch} | {float(zeros):.0%} | {len(cases)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def figure(path: Path, page: Path) -> str:
     """A picture in a page; it is described by its own title."""
     title = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"))
@@ -255,6 +220,7 @@ def render(page: Path) -> dict[str, str]:
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),
+        "pruned-net": section("pruned-net", pruned_net_table, "Pruned nets", all_devices=every),
         "selection": section("selection", selection_table, "The exact solver", all_devices=every),
         "inference-figure": figures("inference", page, all_devices=every),
         "cpu-inference-figure": figures("cpu-inference", page, all_devices=every),

@@ -33,7 +33,7 @@ UNITS = {
 }
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
-UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us"}
+UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us", "workspace_bytes": "B"}
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
 """The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip.py`."""
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
@@ -138,7 +138,7 @@ def test_pages_and_pictures_are_what_the_files_say(script: str) -> None:
 def copied(tmp_path: Path) -> Path:
     """A copy of what the scripts read and write."""
     (tmp_path / "bench").mkdir()
-    for script in ("record.py", "tables.py", "plots.py"):
+    for script in ("record.py", "tables.py", "pruned_tables.py", "plots.py"):
         shutil.copy(BENCH / script, tmp_path / "bench")
     shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
     shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")

@@ -8,7 +8,8 @@ Usage: python bench/kernels.py RUN [RUN ...] --out FILE.csv [--resume FILE.csv .
 A row a variant goes to FILE.csv as soon as it is known: its time (µs), the cost model's guess, its error, or why it has none. Two
 stages: `quick` rows are one short timing each; `final` rows are the best two of each engine timed in turn. When the time is
 up the script stops in order; given its file by `--resume`, a later run leaves out what is there: layers that have final rows,
-and single quick rows of the layer that was cut off. One line a layer says who won.
+and single quick rows of the layer that was cut off. Layers that none of the engines takes are left out. One line a layer says
+who won.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ def main() -> None:
     sheet.begin([path for path in options.resume if path.exists()])
     every = {run: [p for p in problems(run) if p.key not in sheet.done] for run in options.runs}
     found = {p: variants(p, options.engines, target, options.keep) for group in every.values() for p in group}
+    every = {run: [p for p in group if found[p]] for run, group in every.items()}
     builders = Builders(options.jobs)
     wanted = [v for group in found.values() for v in group if v not in sheet.quick]
     building = builders.submit(wanted, target)

@@ -173,6 +173,15 @@ def test_a_refused_source_keeps_the_compilers_words():
     assert "no_such_thing" in caught.value.log
 
 
+@pytest.mark.parametrize("count", [4, 300])
+def test_a_log_that_names_spilled_bytes_is_a_refusal(monkeypatch, count):
+    nvrtc_or_skip()
+    log = f"ptxas info    : 8 bytes stack frame, {count} bytes spill stores, 0 bytes spill loads"
+    monkeypatch.setattr(compiled, "cached", lambda *_: len(log).to_bytes(4, "little") + log.encode() + b"cubin")
+    with pytest.raises(CompileError, match="spills"):
+        compiled.compile_cubin("cuda.implicit_gemm", "", GPU)
+
+
 def test_a_kernel_with_too_few_registers_is_refused():
     nvrtc_or_skip()
     form = Form(64, 256, 4, 3, False, 1)

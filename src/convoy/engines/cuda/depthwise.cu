@@ -1,0 +1,135 @@
+// Depthwise convolution, NHWC: a thread has four channels of STRIP output columns and goes down ROWS output rows. It reads every
+// input row of its strip once, widens it once, and adds it to all output rows that see it: their sums are in registers.
+//
+// Given by the host: BYTES (2 or 4), BF16, R, S, STRIDE_H, STRIDE_W, STRIP, ROWS, AHEAD (rows asked for before they are needed),
+// HELD (weights in registers), BIAS, RESIDUAL, ACTIVATION (a number), DEPENDENT, THREADS, BLOCKS (on a multiprocessor, at least).
+
+struct Sizes {
+  int threads, groups, strips, bands, h, w, p, q, pad_h, pad_w;  // groups: of four channels; bands: of ROWS output rows
+};
+
+#if BYTES == 2
+typedef u16 Value;
+struct alignas(8) Four { u32 low, high; };
+#else
+typedef float Value;
+struct alignas(16) Four { float v[4]; };
+#endif
+struct alignas(16) Floats { float v[4]; };
+
+#define IN_FLIGHT ((R + STRIDE_H - 1) / STRIDE_H)  // output rows that one input row belongs to, at most
+#define PERIOD (IN_FLIGHT * STRIDE_H)              // input rows after which their sums have the same registers again
+#define COLUMNS ((STRIP - 1) * STRIDE_W + S)
+#define INPUT_ROWS ((ROWS - 1) * STRIDE_H + R)
+
+DEVICE void widen(float (&v)[4], const Four& four) {
+#if BYTES == 2
+  v[0] = unpack((u16)(four.low & 0xffff));
+  v[1] = unpack((u16)(four.low >> 16));
+  v[2] = unpack((u16)(four.high & 0xffff));
+  v[3] = unpack((u16)(four.high >> 16));
+#else
+  for (int c = 0; c < 4; c++) v[c] = four.v[c];
+#endif
+}
+
+DEVICE Four narrowed(const float (&v)[4]) {
+#if BYTES == 2
+  return {pack(v[0], v[1]), pack(v[2], v[3])};
+#else
+  return {{v[0], v[1], v[2], v[3]}};
+#endif
+}
+
+// Four channels of the columns of a row; zeros outside the image.
+DEVICE void load_row(Four (&row)[COLUMNS], const Value* __restrict__ x, long long at, int pitch, u32 columns) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS; j++) {
+    row[j] = {};
+    if (columns >> j & 1) row[j] = *(const Four*)(x + at + (long long)j * pitch);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
+  int id = blockIdx.x * THREADS + threadIdx.x;
+  if (id >= z.threads) return;
+  int group = id % z.groups, rest = id / z.groups, pitch = z.groups * 4;
+  int strip = rest % z.strips * STRIP, band = rest / z.strips % z.bands * ROWS, image = rest / z.strips / z.bands;
+  int left = strip * STRIDE_W - z.pad_w, top = band * STRIDE_H - z.pad_h;
+  u32 columns = 0;
+#pragma unroll
+  for (int j = 0; j < COLUMNS; j++) columns |= (u32)(left + j >= 0 && left + j < z.w) << j;
+  long long input = (((long long)image * z.h + top) * z.w + left) * pitch + group * 4, line = (long long)z.w * pitch;
+#if HELD
+  Floats held[R * S];
+#pragma unroll
+  for (int tap = 0; tap < R * S; tap++) held[tap] = w[tap * z.groups + group];
+#endif
+#if DEPENDENT
+  wait_for_forerunner();
+  let_successor_start();
+#endif
+  float first[4] = {0.f, 0.f, 0.f, 0.f};
+#if BIAS
+  widen(first, *(const Four*)(bias + group * 4));
+#endif
+  Four ahead[AHEAD][COLUMNS];
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) load_row(ahead[i], x, input + i * line, pitch, i < INPUT_ROWS && top + i >= 0 && top + i < z.h ? columns : 0);
+  float sums[IN_FLIGHT][STRIP][4] = {};
+#pragma unroll 1
+  for (int from = 0; from < INPUT_ROWS; from += PERIOD) {
+#pragma unroll
+    for (int u = 0; u < PERIOD; u++) {
+      int i = from + u;
+      if (i >= INPUT_ROWS) break;
+      float in[COLUMNS][4];
+#pragma unroll
+      for (int j = 0; j < COLUMNS; j++) widen(in[j], ahead[u % AHEAD][j]);
+      int next = i + AHEAD;
+      load_row(ahead[u % AHEAD], x, input + next * line, pitch, next < INPUT_ROWS && top + next >= 0 && top + next < z.h ? columns : 0);
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        if ((u - r + R * STRIDE_H) % STRIDE_H) continue;
+        int slot = (u - r + R * PERIOD) / STRIDE_H % IN_FLIGHT;
+#pragma unroll
+        for (int s = 0; s < S; s++) {
+#if HELD
+          const Floats weight = held[r * S + s];
+#else
+          const Floats weight = w[opaque((r * S + s) * z.groups + group)];  // loaded anew: there are more than registers
+#endif
+#pragma unroll
+          for (int t = 0; t < STRIP; t++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+              float before = r == 0 && s == 0 ? first[c] : sums[slot][t][c];
+              sums[slot][t][c] = fmaf(in[t * STRIDE_W + s][c], weight.v[c], before);
+            }
+        }
+      }
+      if ((u - (R - 1) + R * STRIDE_H) % STRIDE_H || i < R - 1) continue;  // the row was no output's last
+      int row = band + (i - (R - 1)) / STRIDE_H, slot = (u - (R - 1) + R * PERIOD) / STRIDE_H % IN_FLIGHT;
+      long long place = (((long long)image * z.p + row) * z.q + strip) * pitch + group * 4;
+#pragma unroll
+      for (int t = 0; t < STRIP; t++) {
+        if (row >= z.p || strip + t >= z.q) continue;
+        float v[4];
+#if RESIDUAL
+        float more[4];
+        widen(more, *(const Four*)(residual + place + (long long)t * pitch));
+#endif
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+          v[c] = sums[slot][t][c];
+#if RESIDUAL
+          v[c] += more[c];
+#endif
+          v[c] = activated(v[c]);
+        }
+        *(Four*)(y + place + (long long)t * pitch) = narrowed(v);
+      }
+    }
+  }
+}

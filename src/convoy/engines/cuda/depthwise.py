@@ -1,0 +1,217 @@
+"""cuda.depthwise: one filter a channel; threads go down the image, sums in registers (docs/kernels/cuda_depthwise.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.source import ACTIVATIONS, defines, text
+from convoy.engines.triton.requirements import conv_support
+from convoy.engines.triton.tensors import checked
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.problem.spec import DTYPE_BYTES
+from convoy.support import Support
+from convoy.target import Target
+
+CHANNELS = 4
+"""Of a thread: 8 bytes of halves, 16 of fp32."""
+
+THREADS = 128
+LARGEST_FILTER = 49
+"""Taps are unrolled."""
+
+MOST_REGISTERS = 245
+"""Of a thread, by the guess: beyond it kernels spill."""
+
+HELD_TAPS = 9
+"""Weights of so many taps fit into registers beside the sums."""
+
+_MEMORY_BYTES_NS = 2800.0
+_START_NS = 1300.0
+_INSTRUCTIONS_NS = 1.3
+"""Warp instructions a nanosecond of one of a multiprocessor's four parts, at 1.7 GHz and three quarters of its rate."""
+
+_ROW_NS = 250.0
+"""From asking for a row to having it, where few threads hide it."""
+
+_LATENCY_NS = 800.0
+"""Of memory under load: what is on its way at a time, over this, is the bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut: a thread's output columns and rows, and how many input rows it asks for ahead."""
+
+    strip: int
+    rows: int
+    ahead: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(strip=self.strip, rows=self.rows, ahead=self.ahead)
+
+    @staticmethod
+    def of(knobs: Knobs, problem: ConvProblem) -> Form:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = Form(*(knobs.integer(name) for name in ("strip", "rows", "ahead")))
+        whole = form.strip > 0 and form.rows > 0 and form.ahead > 0 and form.period(problem) % form.ahead == 0
+        if not whole or form.columns(problem) > 32:
+            expected = f"strip and rows of at least 1, up to 32 columns, ahead a divisor of {form.period(problem)}"
+            raise InputError("knobs", str(knobs), expected)
+        return form
+
+    def period(self, problem: ConvProblem) -> int:
+        """Input rows after which the sums have the same registers again."""
+        return -(-problem.r // problem.stride_h) * problem.stride_h
+
+    def columns(self, problem: ConvProblem) -> int:
+        """Input columns of a strip."""
+        return (self.strip - 1) * problem.stride_w + problem.s
+
+    def input_rows(self, problem: ConvProblem) -> int:
+        """That a thread reads."""
+        return (self.rows - 1) * problem.stride_h + problem.r
+
+    def registers(self, problem: ConvProblem) -> int:
+        """About so many a thread: sums, a widened row, rows on their way, weights, places."""
+        sums = -(-problem.r // problem.stride_h) * self.strip * CHANNELS
+        waiting = self.ahead * self.columns(problem) * CHANNELS * DTYPE_BYTES[problem.x_dtype] // 4
+        held = min(problem.r * problem.s, 20)  # others are loaded as they are needed, some of them ahead
+        return sums + (self.columns(problem) + held) * CHANNELS + waiting + 30
+
+    def blocks(self, problem: ConvProblem) -> int:
+        """Blocks of a multiprocessor that the compiler makes room for."""
+        return max(1, min(8, 65536 // (THREADS * self.registers(problem))))
+
+    def sizes(self, problem: ConvProblem) -> dict[str, int]:
+        """The kernel's run-time sizes, in the order of its structure."""
+        groups, strips, bands = problem.c // CHANNELS, -(-problem.q // self.strip), -(-problem.p // self.rows)
+        return {
+            "threads": groups * strips * bands * problem.n, "groups": groups, "strips": strips, "bands": bands,
+            "h": problem.h, "w": problem.w, "p": problem.p, "q": problem.q, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+        }  # fmt: skip
+
+    def macros(self, problem: ConvProblem, *, dependent: bool = True) -> dict[str, int]:
+        """The kernel's settings."""
+        epilogue = problem.epilogue
+        return {
+            "BYTES": DTYPE_BYTES[problem.x_dtype], "BF16": int(problem.x_dtype == "bf16"), "R": problem.r, "S": problem.s,
+            "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "STRIP": self.strip, "ROWS": self.rows,
+            "AHEAD": self.ahead, "HELD": int(problem.r * problem.s <= HELD_TAPS), "BIAS": int(epilogue.bias),
+            "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+            "DEPENDENT": int(dependent), "THREADS": THREADS, "BLOCKS": self.blocks(problem),
+        }  # fmt: skip
+
+
+def candidates(problem: ConvProblem) -> Iterator[Form]:
+    """Forms that fit into the registers."""
+    for strip in (1, 2, 4, 7):
+        for rows in (1, 2, 4, 7, 8, 14, 28):
+            for ahead in (1, 2, 3):
+                form = Form(strip, rows, ahead)
+                sensible = (strip == 1 or strip < 2 * problem.q) and (rows == 1 or rows < 2 * problem.p)
+                fits = form.columns(problem) <= 32 and form.registers(problem) <= MOST_REGISTERS
+                if sensible and fits and form.period(problem) % ahead == 0:
+                    yield form
+
+
+def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+    """A guess in microseconds: the busiest multiprocessor's instructions, its waits for rows, or the memory's bytes."""
+    threads = form.sizes(problem)["threads"]
+    taps = problem.r * problem.s
+    row = form.columns(problem) * (3 + CHANNELS) + (0 if taps <= HELD_TAPS else 2 * taps / problem.stride_h)
+    output = form.strip * (CHANNELS * (taps + 3) + 4)
+    instructions = form.input_rows(problem) * row + form.rows * output + 120
+    warps = -(-threads // 32)
+    most = form.blocks(problem) * THREADS // 32  # warps of a multiprocessor at a time
+    rounds = -(-warps // (units * most))
+    busy = max(1.0, warps / (4 * units)) * instructions / _INSTRUCTIONS_NS
+    waits = rounds * (form.input_rows(problem) / form.ahead + 1) * _ROW_NS
+    asked = form.columns(problem) * form.ahead * 32 * CHANNELS * DTYPE_BYTES[problem.x_dtype]
+    on_the_way = min(most * units, warps) * asked / _LATENCY_NS
+    read_again = form.input_rows(problem) / (
+        form.rows * problem.stride_h
+    )  # rows of two bands come from the cache, mostly
+    memory = problem.bytes_min * (0.7 + 0.3 * max(1.0, read_again)) / min(_MEMORY_BYTES_NS, 2 * on_the_way)
+    return (math.hypot(max(busy, waits), memory) + _START_NS) / 1000
+
+
+class DepthwiseExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem, self.form, self.dependent = problem, form, target.capability >= 90
+        content = defines(form.macros(problem, dependent=self.dependent)) + text("hopper.cuh") + text("activation.cuh")
+        cubin, self.log = compile_cubin(engine, content + text("depthwise.cu"), target)
+        self.function = Function(engine, cubin, "depthwise", 0)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""
+        weight = constants[0].detach().float().reshape(self.problem.c, -1).t().contiguous()
+        return (weight, *(b.detach().clone().contiguous() for b in constants[1:]))
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        problem = self.problem
+        if not problem.y_spec.elements:
+            return
+        x, y, residual = checked(buffers, problem.epilogue.residual)
+        weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
+        sizes = self.form.sizes(problem)
+        arguments = [*map(pointer, (x, weight, y, residual, bias)), structure("Sizes", sizes)]
+        blocks = -(-sizes["threads"] // THREADS)
+        self.function.launch(x.device.index or 0, blocks, THREADS, arguments, dependent=self.dependent)
+
+
+class DepthwiseEngine(Engine):
+    """Direct depthwise convolution; see `depthwise.cu`."""
+
+    id = "cuda.depthwise"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """As many groups as input and output channels, a multiple of 4; at most 49 taps, no dilation. fp32 is exact."""
+        if not (found := conv_support(problem, target, 80)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if reason := absence():
+            return Support.no(reason)
+        if not problem.is_depthwise or problem.k != problem.c:
+            return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
+        if problem.c % CHANNELS:
+            return Support.no(f"needs channels as a multiple of {CHANNELS}, got {problem.c}")
+        if problem.r * problem.s > LARGEST_FILTER or problem.s > 32:
+            return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
+        if problem.dilation_h * problem.dilation_w != 1:
+            return Support.no("needs dilation 1")
+        if not any(True for _ in candidates(problem)):
+            return Support.no(f"needs a filter whose rows fit into registers, got {problem.r} x {problem.s}")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Forms by guessed time."""
+        assert isinstance(problem, ConvProblem)
+        found = sorted(candidates(problem), key=lambda form: estimate_us(problem, form, target.units))
+        return [form.knobs for form in found[:24]]
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
+        """See `estimate_us`."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(problem, Form.of(knobs, problem), target.units)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile one form."""
+        assert isinstance(problem, ConvProblem)
+        return DepthwiseExecutable(self.id, problem, Form.of(knobs, problem), target)
+
+
+ENGINE = DepthwiseEngine()

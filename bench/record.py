@@ -119,7 +119,9 @@ class Recorder:
 
 
 def _setting(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in ("subject", "batch", "dtype", "numerics", "metric"))
+    """What rows of one comparison share; where inputs have zeros, with how many and how they lie: the note's first words."""
+    words = tuple(str(row[name]) for name in ("subject", "batch", "dtype", "numerics", "metric"))
+    return (*words, *row["note"].split()[:4]) if row["note"].startswith("zeros ") else words
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -20,13 +20,16 @@ out). For poolings: our dense engines that pool in their kernel (`convoy.fused`)
 followed by PyTorch's pooling (`cudnn.best+pool`, `convoy.dense+pool`), and the latter followed by our own
 (`convoy.dense+convoy.pool`). --without leaves providers out, and engines of ours by `convoy.ID`. Engines that do not skip are
 chosen once for a problem, whatever its zeros. Every result is checked against float64 before it is timed. Rows go to
-bench/results/zeroskip-DEVICE.csv, the share of zeros in the note.
+bench/results/zeroskip-DEVICE.csv, the share of zeros in the note; for layers timed at several shares also how time falls with
+them (`correlation`, `slope_us`) and what inputs without zeros and with 75 % take beside the best dense engine (`dense_cost`,
+`share_of_dense`).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 import statistics
 import time
@@ -42,6 +45,7 @@ from layer_data import DTYPES
 from layer_timing import Builders, device_facts, variants
 from make_layers import COLUMNS as SIZES
 from record import Recorder
+from zeroskip_figures import fall
 
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Executable
@@ -100,6 +104,9 @@ class Case:
         """With its float64 results, by torch."""
         return Case(problem, zeros, kind, data, tuple(oracle(problem, data)))
 
+
+Known = tuple[ConvProblem, float, str]
+"""What a case is known by: its problem, its percentage of zeros, how they lie."""
 
 Plan = tuple[ConvProblem, Callable[[], Case]]
 """A problem, and its case, which is made when its turn comes."""
@@ -344,12 +351,15 @@ def measure(case: Case, target: Target, keep: int, recorder: Recorder, without: 
     return medians
 
 
-def case_of(problem: ConvProblem, zeros: float, kind: str, device: str) -> Case:
-    """Ordinary data with zeros: in random places, or as whole channels."""
-    data = with_zeros(make_data(problem, 1, "normal", device), 0 if kind == "channels" else zeros, 2)  # type: ignore[arg-type]
+def case_of(problem: ConvProblem, zeros: float, kind: str, device: str, seed: int = 1) -> Case:
+    """Ordinary data with zeros: in random places, or as whole channels, the same of all images."""
+    plain = make_data(problem, seed, "normal", device)
+    data = with_zeros(plain, 0 if kind == "channels" else zeros, seed + 1)
     x = data.args[0]
     if kind == "channels":
-        dead = torch.randperm(problem.c, generator=torch.Generator().manual_seed(3))[: round(problem.c * zeros / 100)]
+        dead = torch.randperm(problem.c, generator=torch.Generator().manual_seed(seed + 2))[
+            : round(problem.c * zeros / 100)
+        ]
         x = x.clone(memory_format=torch.preserve_format)
         x[:, dead] = 0
     x = x.contiguous(memory_format=torch.channels_last)
@@ -408,31 +418,39 @@ def net_layers(name: str) -> Iterator[ConvProblem]:
 
 def real_cases(options: argparse.Namespace, batch: int) -> Iterator[Plan]:
     """What a net's convolutions read for real images, with the weights that they meet."""
+    from convoy.zoo import load_images, load_model, preprocessing
+
+    model, wanted = load_model(options.model, weights=options.weights), preprocessing(options.model)
+    images = load_images(options.input, size=wanted.size, batch=batch, mean=wanted.mean, std=wanted.std)
+    for name, plain, x, constants in layer_inputs(model, images):
+        problem = laid(plain, batch, options.dtype, options.numerics)
+        yield problem, partial(real_case, problem, f"real {options.model} {name}", x, constants, options.device)
+
+
+def layer_inputs(
+    model: torch.nn.Module, images: torch.Tensor
+) -> Iterator[tuple[str, ConvProblem, torch.Tensor, Sequence[torch.Tensor]]]:
+    """Each convolution of a net: its name and problem, what it reads for some images, its weight and bias."""
     from convoy.capture import capture_inference
     from convoy.engines.interpret import compile_graph
     from convoy.graph.layers import conv_problem
     from convoy.graph.rebuild import rebuild
     from convoy.measurement.zeros import convolution_inputs
-    from convoy.zoo import load_images, load_model, preprocessing
 
-    model, wanted = load_model(options.model, weights=options.weights), preprocessing(options.model)
-    images = load_images(options.input, size=wanted.size, batch=batch, mean=wanted.mean, std=wanted.std)
     captured = capture_inference(model, (images,))
     graph, read = captured.graph, convolution_inputs(captured.graph)
     probe = rebuild(graph.inputs, tuple(read.values()), graph.values, list(graph.nodes))
     maps = compile_graph(probe)([images], [captured.constants[value.name] for value in probe.constants()])
     for (name, _), x in zip(read.items(), maps, strict=True):
         node = graph.node(name)
-        problem = laid(conv_problem(graph, node), batch, options.dtype, options.numerics)
+        problem = conv_problem(graph, node)
         _, weight, *bias = node.refs()
         shift = captured.constants[bias[0]] if bias else torch.zeros(problem.k)
-        constants = (captured.constants[weight], shift)
-        yield problem, partial(_real_case, problem, f"real {options.model} {name}", x, constants, options.device)
+        yield name, problem, x, (captured.constants[weight], shift)
 
 
-def _real_case(
-    problem: ConvProblem, kind: str, x: torch.Tensor, constants: Sequence[torch.Tensor], device: str
-) -> Case:
+def real_case(problem: ConvProblem, kind: str, x: torch.Tensor, constants: Sequence[torch.Tensor], device: str) -> Case:
+    """A case on what a layer reads."""
     dtype = DTYPES[problem.x_dtype]
     x = x.to(device, dtype).contiguous(memory_format=torch.channels_last)
     zeros = round(100 * float((x == 0).double().mean()), 1)
@@ -457,6 +475,35 @@ def region_us(executable: Executable, case: Case, device: str) -> float:
         buffers.results[0].cpu()
         samples.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(samples)
+
+
+def record_falls(figures: Sequence[tuple[Known, dict[str, float]]], recorder: Recorder) -> None:
+    """How the time of each engine that skips goes with the share of zeros, on every layer with zeros of one kind."""
+    layers: dict[tuple[ConvProblem, str], dict[float, dict[str, float]]] = {}
+    for (problem, zeros, kind), found in figures:
+        layers.setdefault((problem, kind), {})[zeros] = found
+    for (problem, kind), found in layers.items():
+        common = {"subject": problem.key, "batch": problem.n, "dtype": problem.x_dtype, "numerics": problem.numerics}
+        shares = f"zeros {min(found):g}..{max(found):g} % {kind}"
+        for provider in sorted({p for times in found.values() for p in times if p.startswith("convoy.zeroskip.")}):
+            line = fall(found, provider)
+            if line is None:
+                continue
+            values = {
+                ("correlation", "1"): line.correlation,
+                ("slope_us", "us/%"): line.slope_us,
+                ("dense_cost", "1"): line.dense_cost,
+                ("share_of_dense", "1"): line.at_75,
+            }
+            for (metric, unit), value in values.items():
+                if not math.isnan(value):
+                    note = "zeros 75 % " + kind if metric == "share_of_dense" else shares
+                    recorder.add(provider=provider, metric=metric, unit=unit, p50=value, note=note, **common)
+            print(
+                f"{problem.c}>{problem.k} @{problem.h} n{problem.n} {kind} {provider}: correlation {line.correlation:.2f}, "
+                f"slope {line.slope_us:.3f} us a percent, no zeros {line.dense_cost:.2f}x dense, 75 % {line.at_75:.2f}x",
+                flush=True,
+            )
 
 
 def precompile(
@@ -545,10 +592,10 @@ def main() -> None:
         "zeroskip", device=target.name, versions=" ".join(f"{name}={value}" for name, value in target.versions),
         protocol=f"{protocol}, median of {ROUNDS} in turn", folder=options.folder,
     )  # fmt: skip
-    done: dict[tuple[ConvProblem, float, str], dict[str, float]] = {}
+    done: dict[Known, dict[str, float]] = {}
     with torch.no_grad():
         for run in dict.fromkeys(label for label, _ in every):
-            figures: list[dict[str, float]] = []
+            figures: list[tuple[Known, dict[str, float]]] = []
             for problem, make in (plan for name, plan in every if name == run):
                 if time.monotonic() - started > options.seconds:
                     print("out of time in", run)
@@ -559,7 +606,7 @@ def main() -> None:
                 known = (case.problem, case.zeros, case.kind)
                 if known not in done:  # nets repeat layers
                     done[known] = measure(case, target, options.keep, recorder, options.without)
-                figures.append(done[known])
+                figures.append((known, done[known]))
                 if run.startswith("replica"):
                     for provider, won in contest(case, target, options.keep).items():
                         if won is not None and provider in ("convoy.zeroskip.ecr", "cudnn.best", "torch"):
@@ -569,7 +616,8 @@ def main() -> None:
                                 p50=region_us(executable, case, options.device), batch=32, numerics=options.numerics,
                                 note=f"zeros {case.zeros:g} % {case.kind} {name}",
                             )  # fmt: skip
-            print(summary(run, figures))
+            print(summary(run, [found for _, found in figures]))
+            record_falls(figures, recorder)
     print(recorder.write())
 
 

@@ -34,6 +34,9 @@ UNITS = {
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us", "workspace_bytes": "B"}
+UNITS |= {"correlation": "1", "slope_us": "us/%", "dense_cost": "1", "share_of_dense": "1", "wrong_share": "1"}
+SIGNED = {"correlation", "slope_us"}
+"""Metrics that may be below zero."""
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
 """The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip.py`."""
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
@@ -62,7 +65,7 @@ def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
         "numerics": row["numerics"] in NUMERICS,
         "provider": row["provider"] in ours | peers | JOINED,
         "unit": UNITS.get(row["metric"]) == row["unit"],
-        "p50": math.isnan(p50) or 0 <= p20 <= p50 <= p80 < math.inf,
+        "p50": math.isnan(p50) or (p20 <= p50 <= p80 < math.inf and (p20 >= 0 or row["metric"] in SIGNED)),
         "ok": row["ok"] in ("true", "false"),
         "versions": bool(row["versions"]),
         "protocol": bool(row["protocol"]),

@@ -12,11 +12,16 @@ BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import zeroskip  # noqa: E402
+import zeroskip_choice  # noqa: E402
+import zeroskip_figures  # noqa: E402
+import zeroskip_nets  # noqa: E402
 from record import Recorder  # noqa: E402
 
 from convoy.engines import host_compiler  # noqa: E402
 from convoy.engines.aten import ENGINE  # noqa: E402
+from convoy.engines.zeros import Shares  # noqa: E402
 from convoy.measurement.detect import detect_target  # noqa: E402
+from convoy.pipeline.verdict import Timed  # noqa: E402
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool  # noqa: E402
 
 CPU = detect_target("cpu")
@@ -90,3 +95,126 @@ def test_a_wrong_result_is_not_timed(capsys):
     case.exact[0][0, 1, 2, 3] += 1
     assert zeroskip.right_and_timed("planted", executable, case, CPU) is None
     assert "WRONG planted" in capsys.readouterr().out
+
+
+# ---- how time falls with zeros
+
+
+def test_a_line_is_fitted_to_the_times_and_a_dense_input_has_its_price():
+    times = {share: {"convoy.zeroskip.a": 110.0 - share, "convoy.dense": 100.0} for share in (0, 25, 50, 75)}
+    found = zeroskip_figures.fall(times, "convoy.zeroskip.a")
+    assert (found.correlation, found.slope_us) == pytest.approx((-1.0, -1.0))
+    assert (found.dense_cost, found.at_75) == pytest.approx((1.1, 0.35))
+    flat = zeroskip_figures.fall({s: {"x": 5.0} for s in (0, 50, 90)}, "x")
+    assert (flat.correlation, flat.slope_us) == (0.0, 0.0)
+    assert flat.dense_cost != flat.dense_cost, "there is no dense engine"
+    assert zeroskip_figures.fall(times, "convoy.zeroskip.b") is None
+
+
+def test_falls_are_recorded_for_each_layer_and_kind(tmp_path):
+    recorder = Recorder("zeroskip", device="test", folder=tmp_path)
+    figures = [
+        ((SMALL, share, kind), {"convoy.zeroskip.a": 10.0 - share / 10, "convoy.dense": 10.0})
+        for kind in ("random", "channels")
+        for share in (0, 50, 75)
+    ]
+    zeroskip.record_falls(figures, recorder)
+    assert len(recorder.rows) == 8
+    assert {row["metric"] for row in recorder.rows} == {"correlation", "slope_us", "dense_cost", "share_of_dense"}
+    assert {row["note"] for row in recorder.rows if row["metric"] == "correlation"} == {
+        "zeros 0..75 % random", "zeros 0..75 % channels",
+    }  # fmt: skip
+
+
+def test_rows_of_other_shares_of_zeros_stay_in_the_file(tmp_path):
+    for note, us in (("zeros 50 % random a", 1.0), ("zeros 90 % random a", 2.0), ("zeros 50 % random b", 3.0)):
+        recorder = Recorder("zeroskip", device="test", folder=tmp_path)
+        recorder.add(subject="s", provider="torch", metric="kernel_us", unit="us", p50=us, note=note)
+        recorder.write()
+    assert [row["p50"] for row in recorder.earlier()] == ["2", "3"]
+
+
+# ---- choices
+
+
+def test_an_engine_that_skips_is_chosen_where_it_was_clearly_faster_at_the_level_below(monkeypatch):
+    tuner = zeroskip_choice.Tuner(CPU, 2, ["zeroskip.cpu"], ["aten"])
+    times = {("zeros", 0, "aten"): 10.0, ("zeros", 50, "zeroskip.cpu"): 9.8, ("zeros", 90, "zeroskip.cpu"): 5.0}
+    monkeypatch.setattr(tuner, "best", lambda problem, ids, kind, percent: ("", None, times[kind, percent, ids[0]]))
+    assert tuner.choose(SMALL, Shares(0.55)) == (("", None, 10.0), None), "2 % faster is not clearly faster"
+    assert tuner.choose(SMALL, Shares(0.93))[1] == ("", None, 5.0)
+
+
+@pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")
+def test_wrong_choices_are_counted(monkeypatch, capsys):
+    problem = zeroskip.laid(replace(SMALL, epilogue=Epilogue()), 1, "fp32", "strict")
+    tuner = zeroskip_choice.Tuner(CPU, 1, ["zeroskip.cpu"], ["onednn"])
+    monkeypatch.setattr(zeroskip_choice, "MARGIN", -99.0)  # skipping, however slow
+    counted = {"cases": 0, "skipping": 0, "wrong": 0, "worst": 1.0, "gain": []}
+    for dense_us, skip_us in ((10.0, 10.2), (10.0, 10.5)):
+        monkeypatch.setattr(zeroskip_choice, "in_turn", lambda first, second, times=(dense_us, skip_us): times)
+        (case, *_) = zeroskip_choice.held_out(problem, "cpu")
+        zeroskip_choice.count(case, zeroskip_choice.shares_of(case.data.args[0]), tuner, CPU, counted)
+    assert (counted["cases"], counted["skipping"], counted["wrong"]) == (2, 2, 1)
+    assert counted["worst"] == pytest.approx(1.05)
+    assert "WRONG" not in capsys.readouterr().out
+
+
+def test_held_out_inputs_have_shares_between_the_levels():
+    problem = zeroskip.laid(ConvProblem(1, 64, 24, 24, 8, 1, 1), 2, "fp32", "strict")
+    found = [
+        (case.kind, zeroskip_choice.shares_of(case.data.args[0])) for case in zeroskip_choice.held_out(problem, "cpu")
+    ]
+    dead = [shares.dead_channels for kind, shares in found if kind == "channels"]
+    assert dead == pytest.approx([0, 0.04, 0.14, 0.27, 0.55, 0.97], abs=0.02)
+    (patches,) = (shares for kind, shares in found if kind == "patches")
+    assert patches.dead_tiles == pytest.approx(0.75, abs=0.05)
+    assert len(zeroskip_choice.layers(5, 8)) == 5
+    assert {p.n for p in zeroskip_choice.layers(5, 8)} == {8}
+
+
+# ---- whole nets
+
+
+def test_a_net_is_timed_with_and_without_the_engines_that_skip_and_its_answers_are_compared(tmp_path, monkeypatch):
+    images = [torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    monkeypatch.setattr(Images, "images", images)
+    options = Namespace(device="cpu", batch=2, db=tmp_path / "perf.db")
+    recorder = Recorder("zeroskip", device="test", folder=tmp_path)
+    monkeypatch.setattr(zeroskip_nets, "optimize_model", Optimized)
+    monkeypatch.setattr(zeroskip_nets, "interleave", lambda runs, cuda: {name: Timed(name, 1.0, 0.1) for name in runs})
+    with torch.no_grad():
+        zeroskip_nets.measure("net", zeroskip_nets.Vgg((4, "M", 8)), Images(), options, recorder)
+    found = {(row["provider"], row["metric"]): row for row in recorder.rows}
+    assert len(found) == 6
+    assert all(row["ok"] == "true" for (provider, _), row in found.items() if provider != "convoy")
+    assert found["convoy", "accuracy"]["ok"] == "false", "a planted wrong program is seen"
+    assert "4 images" in found["torch.eager", "accuracy"]["note"]
+    assert {str(denied) for denied in Optimized.denied} == {str(zeroskip_nets.SKIPPING), "()"}
+    assert {"zeroskip.cpu", "zeroskip.channels"} <= set(zeroskip_nets.SKIPPING)
+
+
+class Images:
+    """A data set of five."""
+
+    images: tuple = ()
+    labels = torch.zeros(5, dtype=torch.int64)
+
+    def __len__(self):
+        return 5
+
+    def batches(self, batch, drop_last=False):
+        for start in range(0, 5 - 5 % batch if drop_last else 5, batch):
+            yield torch.stack(list(self.images[start : start + batch])), self.labels[start : start + batch]
+
+
+class Optimized:
+    """What optimize_model gives, the model itself; with the engines that skip one that is off."""
+
+    denied: list = []  # noqa: RUF012
+
+    def __init__(self, model, args, *, name, settings):
+        self.denied.append(settings.deny_engines)
+        off = 0.0 if settings.deny_engines else 0.01
+        self.program = lambda x: model(x) + off
+        self.summary = Namespace(layers=())

@@ -1,0 +1,47 @@
+"""What single times of `bench/zeroskip.py` amount to: does time fall with the share of zeros, and what does a dense input pay?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Shares = Mapping[float, Mapping[str, float]]
+"""Percent of zeros → provider → microseconds: one layer, one way for zeros to lie."""
+
+LEAST_POINTS = 3
+"""Shares of zeros that a line is fitted to."""
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How an engine's time goes with the percentage of zeros on one layer.
+
+    Attributes:
+        correlation: Pearson's, of time and percentage: -1 where it falls on a line, 0 where zeros make no difference.
+        slope_us: microseconds for each percent, by least squares.
+        dense_cost: its time without zeros, as a multiple of the best dense engine's; NaN where either is missing.
+        at_75: its time at 75 % zeros, as a multiple of the best dense engine's; NaN where either is missing.
+    """
+
+    correlation: float
+    slope_us: float
+    dense_cost: float
+    at_75: float
+
+
+def fall(found: Shares, provider: str, dense: str = "convoy.dense") -> Fall | None:
+    """One engine's; None where it was timed at fewer than `LEAST_POINTS` shares."""
+    points = [(share, times[provider]) for share, times in sorted(found.items()) if provider in times]
+    if len(points) < LEAST_POINTS:
+        return None
+    shares, times = zip(*points, strict=True)
+    level = len(set(times)) == 1
+    correlation = 0.0 if level else statistics.correlation(shares, times)
+    slope = statistics.linear_regression(shares, times).slope
+
+    def quotient(share: float) -> float:
+        here = found.get(share, {})
+        return here[provider] / here[dense] if provider in here and dense in here else float("nan")
+
+    return Fall(correlation, slope, quotient(0), quotient(75))

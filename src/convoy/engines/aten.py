@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.activations import finish, pool2d
-from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import effective_dilation, onednn_defect, plain_convolution
 from convoy.engines.flags import convolutions, without_onednn
 from convoy.engines.interpret import compile_graph
@@ -31,8 +31,8 @@ class _Convolution(Executable):
 
     allocates_results = True
 
-    def __init__(self, problem: ConvProblem, target: Target) -> None:
-        self._problem = problem
+    def __init__(self, problem: ConvProblem, target: Target, *, deterministic: bool) -> None:
+        self._problem, self._held = problem, deterministic
         self._device = torch.device(target.device)
         self._memory_format = MEMORY_FORMATS[problem.layout]
         self._sizes = (
@@ -42,8 +42,7 @@ class _Convolution(Executable):
             problem.groups,
         )
         self._avoids_onednn = self._device.type == "cpu" and bool(onednn_defect(problem))
-        # cuDNN's gradients may add up in another order from run to run (its documentation, "Reproducibility").
-        self.deterministic = self._device.type == "cpu" or problem.direction == "fprop"
+        self.deterministic = deterministic or not _unsteady(problem, target)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight in x's memory format: ATen computes in channels_last where either has it."""
@@ -53,8 +52,8 @@ class _Convolution(Executable):
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
-        careful = without_onednn() if self._avoids_onednn else convolutions(self._problem.numerics, self._device)
-        with careful:
+        chosen = convolutions(self._problem.numerics, self._device, deterministic=self._held)
+        with without_onednn() if self._avoids_onednn else chosen:
             if self._problem.direction == "fprop":
                 buffers.results[0] = self._forward(buffers)
             else:
@@ -85,6 +84,11 @@ class _Convolution(Executable):
         )
         images = [t.contiguous(memory_format=self._memory_format) for t in made[:2] if t is not None]
         return [*images, *made[2:]] if wanted[2] else images
+
+
+def _unsteady(problem: Problem, target: Target) -> bool:
+    """Whether sums may be taken in another order from run to run: cuDNN's gradients (its documentation, "Reproducibility")."""
+    return target.device == "cuda" and isinstance(problem, ConvProblem) and problem.direction != "fprop"
 
 
 class _Linear(Executable):
@@ -156,11 +160,15 @@ class Aten(Engine):
             return Support.no("copies between nchw and nhwc, got blocked")
         return Support.yes()
 
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """As PyTorch runs it; a gradient by cuDNN also as it runs with `torch.backends.cudnn.deterministic`."""
+        plain = Knobs()
+        return (plain, Knobs.of(**{DETERMINISTIC: True})) if _unsteady(problem, target) else (plain,)
+
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Nothing is compiled."""
-        del knobs
         if isinstance(problem, ConvProblem):
-            return _Convolution(problem, target)
+            return _Convolution(problem, target, deterministic=bool(knobs.get(DETERMINISTIC)))
         if isinstance(problem, LinearProblem):
             return _Linear(problem, target)
         return _Piece(problem) if isinstance(problem, SubgraphProblem) else _Copy()

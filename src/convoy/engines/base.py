@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -31,7 +31,7 @@ from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-__all__ = ["Buffers", "Engine", "EngineConfig", "Executable", "Knobs", "Packed"]
+__all__ = ["DETERMINISTIC", "Buffers", "Engine", "EngineConfig", "Executable", "Knobs", "Packed"]
 
 Packed = tuple[Any, ...]
 """A region's constants in the arrangement that one executable wants; opaque to everyone else."""
@@ -99,6 +99,10 @@ class Executable(ABC):
             buffers: inputs, results and packed constants, as described at `Buffers`.
             workspace: a flat uint8 tensor of at least `workspace_bytes`, 256-byte aligned, or None where that is 0.
         """
+
+
+DETERMINISTIC: Final = "deterministic"
+"""Knob of settings that are there for the same bits' sake: they are looked at where a user asks for that, and only there."""
 
 
 class Engine(ABC):

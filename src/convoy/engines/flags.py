@@ -46,12 +46,13 @@ class HeldFlag:
 
 
 _BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", True)
+_DETERMINISTIC = HeldFlag(lambda: torch.backends.cudnn, "deterministic", True)
 _CUDNN_EXACT = HeldFlag(lambda: torch.backends.cudnn.conv, "fp32_precision", "ieee")
 _ONEDNN_OFF = HeldFlag(lambda: torch.backends.mkldnn, "enabled", False)
 _ONEDNN_EXACT = HeldFlag(lambda: torch.backends.mkldnn.conv, "fp32_precision", "ieee")
 
 
-def convolutions(numerics: str, device: torch.device) -> AbstractContextManager[object]:
+def convolutions(numerics: str, device: torch.device, *, deterministic: bool = False) -> AbstractContextManager[object]:
     """A context in which torch's convolutions keep to `numerics`, and on CUDA are chosen by cuDNN's benchmark.
 
     `as_torch` and `half` leave torch's precision flags as they are; `strict` makes fp32 products exact, also where the flags
@@ -60,10 +61,13 @@ def convolutions(numerics: str, device: torch.device) -> AbstractContextManager[
     Args:
         numerics: the rounding that the user allows.
         device: where the convolution runs.
+        deterministic: whether cuDNN may use only algorithms that give the same bits in every run.
     """
     if device.type == "cuda":
         stack = ExitStack()
         stack.enter_context(_BENCHMARK.held())
+        if deterministic:
+            stack.enter_context(_DETERMINISTIC.held())
         if numerics == "strict":
             stack.enter_context(_CUDNN_EXACT.held())
         return stack

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.engines.base import Engine
+from convoy.engines.base import DETERMINISTIC, Engine
 from convoy.engines.manifest import BASELINE
 from convoy.engines.zeros import Levels, expected, expecting, holds
 from convoy.measurement.criteria import Criteria
@@ -95,6 +95,7 @@ class Task:
             if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered beside this one
             support, space = ask(engine, problem, target)
+            space = _wanted(space, deterministic=deterministic)
             if support:
                 self._engines[engine.id] = engine
                 shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
@@ -308,6 +309,12 @@ def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequ
     if support and not space:
         return Support.no("offers no knobs for this problem"), ()
     return support, space
+
+
+def _wanted(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
+    """Of a space with settings that are there for the same bits' sake: those where that is asked for, else the others."""
+    steady = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
+    return steady if deterministic and steady else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
 
 
 def _excluded(row: Measurement) -> Measurement:

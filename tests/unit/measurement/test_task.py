@@ -244,6 +244,17 @@ def test_deterministic_excludes_with_a_reason():
     read_record(to_record(found["dice"]))  # a row that the database takes: no figures beside a status that is not ok
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_settings_for_the_same_bits_are_looked_at_where_they_are_asked_for(asked):
+    class Library(Fake):
+        def space(self, problem, target):
+            return [Knobs(), Knobs.of(deterministic=True)]
+
+    task = Task(PROBLEM, [Library("aten"), Fake("a")], TARGET, deterministic=asked)
+    request = task.first_look(PROTOCOL, Effort.QUICK)
+    assert [dict(c.knobs) for c in request.configs] == [{"deterministic": True} if asked else {}, {"k": 0}]
+
+
 def test_when_everything_failed_it_is_over():
     task = Task(PROBLEM, [Fake("aten", 3), Fake("a", 3)], TARGET)
     task.take_known([row(name, status=Status.WRONG_RESULT, us=0, samples=0, reason="x") for name in ("aten", "a")])

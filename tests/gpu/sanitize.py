@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
+from itertools import chain, product
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.engines.pruned.walk import positions
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Problem, WeightMask
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, WeightMask
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -100,6 +101,25 @@ def problems(direction: str) -> Iterator[Problem]:
             yield LinearProblem(n, c, k, dtype, numerics, (FULL, PLAIN)[(index + size) % 2])
 
 
+def pooled_problems() -> Iterator[Problem]:
+    """Every forward convolution again, with a pooling behind it where one fits."""
+    pools = (Pool("max", 2, 2, 2, 2), Pool("max", 3, 3, 2, 2, 1, 1), Pool("avg", 3, 3, 2, 2, 1, 1, True, True))
+    for index, problem in enumerate(problems("fprop")):
+        if isinstance(problem, ConvProblem):
+            pool = pools[index % len(pools)]
+            if problem.p >= pool.window_h and problem.q >= pool.window_w:
+                yield replace(problem, epilogue=replace(problem.epilogue, pool=pool))
+
+
+def problems_of(name: str) -> Iterator[Problem]:
+    """What an engine is launched on, where it takes it."""
+    if name.startswith("pruned."):
+        return pruned_problems(name)
+    if name == "triton.pooled" or name.startswith("zeroskip."):
+        return chain(problems("fprop"), pooled_problems())
+    return problems(DIRECTIONS.get(name, "fprop"))
+
+
 def filled(shape: tuple[int, ...], dtype: torch.dtype, layout: str = "nhwc") -> torch.Tensor:
     """Ones on the device, in channels_last where there are four sizes."""
     tensor = torch.ones(shape, dtype=dtype, device="cuda")
@@ -114,7 +134,10 @@ def launch_forward(executable: Executable, problem: Problem, dtype: torch.dtype)
         weight *= torch.from_numpy(positions(problem.mask)).to(weight)
     constants = [weight, *([filled((problem.k,), dtype)] if epilogue.bias else [])]
     args = (filled(problem.x_spec.shape, dtype, layout),)
-    args += (filled(problem.y_spec.shape, dtype, layout),) if epilogue.residual else ()
+    if len(args[0].shape) == 4:
+        args[0][:, ::3] = 0  # for engines that look for zeros
+    inner = problem.conv_spec if isinstance(problem, ConvProblem) else problem.y_spec
+    args += (filled(inner.shape, dtype, layout),) if epilogue.residual else ()
     workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
     result = torch.empty_like(filled(problem.y_spec.shape, dtype, layout))
     executable.launch(Buffers(args, [result], executable.pack(constants)), workspace)
@@ -135,12 +158,12 @@ def main() -> int:
     target = detect_target("cuda")
     only = sys.argv[1:]
     launches, shapes = 0, set()
-    for name in (name for name in (*MANIFEST, *WAITING) if name.startswith(("triton.", "cuda.", "pruned."))):
+    ours = ("triton.", "cuda.", "pruned.", "zeroskip.")
+    for name in (name for name in (*MANIFEST, *WAITING) if name.startswith(ours)):
         if only and name not in only:
             continue
         engine = load_engine(name, waiting())
-        found = pruned_problems(name) if engine.reads_mask else problems(DIRECTIONS.get(name, "fprop"))
-        for problem in found:
+        for problem in problems_of(name):
             if not engine.accepts(problem, target):
                 continue
             dtype = DTYPES[problem.x_spec.dtype]

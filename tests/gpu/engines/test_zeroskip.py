@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 NAMES = ("ecr", "gather", "blocks", "channels", "pooled")
 KINDS = [("fp32", "strict"), ("fp32", "as_torch"), ("fp16", "half"), ("bf16", "half")]
 RELU, FULL = Epilogue(bias=True, activation="relu"), Epilogue(bias=True, residual=True, activation="relu")
-TRIED = 6
+TRIED = 4
 """Settings tried of each problem: the first, and others evenly from the rest."""
 
 POOLS = {
@@ -97,6 +97,33 @@ def test_dead_channels_and_dead_regions(name, target):
         for engine, _, executable in executables(name, problem, target):
             verdict = judge(executable, engine.family, problem, Data((x,), data.constants), "integer")
             assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pooled"])
+def test_negative_zeros_are_zeros(name, target):
+    for dtype, numerics in KINDS:
+        problem = typed(SHAPES["3x3"], dtype, numerics, None)
+        data = in_channels_last(with_zeros(make_data(problem, 5, "integer", "cuda"), 70, 7, "dead_channels"))
+        x = torch.where(data.args[0] == 0, -0.0, data.args[0]).contiguous(memory_format=torch.channels_last)
+        data = Data((x, *data.args[1:]), data.constants)
+        for engine, knobs, executable in executables(name, problem, target, 1):
+            verdict = judge(executable, engine.family, problem, data, "integer")
+            assert verdict.ok, f"{dtype} {numerics} [{knobs}]: {verdict.reason}"
+
+
+@pytest.mark.parametrize("pool", ["2x2", "average", "3x3 stride 2, padded"])
+def test_blocks_that_stay_pool_rightly(pool, target):
+    engine = load_engine("triton.pooled")
+    for dtype, numerics in KINDS[1:]:
+        problem = typed(ConvProblem(32, 64, 28, 27, 96, 3, 3, 1, 1, epilogue=FULL), dtype, numerics, POOLS[pool])
+        staying = [knobs for knobs in engine.space(problem, target) if "blocks" in knobs]
+        assert staying
+        for knobs in staying[:3]:
+            executable = engine.build(problem, knobs, target)
+            for kind in ("integer", "normal"):
+                data = in_channels_last(make_data(problem, 3, kind, "cuda"))
+                verdict = judge(executable, engine.family, problem, data, kind, tf32=numerics == "as_torch")
+                assert verdict.ok, f"{dtype} [{knobs}] {kind}: {verdict.reason}"
 
 
 @pytest.mark.parametrize("name", ["ecr", "gather", "blocks"])

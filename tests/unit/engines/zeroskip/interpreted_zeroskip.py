@@ -152,6 +152,14 @@ CASES = {
 }  # fmt: skip
 
 
+NEGATIVE = {
+    "ecr": (conv(1, 9, 2, 3, 18, 1, 3, 0, 1), ECR),
+    "gather": (conv(1, 40, 4, 4, 18, 1, 3, 0, 1), tile()),
+    "blocks": (conv(1, 64, 4, 4, 18, 1, 3, 0, 1, dtype="fp16"), tile(block_c=32)),
+    "channels": (conv(1, 40, 4, 4, 24, 1, 3, 0, 1), box()),
+}
+
+
 def thinned(x, kind):
     generator = torch.Generator().manual_seed(3)
     if kind == "none alive":
@@ -220,11 +228,15 @@ def not_finite(engine_id, problem, knobs):
 
 
 def reads_no_dead_weights():
-    """Error where every weight that a dead channel would meet is NaN in memory: 0, unless one of them is read."""
+    """Error where every weight that a dead channel would meet is NaN in memory: 0, unless one of them is read.
+
+    The channels are dead of zeros and of negative zeros.
+    """
     problem, knobs = conv(1, 40, 4, 5, 24, 3, 3, 1, 1), box(split=2)
     data = make_data(problem, 5, "integer")
     x = data.args[0].clone(memory_format=torch.preserve_format)
     x[:, torch.arange(40) % 4 > 0] = 0
+    x[:, torch.arange(40) % 4 > 1] = -0.0
     (wanted,) = oracle(problem, Data((x,), data.constants))
     executable = load_engine("zeroskip.channels", EXTRA).build(problem, knobs, TARGET)
     packed = list(executable.pack(data.constants))
@@ -234,6 +246,33 @@ def reads_no_dead_weights():
     workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
     executable.launch(Buffers((x,), [y], tuple(packed)), workspace)
     return (y.double() - wanted.double()).abs().nan_to_num(99.0).max().item()
+
+
+def reads_dense_as_it_lies():
+    """Error on an input without zeros where the weights that live channels are gathered from are NaN: 0, unless it gathers."""
+    problem, knobs = conv(1, 40, 4, 5, 24, 1, 3, 0, 1), box()
+    data = make_data(problem, 5, "integer")
+    x = data.args[0] + 9
+    x[:, ::9] = 0  # fewer than an eighth
+    x = x.contiguous(memory_format=torch.channels_last)
+    (wanted,) = oracle(problem, Data((x,), data.constants))
+    executable = load_engine("zeroskip.channels", EXTRA).build(problem, knobs, TARGET)
+    packed = list(executable.pack(data.constants))
+    packed[-2] = torch.full_like(packed[-2], torch.nan)
+    y = torch.empty(problem.y_spec.shape).contiguous(memory_format=torch.channels_last)
+    workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
+    executable.launch(Buffers((x,), [y], tuple(packed)), workspace)
+    return (y.double() - wanted.double()).abs().nan_to_num(99.0).max().item()
+
+
+def negative_zeros(engine_id, problem, knobs):
+    """Error where every zero of x is negative."""
+    data = make_data(problem, 5, "integer")
+    x = thinned(data.args[0], "channels")
+    x = torch.where(x == 0, -torch.zeros_like(x), x).contiguous(memory_format=torch.channels_last)
+    (wanted,) = oracle(problem, Data((x, *data.args[1:]), data.constants))
+    y = launch(engine_id, problem, knobs, Data((x, *data.args[1:]), data.constants))
+    return (y.double() - wanted.to(x.dtype).double()).abs().max().item()
 
 
 POOLINGS = {
@@ -282,7 +321,11 @@ def main():
         print(
             json.dumps({"case": f"{engine_id}, not finite", "same": not_finite(engine_id, problem, knobs)}), flush=True
         )
+    for engine_id, (case, knobs) in NEGATIVE.items():
+        row = {"case": f"{engine_id}, negative zeros", "error": negative_zeros(engine_id, case, knobs)}
+        print(json.dumps(row), flush=True)
     print(json.dumps({"case": "dead weights", "error": reads_no_dead_weights()}))
+    print(json.dumps({"case": "a dense input", "error": reads_dense_as_it_lies()}))
     print(json.dumps({"case": "a planted fault", "error": error("gather", CONV, tile(), "all alive", corrupt=True)}))
 
 

@@ -72,6 +72,16 @@ def test_weights_of_dead_channels_are_not_read(outcomes):
     assert outcomes["dead weights"]["error"] == 0
 
 
+def test_an_input_without_zeros_is_multiplied_as_it_lies(outcomes):
+    """What bounds the cost of having looked: not one weight is gathered."""
+    assert outcomes["a dense input"]["error"] == 0
+
+
+@pytest.mark.parametrize("name", ["ecr", "gather", "blocks", "channels"])
+def test_negative_zeros_are_zeros(outcomes, name):
+    assert outcomes[f"{name}, negative zeros"]["error"] == 0
+
+
 @pytest.mark.parametrize("name", ["ecr", "gather", "channels"])
 def test_what_is_not_finite_comes_out_as_in_pytorch_with_infinite_weights_too(outcomes, name):
     assert outcomes[f"{name}, not finite"]["same"] == [True, True]

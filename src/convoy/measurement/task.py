@@ -9,6 +9,7 @@ from typing import Final
 from convoy.engines.base import DETERMINISTIC, Engine
 from convoy.engines.manifest import BASELINE
 from convoy.engines.zeros import Levels, expected, expecting, holds
+from convoy.errors import InputError
 from convoy.measurement.criteria import Criteria
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
@@ -136,12 +137,17 @@ class Task:
             estimate=self._estimate_us,
         )
         for row in predicted:
-            if row.config not in self.rows:
-                self.rows[row.config] = replace(row, workspace_bytes=self._workspace_bytes(row.config))
+            room = None if row.config in self.rows else self._workspace_bytes(row.config)
+            if room is not None:
+                self.rows[row.config] = replace(row, workspace_bytes=room)
                 self.predicted.add(row.config)
 
-    def _workspace_bytes(self, config: EngineConfig) -> int:
-        return self._engines[config.engine].workspace_bytes(self.problem, config.knobs)
+    def _workspace_bytes(self, config: EngineConfig) -> int | None:
+        """None where the engine finds that it cannot have these knobs here: a plan of another layer that a library refuses."""
+        try:
+            return self._engines[config.engine].workspace_bytes(self.problem, config.knobs)
+        except InputError:
+            return None
 
     def result_rows(self) -> list[Measurement]:
         """All rows; one that the settings exclude is `unsupported`, with the reason."""
@@ -340,7 +346,7 @@ def _by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfi
 def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
     """The settings that differ from one in a single knob, nearest first: by one step of its values, then by two, ..."""
     found: list[tuple[int, Knobs]] = []
-    values: dict[str, list[Knob]] = {name: _sorted({k[name] for k in (knobs, *others) if name in k}) for name in knobs}
+    values: dict[str, list[Knob]] = {name: _sorted(k[name] for k in (knobs, *others) if name in k) for name in knobs}
     for other in others:
         if set(other) != set(knobs):
             continue
@@ -352,4 +358,6 @@ def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
 
 
 def _sorted(values: Iterable[Knob]) -> list[Knob]:
-    return sorted(values, key=lambda value: (isinstance(value, str), value))
+    """Numbers in their order; words, which have none, as they come: the first of the others is the likeliest."""
+    distinct = list(dict.fromkeys(values))
+    return distinct if any(isinstance(value, str) for value in distinct) else sorted(distinct)

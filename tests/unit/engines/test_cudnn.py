@@ -118,11 +118,31 @@ def test_where_nothing_fuses_separate_epilogues_are_left(install):
 
 
 def test_offers_are_bounded_and_asked_for_once(install):
-    fake = install(*(plan(i) for i in range(40)))
+    fake = install(*(plan(i) for i in range(cudnn.MOST_PLANS + 20)))
     assert names(PLAIN) == [(f"eng{i}", False) for i in range(cudnn.MOST_PLANS)]
     assert ENGINE.supports(PLAIN, H100)
     assert names(PLAIN) == names(PLAIN)
     assert fake.queries == 1
+
+
+def test_neighbours_of_the_first_plans_come_last_and_may_be_refused(install):
+    install(
+        plan(3, knobs={1: 4, 2: 8}),
+        plan(3, knobs={1: 5, 2: 9}),
+        plan(9),
+        plan(3, knobs={1: 5, 2: 8}, modes=()),  # there, and recommended by nobody
+    )
+    assert names(PLAIN) == [
+        ("eng3_k1-4_k2-8", False),
+        ("eng3_k1-5_k2-9", False),
+        ("eng9", False),
+        ("eng3_k1-5_k2-8", False),
+        ("eng3_k1-4_k2-9", False),
+    ]
+    there, refused = (Knobs.of(plan=name, fused=False) for name in ("eng3_k1-5_k2-8", "eng3_k1-4_k2-9"))
+    assert ENGINE.build(PLAIN, there, H100).deterministic
+    with pytest.raises(CompileError, match="eng3_k1-4_k2-9"):
+        ENGINE.build(PLAIN, refused, H100)
 
 
 def test_engines_of_the_frontend_and_plans_that_cudnn_refuses_are_left_out(install):

@@ -1,8 +1,11 @@
 import random
+from dataclasses import replace
 
 import pytest
 
 from convoy.engines.base import Engine
+from convoy.errors import InputError
+from convoy.measurement.predict import Experience
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.task import BATCH, FINALISTS, QUICK_COMPILED, QUICK_KNOBS, Task, ask, neighbours
 from convoy.perfdb.record import read_record, to_record
@@ -291,6 +294,27 @@ def test_neighbours_differ_in_one_knob_nearest_first():
         Knobs.of(m=16, n=1, word="b"),
     }  # fmt: skip
     assert neighbours(here, [Knobs.of(other=1), here]) == []
+
+
+def test_neighbours_by_a_word_come_in_the_order_of_the_space():
+    space = [Knobs.of(plan=word, fused=True) for word in ("m", "z", "a", "l")]
+    assert neighbours(space[0], space) == space[1:]
+
+
+def test_a_predicted_setting_that_an_engine_does_not_have_here_is_left_out():
+    class Picky(Fake):
+        def workspace_bytes(self, problem, knobs):
+            if knobs["k"] == 1:
+                raise InputError("k", knobs["k"], "another")
+            return 7
+
+    other = LinearProblem(2, 8, 5)
+    times = {("aten", 0): 10.0, ("a", 0): 5.0, ("a", 1): 4.0}
+    rows = [replace(row(name, k, us, 9), problem=other.key) for (name, k), us in times.items()]
+    for engine, expected in ((Fake("a", 4), {0, 1}), (Picky("a", 4), {0})):
+        task = Task(PROBLEM, [Fake("aten"), engine], TARGET)
+        task.predict(Experience.of(rows), PROTOCOL.id)
+        assert {found.knobs["k"] for found in task.predicted if found.engine == "a"} == expected
 
 
 def test_random_races_end_with_a_thorough_winner():

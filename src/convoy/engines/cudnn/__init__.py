@@ -1,4 +1,4 @@
-"""cudnn: every execution plan that cuDNN's heuristics know for a convolution, as a candidate each.
+"""cudnn: every execution plan that cuDNN's heuristics know for a convolution, and neighbours of the best, as a candidate each.
 
 ATen takes the plan that its own benchmark of cuDNN's first few finds, without an epilogue in it. Here a plan is a knob: its
 name is stored, and builds the same kernel again in milliseconds. With `fused`, bias, residual and activation are nodes of the
@@ -26,8 +26,9 @@ from convoy.problem import ConvProblem, Epilogue, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-MOST_PLANS: Final = 24
-"""Plans offered for one problem: cuDNN lists about forty, most likely first, and as many again with an epilogue inside."""
+MOST_PLANS: Final = 160
+"""Plans offered for one problem: cuDNN lists about forty, most likely first, as many again with an epilogue inside, and then
+those `beyond` what its heuristics know. Effort `quick` looks at the first few."""
 
 _INDEX_LIMIT: Final = 2**31
 _CAPABILITIES: Final = {"fp32": 70, "fp16": 70, "bf16": 80}
@@ -143,8 +144,13 @@ def _offered(problem: ConvProblem, exact: bool, device: int) -> tuple[Knobs, ...
     part = fused_part(problem.epilogue) if problem.direction == "fprop" else _NOTHING
     separate = plans.recommended(problem, _NOTHING, exact=exact)
     fused = _fused(problem, part, exact=exact) if part else ()
+    found = [*_in_turn(fused, separate), *_in_turn(plans.beyond(fused), plans.beyond(separate))]
+    return tuple(found[:MOST_PLANS])
+
+
+def _in_turn(fused: Sequence[Plan], separate: Sequence[Plan]) -> list[Knobs]:
     pairs = zip_longest(_knobs(fused, fused=True), _knobs(separate, fused=False))
-    return tuple(knobs for knobs in chain.from_iterable(pairs) if knobs is not None)[:MOST_PLANS]
+    return [knobs for knobs in chain.from_iterable(pairs) if knobs is not None]
 
 
 def _fused(problem: ConvProblem, part: Epilogue, *, exact: bool) -> tuple[Plan, ...]:

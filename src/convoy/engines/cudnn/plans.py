@@ -11,7 +11,7 @@ A plan is one of cuDNN's engines with a value for each of its knobs. Its name is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -133,6 +133,27 @@ def _survey(problem: ConvProblem, fused: Epilogue, without: Iterable[str]) -> tu
         if plan is not None and plan not in plans and not denial(problem, plan) and _probe(graph, index) is not None:
             plans[plan] = None
     return tuple(plans)
+
+
+MOST_VARIED: Final = 3
+"""Recommended plans whose neighbours are tried: the best of them are the first, nearly always."""
+
+
+def beyond(found: Sequence[Plan]) -> tuple[Plan, ...]:
+    """Plans that no heuristic recommends: the first few recommended ones with another value of one knob.
+
+    The values are those that recommended plans of the same engine have. cuDNN refuses many of these when they are built, which
+    is a row with its reason; none is asked for here.
+    """
+    known, made = set(found), dict[Plan, None]()
+    for plan in [plan for plan in found if not plan.listed][:MOST_VARIED]:
+        alike = [other for other in found if other.engine == plan.engine and not other.listed]
+        for place, (number, value) in enumerate(plan.knobs):
+            values = dict.fromkeys(dict(other.knobs).get(number, value) for other in alike)
+            for other in values:
+                knobs = (*plan.knobs[:place], (number, other), *plan.knobs[place + 1 :])
+                made[Plan(plan.engine, knobs)] = None
+    return tuple(plan for plan in made if plan not in known)
 
 
 def _recommending(problem: ConvProblem, fused: Epilogue) -> Any:

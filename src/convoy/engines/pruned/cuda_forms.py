@@ -249,7 +249,7 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
     """A form with its steps: as few as shared memory has room for at once, else two of them; None where it does not fit."""
     assert problem.mask is not None
     counts = counts_of(problem.mask, form.filters)
-    if form.threads > MOST_THREADS or form.registers < form.filters * form.vectors + SPARE_REGISTERS[0]:
+    if form.threads > MOST_THREADS or _is_cramped(form):
         return None
     if form.splits > 1 and counts.values < 8 * form.splits:
         return None
@@ -260,7 +260,7 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
         return None
     # Two blocks on a multiprocessor where there are blocks enough, and threads to spare.
     blocks = layout.positions // form.tile * counts.groups
-    resident = 2 if blocks > target.units and form.threads <= MOST_THREADS // 2 else 1
+    resident = 2 if blocks > target.units and not _is_cramped(replace(form, resident=2)) else 1
     most = most // resident - (resident - 1) * RESERVED_BYTES
     channels = max(len(layout.channels), 1)
     whole = (layout.span * phases + counts.values / channels + 4) * 4
@@ -273,6 +273,11 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
     if channels > room:
         wanted = min(wanted, max(1, room // 4))
     return replace(form, channels=wanted, room=most >> 10, resident=resident)
+
+
+def _is_cramped(form: Form) -> bool:
+    """Whether a thread has fewer registers than its sums want."""
+    return form.registers < form.filters * form.vectors + SPARE_REGISTERS[0]
 
 
 @lru_cache(maxsize=2048)

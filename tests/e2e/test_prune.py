@@ -41,6 +41,11 @@ def test_a_small_net_from_its_weights_to_a_file_that_loads(convoy_command: Comma
     again = json.loads(convoy_command.works(*SMALL, "--sparsity", "0.6", "--weights", out, "--json"))
     assert [layer["zeros_before"] for layer in again["layers"]] == [108, 24, 9]
     assert again["accuracy"] is None
+    told = convoy_command.works("optimize", *SMALL[1:], "--weights", out, "--effort", "none")
+    assert (
+        "the weights were pruned: pattern unstructured, sparsity 0.5, scope layer; accuracy on 12 of synthetic:12"
+        in told
+    )
     out.unlink()
 
 

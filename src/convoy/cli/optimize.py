@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -77,6 +78,7 @@ def optimize(
     from convoy.plan import save
     from convoy.plan.file import write_text
     from convoy.plan.timeline import chrome_trace, planned
+    from convoy.prune import describe_weights
     from convoy.report import print_summary, write_html, write_json
 
     with Bar() as bar, options.fitting(module, args):
@@ -84,14 +86,17 @@ def optimize(
             result = options.train(module, args, model, settings, bar, amp)
         else:
             result = optimize_model(module, args, name=model, settings=settings, observer=bar)
+    summary = result.summary
+    if said := describe_weights(weights):
+        summary = replace(summary, notes=(said, *summary.notes))
     if plan is not None:
         save(result.plan, plan)
     if report is not None:
-        write_html(result.summary, report)
+        write_html(summary, report)
     if json_path is not None:
-        write_json(result.summary, json_path)
+        write_json(summary, json_path)
     if timeline is not None:
-        trace = chrome_trace({"planned": planned(result.plan.steps), "measured": result.summary.timeline})
+        trace = chrome_trace({"planned": planned(result.plan.steps), "measured": summary.timeline})
         write_text(timeline, json.dumps(trace) + "\n", "timeline")
     files = {
         "database": settings.db or default_path(),
@@ -100,4 +105,4 @@ def optimize(
         "json": json_path,
         "timeline": timeline,
     }
-    print_summary(result.summary, {name: path for name, path in files.items() if path is not None})
+    print_summary(summary, {name: path for name, path in files.items() if path is not None})

@@ -8,7 +8,7 @@ from convoy.prune.magnitude import Recipe
 from convoy.prune.model import Pruned, prune_model
 from convoy.prune.patterns import Pattern, parse_pattern
 from convoy.prune.result import Accuracy, Finetune, PrunedLayer, PruneSummary
-from convoy.prune.save import check_weights_path, save_weights
+from convoy.prune.save import check_weights_path, describe_weights, save_weights
 
 __all__ = [
     "PATTERNS",
@@ -24,6 +24,7 @@ __all__ = [
     "advise",
     "break_even",
     "check_weights_path",
+    "describe_weights",
     "parse_pattern",
     "prune_model",
     "save_weights",

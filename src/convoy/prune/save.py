@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Final
 
 from torch import nn
 
 from convoy.errors import InputError
+
+LONGEST_WORDS: Final = 400
+"""Characters of a file's own words that are repeated, at most: anybody may have written them."""
 
 
 def save_weights(model: nn.Module, path: Path, about: dict[str, str]) -> None:
@@ -33,6 +37,30 @@ def save_weights(model: nn.Module, path: Path, about: dict[str, str]) -> None:
         raise InputError("out", str(path), "a path that can be written", str(error)) from error
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def describe_weights(path: str | None) -> str:
+    """What the file of `convoy prune` says of itself, in one line; empty for any other weights, or none.
+
+    Args:
+        path: as `--weights` takes it: a file, `DEFAULT`, or None.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if path is None or not Path(path).is_file():
+        return ""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about: dict[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return ""
+    if not {"pattern", "sparsity", "scope"} <= about.keys():
+        return ""
+    said = f"the weights were pruned: pattern {about['pattern']}, sparsity {about['sparsity']}, scope {about['scope']}"
+    if {"accuracy", "accuracy_before", "accuracy_images"} <= about.keys():
+        images, before, after = about["accuracy_images"], about["accuracy_before"], about["accuracy"]
+        said += f"; accuracy on {images}: {before} before, {after} after"
+    return said[:LONGEST_WORDS]
 
 
 def check_weights_path(path: Path) -> None:

@@ -16,6 +16,7 @@ from convoy.prune import (
     Recipe,
     accuracy,
     check_weights_path,
+    describe_weights,
     prune_model,
     save_weights,
 )
@@ -202,6 +203,21 @@ def test_what_is_written_is_a_plain_state_dict(tmp_path: Path, dtype: torch.dtyp
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == {"pattern": "2:4"}
     assert [p.name for p in tmp_path.iterdir()] == ["pruned.safetensors"]
+
+
+def test_a_file_says_how_it_was_pruned(tmp_path: Path) -> None:
+    path, model = tmp_path / "w.safetensors", nn.Linear(2, 2)
+    about = {"pattern": "2:4", "sparsity": "0.5", "scope": "layer", "model": "m"}
+    save_weights(model, path, about)
+    assert describe_weights(str(path)) == "the weights were pruned: pattern 2:4, sparsity 0.5, scope layer"
+    save_weights(model, path, about | {"accuracy": "0.75", "accuracy_before": "0.8", "accuracy_images": "9 of photos"})
+    assert describe_weights(str(path)).endswith("scope layer; accuracy on 9 of photos: 0.8 before, 0.75 after")
+    save_weights(model, path, about | {"pattern": "x" * 10_000})
+    assert len(describe_weights(str(path))) == 400
+    save_weights(model, path, {"made_by": "somebody"})
+    assert not describe_weights(str(path))
+    path.write_bytes(b"no tensors")
+    assert not any(map(describe_weights, (str(path), str(tmp_path / "none"), "DEFAULT", None)))
 
 
 def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:

@@ -89,15 +89,18 @@ def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:
     return Errors(relative, worst)
 
 
-def interleave(runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int = ROUNDS) -> dict[str, Timed]:
+def interleave(
+    runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int = ROUNDS, least_s: float = LEAST_ROUND_S
+) -> dict[str, Timed]:
     """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
 
     Args:
         runs: name → a call that runs once.
         cuda: wait for the device at the end of each round.
         rounds: timed rounds, after one that is dropped.
+        least_s: how long a round takes at least: what a program does before its first launch counts once a round.
     """
-    repeats = {name: _repeats(run, cuda=cuda) for name, run in runs.items()}
+    repeats = {name: _repeats(run, least_s, cuda=cuda) for name, run in runs.items()}
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(rounds + 1):
         for name, run in runs.items():
@@ -133,11 +136,11 @@ def _round(run: Callable[[], object], repeats: int, *, cuda: bool) -> float:
     return time.perf_counter() - start
 
 
-def _repeats(run: Callable[[], object], *, cuda: bool) -> int:
+def _repeats(run: Callable[[], object], least_s: float, *, cuda: bool) -> int:
     for _ in range(2):
         run()
     once = max(_round(run, 1, cuda=cuda), 1e-6)
-    return max(1, round(LEAST_ROUND_S / once))
+    return max(1, round(least_s / once))
 
 
 def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:

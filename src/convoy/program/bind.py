@@ -17,6 +17,7 @@ from convoy.errors import PlanError
 from convoy.measurement.ahead import Ahead
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem, TensorSpec
+from convoy.program.marks import link_marks
 from convoy.program.placement import Place, place_results
 from convoy.regions import Region
 from convoy.schedule import finished_before
@@ -137,10 +138,12 @@ def bind(
         )
     outputs = [_output_slot(name, plan, slots) for name in graph.outputs]
     place_results(steps, problems, outputs)
+    slot_names = list(slots)
+    link_marks(steps, slot_names)
     mark_frees(steps, outputs)
     return Bound(
         steps=steps,
-        slot_names=list(slots),
+        slot_names=slot_names,
         inputs=[(graph.values[name].spec, plan.border.get(name, ANY_LAYOUT)) for name in graph.inputs],
         outputs=outputs,
         workspace_bytes=max((b.executable.workspace_bytes for b in steps), default=0),

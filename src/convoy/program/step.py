@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from convoy.program.gradients import Averages, average, clip, has_hooks, put_gra
 from convoy.program.module import Signature, signature_of
 from convoy.program.overlap import Overlap
 from convoy.program.step_graph import StepGraph
+from convoy.program.updates import OvertakenError, Updates, updates_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class StepOptions:
         accumulate: micro-batches to an update.
         group: process group to average gradients over, or None.
         overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
+        early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way.
     """
 
     amp: torch.dtype | None = None
@@ -44,6 +47,7 @@ class StepOptions:
     accumulate: int = 1
     group: Any = None
     overlap: bool = True
+    early_updates: bool = True
 
 
 @dataclass(slots=True)
@@ -100,6 +104,7 @@ class TrainingStep:
         self._micro = 0
         self._graph: StepGraph | None = None
         self._graph_refused = False
+        self._warm = False  # whether a whole update was made launch by launch
         group = options.group
         self._averages = None if group is None else Averages(group, self._footing.device)
         self._overlap = self._make_overlap()
@@ -139,29 +144,32 @@ class TrainingStep:
         else:
             with torch.no_grad():
                 loss = self._work(self._leaves((x, *targets)), first=self._micro == 0, last=last)
+            self._warm |= last
         self._micro = 0 if last else self._micro + 1
         return loss
 
     # --- the step itself ------------------------------------------------------------------------------------------------
 
-    def _work(self, batch: Sequence[torch.Tensor], *, first: bool, last: bool) -> torch.Tensor:
+    def _work(
+        self, batch: Sequence[torch.Tensor], *, first: bool, last: bool, updates: Updates | None = None
+    ) -> torch.Tensor:
         """Everything, on torch's current stream; without gradient mode. What a CUDA graph captures."""
         runnable, capture = self.program.runnable, self.program.capture
         assert runnable is not None
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         inputs = [*(parameters[n].detach() for n in capture.parameters), *(buffers[n] for n in capture.buffers), *batch]
         overlap = None if has_hooks(self._footing.parameters) else self._overlap
-        loss, *made = runnable(inputs, overlap)
-        gradients, updates = made[: len(capture.learned)], made[len(capture.learned) :]
-        if updates:
-            torch._foreach_copy_([buffers[name] for name in capture.updated], updates)
+        loss, *made = runnable(inputs, updates or overlap)
+        gradients, statistics = made[: len(capture.learned)], made[len(capture.learned) :]
+        if statistics:
+            torch._foreach_copy_([buffers[name] for name in capture.updated], statistics)
         if capture.counted:
             torch._foreach_add_([buffers[name] for name in capture.counted], 1)
         if self.options.accumulate > 1:
             torch._foreach_mul_(gradients, 1 / self.options.accumulate)
         learned = [parameters[name] for name in capture.learned]
         put_gradients(learned, gradients, add=not first)
-        if last:
+        if last and updates is None:
             self._update(learned, averaged=overlap is not None)
         return loss
 
@@ -221,8 +229,10 @@ class TrainingStep:
             self._graph_refused = True
             self.notes.append(f"the step is launched kernel by kernel, not as one CUDA graph: {reason}")
             return False
-        # An update that has begun is ended as it was begun: its gradients lie where they were made.
-        return self._graph is not None or (self._micro == 0 and has_state(self.optimizer, self._learned()))
+        # An update that has begun is ended as it was begun: its gradients lie where they were made. And what libraries do in
+        # their first call cannot be captured.
+        ready = self._warm and self._micro == 0
+        return self._graph is not None or (ready and has_state(self.optimizer, self._learned()))
 
     def _run_graph(self, batch: tuple[Any, ...]) -> torch.Tensor:
         leaves = self._leaves(batch)
@@ -243,18 +253,35 @@ class TrainingStep:
     def _capture(self, leaves: Sequence[torch.Tensor]) -> StepGraph:
         runnable = self.program.runnable
         assert runnable is not None
-        made = StepGraph(
-            self._work,
+        updates = self._updates_of(runnable)
+        try:
+            made = self._record(runnable, leaves, updates)
+        except OvertakenError:
+            made = self._record(runnable, leaves, None)
+        self._footing = Footing(self.model, self.optimizer)
+        return made
+
+    def _record(self, runnable: EagerProgram, leaves: Sequence[torch.Tensor], updates: Updates | None) -> StepGraph:
+        beside = () if updates is None or updates.stream is None else (updates.stream,)
+        return StepGraph(
+            partial(self._work, updates=updates),
             leaves,
             self.model,
             self.optimizer,
             scaler=self._scaler(),
             micro=self.options.accumulate,
-            streams=(*runnable.streams, *self._sending()),
+            streams=(*runnable.streams, *self._sending(), *beside),
             keeps=runnable.workspace(),
         )
-        self._footing = Footing(self.model, self.optimizer)
-        return made
+
+    def _updates_of(self, runnable: EagerProgram) -> Updates | None:
+        """What updates parameters while the backward pass goes on; None where an update wants all gradients."""
+        options, capture = self.options, self.program.capture
+        together = (options.scaler, options.clip_grad_norm, options.group) != (None, None, None)
+        if together or options.accumulate > 1 or not options.early_updates:
+            return None
+        slots = [capture.parameters.index(name) for name in capture.learned]
+        return updates_of(runnable.bound, self._learned(), slots, self.optimizer, runnable.streams)
 
     def _sending(self) -> tuple[torch.cuda.Stream, ...]:
         stream = None if self._averages is None else self._averages.stream

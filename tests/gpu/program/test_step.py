@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline import train_model, verdict
-from convoy.program.step import TrainingStep
+from convoy.program import updates
+from convoy.program.step import StepOptions, TrainingStep
 
 pytestmark = pytest.mark.gpu
 
@@ -324,6 +325,24 @@ def test_replays_under_memory_pressure_give_the_same_bits(db: Path):
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("maker", [sgd, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)], ids=["sgd", "adamw"])
+def test_early_updates_have_the_bits_of_one_at_the_end(
+    db: Path, maker: Callable[[nn.Module], torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(updates, "BUCKET_BYTES", 1 << 10)
+    chosen = dataclasses.replace(settings(db, 3), deterministic=True)
+    ends: list[torch.Tensor] = []
+    for early in (True, False):
+        model = net()
+        options = StepOptions(early_updates=early)
+        step = train_model(model, cross_entropy, maker(model), batches(1)[0], options=options, settings=chosen).step
+        for x, y in batches(4) * 10:
+            step(x, y)
+        assert step._graph is not None, step.notes
+        ends.append(weights(model))
+    assert torch.equal(*ends)
+
+
 def test_dropout_draws_new_numbers_in_every_replay(db: Path):
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8 * 22 * 22, 10)
@@ -332,7 +351,7 @@ def test_dropout_draws_new_numbers_in_every_replay(db: Path):
     x, y = batches(1)[0]
     step = convoy.training_step(model, cross_entropy, frozen, (x, y), settings=settings(db))
     losses = {step(x, y).item() for _ in range(6)}
-    assert step._graph is not None
+    assert step._graph is not None, step.notes
     assert len(losses) == 6
 
 

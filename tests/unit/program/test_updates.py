@@ -1,0 +1,127 @@
+"""Parameters that are updated while the backward pass goes on: the same bits, no sooner than they may, and early indeed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import convoy
+from convoy.pipeline import verdict
+from convoy.program import updates
+from convoy.program.step import TrainingStep
+from convoy.program.updates import OvertakenError, Updates, updates_of
+
+
+class Net(nn.Module):
+    """Convolutions in a row, so that the last layer's gradients are there long before the first one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3 if i == 0 else 6, 6, 3, padding=1) for i in range(4))
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.fc(x.mean((2, 3)))
+
+
+BATCH = (torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(4))
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01),
+}
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, kind: str) -> TrainingStep:
+    """A step that has made one update, so that the optimizer has its state; small buckets."""
+    monkeypatch.setattr(verdict, "is_faster", lambda *_: True)
+    monkeypatch.setattr(updates, "BUCKET_BYTES", 1 << 10)
+    torch.manual_seed(0)
+    model = Net()
+    groups = [{"params": [*model.fc.parameters()], "lr": 0.02}, {"params": [*model.layers.parameters()]}]
+    settings = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",), db=None)
+    step = convoy.training_step(model, cross_entropy, OPTIMIZERS[kind](groups), BATCH, settings=settings)
+    step(*BATCH)
+    return step
+
+
+def updates_for(step: TrainingStep) -> Updates:
+    runnable = step.program.runnable
+    assert runnable is not None
+    slots = [step.program.capture.parameters.index(name) for name in step.program.capture.learned]
+    made = updates_of(runnable.bound, step._learned(), slots, step.optimizer)
+    assert made is not None
+    return made
+
+
+def work(step: TrainingStep, made: Updates | None) -> None:
+    with torch.no_grad():
+        step._work(BATCH, first=True, last=True, updates=made)
+
+
+def weights(step: TrainingStep) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in step.model.parameters()]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_early_updates_have_the_bits_of_one_at_the_end(monkeypatch: pytest.MonkeyPatch, kind: str):
+    step = trained(monkeypatch, kind)
+    kept = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
+    ends = []
+    for early in (False, True):
+        step.model.load_state_dict(kept[0])
+        step.optimizer.load_state_dict(copy.deepcopy(kept[1]))
+        for _ in range(3):
+            work(step, updates_for(step) if early else None)
+        ends.append(weights(step))
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    assert not all(torch.equal(one, kept[0][name]) for name, one in step.model.state_dict().items())
+    assert [len(group["params"]) for group in step.optimizer.param_groups] == [2, 8]
+
+
+def test_updates_begin_before_the_pass_ends(monkeypatch: pytest.MonkeyPatch):
+    step = trained(monkeypatch, "sgd")
+    made, seen = updates_for(step), []
+    begin = made._update
+    launched = [0]
+    after = made.after
+    monkeypatch.setattr(made, "after", lambda index, slots: (launched.__setitem__(0, index), after(index, slots)))
+    monkeypatch.setattr(
+        made, "_update", lambda part, slots: (seen.append((launched[0], len(part))), begin(part, slots))
+    )
+    work(step, made)
+    assert sum(count for _, count in seen) == len(list(step.model.parameters()))
+    last = len(made._steps) - 1
+    assert seen[0][0] < last / 2 + last / 4  # the classifier's, with three quarters of the launches queued at most
+    assert len(seen) >= 3
+
+
+def test_a_parameter_that_is_still_to_be_read_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """The guard against a launch that reads a parameter by another name, such as a view: planted by an update too early."""
+    step = trained(monkeypatch, "sgd")
+    made = updates_for(step)
+    names = step.program.capture.learned
+    weight = step.model.get_parameter("layers.1.weight")
+    later = step.program.runnable.bound.outputs[
+        1 + names.index("layers.2.weight")
+    ]  # its gradient comes first, and has its shape
+    begin = next(at for at, one in enumerate(made._steps) if later in one.results)
+    made._parts, made._waits = {begin: [[(weight, later)]]}, {begin: {begin}}
+    with pytest.raises(OvertakenError, match="after its update"):
+        work(step, made)
+
+
+def test_only_elementwise_optimizers_update_early(monkeypatch: pytest.MonkeyPatch):
+    step = trained(monkeypatch, "sgd")
+    runnable = step.program.runnable
+    assert runnable is not None
+    parameters = step._learned()
+    slots = [step.program.capture.parameters.index(name) for name in step.program.capture.learned]
+    assert updates_of(runnable.bound, parameters, slots, torch.optim.Adagrad(parameters)) is None

@@ -57,6 +57,8 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
+    "padded": "convoy.engines.padded",
+    "batches": "convoy.engines.batches",
     "cuda.depthwise": "convoy.engines.cuda.depthwise",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
@@ -88,6 +90,9 @@ SLICING: Final = frozenset(
 
 MERGING: Final = "triton.merged"
 """Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""
+
+FRUGAL: Final = frozenset({"batches"})
+"""Engines that save memory and never time: they compete where there is a memory budget."""
 
 BASELINE: Final = "aten"
 """What PyTorch does today: always competes."""

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
-from convoy.engines.manifest import BASELINE, MERGING, engine_ids
+from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, engine_ids
 from convoy.engines.zeros import Shares
 from convoy.errors import InputError, PlanError, SelectionError
 from convoy.graph.text import digest
@@ -176,7 +176,9 @@ def competing_engines(settings: Settings) -> list[str]:
         for engine in wanted:
             if engine not in known:
                 raise InputError(argument, engine, "one of " + ", ".join(known))
-    allowed = [e for e in known if not settings.only_engines or e in (*settings.only_engines, BASELINE)]
+    only = settings.only_engines
+    known = [e for e in known if e not in FRUGAL or settings.memory_budget_bytes is not None or e in only]
+    allowed = [e for e in known if not only or e in (*only, BASELINE)]
     return [e for e in allowed if e == BASELINE or e not in settings.deny_engines]
 
 

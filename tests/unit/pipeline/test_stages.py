@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.engines.manifest import MANIFEST
+from convoy.engines.manifest import FRUGAL, MANIFEST
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
 from convoy.pipeline.stages import (
@@ -114,9 +114,13 @@ def test_other_regions_are_measured_in_nchw_too(regions: list[Region], target: T
 
 
 def test_who_competes() -> None:
-    assert competing_engines(Settings(engines=())) == list(MANIFEST)
+    assert competing_engines(Settings(engines=())) == [engine for engine in MANIFEST if engine not in FRUGAL]
     assert competing_engines(Settings(engines=(), only_engines=("gemm",))) == ["aten", "gemm"]
     assert competing_engines(Settings(engines=("x=y:Z",), only_engines=("x",))) == ["aten", "x"]
+    frugal = ("batches=convoy.engines.batches:ENGINE",)
+    assert "batches" not in competing_engines(Settings(engines=frugal))
+    assert "batches" in competing_engines(Settings(engines=frugal, memory_budget_bytes=1 << 20))
+    assert "batches" in competing_engines(Settings(engines=frugal, only_engines=("batches",)))
     without = competing_engines(Settings(engines=(), deny_engines=("gemm", "aten")))
     assert set(MANIFEST) - set(without) == {"gemm"}  # the baseline always competes
     for words in ({"only_engines": ("nobody",)}, {"deny_engines": ("nobody",)}):

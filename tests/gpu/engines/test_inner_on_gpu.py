@@ -1,4 +1,4 @@
-"""padded and batches on the GPU: with every engine inside, exact on integers, within the bounds on real numbers, inside guards."""
+"""padded and batches on the GPU: with every engine inside, exact on integers, within the bounds on real numbers, in guards."""
 
 from dataclasses import replace
 

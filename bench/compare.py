@@ -3,6 +3,7 @@
 `convoy compare` on some nets, as CSV; run files and pages go to a folder of your choice. Run it on a quiet machine:
 
     python bench/compare.py [--nets alexnet,googlenet,resnet50] [--batch 1,32] [--train] [--dtype fp32] [--folder runs]
+    python bench/compare.py RUN.json...        # runs of `convoy compare` that are there, as CSV
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 
 from record import Recorder
 
+from convoy.cli.compare import requested
 from convoy.compare.case import Case
 from convoy.compare.comparison import Limits, compare
 from convoy.compare.frameworks import FRAMEWORKS, find
 from convoy.compare.page import sheet_of
-from convoy.compare.runfile import Row, Run
+from convoy.compare.runfile import Row, Run, read
 from convoy.report.sheet import print_sheet, write_sheet
 
 PROVIDERS = {"torch": "torch.eager", "inductor": "inductor.default"}
@@ -68,6 +70,7 @@ def record(run: Run, rows: Iterable[Row], question: str, folder: Path | None = N
 def arguments(description: str | None, nets: str) -> argparse.Namespace:
     """Options that the scripts share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN.json")
     parser.add_argument("--nets", default=nets)
     parser.add_argument("--batch", default="1,32")
     parser.add_argument("--train", action="store_true")
@@ -98,11 +101,17 @@ def tell(what: str, done: int, total: int) -> None:
 def main() -> None:
     """Run the comparison, print it, write the CSV, the run files and the pages."""
     options = arguments(__doc__, "alexnet,googlenet,resnet50")
+    for path in options.runs:
+        run = read(path)
+        print_sheet(sheet_of([run]))
+        print(record(run, run.rows, "compare").write())
+    if options.runs:
+        return
     options.folder.mkdir(parents=True, exist_ok=True)
     for net in options.nets.split(","):
         every = cases(options, net)
         path = options.folder / f"compare-{net}-{every[0].mode}-{options.dtype}-{every[0].device}.json"
-        request = {"command": "compare", **every[0].to_dict(), "batch": options.batch}
+        request = requested("compare", every, Limits().rounds)
         entries = [find(word) for word in options.frameworks.split(",")]
         run = compare(every, entries, path, request=request, limits=Limits(), again=options.again, observer=tell)
         sheet = sheet_of([run])

@@ -2,8 +2,11 @@
 
     convoy study --sweep batch,channels,filters,size,kernel,stride --dtype fp16 --output study.json
     python bench/study.py study.json
+    python bench/study.py --replay alexnet,vgg16,googlenet,resnet50 --dtype fp16 --batch 1
 
-A row a point and algorithm: the time of its best engine; a whole net's strategies as `total_us`. Failures are left out.
+A row a point and algorithm: the time of its best engine, its workspace and energy; a whole net's strategies as `total_us` and
+`peak_memory_bytes`. Failures are left out. `--replay` compares strategies from the results that ship with Convoy, without the
+device: the protocol says for how many problems no row was there, so that their times are predicted.
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from record import Recorder
 from convoy.compare import Row, Run, read
 from convoy.compare.study_lines import strategy_table, winners
 
-METRICS = {"time_us": "kernel_us", "total_us": "total_us", "energy_uj": "energy_uj"}
+METRICS = {
+    "time_us": "kernel_us",
+    "total_us": "total_us",
+    "energy_uj": "energy_uj",
+    "workspace_bytes": "workspace_bytes",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
 
 
 def subject(row: Row) -> str:
@@ -48,14 +57,42 @@ def recorded(run: Run, folder: Path | None = None) -> Recorder:
     return recorder
 
 
+def replayed(net: str, dtype: str, batch: int) -> Run:
+    """Strategies for one net by the shipped results of the first device that has any; its zeros are not asked for."""
+    import tempfile
+
+    from convoy.compare.study_strategies import strategies
+    from convoy.perfdb import Database
+    from convoy.perfdb.shipped import shipped_descriptions
+    from convoy.pipeline.stages import capture_net
+    from convoy.settings import Effort, Settings
+    from convoy.zoo import example_args, input_size, load_model
+
+    target = next(iter(shipped_descriptions().values()))
+    model = load_model(net, dtype=dtype)
+    args = example_args(model, batch=batch, dtype=dtype, default_size=input_size(net))
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(effort=Effort.NONE, db=Path(folder) / "perf.db")
+        captured = capture_net(net, model, args, {}, settings, target)
+        captured.inputs = []
+        with Database.open(settings.db) as database:
+            rows, found = strategies(captured, settings, database, lambda *_: None)
+    protocol = f"replay of shipped rows, {found.predicted} of {len(found.rows)} problems predicted"
+    return Run("study", {"target": target.to_dict(), "protocol": protocol}, tuple(rows))
+
+
 def main() -> None:
-    """Read runs, write the CSV."""
+    """Read or replay runs, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN.json")
+    parser.add_argument("--replay", default="", metavar="NET,NET")
+    parser.add_argument("--dtype", default="fp16")
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    for path in options.runs:
-        run = read(path)
+    runs = [read(path) for path in options.runs]
+    runs += [replayed(net, options.dtype, options.batch) for net in options.replay.split(",") if net]
+    for run in runs:
         print("\n".join(winners(run.rows)))
         print("\n".join(" ".join(line) for line in strategy_table([r for r in run.rows if r.mode == "inference"])))
         print(recorded(run, options.folder).write())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 
+from compare_tables import options_table, strategies_table
 from pruned_tables import pruned_net_table, pruned_table
 
 ROOT = Path(__file__).parent.parent
@@ -93,7 +94,8 @@ def gain_of(by_provider: dict[str, Row]) -> float | None:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    return f"{float(row['p50']):.3f}" + ("" if row["ok"] == "true" else " (wrong)")
+    words = "" if row["ok"] == "true" else " (wrong)"
+    return f"{float(row['p50']):.3f}{words}" + (" (noisy)" if row["note"].endswith("noisy") else "")
 
 
 def prediction_table(rows: Sequence[Row], title: str) -> str:
@@ -218,6 +220,13 @@ def render(page: Path) -> dict[str, str]:
         "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
+        "compare": section("compare", latency_table, "Frameworks side by side", all_devices=every),
+        "compare-figure": figures("compare", page, all_devices=every),
+        "options": section("options", options_table, "PyTorch's options", all_devices=every),
+        "options-figure": figures("options", page, all_devices=every),
+        "strategies": section("study", strategies_table, "Strategies", all_devices=every),
+        "study-figure": figures("study", page, all_devices=every),
+        "scaling-figure": figures("scaling", page, all_devices=every),
         "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),
         "pruned-net": section("pruned-net", pruned_net_table, "Pruned nets", all_devices=every),

@@ -31,6 +31,47 @@ SCALING = Run("scaling", MANIFEST, (
 ))  # fmt: skip
 
 
+def strategy(provider: str, metric: str, value: str) -> dict[str, str]:
+    about = {
+        "subject": "alexnet",
+        "dtype": "fp16",
+        "batch": "1",
+        "protocol": "replay",
+        "device": "H100",
+        "commit": "abc",
+    }
+    return {**about, "provider": provider, "metric": metric, "p50": value}
+
+
+NETS = [
+    strategy("convoy.library", "total_us", "300"),
+    strategy("convoy.exact", "total_us", "100"),
+    strategy("convoy.library", "peak_memory_bytes", "2e6"),
+]
+
+
+def test_an_ablation_becomes_rows_a_table_and_a_picture(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("CONVOY_COMMIT", "0123456789ab")
+    run = importlib.import_module("examples").options_run()
+    recorder = importlib.import_module("options").recorded(run)
+    recorder.folder = tmp_path
+    with recorder.write().open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "latency_ms"]
+    assert [(row["provider"], row["note"].split("; ")[0]) for row in rows] == [
+        ("torch.defaults", "defaults"), ("torch.alone", "compile"), ("torch.step", "a"), ("torch.without", "compile"),
+        ("torch.without", "onednn"), ("torch.best", "best"),
+    ]  # fmt: skip
+    peers = importlib.import_module("plots").PEERS
+    assert {row["provider"] for row in rows} <= set(peers)
+    page = importlib.import_module("compare_tables").options_table(rows, "Options")
+    assert "from 100.000 to 50.000 ms. 2.0x from options alone: compile" in page
+    assert "| compile | 2.00x | 1.96x |" in page
+    assert "| onednn |  | 3.00x |" in page
+    assert "from the defaults to the best setting" in importlib.import_module("plots").options_figure(rows, "Options")
+
+
 @pytest.mark.parametrize(("name", "run", "subjects"), [
     ("study", STUDY, {"sweep:channels channels=64 fprop", "alexnet"}), ("scaling", SCALING, {"resnet50 x2 weak"}),
 ])  # fmt: skip
@@ -50,6 +91,11 @@ def test_a_run_becomes_rows_that_the_rules_allow(name, run, subjects, tmp_path: 
     rules = importlib.import_module("test_bench_results")
     peers = set(importlib.import_module("plots").PEERS)
     assert [rules.defects(row, path, peers) for row in rows] == [[]] * len(rows)
+    if name == "study":
+        page = importlib.import_module("compare_tables").strategies_table(NETS, "Strategies")
+        assert "| alexnet | fp16 | 1 | 0.300 (3.00x) |  |  | 0.100 (1.00x) | 2.0 |  |  | replay |" in page
+        assert "<svg" in importlib.import_module("plots").study_figure(rows, "Study")
     if name == "scaling":
+        assert "efficiency over GPUs" in importlib.import_module("plots").scaling_figure(rows, "Training")
         page = importlib.import_module("tables").scaling_table(rows, "Training")
         assert "| resnet50 x2 weak | fp32 | 128 | torch.ddp | 5120 | 99.0% | 50 |" in page

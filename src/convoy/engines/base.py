@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem
+from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
 
@@ -89,6 +89,23 @@ class Executable(ABC):
         later is told by the result's strides. The default takes dense results alone.
         """
         del result, pitch, offset
+        return False
+
+    def marks_written(self) -> TensorSpec | None:
+        """What its launches can say of their first result as they write it, for readers that skip zeros; None: nothing.
+
+        Asked before the first launch where a reader accepts marks. A launch whose `results` have one more tensor, of this
+        spec, writes them there: int32 [2, images · slices, words of 32 channels], of each slice of an image's pixels the largest
+        finite |y| as bits, and a bit for each channel that is not zero (`triton.kernels.marks`).
+        """
+        return None
+
+    def accept_marks(self, spec: TensorSpec) -> bool:
+        """Whether it makes use of marks of its first argument: of a spec that `marks_written` gave, for that very value.
+
+        Asked once for each spec before the first launch; a launch whose `args` have one more tensor is given them there.
+        """
+        del spec
         return False
 
     @abstractmethod

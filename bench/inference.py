@@ -10,7 +10,7 @@ needs a process of its own, is in `bench/compare.py`.
                               [--peers eager,graph,inductor,max-autotune] [--missing]
                               [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
 
-Where tuning a net reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; a later call
+A plan on several streams is timed on one too (`convoy.serial`). Where tuning a net reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; a later call
 with the same `--db` goes on. With `--seconds` no case is begun that could not end in time; `--missing` takes those cases alone
 that the results lack.
 """
@@ -23,6 +23,7 @@ import dataclasses
 import itertools
 import math
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,9 +36,11 @@ from record import Recorder
 from torch import nn
 
 import convoy
+from convoy import plan as plans
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, stock_graph
+from convoy.plan import Plan
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
@@ -150,6 +153,7 @@ class Ready:
     compile_s: float
     held: int
     note: str = ""
+    plan: Plan | None = None
 
 
 WORDS = {
@@ -218,7 +222,22 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run) -> Ready | No
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved() - before
     replay = program.runnable.replay  # type: ignore[attr-defined]
-    return Ready(replay, lambda: result.program(x), took, held, f" tuning_s={took:.0f}{note}")
+    return Ready(replay, lambda: result.program(x), took, held, f" tuning_s={took:.0f}{note}", result.plan)
+
+
+def serial(model: nn.Module, x: torch.Tensor, plan: Plan, run: Run) -> Ready:
+    """The same plan on one stream."""
+    begun, before = time.monotonic(), torch.cuda.memory_reserved()
+    plan = dataclasses.replace(plan, steps=plans.parallel(plan.steps, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        plans.save(plan, path)
+        net = convoy.load(model, path, (x,), settings=convoy.Settings(db=run.db))
+    runnable = net.programs[0].runnable
+    net(x)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved() - before
+    return Ready(runnable.replay, lambda: net(x), time.monotonic() - begun, held)  # type: ignore[union-attr]
 
 
 def compare(case: Case, run: Run, recorder: Recorder) -> str:
@@ -234,6 +253,8 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
     ready = peers(model, x, run)
     if ours is not None:
         ready["convoy"] = ours
+        if ours.plan is not None and any(step.stream for step in ours.plan.steps):
+            ready["convoy.serial"] = serial(model, x, ours.plan, run)
     timed = interleave({name: one.call for name, one in ready.items()}, cuda=True)
     stock = errors_against(model(x), exact).rel_l2_error
     line = f"{case.net:16} b{case.batch:<3} {case.dtype} " + (
@@ -244,7 +265,7 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
         right = error < max(LEAST_ERROR[case.dtype], WORSE * stock)
         record(recorder, case, name, ready[name], figures, error=error, right=right)
         line += f"  {name} {figures.median_ms:.3f} ({error:.0e}{'' if right else ', WRONG'})"
-    others = [figures.median_ms for name, figures in timed.items() if name != "convoy"]
+    others = [figures.median_ms for name, figures in timed.items() if not name.startswith("convoy")]
     gain = min(others) / timed["convoy"].median_ms if "convoy" in timed and others else math.nan
     return line + f"  gain {gain:.2f}"
 

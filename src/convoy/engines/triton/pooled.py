@@ -21,6 +21,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.scratch import Scratch
 from convoy.engines.triton import implicit_gemm, persistent, split_fp32, stem, swapped
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build
+from convoy.engines.triton.marking import UNMARKED
 from convoy.engines.triton.persistent import Form, PersistentExecutable
 from convoy.engines.triton.requirements import is_strict
 from convoy.engines.triton.split_fp32 import SplitExecutable
@@ -33,7 +34,7 @@ from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-_NOT_HERE = ("SPLIT", "SWAPPED", "PARTS")
+_NOT_HERE = ("SPLIT", "SWAPPED", "PARTS", *UNMARKED)
 """Constants of the dense kernels that the pooled ones do not have."""
 
 _MANY = 128 * 128
@@ -119,6 +120,9 @@ class _Pooling(SwappedExecutable):
         view = self.view
         height, width = self.pool.size(view.p, view.q)
         return descriptor(y, [view.n, height, width, view.k], self.pooled_box)
+
+    def marks_written(self) -> None:
+        """None: marks are of what a convolution makes."""
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """Writes dense results."""

@@ -9,9 +9,10 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.marking import UNMARKED, MarkingExecutable
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.swapped import tensor_support
-from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type, pack_bias, pack_tiles
+from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
 from convoy.engines.triton.tensors import as_floats, checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -52,11 +53,11 @@ def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
     return high, low, torch.exp2(-exponent).float()
 
 
-class SplitExecutable(SwappedExecutable):
+class SplitExecutable(MarkingExecutable):
     """Three launches (largest |x|, split, product), and a fourth where the reduction is split."""
 
     def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target, view: View | None = None) -> None:
-        self.elements = problem.x_spec.elements
+        self.elements, self.target = problem.x_spec.elements, target
         super().__init__(engine, view or plane_view(problem), tile, "fp32", problem.epilogue, target)
         self.partial_bytes = self.workspace_bytes
         self.workspace_bytes = plane_bytes(problem) + self.partial_bytes
@@ -100,7 +101,7 @@ class SplitExecutable(SwappedExecutable):
             **{name: build.signature[name] for name in ("y", "residual", "bias")},
             "x_inverse": "*fp32", "w_inverse": "*fp32", **sizes,
         }  # fmt: skip
-        constants |= {"WAIT": dependent, "BODY_FIRST": tile.warps == 4}
+        constants |= {"WAIT": dependent, "BODY_FIRST": tile.warps == 4, **UNMARKED}
         return Build(
             engine, split_conv, signature, constants, ["bias", "x_inverse", "w_inverse"],
             tile.warps, tile.stages, dependent,

@@ -244,9 +244,23 @@ class SwappedExecutable(Executable):
             *((weight if self.tile.prefetch else None,) if extra is None else extra),
             *self.sizes(),
         ]
-        self.kernel((math.prod(self.tile.tiles(view)), self.splits, 1), arguments)
+        self.run_product(arguments, buffers)
         if self.reduce is not None and sums is not None:
-            self.reduce.launch(sums, y, residual, bias)
+            self.add_parts(sums, y, residual, bias, buffers)
+
+    def run_product(self, arguments: list[Any], buffers: Buffers) -> None:
+        """The kernel's launch."""
+        del buffers
+        self.kernel((math.prod(self.tile.tiles(self.view)), self.splits, 1), arguments)
+
+    def add_parts(
+        self, sums: torch.Tensor, y: torch.Tensor, residual: torch.Tensor | None, bias: torch.Tensor | None,
+        buffers: Buffers,
+    ) -> None:  # fmt: skip
+        """The sum of the parts of a split reduction."""
+        del buffers
+        assert self.reduce is not None
+        self.reduce.launch(sums, y, residual, bias)
 
 
 __all__ = ["TORCH_DTYPE", "ReduceSplits", "SwappedExecutable", "box_type", "pack_bias", "pack_tiles", "workspace_bytes"]

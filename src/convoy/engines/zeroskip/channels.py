@@ -16,14 +16,15 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.scratch import Scratch
 from convoy.engines.triton import split_fp32
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.marking import UNMARKED, MarkingExecutable, block_pixels, mark_slices
 from convoy.engines.triton.requirements import is_strict
 from convoy.engines.triton.split_fp32 import AHEAD_BYTES, split_weight
 from convoy.engines.triton.swapped import tensor_support
-from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type, pack_bias, pack_tiles, workspace_bytes
+from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles, workspace_bytes
 from convoy.engines.triton.tensors import checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
 from convoy.engines.zeros import expected
-from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
 
@@ -33,8 +34,9 @@ DENSE_SHARE = 0.875
 MOST_CHANNELS = 2048
 """One thread block orders an image's channels."""
 
-_SLICES = 128
-_LOOK_PIXELS = 64
+_MOST_MARKS = 8192
+"""Words of marks, at most: every thread block of the second launch reads them all."""
+
 _SPLIT_VALUES = 4096
 _TILES, _SHORT = 12, 4
 _LOOK_US, _BYTES_US = 3.0, 3.0e6
@@ -57,8 +59,7 @@ def _power(size: int) -> int:
 
 def slices_of(problem: ConvProblem) -> int:
     """Slices of an image's pixels that are looked at by a thread block each: about as many blocks as a large GPU has places."""
-    blocks = problem.n * -(-problem.c // 32)
-    return max(1, min(_SLICES, -(-problem.h * problem.w // 8), -(-384 // blocks)))
+    return mark_slices(problem.n, problem.h * problem.w, problem.c)
 
 
 def layout(problem: ConvProblem, tile: Tile) -> Scratch:
@@ -74,11 +75,11 @@ def layout(problem: ConvProblem, tile: Tile) -> Scratch:
     return room
 
 
-class LiveExecutable(SwappedExecutable):
+class LiveExecutable(MarkingExecutable):
     """Three launches (look, split, product), and a fourth where the reduction is split."""
 
     def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
-        self.problem = problem
+        self.problem, self.target, self.engine = problem, target, engine
         super().__init__(engine, plane_view(problem), tile, "fp32", problem.epilogue, target)
         if self.view.pixels == 0:
             return
@@ -87,7 +88,7 @@ class LiveExecutable(SwappedExecutable):
         self.words, self.slices = -(-problem.c // 32), slices_of(problem)
         self._dependent = not interpreting()
         self.look = Kernel(self._look_build(engine), target)
-        self.planes = Kernel(self._split_build(engine), target)
+        self.planes = {self.slices: Kernel(self._split_build(engine, self.slices), target)}
 
     @property
     def split_pixels(self) -> int:
@@ -97,14 +98,13 @@ class LiveExecutable(SwappedExecutable):
     def _look_build(self, engine: str) -> Build:
         from convoy.engines.zeroskip.kernels.channels import look
 
-        share = -(-self.problem.h * self.problem.w // self.slices)
         signature = {"x": "*fp32", "maxima": "*i32", "alive": "*i32", "pixels": "i32", "c": "i32", "words": "i32"}
-        constants = {"BLOCK_P": min(_LOOK_PIXELS, _power(share)), "WAIT": self._dependent}
+        constants = {"BLOCK_P": block_pixels(self.problem.h * self.problem.w, self.slices), "WAIT": self._dependent}
         return Build(
             engine, look, signature, constants, ["x", *self._even()], dependent=self._dependent, tensor_cores=False
         )
 
-    def _split_build(self, engine: str) -> Build:
+    def _split_build(self, engine: str, slices: int) -> Build:
         from convoy.engines.zeroskip.kernels.channels import split_live
 
         problem, tile = self.problem, self.tile
@@ -123,7 +123,7 @@ class LiveExecutable(SwappedExecutable):
         lists = {"order": "*i32", "counts": "*i32", "w_bytes": "*i8" if self._dependent else "none"}
         signature = {**pointers, **lists, **dict.fromkeys(numbers, "i32")}
         constants = {
-            "MAXIMA": _power(problem.n * self.slices * self.words), "ROWS": _power(tile.block_n * self.slices),
+            "MAXIMA": _power(problem.n * slices * self.words), "ROWS": _power(tile.block_n * slices),
             "WORDS": _power(self.words), "BLOCK_P": self.split_pixels, "BLOCK_C": tile.block_c, "GROUP": tile.block_n,
             "IMAGES": problem.n, "WAIT": self._dependent,
         }  # fmt: skip
@@ -146,7 +146,7 @@ class LiveExecutable(SwappedExecutable):
             "weights": "*fp16", "order": "*i32", "counts": "*i32", "x_inverse": "*fp32", "w_inverse": "*fp32",
             **sizes, "k_padded": "i32",
         }  # fmt: skip
-        constants |= {"R": self.view.r, "WAIT": dependent, "BODY_FIRST": tile.warps == 4}
+        constants |= {"R": self.view.r, "WAIT": dependent, "BODY_FIRST": tile.warps == 4, **UNMARKED}
         return Build(
             engine, live_conv, signature, constants, ["bias", "weights", "x_inverse", "w_inverse", "k_padded"],
             tile.warps, tile.stages, dependent,
@@ -175,16 +175,31 @@ class LiveExecutable(SwappedExecutable):
         inverse, maxima, alive, order, counts, planes, partial = self.room.views(
             scratch(workspace, self.workspace_bytes)
         )
-        pixels, looked = problem.h * problem.w, problem.n * self.slices * self.words
+        pixels, slices = problem.h * problem.w, self.slices
         weight, *_, w_inverse, rows, finite = buffers.constants
-        self.look((self.slices, self.words, problem.n), [x, maxima, alive, pixels, problem.c, self.words])
-        sizes = [pixels, problem.c, self.words, looked, self.slices, math.ceil(DENSE_SHARE * problem.c),
+        if len(buffers.args) > 1 + self.epilogue.residual:
+            maxima, alive = buffers.args[-1]
+            slices = maxima.shape[0] // problem.n
+        else:
+            self.look((slices, self.words, problem.n), [x, maxima, alive, pixels, problem.c, self.words])
+        looked = problem.n * slices * self.words
+        sizes = [pixels, problem.c, self.words, looked, slices, math.ceil(DENSE_SHARE * problem.c),
                  problem.x_spec.elements, int(not finite), min(weight.numel() * weight.element_size(), AHEAD_BYTES)]  # fmt: skip
         grid = (-(-pixels // self.split_pixels), problem.n, 1)
-        self.planes(
+        self.planes[slices](
             grid, [x, maxima, alive, inverse, planes, order, counts, weight if self._dependent else None, *sizes]
         )
         self.multiply(planes, buffers, partial if partial.numel() else None, (rows, order, counts, inverse, w_inverse))
+
+    def accept_marks(self, spec: TensorSpec) -> bool:
+        """Takes them instead of looking, unless they are so many that reading them would cost more."""
+        _, lines, words = spec.shape
+        slices = lines // self.problem.n
+        if words != self.words or self.view.pixels == 0 or lines * words > _MOST_MARKS:
+            return False
+        if slices not in self.planes:
+            self.planes[slices] = Kernel(self._split_build(self.engine, slices), self.target)
+        return True
 
     def x_images(self) -> int:
         """Two planes of every image."""

@@ -152,6 +152,20 @@ CASES = {
 }  # fmt: skip
 
 
+WIDE = conv(2, 16, 5, 6, 40, 3, 3, 1, 1, epilogue=FULL)
+MARKED = {  # producer, problem, knobs: its result is what a convolution over live channels reads
+    "split_fp32": ("triton.split_fp32", WIDE, box(block_k=32)),
+    "split_fp32, parts": ("triton.split_fp32", WIDE, box(block_k=32, split=3)),
+    "split_fp32, images": (
+        "triton.split_fp32",
+        replace(WIDE, n=3, r=1, pad_h=0),
+        box(block_k=32, block_n=2, block_h=2),
+    ),
+    "channels": ("zeroskip.channels", replace(WIDE, n=1, h=4), box(block_k=64)),
+    "channels, parts": ("zeroskip.channels", replace(WIDE, n=1), box(block_k=32, split=2)),
+}
+
+
 NEGATIVE = {
     "ecr": (conv(1, 9, 2, 3, 18, 1, 3, 0, 1), ECR),
     "gather": (conv(1, 40, 4, 4, 18, 1, 3, 0, 1), tile()),
@@ -265,6 +279,38 @@ def reads_dense_as_it_lies():
     return (y.double() - wanted.double()).abs().nan_to_num(99.0).max().item()
 
 
+def marked(engine_id, problem, knobs):
+    """Error of marks that a producer writes, and of a reader that is given them instead of looking: 0 and 0."""
+    producer = load_engine(engine_id, EXTRA).build(problem, knobs, TARGET)
+    data = make_data(problem, 5, "integer")
+    bias = torch.where(torch.arange(40) % 3 == 0, data.constants[1], -999.0)  # two of three channels die
+    bias[39] = torch.inf
+    data = Data(data.args, (data.constants[0], bias))
+    spec = producer.marks_written()
+    y = torch.full(problem.y_spec.shape, torch.nan).contiguous(memory_format=torch.channels_last)
+    marks = torch.full(spec.shape, -1, dtype=torch.int32)
+    workspace = torch.full((producer.workspace_bytes,), 255, dtype=torch.uint8)
+    producer.launch(Buffers(data.args, [y, marks], producer.pack(data.constants)), workspace)
+    assert torch.equal(y.double(), oracle(problem, data)[0])
+    n, lines = problem.n, spec.shape[1]
+    alive = (marks[1].reshape(n, lines // n, -1, 1) >> torch.arange(32) & 1).amax(1).flatten(1)[:, :40]
+    wrong = int((alive != (y != 0).flatten(2).any(2)).sum())
+    largest = marks[0].max().view(torch.float32)
+    wrong += int(largest != y[y.isfinite()].abs().max())
+    y[:, 39] = 1.0  # infinities are for the marks, sums are not
+    reading = conv(n, 40, problem.p, problem.q, 24, 1, 3, 0, 1)
+    executable = load_engine("zeroskip.channels").build(reading, box(), TARGET)
+    assert executable.accept_marks(spec)
+    assert not executable.accept_marks(replace(spec, shape=(2, lines, 3))), "another number of channels"
+    executable.look = None  # whoever looks, fails
+    weights = make_data(reading, 6, "integer").constants
+    result = torch.full(reading.y_spec.shape, torch.nan).contiguous(memory_format=torch.channels_last)
+    workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
+    executable.launch(Buffers((y, marks), [result], executable.pack(weights)), workspace)
+    (wanted,) = oracle(reading, Data((y,), weights))
+    return wrong + (result.double() - wanted).abs().nan_to_num(99.0).max().item()
+
+
 def negative_zeros(engine_id, problem, knobs):
     """Error where every zero of x is negative."""
     data = make_data(problem, 5, "integer")
@@ -321,6 +367,8 @@ def main():
         print(
             json.dumps({"case": f"{engine_id}, not finite", "same": not_finite(engine_id, problem, knobs)}), flush=True
         )
+    for name, found in MARKED.items():
+        print(json.dumps({"case": f"marks of {name}", "error": marked(*found)}), flush=True)
     for engine_id, (case, knobs) in NEGATIVE.items():
         row = {"case": f"{engine_id}, negative zeros", "error": negative_zeros(engine_id, case, knobs)}
         print(json.dumps(row), flush=True)

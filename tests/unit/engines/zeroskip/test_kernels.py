@@ -19,7 +19,7 @@ from convoy.engines.triton.tiles import conv_view
 from convoy.engines.zeros import expecting
 from convoy.engines.zeroskip.tiles import Geometry, tile_space
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem, TensorSpec
 from convoy.target import Target
 
 SCRIPT = Path(__file__).with_name("interpreted_zeroskip.py")
@@ -77,6 +77,13 @@ def test_an_input_without_zeros_is_multiplied_as_it_lies(outcomes):
     assert outcomes["a dense input"]["error"] == 0
 
 
+@pytest.mark.parametrize(
+    "name", ["split_fp32", "split_fp32, parts", "split_fp32, images", "channels", "channels, parts"]
+)
+def test_what_a_producer_marks_is_what_a_reader_would_have_seen(outcomes, name):
+    assert outcomes[f"marks of {name}"]["error"] == 0
+
+
 @pytest.mark.parametrize("name", ["ecr", "gather", "blocks", "channels"])
 def test_negative_zeros_are_zeros(outcomes, name):
     assert outcomes[f"{name}, negative zeros"]["error"] == 0
@@ -115,7 +122,12 @@ def test_the_first_guess_is_built_without_spilling(name, problem, instruction):
     multiply = getattr(executable, "dense", executable).kernel
     assert instruction in multiply.compiled.asm["sass"]
     others = [getattr(getattr(executable, name, None), "kernel", None) for name in ("reduce", "pooling")]
-    others += [getattr(executable, name, None) for name in ("look", "planes")]
+    others += [getattr(executable, name, None) for name in ("look", "maxima")]
+    if name == "channels":
+        assert executable.marks_written()
+        assert executable.accept_marks(TensorSpec((2, 3 * problem.n, -(-problem.c // 32)), "i32"))
+        assert len(executable.planes) == 2
+        others += [executable.marking, *executable.planes.values()]
     for kernel in filter(None, (multiply, *others)):
         log = assembler_log(kernel.compiled)
         assert "0 bytes spill stores" in log

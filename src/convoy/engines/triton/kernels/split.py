@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from convoy.engines.triton.kernels.epilogue import activate
+from convoy.engines.triton.kernels.marks import mark_tile
 from convoy.engines.triton.kernels.swapped import load_pixels, prefetch_weights
 
 
@@ -103,12 +104,16 @@ def split_sum(
 def split_conv(
     x, w, y, residual, bias, x_inverse, w_inverse,
     tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,
-    pad_h, pad_w, dilation_h, dilation_w,
+    pad_h, pad_w, dilation_h, dilation_w, marks,
     S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, ACTIVATION: tl.constexpr,
     SPLIT: tl.constexpr, BODY_FIRST: tl.constexpr, WAIT: tl.constexpr,
+    MARK_P: tl.constexpr, MARK_Q: tl.constexpr, MARK_K: tl.constexpr,
 ):  # fmt: skip
-    """As `swapped_conv`, on planes: x holds [2 x images, ...], w the packed rows of hi and then those of lo."""
+    """As `swapped_conv`, on planes: x holds [2 x images, ...], w the packed rows of hi and then those of lo.
+
+    Where the sum is whole and there is a place for them, with marks of the result (`kernels/marks.py`).
+    """
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -137,4 +142,10 @@ def split_conv(
             out += tl.load(bias + k_index)[None, :]
         if residual is not None:
             out += residual.load([n0, p0, q0, k0]).reshape(PIXELS, BLOCK_K)
-        y.store([n0, p0, q0, k0], activate(out, ACTIVATION).reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))
+        out = activate(out, ACTIVATION)
+        y.store([n0, p0, q0, k0], out.reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))
+        if marks is not None:
+            mark_tile(
+                out, marks, tiles_h * tiles_w, tile // tiles_k % (tiles_h * tiles_w), n0, p0, q0, k0, images,
+                MARK_P, MARK_Q, MARK_K, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K,
+            )  # fmt: skip

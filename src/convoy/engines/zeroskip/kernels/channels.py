@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from convoy.engines.triton.kernels.epilogue import activate
+from convoy.engines.triton.kernels.marks import magnitude_bits, mark_tile
 from convoy.engines.triton.kernels.split import split_sum
 from convoy.engines.triton.kernels.swapped import load_pixels, prefetch_weights
 
@@ -43,8 +44,7 @@ def look(x, maxima, alive, pixels, c, words, BLOCK_P: tl.constexpr, WAIT: tl.con
         pixel = start + tl.arange(0, BLOCK_P)
         inside = (pixel < last)[:, None] & (channel < c)[None, :]
         place = (image * pixels + pixel).to(tl.int64)[:, None] * c + channel[None, :]
-        bits = tl.load(x + place, mask=inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        largest = tl.maximum(largest, tl.where(bits < 0x7F800000, bits, 1))
+        largest = tl.maximum(largest, magnitude_bits(tl.load(x + place, mask=inside, other=0.0)))
     of_channel = tl.max(largest, axis=0)
     to = (image * slices + tl.program_id(0)) * words + word
     tl.store(alive + to, tl.sum((of_channel > 0).to(tl.int32) << tl.arange(0, 32), axis=0))
@@ -167,10 +167,11 @@ def live_sum(
 def live_conv(
     x, w, y, residual, bias, weights, order, counts, x_inverse, w_inverse,
     tiles_k, tiles_h, tiles_w, c_blocks, iterations, iterations_split, images, channels,
-    pad_h, pad_w, dilation_h, dilation_w, k_padded,
+    pad_h, pad_w, dilation_h, dilation_w, k_padded, marks,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
     ACTIVATION: tl.constexpr, SPLIT: tl.constexpr, BODY_FIRST: tl.constexpr, WAIT: tl.constexpr,
+    MARK_P: tl.constexpr, MARK_Q: tl.constexpr, MARK_K: tl.constexpr,
 ):  # fmt: skip
     """As `split_conv`; where channels of the tile's images are dead, over the others alone."""
     if WAIT:
@@ -211,4 +212,10 @@ def live_conv(
             out += tl.load(bias + k_index)[None, :]
         if residual is not None:
             out += residual.load([n0, p0, q0, k0]).reshape(PIXELS, BLOCK_K)
-        y.store([n0, p0, q0, k0], activate(out, ACTIVATION).reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))
+        out = activate(out, ACTIVATION)
+        y.store([n0, p0, q0, k0], out.reshape(BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K))
+        if marks is not None:
+            mark_tile(
+                out, marks, tiles_h * tiles_w, tile // tiles_k % (tiles_h * tiles_w), n0, p0, q0, k0, images,
+                MARK_P, MARK_Q, MARK_K, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_K,
+            )  # fmt: skip

@@ -10,9 +10,9 @@ needs a process of its own, is in `bench/compare.py`.
                               [--peers eager,graph,inductor,max-autotune] [--missing]
                               [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
 
-A plan on several streams is timed on one too (`convoy.serial`). Where tuning a net reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; a later call
-with the same `--db` goes on. With `--seconds` no case is begun that could not end in time; `--missing` takes those cases alone
-that the results lack.
+A plan on several streams is timed on one too (`convoy.serial`). Where tuning a net reaches `--tune-seconds`, the rest
+is predicted from what was measured, and the row says so; a later call with the same `--db` goes on. With `--seconds`
+no case is begun that could not end in time; `--missing` takes those cases alone that the results lack.
 """
 
 from __future__ import annotations

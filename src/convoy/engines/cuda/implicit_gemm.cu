@@ -16,9 +16,6 @@ struct Sizes {
   u32 q_factor, q_shift, pq_factor, pq_shift, tiles_n_factor, tiles_n_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 
-// n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
-DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * factor >> shift); }
-
 #define TILE_M (TURNS ? ROWS : ROWS * CONSUMERS)
 #define PARTS (ROWS / 64)
 #define A_BYTES (TILE_M * 128)
@@ -32,19 +29,6 @@ typedef u16 Value;
 #else
 typedef float Value;
 #endif
-
-struct Ring {  // a place in the ring of stages
-  int stage;
-  u32 phase;
-  DEVICE_MEMBER void next() {
-    if (++stage == STAGES) { stage = 0; phase ^= 1; }
-  }
-  DEVICE_MEMBER void skip(int count) {
-    stage += count;
-    phase ^= (stage / STAGES) & 1;
-    stage %= STAGES;
-  }
-};
 
 // What is added to this lane's eight sums: loaded for several at once, for each load takes half a microsecond to come.
 #if BYTES == 2

@@ -60,7 +60,7 @@ def defines(settings: Mapping[str, int]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in settings.items())
 
 
-MASKED: Final = ("activation", "exchange", "swapped")
+MASKED: Final = ("activation", "exchange", "ring", "swapped")
 """What kernels for pruned weights on tensor cores share, beside the device's two headers."""
 
 
@@ -78,5 +78,5 @@ def plain_source(kernel: str, settings: Mapping[str, int]) -> str:
 
 def source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:
     """Everything that the compiler gets for `kernel`.cu."""
-    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "activation", "exchange"))
+    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "activation", "exchange", "ring"))
     return defines(settings) + headers + product(settings["BN"], dtype) + text(f"{kernel}.cu")

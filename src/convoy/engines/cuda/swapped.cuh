@@ -1,19 +1,8 @@
-// What kernels share whose rows are filters and whose columns are pixels: their place in the ring, and their stores.
+// What kernels share whose rows are filters and whose columns are pixels: how their sums begin, and their stores.
 typedef u16 Value;
 #define GROUPS (BN / 8)
 #define PARTS (ROWS / 64)
 #define AT_ONCE 4
-
-// n / d for 0 <= n < 2^31, where the host made `factor` and `shift` of d: a division of its own takes some hundred cycles.
-DEVICE int quotient(int n, u32 factor, u32 shift) { return (int)((u64)(u32)n * factor >> shift); }
-
-struct Ring {  // a place in the ring of stages
-  int stage;
-  u32 phase;
-  DEVICE_MEMBER void next() {
-    if (++stage == STAGES) { stage = 0; phase ^= 1; }
-  }
-};
 
 // The sixteen bytes of residual, or of y, that a lane has of two groups of eight pixels by the sixteen filters of a warp: eight
 // filters of one pixel. None where they lie outside.

@@ -6,19 +6,19 @@ products' fragments) stands in `emulated.h`; what it cannot show (an encoding, a
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.implicit_gemm import Form
 from convoy.engines.cuda.maps import FilterMap, PixelMap
 from convoy.engines.cuda.source import defines, text
 from convoy.engines.cuda.stem import Windows
-from convoy.problem import ConvProblem, Epilogue
+from convoy.problem import Epilogue
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -27,54 +27,17 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
 
-class Map(ctypes.Structure):
-    """`Map` of emulated.h."""
-
-    _fields_ = [
-        ("base", ctypes.c_void_p), ("size", ctypes.c_longlong * 4), ("stride", ctypes.c_longlong * 4),
-        ("low", ctypes.c_int * 2), ("high", ctypes.c_int * 2), ("step", ctypes.c_int * 2),
-        ("rows", ctypes.c_int), ("channels", ctypes.c_int),
-    ]  # fmt: skip
-
-
-def emulated_map(tensor, described):
-    found = Map(tensor.data_ptr(), rows=described.rows, channels=described.channels)
-    for index, size in enumerate(described.sizes):
-        found.size[index] = size
-    for index, stride in enumerate(described.strides):
-        found.stride[index + 1] = stride
-    if isinstance(described, PixelMap):
-        for name in ("low", "high", "step"):
-            getattr(found, name)[:] = getattr(described, name)
-    return found
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """Settings → the kernel as a library of the host; each is compiled once."""
-    folder, made = tmp_path_factory.mktemp("emulated"), {}
+    build = compiled(tmp_path_factory.mktemp("emulated"))
 
-    def build(macros, kernel="implicit_gemm", launch="launch.h"):
+    def of(macros, kernel="implicit_gemm", launch="launch.h"):
         content = defines(macros) + (HERE / "emulated.h").read_text() + text("activation.cuh") + text("exchange.cuh")
-        content += text(f"{kernel}.cu") + (HERE / launch).read_text()
-        if content not in made:
-            source = folder / f"{len(made)}.cpp"
-            source.write_text(content)
-            target = source.with_suffix(".so")
-            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-o", target, source]
-            subprocess.run(command, check=True, timeout=120)
-            made[content] = ctypes.CDLL(str(target))
-        return made[content]
+        content += text("ring.cuh") if "STAGES" in macros else ""
+        return build(content + text(f"{kernel}.cu") + (HERE / launch).read_text())
 
-    return build
-
-
-def conv(*sizes, dtype="fp16", **rest):
-    return ConvProblem(*sizes, layout="nhwc", x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype, **rest)
-
-
-def address(tensor):
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+    return of
 
 
 def run(library, problem, form, blocks, sliced=0):

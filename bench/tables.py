@@ -24,6 +24,9 @@ FIGURES = ROOT / "docs" / "figures"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 Row = dict[str, str]
 Setting = tuple[str, str, str]
+LATENCIES = ("latency_ms", "step_ms")
+"""Metrics that say how long a provider takes for a whole net."""
+
 COMPILERS = ("inductor.", "jax", "onnxruntime", "openvino")
 """Beginnings of the names of providers that fuse and choose: the strong ones."""
 
@@ -48,7 +51,7 @@ def settings(rows: Sequence[Row]) -> dict[Setting, dict[str, Row]]:
     """Latencies by provider, for each (net, dtype, batch); numerics that are not PyTorch's own stand beside the dtype."""
     found: dict[Setting, dict[str, Row]] = {}
     for row in rows:
-        if row["metric"] == "latency_ms":
+        if row["metric"] in LATENCIES:
             dtype = f"{row['dtype']} strict" if row["numerics"] == "strict" else row["dtype"]
             found.setdefault((row["subject"], dtype, row["batch"]), {})[row["provider"]] = row
     return found
@@ -84,7 +87,9 @@ def latency_table(rows: Sequence[Row], title: str) -> str:
 
 def gain_of(by_provider: dict[str, Row]) -> float | None:
     """The best other provider's time over Convoy's; None where no compiler was among the others, which would flatter."""
-    others = [float(r["p50"]) for name, r in by_provider.items() if name != "convoy" and r["ok"] == "true"]
+    others = [
+        float(row["p50"]) for name, row in by_provider.items() if not name.startswith("convoy") and row["ok"] == "true"
+    ]
     ours = by_provider.get("convoy")
     if ours is None or ours["ok"] != "true" or not others:
         return None
@@ -226,6 +231,7 @@ def render(page: Path) -> dict[str, str]:
         "options-figure": figures("options", page, all_devices=every),
         "strategies": section("study", strategies_table, "Strategies", all_devices=every),
         "study-figure": figures("study", page, all_devices=every),
+        "training": section("training", latency_table, "A training step, update included", all_devices=every),
         "scaling-figure": figures("scaling", page, all_devices=every),
         "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),

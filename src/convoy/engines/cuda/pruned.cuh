@@ -62,19 +62,37 @@ typedef float WORDS;
 #endif
 
 #if RUN
-/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
-static __device__ __forceinline__ void stage_run(float *to, const element *x, int first, int planes)
+/* Where a thread's positions of a tile are in a channel's image; -1: outside of it. */
+struct sources { int at[ROUNDS]; };
+static __device__ __forceinline__ sources sources_of()
 {
-#pragma unroll 1
-    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
-        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
+    sources found;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int at = BASE + threadIdx.x % ALONG + round * ALONG, line = at / PITCH, column = at % PITCH;
         const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
         const int h = (line - image * IMAGE_ROWS) * STRIDE_H + ROW - PAD_H, w = column * STRIDE_W + COLUMN - PAD_W;
         const bool inside = h >= 0 && h < H && column >= FIRST && column < AFTER;
-        const element *from = x + (first + CHANNEL) * (H * W) + (inside ? image * (C * H * W) + h * W + w : 0);
-#pragma unroll 4
-        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG)
-            COPY(to + plane * SPAN + i, from + plane * (H * W), inside);
+        found.at[round] = inside ? image * (C * H * W) + h * W + w : -1;
+    }
+    return found;
+}
+
+/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
+static __device__ __forceinline__ void stage_run(
+    float *to, const element *x, int first, int planes, const sources &source)
+{
+    const int start = threadIdx.x % ALONG;
+    const element *from = x + (first + CHANNEL + threadIdx.x / ALONG) * (H * W);
+    to += threadIdx.x / ALONG * SPAN + start;
+#pragma unroll 1
+    for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++)
+            if ((round + 1) * ALONG <= SPAN || start < SPAN - round * ALONG)
+                COPY(to + round * ALONG, from + (source.at[round] < 0 ? 0 : source.at[round]), source.at[round] >= 0);
+        from += THREADS / ALONG * (H * W);
+        to += THREADS / ALONG * SPAN;
     }
 }
 #endif

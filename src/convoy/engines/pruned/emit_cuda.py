@@ -27,6 +27,14 @@ UNIT_FMAS: Final = 4000
 """Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each, and units are compiled
 side by side."""
 
+MOST_ROUNDS: Final = 8
+"""Positions of a tile that a thread copies in each plane, at most: it remembers where they are, a register each."""
+
+STREAMS: Final = 4
+"""Schedulers of a multiprocessor, each with an instruction cache of its own."""
+
+UNROLL_NONE: Final = "#pragma unroll 1"
+
 ACTIVATIONS: Final = ("none", "relu", "relu6")
 
 ELEMENT: Final = {"fp32": ("float", 4), "fp16": ("unsigned short", 2)}
@@ -132,6 +140,10 @@ class _Writer:
         self.tiles = kernel.positions // kernel.tile
         self.threads = kernel.lanes * kernel.splits
         self.planes = max((len(step.stage) for group in found for step in group), default=0)
+        self.along = along(kernel.span, max(self.planes, 1), self.threads)
+        self.rounds = -(-kernel.span // self.along)
+        # Neighbouring planes are copied without a table, by a thread that knows where its positions are.
+        self.run = len(layout.phases) <= 1 and _is_run(layout.channels) and self.rounds <= MOST_ROUNDS
         sums = max(len(group.filters) for group in kernel.groups) * kernel.tile * kernel.splits
         self.shared_bytes = 4 * max(self.buffers * self.floats, sums if kernel.splits > 1 else 0)
 
@@ -140,22 +152,21 @@ class _Writer:
         kernel, layout, problem = self.code, self.layout, self.layout.problem
         element = ELEMENT[problem.x_dtype][0]
         phases = [(p.row, p.column, p.first, p.after) for p in layout.phases] or [(0, 0, 0, 0)]
-        run = len(phases) == 1 and self._is_run(layout.channels)
         sizes = {
             "N": problem.n, "C": problem.c, "H": problem.h, "W": problem.w, "K": problem.k, "P": problem.p, "Q": problem.q,
             "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "PAD_H": problem.pad_h, "PAD_W": problem.pad_w,
             "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "PHASES": len(phases), "LANES": kernel.lanes,
             "VECTORS": kernel.vectors, "SPLITS": kernel.splits, "TILE": kernel.tile, "SPAN": kernel.span,
-            "TILES": self.tiles, "THREADS": self.threads, "ALONG": along(kernel.span, max(self.planes, 1), self.threads),
+            "TILES": self.tiles, "THREADS": self.threads, "ALONG": self.along, "ROUNDS": self.rounds,
         }  # fmt: skip
         flags = {
             "BIAS": int(bias), "RESIDUAL": int(residual), "RELU": int(activation != "none"),
-            "RELU6": int(activation == "relu6"), "HALF": int(element != "float"), "RUN": int(run),
+            "RELU6": int(activation == "relu6"), "HALF": int(element != "float"), "RUN": int(self.run),
             "WIDE_STORES": int(element == "float" and kernel.vectors > 1 and problem.q % kernel.vectors == 0
                                and layout.pitch % kernel.vectors == 0),
         }  # fmt: skip
         where = dict.fromkeys(("ROW", "COLUMN", "FIRST", "AFTER", "CHANNEL"), 0)
-        if run:
+        if self.run:
             first = layout.channels[0] if layout.channels else 0
             where = dict(zip(where, (*phases[0], first), strict=True))
         table = ", ".join(f"{{{', '.join(map(str, phase))}}}" for phase in phases)
@@ -165,9 +176,6 @@ class _Writer:
             f"static __constant__ int channels[] = {{{', '.join(map(str, layout.channels)) or '0'}}};",
             text("pruned.cuh"),
         ])  # fmt: skip
-
-    def _is_run(self, numbers: Sequence[int]) -> bool:
-        return not numbers or tuple(numbers) == tuple(range(numbers[0], numbers[0] + len(numbers)))
 
     def kernel(self) -> str:
         """The kernel: a row of blocks calls its group's function."""
@@ -186,7 +194,8 @@ class _Writer:
         lines = [f'extern "C" __device__ GROUP void group_{at}({_ARGUMENTS})', "{", "    SHARED;"]
         lines.append("    GLOBAL(bias); GLOBAL(residual); GLOBAL(y);")
         lines.append("    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;")
-        lines += [f"    float {', '.join(sums)};", "    AWAIT;"]
+        lines.append(f"    float {', '.join(sums)};")
+        lines += ["    const sources source = sources_of();"] if self.run else []
         lines += self._steps(at)
         lines += self._results(at, group)
         tables = self._tables(at, group)
@@ -195,8 +204,12 @@ class _Writer:
     def _tables(self, at: int, group: Group) -> list[str]:
         """Constants of a group: filters and planes that are not neighbours."""
         lines = []
-        if not self._is_run(group.filters):
+        if not _is_run(group.filters):
             lines.append(f"static __constant__ int filters_{at}[] = {{{', '.join(map(str, group.filters))}}};")
+        rows = [(step.packed, step.floats, step.stage[0], len(step.stage)) for step in self.steps[at]]
+        if rows:
+            table = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in rows)
+            lines.append(f"static __constant__ int steps_{at}[][4] = {{{table}}};")
         for index, step in enumerate(self.steps[at]):
             if not self._is_neighbours(step):
                 planes = ", ".join(map(str, step.stage))
@@ -205,33 +218,67 @@ class _Writer:
 
     def _is_neighbours(self, step: Step) -> bool:
         """Whether a step's planes are copied without a table."""
-        return len(self.layout.phases) == 1 and self._is_run(step.stage) and self._is_run(self.layout.channels)
+        return self.run and _is_run(step.stage)
 
     def _steps(self, at: int) -> list[str]:
-        """Every step's multiply-adds, with as many steps as fit on their way."""
-        found = self.steps[at]
-        lines: list[str] = []
-        for index in range(min(self.buffers, len(found))):
-            lines += self._staging(at, index)
-        for index, step in enumerate(found):
-            under_way = min(len(found), self.buffers + index) - index - 1
-            lines += [f"    WAIT({under_way});", "    __syncthreads();"]
-            lines += self._code(step, index % self.buffers * self.floats)
-            if index + self.buffers < len(found):
-                lines += ["    __syncthreads();", *self._staging(at, index + self.buffers)]
+        """Every step's multiply-adds, chapter by chapter, with as many steps as fit on their way."""
+        count = len(self.steps[at])
+        under_way = min(self.buffers, count)
+        lines = [*self._values(at, 0, under_way), "    AWAIT;", *self._planes(at, 0, under_way)]
+        size = STREAMS if count <= self.buffers else max(1, min(STREAMS, self.buffers // 2))
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            lines += [f"    WAIT({under_way - stop});", "    __syncthreads();", *self._chapter(at, start, stop)]
+            if under_way < count:
+                first, under_way = under_way, min(count, stop + self.buffers)
+                lines.append("    __syncthreads();")
+                lines += [*self._values(at, first, under_way), *self._planes(at, first, under_way)]
         return lines
 
-    def _staging(self, at: int, index: int) -> list[str]:
-        """Copies of a step's values and planes."""
-        step, base = self.steps[at][index], index % self.buffers * self.floats
-        lines = []
-        if self.values is None:
-            lines.append(f"    stage_values(staged + {base}, values + {step.packed}, {step.floats});")
-        if self._is_neighbours(step):
-            lines.append(f"    stage_run(staged + {base + step.floats}, x, {step.stage[0]}, {len(step.stage)});")
-        else:
-            lines.append(f"    stage_list(staged + {base + step.floats}, x, planes_{at}_{index}, {len(step.stage)});")
-        return [*lines, "    COMMIT;"]
+    def _values(self, at: int, start: int, stop: int) -> list[str]:
+        """Copies of some steps' values."""
+        if self.values is not None or start == stop:
+            return []
+        return [
+            UNROLL_NONE, f"    for (int i = {start}; i < {stop}; i++)",
+            f"        stage_values(staged + i % {self.buffers} * {self.floats}, values + steps_{at}[i][0], steps_{at}[i][1]);",
+        ]  # fmt: skip
+
+    def _planes(self, at: int, start: int, stop: int) -> list[str]:
+        """Copies of some steps' planes, each waited for by itself."""
+        found = self.steps[at][start:stop]
+        if found and all(self._is_neighbours(step) for step in found):
+            base = f"staged + i % {self.buffers} * {self.floats} + steps_{at}[i][1]"
+            return [
+                UNROLL_NONE, f"    for (int i = {start}; i < {stop}; i++) {{",
+                f"        stage_run({base}, x, steps_{at}[i][2], steps_{at}[i][3], source);", "        COMMIT;", "    }",
+            ]  # fmt: skip
+        lines: list[str] = []
+        for index, step in enumerate(found, start):
+            base = f"staged + {index % self.buffers * self.floats + step.floats}"
+            if self._is_neighbours(step):
+                lines.append(f"    stage_run({base}, x, {step.stage[0]}, {len(step.stage)}, source);")
+            else:
+                lines.append(f"    stage_list({base}, x, planes_{at}_{index}, {len(step.stage)});")
+            lines.append("    COMMIT;")
+        return lines
+
+    def _chapter(self, at: int, start: int, stop: int) -> list[str]:
+        """Multiply-adds of steps that are there together: warps of the four schedulers begin with different ones.
+
+        Straight code that is in no cache comes a line after the other, and each scheduler's misses are its own.
+        """
+        codes = [self._code(self.steps[at][index], index % self.buffers * self.floats) for index in range(start, stop)]
+        count = len(codes)
+        if count < 2 or self.code.splits >= STREAMS:
+            return [line for code in codes for line in code]
+        first = f"threadIdx.x / 32 % {STREAMS} * {count} / {STREAMS}"
+        following = f"step = step + 1 < {count} ? step + 1 : 0"
+        cases = [[f"    case {index}:", *code, "    break;"] for index, code in enumerate(codes)]
+        return [
+            UNROLL_NONE, f"    for (int turn = 0, step = {first}; turn < {count}; turn++, {following})", "    switch (step) {",
+            *(line for case in cases for line in case), "    }",
+        ]  # fmt: skip
 
     def _code(self, step: Step, base: int) -> list[str]:
         """A step's multiply-adds: each split runs its own."""
@@ -299,7 +346,7 @@ class _Writer:
         lines = ["    __syncthreads();", f"    float *const sums = staged + split * {count} * TILE + VECTORS * lane;"]
         for total, name in enumerate(names):
             lines += [f"    sums[{total} * TILE + {v}] = {name.format(v)};" for v in range(kernel.vectors)]
-        filters = f"{group.filters[0]} + total" if self._is_run(group.filters) else f"filters_{at}[total]"
+        filters = f"{group.filters[0]} + total" if _is_run(group.filters) else f"filters_{at}[total]"
         return [
             *lines, "    __syncthreads();", "    PLACE(lane);", "#pragma unroll",
             f"    for (int total = split; total < {count}; total += SPLITS)",
@@ -308,9 +355,18 @@ class _Writer:
 
 
 def along(span: int, planes: int, threads: int) -> int:
-    """Threads that go along a plane when it is copied; others copy other planes. What leaves the fewest rounds."""
+    """Threads that go along a plane when it is copied; others copy other planes.
+
+    What leaves the fewest rounds, of those that leave a thread at most `MOST_ROUNDS` positions where there are some.
+    """
     ways = [count for count in range(1, threads + 1) if threads % count == 0 and (count % 32 == 0 or count == threads)]
-    return min(ways, key=lambda count: (-(-span // count) * -(-planes // (threads // count)), -count))
+    few = [count for count in ways if -(-span // count) <= MOST_ROUNDS]
+    return min(few or ways, key=lambda count: (-(-span // count) * -(-planes // (threads // count)), -count))
+
+
+def _is_run(numbers: Sequence[int]) -> bool:
+    """Whether numbers follow one another."""
+    return tuple(numbers) == tuple(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
 
 
 def _literal(value: float) -> str:

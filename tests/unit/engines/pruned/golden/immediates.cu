@@ -20,6 +20,7 @@
 #define TILES 6
 #define THREADS 8
 #define ALONG 8
+#define ROUNDS 2
 #define BIAS 1
 #define RESIDUAL 1
 #define RELU 1
@@ -99,19 +100,37 @@ typedef float WORDS;
 #endif
 
 #if RUN
-/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
-static __device__ __forceinline__ void stage_run(float *to, const element *x, int first, int planes)
+/* Where a thread's positions of a tile are in a channel's image; -1: outside of it. */
+struct sources { int at[ROUNDS]; };
+static __device__ __forceinline__ sources sources_of()
 {
-#pragma unroll 1
-    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
-        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
+    sources found;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int at = BASE + threadIdx.x % ALONG + round * ALONG, line = at / PITCH, column = at % PITCH;
         const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
         const int h = (line - image * IMAGE_ROWS) * STRIDE_H + ROW - PAD_H, w = column * STRIDE_W + COLUMN - PAD_W;
         const bool inside = h >= 0 && h < H && column >= FIRST && column < AFTER;
-        const element *from = x + (first + CHANNEL) * (H * W) + (inside ? image * (C * H * W) + h * W + w : 0);
-#pragma unroll 4
-        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG)
-            COPY(to + plane * SPAN + i, from + plane * (H * W), inside);
+        found.at[round] = inside ? image * (C * H * W) + h * W + w : -1;
+    }
+    return found;
+}
+
+/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
+static __device__ __forceinline__ void stage_run(
+    float *to, const element *x, int first, int planes, const sources &source)
+{
+    const int start = threadIdx.x % ALONG;
+    const element *from = x + (first + CHANNEL + threadIdx.x / ALONG) * (H * W);
+    to += threadIdx.x / ALONG * SPAN + start;
+#pragma unroll 1
+    for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++)
+            if ((round + 1) * ALONG <= SPAN || start < SPAN - round * ALONG)
+                COPY(to + round * ALONG, from + (source.at[round] < 0 ? 0 : source.at[round]), source.at[round] >= 0);
+        from += THREADS / ALONG * (H * W);
+        to += THREADS / ALONG * SPAN;
     }
 }
 #endif
@@ -223,6 +242,7 @@ static __device__ __forceinline__ void add_splits(
 }
 #endif
 
+static __constant__ int steps_0[][4] = {{0, 4, 0, 1}, {4, 4, 5, 1}};
 static __constant__ int planes_0_0[] = {0};
 static __constant__ int planes_0_1[] = {5};
 extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
@@ -237,19 +257,25 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     COMMIT;
     stage_list(staged + 40, x, planes_0_1, 1);
     COMMIT;
-    WAIT(1);
+    WAIT(0);
     __syncthreads();
+#pragma unroll 1
+    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
+    switch (step) {
+    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const WORDS x0 = x[0];
     a0_0 = fmaf(x0, 0x0.0p+0f, a0_0);
     }
-    WAIT(0);
-    __syncthreads();
+    break;
+    case 1:
     {
     const WORDS *const x = (const WORDS *)(staged + 40) + lane;
     const WORDS x0 = x[0];
     a0_0 = fmaf(x0, 0x1.6000000000000p+2f, a0_0);
+    }
+    break;
     }
     PLACE(lane);
     { const float sums[] = {a0_0}; store(0, place, sums, bias, residual, y); }
@@ -257,6 +283,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
 }
 
 static __constant__ int filters_1[] = {1, 3};
+static __constant__ int steps_1[][4] = {{8, 4, 0, 1}, {12, 4, 4, 2}};
 static __constant__ int planes_1_0[] = {0};
 static __constant__ int planes_1_1[] = {4, 5};
 extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
@@ -271,8 +298,12 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     COMMIT;
     stage_list(staged + 40, x, planes_1_1, 2);
     COMMIT;
-    WAIT(1);
+    WAIT(0);
     __syncthreads();
+#pragma unroll 1
+    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
+    switch (step) {
+    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const WORDS x0 = x[0];
@@ -280,14 +311,16 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     const WORDS x6 = x[6];
     a1_0 = fmaf(x6, 0x1.6400000000000p+4f, a1_0);
     }
-    WAIT(0);
-    __syncthreads();
+    break;
+    case 1:
     {
     const WORDS *const x = (const WORDS *)(staged + 40) + lane;
     const WORDS x5 = x[5];
     a0_0 = fmaf(x5, 0x1.a000000000000p+3f, a0_0);
     const WORDS x16 = x[16];
     a1_0 = fmaf(x16, 0x1.9c00000000000p+4f, a1_0);
+    }
+    break;
     }
     PLACE(lane);
     { const float sums[] = {a0_0}; store(1, place, sums, bias, residual, y); }

@@ -20,6 +20,7 @@
 #define TILES 4
 #define THREADS 16
 #define ALONG 16
+#define ROUNDS 2
 #define BIAS 1
 #define RESIDUAL 1
 #define RELU 1
@@ -99,19 +100,37 @@ typedef float WORDS;
 #endif
 
 #if RUN
-/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
-static __device__ __forceinline__ void stage_run(float *to, const element *x, int first, int planes)
+/* Where a thread's positions of a tile are in a channel's image; -1: outside of it. */
+struct sources { int at[ROUNDS]; };
+static __device__ __forceinline__ sources sources_of()
 {
-#pragma unroll 1
-    for (int i = threadIdx.x % ALONG; i < SPAN; i += ALONG) {
-        const int at = BASE + i, line = at / PITCH, column = at % PITCH;
+    sources found;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+        const int at = BASE + threadIdx.x % ALONG + round * ALONG, line = at / PITCH, column = at % PITCH;
         const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
         const int h = (line - image * IMAGE_ROWS) * STRIDE_H + ROW - PAD_H, w = column * STRIDE_W + COLUMN - PAD_W;
         const bool inside = h >= 0 && h < H && column >= FIRST && column < AFTER;
-        const element *from = x + (first + CHANNEL) * (H * W) + (inside ? image * (C * H * W) + h * W + w : 0);
-#pragma unroll 4
-        for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG)
-            COPY(to + plane * SPAN + i, from + plane * (H * W), inside);
+        found.at[round] = inside ? image * (C * H * W) + h * W + w : -1;
+    }
+    return found;
+}
+
+/* Copy one tile's part of neighbouring planes to shared memory, with padding inside; ALONG threads a plane. */
+static __device__ __forceinline__ void stage_run(
+    float *to, const element *x, int first, int planes, const sources &source)
+{
+    const int start = threadIdx.x % ALONG;
+    const element *from = x + (first + CHANNEL + threadIdx.x / ALONG) * (H * W);
+    to += threadIdx.x / ALONG * SPAN + start;
+#pragma unroll 1
+    for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++)
+            if ((round + 1) * ALONG <= SPAN || start < SPAN - round * ALONG)
+                COPY(to + round * ALONG, from + (source.at[round] < 0 ? 0 : source.at[round]), source.at[round] >= 0);
+        from += THREADS / ALONG * (H * W);
+        to += THREADS / ALONG * SPAN;
     }
 }
 #endif
@@ -223,6 +242,7 @@ static __device__ __forceinline__ void add_splits(
 }
 #endif
 
+static __constant__ int steps_0[][4] = {{0, 4, 0, 1}, {4, 4, 5, 1}};
 static __constant__ int planes_0_0[] = {0};
 static __constant__ int planes_0_1[] = {5};
 extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
@@ -232,15 +252,20 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0, a0_1 = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2; i++)
+        stage_values(staged + i % 2 * 52, values + steps_0[i][0], steps_0[i][1]);
     AWAIT;
-    stage_values(staged + 0, values + 0, 4);
     stage_list(staged + 4, x, planes_0_0, 1);
     COMMIT;
-    stage_values(staged + 52, values + 4, 4);
     stage_list(staged + 56, x, planes_0_1, 1);
     COMMIT;
-    WAIT(1);
+    WAIT(0);
     __syncthreads();
+#pragma unroll 1
+    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
+    switch (step) {
+    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const float4 *const w = (const float4 *)(staged + 0);
@@ -252,8 +277,8 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     } break;
     }
     }
-    WAIT(0);
-    __syncthreads();
+    break;
+    case 1:
     {
     const WORDS *const x = (const WORDS *)(staged + 56) + lane;
     const float4 *const w = (const float4 *)(staged + 52);
@@ -264,6 +289,8 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
     } break;
     }
+    }
+    break;
     }
     __syncthreads();
     float *const sums = staged + split * 1 * TILE + VECTORS * lane;
@@ -278,6 +305,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
 }
 
 static __constant__ int filters_1[] = {1, 3};
+static __constant__ int steps_1[][4] = {{8, 4, 0, 1}, {12, 4, 4, 2}};
 static __constant__ int planes_1_0[] = {0};
 static __constant__ int planes_1_1[] = {4, 5};
 extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const float *__restrict__ values, const float *__restrict__ bias,
@@ -287,15 +315,20 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
     float a0_0 = 0, a0_1 = 0, a1_0 = 0, a1_1 = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2; i++)
+        stage_values(staged + i % 2 * 52, values + steps_1[i][0], steps_1[i][1]);
     AWAIT;
-    stage_values(staged + 0, values + 8, 4);
     stage_list(staged + 4, x, planes_1_0, 1);
     COMMIT;
-    stage_values(staged + 52, values + 12, 4);
     stage_list(staged + 56, x, planes_1_1, 2);
     COMMIT;
-    WAIT(1);
+    WAIT(0);
     __syncthreads();
+#pragma unroll 1
+    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
+    switch (step) {
+    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const float4 *const w = (const float4 *)(staged + 0);
@@ -313,8 +346,8 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     } break;
     }
     }
-    WAIT(0);
-    __syncthreads();
+    break;
+    case 1:
     {
     const WORDS *const x = (const WORDS *)(staged + 56) + lane;
     const float4 *const w = (const float4 *)(staged + 52);
@@ -330,6 +363,8 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     a1_0 = fmaf(x12.x, w0.y, a1_0); a1_1 = fmaf(x12.y, w0.y, a1_1);
     } break;
     }
+    }
+    break;
     }
     __syncthreads();
     float *const sums = staged + split * 2 * TILE + VECTORS * lane;

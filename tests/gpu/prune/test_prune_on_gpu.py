@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from convoy.capture import capture_inference
+from convoy.measurement import InProcessRunner, detect_target
+from convoy.perfdb import Database
 from convoy.pipeline.finetune import Schedule, finetune
-from convoy.prune import Recipe, accuracy, prune_model
+from convoy.prune import Recipe, accuracy, advise, prune_model
+from convoy.settings import Settings
 from convoy.zoo import Preprocessing, load_dataset
 
 pytestmark = pytest.mark.gpu
@@ -43,3 +50,17 @@ def test_masks_and_a_fine_tune(pattern: str, sparsity: float | None, scope: str)
     assert losses[-1] < losses[0]
     assert accuracy(model, images) > 0.25
     assert not any(model.get_parameter(name).detach()[~mask].any() for name, mask in found.items())
+
+
+def test_advice_is_measured(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()).eval().cuda()
+    captured = capture_inference(model, (torch.randn(1, 32, 16, 16, device="cuda"),))
+    target, settings = detect_target("cuda"), Settings(db=tmp_path / "perf.db", numerics="strict")
+    with Database.open(settings.db) as database, closing(InProcessRunner(target)) as runner:
+        of = {"target": target, "settings": settings, "database": database, "runner": runner}
+        found = advise("net", captured, **of, engine_ids=("aten", "pruned.cuda"), patterns=("unstructured",))  # type: ignore[arg-type]
+    (layer,) = found.layers
+    (pattern,) = layer.patterns
+    assert layer.dense_us > 0
+    assert [(point.engine, point.reason) for point in pattern.points] == [("pruned.cuda", "")] * 3
+    assert all(point.us > 0 for point in pattern.points)

@@ -136,7 +136,7 @@ class PrunedCuda(Engine):
     """Specialised CUDA C for forward convolutions in fp32 and fp16, nchw."""
 
     id = "pruned.cuda"
-    version = 2
+    version = 3
     family = "direct"
     trusted = False
     reads_mask = True

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.source import ACTIVATIONS, defines, text
+from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.tensors import checked
-from convoy.errors import InputError
+from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -23,6 +24,8 @@ CHANNELS = 4
 """Of a thread: 8 bytes of halves, 16 of fp32."""
 
 THREADS = 128
+MOST_FORMS = 24
+MOST_COLUMNS = 32
 LARGEST_FILTER = 49
 """Taps are unrolled."""
 
@@ -58,14 +61,17 @@ class Form:
         return Knobs.of(strip=self.strip, rows=self.rows, ahead=self.ahead)
 
     @staticmethod
-    def of(knobs: Knobs, problem: ConvProblem) -> Form:
+    def of(knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = Form(*(knobs.integer(name) for name in ("strip", "rows", "ahead")))
-        whole = form.strip > 0 and form.rows > 0 and form.ahead > 0 and form.period(problem) % form.ahead == 0
-        if not whole or form.columns(problem) > 32:
-            expected = f"strip and rows of at least 1, up to 32 columns, ahead a divisor of {form.period(problem)}"
-            raise InputError("knobs", str(knobs), expected)
+        if min(form.strip, form.rows, form.ahead) < 1:
+            raise InputError("knobs", str(knobs), "strip, rows and ahead of at least 1")
         return form
+
+    def fits(self, problem: ConvProblem) -> bool:
+        """Whether a problem's kernel can have this form: rows ahead come round in its period, columns are bits of a word."""
+        room = self.columns(problem) <= MOST_COLUMNS and self.registers(problem) <= MOST_REGISTERS
+        return self.period(problem) % self.ahead == 0 and room
 
     def period(self, problem: ConvProblem) -> int:
         """Input rows after which the sums have the same registers again."""
@@ -117,8 +123,7 @@ def candidates(problem: ConvProblem) -> Iterator[Form]:
             for ahead in (1, 2, 3):
                 form = Form(strip, rows, ahead)
                 sensible = (strip == 1 or strip < 2 * problem.q) and (rows == 1 or rows < 2 * problem.p)
-                fits = form.columns(problem) <= 32 and form.registers(problem) <= MOST_REGISTERS
-                if sensible and fits and form.period(problem) % ahead == 0:
+                if sensible and form.fits(problem):
                     yield form
 
 
@@ -171,12 +176,13 @@ class DepthwiseExecutable(Executable):
         self.function.launch(x.device.index or 0, blocks, THREADS, arguments, dependent=self.dependent)
 
 
-class DepthwiseEngine(Engine):
+class DepthwiseEngine(FormedEngine[Form]):
     """Direct depthwise convolution; see `depthwise.cu`."""
 
     id = "cuda.depthwise"
     family = "direct"
     trusted = False
+    form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as input and output channels, a multiple of 4; at most 49 taps, no dilation. fp32 is exact."""
@@ -197,21 +203,19 @@ class DepthwiseEngine(Engine):
             return Support.no(f"needs a filter whose rows fit into registers, got {problem.r} x {problem.s}")
         return Support.yes()
 
-    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Forms by guessed time."""
-        assert isinstance(problem, ConvProblem)
-        found = sorted(candidates(problem), key=lambda form: estimate_us(problem, form, target.units))
-        return [form.knobs for form in found[:24]]
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """The likeliest of `candidates`."""
+        return sorted(candidates(problem), key=lambda form: estimate_us(problem, form, units))[:MOST_FORMS]
 
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """See `estimate_us`."""
-        assert isinstance(problem, ConvProblem)
-        return estimate_us(problem, Form.of(knobs, problem), target.units)
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(problem, form, units)
 
-    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Compile one form."""
-        assert isinstance(problem, ConvProblem)
-        return DepthwiseExecutable(self.id, problem, Form.of(knobs, problem), target)
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        if not form.fits(problem):
+            raise CompileError(self.id, f"{problem} has no kernel with {form.knobs}")
+        return DepthwiseExecutable(self.id, problem, form, target)
 
 
 ENGINE = DepthwiseEngine()

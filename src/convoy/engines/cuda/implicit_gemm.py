@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.maps import ROW_BYTES, FilterMap, PixelMap
 from convoy.engines.cuda.source import ACTIVATIONS, source
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.formed import FormedEngine
+from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -300,7 +301,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
-class ImplicitGemmEngine(Engine):
+class ImplicitGemmEngine(FormedEngine[Form]):
     """Copies in im2col mode, warpgroups that copy or multiply, tiles that fit the problem; see `implicit_gemm.cu`."""
 
     id = "cuda.implicit_gemm"
@@ -308,20 +309,17 @@ class ImplicitGemmEngine(Engine):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 3
+    form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
-        if not (found := conv_support(problem, target, 90)):
+        if not (found := product_support(problem, target, empty=True)):
             return found
         assert isinstance(problem, ConvProblem)
         if target.capability != 90:
             return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
         if reason := absence():
             return Support.no(reason)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.groups != 1:
-            return Support.no(f"needs groups = 1, got {problem.groups}")
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         if problem.c % whole or problem.k % whole:
             return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")
@@ -329,20 +327,17 @@ class ImplicitGemmEngine(Engine):
             return Support.no("needs padding and filter under 128, and strides up to 8")
         return Support.yes()
 
-    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Forms by guessed time."""
-        assert isinstance(problem, ConvProblem)
-        return [form.knobs for form in forms(problem, target.units)]
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See the function of this name."""
+        return forms(problem, units)
 
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The guess of `estimate_us`."""
-        assert isinstance(problem, ConvProblem)
-        return estimate_us(problem, Form.of(knobs), target.units)
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(problem, form, units)
 
-    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Compile one form."""
-        assert isinstance(problem, ConvProblem)
-        return ImplicitGemmExecutable(self.id, problem, Form.of(knobs), target)
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return ImplicitGemmExecutable(self.id, problem, form, target)
 
 
 ENGINE = ImplicitGemmEngine()

@@ -13,7 +13,7 @@ from convoy.engines.cuda.compiled import Function, absence, compile_cubin, point
 from convoy.engines.cuda.implicit_gemm import Form, ImplicitGemmExecutable, estimate_us, forms
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import defines, text
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.requirements import first_layer_support
 from convoy.engines.triton.tensors import checked, scratch
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
@@ -173,19 +173,13 @@ class StemEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """At most four channels, no groups, no dilation, on Hopper; fp32 as TF32 where the numerics allow."""
-        if not (found := conv_support(problem, target, 90)):
+        if not (found := first_layer_support(problem, target, MOST_CHANNELS, empty=True)):
             return found
         assert isinstance(problem, ConvProblem)
         if target.capability != 90:
             return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
         if reason := absence():
             return Support.no(reason)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.c > MOST_CHANNELS or problem.groups != 1:
-            return Support.no(f"needs at most {MOST_CHANNELS} channels in one group, got {problem.c}")
-        if problem.dilation_h * problem.dilation_w != 1:
-            return Support.no("needs dilation 1")
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         if problem.k % whole:
             return Support.no(f"needs k as a multiple of {whole}, got {problem.k}")

@@ -13,6 +13,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.piece import read
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
+from convoy.engines.triton.requirements import INDEX_LIMIT
 from convoy.engines.triton.swapped import block_channels
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
 from convoy.engines.triton.tensors import dense_nhwc, descriptor, fits_tma, pitch_of, sliced_nhwc
@@ -26,7 +27,6 @@ from convoy.regions.merge import LAYOUT, MOST
 from convoy.support import Support
 from convoy.target import Target
 
-_INDEX_LIMIT = 2**31
 _SIZES = ("tiles_k", "end0", "end1", "end2", "iterations")
 
 
@@ -187,7 +187,7 @@ class MergedEngine(Engine):
         if isinstance(merge, str):
             return Support.no(merge)
         largest = max(max(part.x_spec.elements, part.y_spec.elements) for part in merge.parts)
-        return Support.yes() if largest < _INDEX_LIMIT else Support.no("indexes tensors of fewer than 2^31 elements")
+        return Support.yes() if largest < INDEX_LIMIT else Support.no("indexes tensors of fewer than 2^31 elements")
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by guessed time."""

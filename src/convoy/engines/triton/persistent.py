@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.base import Buffers, Executable
+from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.compiled import Build, interpreting
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.swapped import block_channels, tensor_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
 from convoy.engines.triton.tensors import checked, descriptor
@@ -205,44 +206,34 @@ class PersistentExecutable(SwappedExecutable):
         self.kernel((self.grid, 1, 1), arguments)
 
 
-class PersistentEngine(Engine):
+class PersistentEngine(FormedEngine[Form]):
     """Large tiles, one or two thread blocks a multiprocessor; see `kernels/persistent.py`."""
 
     id = "triton.persistent"
     family = "implicit_gemm"
     trusted = False
+    form = Form
     quick_settings = 3
     """The best of the first four guesses is 2.5 % behind the best of twelve (ResNet-50 at batch 32, H100)."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """What `triton.swapped` takes."""
-        if not (found := conv_support(problem, target, 90)):
+        if not (found := product_support(problem, target)):
             return found
         assert isinstance(problem, ConvProblem)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.groups != 1:
-            return Support.no(f"needs groups = 1, got {problem.groups}")
-        if not problem.y_spec.elements:
-            return Support.no("needs at least one image")
         return tensor_support(view_of(problem))
 
-    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Forms by guessed time."""
-        assert isinstance(problem, ConvProblem)
-        return [form.knobs for form in forms(view_of(problem), target.units, problem.epilogue.residual)]
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See the function of this name."""
+        return forms(view_of(problem), units, problem.epilogue.residual)
 
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The guess of `estimate_us`."""
-        assert isinstance(problem, ConvProblem)
-        return estimate_us(view_of(problem), Form.of(knobs), target.units)
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(view_of(problem), form, units)
 
-    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Compile one form."""
-        assert isinstance(problem, ConvProblem)
-        return PersistentExecutable(
-            self.id, view_of(problem), Form.of(knobs), problem.x_dtype, problem.epilogue, target
-        )
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return PersistentExecutable(self.id, view_of(problem), form, problem.x_dtype, problem.epilogue, target)
 
 
 ENGINE = PersistentEngine()

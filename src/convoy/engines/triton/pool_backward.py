@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.piece import read, runnable
-from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
+from convoy.engines.piece import read
+from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.requirements import piece_support, values_support
 from convoy.engines.triton.tensors import dense_nhwc, vector
 from convoy.errors import LaunchError
 from convoy.graph.ir import Ref
@@ -22,7 +23,6 @@ OP = "aten.max_pool2d_with_indices_backward.default"
 MOST_WINDOWS = 25
 """Windows that a pixel may lie in: they are unrolled."""
 
-_INDEX_LIMIT = 2**31
 _LAUNCH_US, _BYTES_US, _CACHE_US = 1.5, 2.4e6, 8e6
 """A launch, bytes a microsecond from memory, and through the first-level caches of an H100 (guesses until a clock has spoken)."""
 
@@ -136,25 +136,18 @@ class PoolBackwardEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """A piece that is one backward maximum pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"does backward poolings, got {type(problem).__name__}")
-        if not (found := device_support(target, 80)):
+        if not (found := piece_support(problem, target, "does backward poolings")):
             return found
-        if problem.layout != "nhwc":
-            return Support.no(f"needs layout nhwc, got {problem.layout}")
-        if not (found := runnable(problem)):
-            return found
+        assert isinstance(problem, SubgraphProblem)
         windows = windows_of(problem)
         if windows is None:
             return Support.no("computes a backward maximum pooling by itself, got another piece")
-        if windows.dtype not in TORCH_DTYPE:
-            return Support.no(f"needs fp16, bf16 or fp32, got {windows.dtype}")
+        if not (found := values_support(windows.dtype, windows.elements)):
+            return found
         if windows.dilation != (1, 1):
             return Support.no(f"needs dilation 1, got {windows.dilation}")
         if windows.covering > MOST_WINDOWS:
             return Support.no(f"needs pixels in at most {MOST_WINDOWS} windows, got {windows.covering}")
-        if windows.elements >= _INDEX_LIMIT:
-            return Support.no(f"indexes tensors of fewer than 2^31 elements, got {windows.elements}")
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from convoy.engines.conditions import without_pooling
-from convoy.engines.triton.compiled import device_support
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.engines.piece import runnable
+from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
+from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target
 
-_INDEX_LIMIT = 2**31
+INDEX_LIMIT = 2**31
+"""Elements of a tensor that 32-bit indices reach."""
 
 
 def conv_support(problem: Problem, target: Target, capability: int, direction: str = "fprop") -> Support:
@@ -29,8 +31,61 @@ def conv_support(problem: Problem, target: Target, capability: int, direction: s
     if problem.acc_dtype != "fp32":
         return Support.no(f"accumulates in fp32, got acc_dtype {problem.acc_dtype}")
     largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
-    if largest >= _INDEX_LIMIT:
+    if largest >= INDEX_LIMIT:
         return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
+    return Support.yes()
+
+
+def product_support(problem: Problem, target: Target, direction: str = "fprop", *, empty: bool = False) -> Support:
+    """A convolution without groups that Hopper's tensor cores compute, fp32 as TF32; of no images where `empty` says so."""
+    if not (found := conv_support(problem, target, 90, direction)):
+        return found
+    assert isinstance(problem, ConvProblem)
+    if is_strict(problem):
+        return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
+    epilogue = problem.epilogue
+    if direction == "dgrad" and epilogue:
+        return Support.no(f"a data gradient has no epilogue, got {epilogue}")
+    if direction == "wgrad" and (epilogue.residual or epilogue.activation != "none"):
+        return Support.no(f"a weight gradient has no epilogue but the bias's, got {epilogue}")
+    if problem.groups != 1:
+        return Support.no(f"needs groups = 1, got {problem.groups}")
+    if not empty and not problem.y_spec.elements:
+        return Support.no("needs at least one image")
+    return Support.yes()
+
+
+def first_layer_support(
+    problem: Problem, target: Target, most: int, direction: str = "fprop", *, empty: bool
+) -> Support:
+    """The same for kernels that read windows: at most so many channels, no dilation."""
+    if not (found := product_support(problem, target, direction, empty=empty)):
+        return found
+    assert isinstance(problem, ConvProblem)
+    if problem.c > most:
+        return Support.no(f"needs at most {most} channels in one group, got {problem.c}")
+    if problem.dilation_h * problem.dilation_w != 1:
+        return Support.no("needs dilation 1")
+    return Support.yes()
+
+
+def piece_support(problem: Problem, target: Target, does: str) -> Support:
+    """A piece of the graph in NHWC that torch can run, on capability 8.0 and newer."""
+    if not isinstance(problem, SubgraphProblem):
+        return Support.no(f"{does}, got {type(problem).__name__}")
+    if not (found := device_support(target, 80)):
+        return found
+    if problem.layout != "nhwc":
+        return Support.no(f"needs layout nhwc, got {problem.layout}")
+    return runnable(problem)
+
+
+def values_support(dtype: str, elements: int) -> Support:
+    """Values that the kernels know, of a tensor that they can index."""
+    if dtype not in TORCH_DTYPE:
+        return Support.no(f"needs fp16, bf16 or fp32, got {dtype}")
+    if elements >= INDEX_LIMIT:
+        return Support.no(f"indexes tensors of fewer than 2^31 elements, got {elements}")
     return Support.yes()
 
 
@@ -41,7 +96,7 @@ def linear_support(problem: LinearProblem, target: Target, capability: int) -> S
     if problem.dtype not in ("fp16", "bf16", "fp32"):
         return Support.no(f"needs dtype fp16, bf16 or fp32, got {problem.dtype}")
     largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
-    if largest >= _INDEX_LIMIT:
+    if largest >= INDEX_LIMIT:
         return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
     return Support.yes()
 

@@ -15,7 +15,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.requirements import first_layer_support
 from convoy.engines.triton.swapped import tensor_support, tile_space
 from convoy.engines.triton.swapped_launch import SwappedExecutable, workspace_bytes
 from convoy.engines.triton.tensors import checked, descriptor, scratch
@@ -127,15 +127,9 @@ class StemEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """At most four channels, no groups, no dilation, on Hopper; fp32 as TF32 where the numerics allow."""
-        if not (found := conv_support(problem, target, 90)):
+        if not (found := first_layer_support(problem, target, _MOST_CHANNELS, empty=True)):
             return found
         assert isinstance(problem, ConvProblem)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.c > _MOST_CHANNELS or problem.groups != 1:
-            return Support.no(f"needs at most {_MOST_CHANNELS} channels in one group, got {problem.c}")
-        if problem.dilation_h * problem.dilation_w != 1:
-            return Support.no("needs dilation 1")
         return tensor_support(stem_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

@@ -9,7 +9,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.stem import MOST_CHANNELS, ImageCopy, Windows
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.requirements import first_layer_support
 from convoy.engines.triton.tensors import dense_nhwc, scratch
 from convoy.engines.triton.wgrad import Share, WgradExecutable, estimate_us, partial_bytes, shares, wgrad_view
 from convoy.errors import LaunchError
@@ -90,21 +90,11 @@ class StemWgradEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """At most four channels, no groups, no dilation, on Hopper; fp32 as TF32 where the numerics allow."""
-        if not (found := conv_support(problem, target, 90, "wgrad")):
+        if not (found := first_layer_support(problem, target, MOST_CHANNELS, "wgrad", empty=False)):
             return found
         assert isinstance(problem, ConvProblem)
         if reason := absence():
             return Support.no(reason)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.epilogue.residual or problem.epilogue.activation != "none":
-            return Support.no(f"a weight gradient has no epilogue but the bias's, got {problem.epilogue}")
-        if problem.c > MOST_CHANNELS or problem.groups != 1:
-            return Support.no(f"needs at most {MOST_CHANNELS} channels in one group, got {problem.c}")
-        if problem.dilation_h * problem.dilation_w != 1:
-            return Support.no("needs dilation 1")
-        if not problem.y_spec.elements:
-            return Support.no("needs at least one image")
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         windows = Windows(problem)
         if problem.k % whole or windows.left.c % whole:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from convoy.engines.base import Engine, Executable
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, workspace_bytes
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -62,13 +62,9 @@ class SwappedEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
-        if not (found := conv_support(problem, target, 90)):
+        if not (found := product_support(problem, target, empty=True)):
             return found
         assert isinstance(problem, ConvProblem)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.groups != 1:
-            return Support.no(f"needs groups = 1, got {problem.groups}")
         return tensor_support(conv_view(problem))
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

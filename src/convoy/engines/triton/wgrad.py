@@ -14,7 +14,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import conv_support, is_strict
+from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import ReduceSplits, box_type
 from convoy.engines.triton.tensors import as_floats, dense_nhwc, descriptor, scratch
@@ -314,17 +314,9 @@ class WgradEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Weight gradients without groups on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
-        if not (found := conv_support(problem, target, 90, "wgrad")):
+        if not (found := product_support(problem, target, "wgrad")):
             return found
         assert isinstance(problem, ConvProblem)
-        if is_strict(problem):
-            return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
-        if problem.epilogue.residual or problem.epilogue.activation != "none":
-            return Support.no(f"a weight gradient has no epilogue but the bias's, got {problem.epilogue}")
-        if problem.groups != 1:
-            return Support.no(f"needs groups = 1, got {problem.groups}")
-        if not problem.y_spec.elements:
-            return Support.no("needs at least one image")
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         if problem.c % whole or problem.k % whole:
             return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")

@@ -14,8 +14,8 @@ from convoy.engines.cuda import depthwise
 from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.depthwise import ENGINE, THREADS, Form, candidates
 from convoy.engines.cuda.source import defines, text
-from convoy.errors import InputError
-from convoy.problem import Epilogue
+from convoy.errors import CompileError, InputError
+from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
 
 HERE = Path(__file__).parent
@@ -68,15 +68,20 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     assert 0 < len(space) == len(set(space)) <= 24
     guesses = [ENGINE.estimate_us(problem, knobs, GPU) for knobs in space]
     assert guesses == sorted(guesses)
-    assert [Form.of(knobs, problem).knobs for knobs in space] == space
+    assert [Form.of(knobs).knobs for knobs in space] == space
     assert all(guess >= problem.bytes_min / 3.35e6 for guess in guesses)
 
 
-@pytest.mark.parametrize("change", [{"strip": 0}, {"rows": 0}, {"ahead": 2}, {"strip": 40}])
-def test_knobs_that_make_no_kernel_are_refused(change):
-    values = {"strip": 2, "rows": 4, "ahead": 3} | change
-    with pytest.raises(InputError, match="knobs"):
-        Form.of(depthwise.Knobs.of(**values), MOBILE)
+@pytest.mark.parametrize("name", ["strip", "rows", "ahead"])
+def test_knobs_that_make_no_kernel_are_refused(name):
+    with pytest.raises(InputError, match="at least 1"):
+        Form.of(Knobs.of(**{"strip": 2, "rows": 4, "ahead": 3, name: 0}))
+
+
+@pytest.mark.parametrize("form", [Form(2, 4, 2), Form(40, 4, 1)], ids=["rows ahead", "columns"])
+def test_forms_that_a_problem_cannot_have_are_compile_errors(form):
+    with pytest.raises(CompileError, match="no kernel with"):
+        ENGINE.build(MOBILE, form.knobs, GPU)
 
 
 CASES = {

@@ -2,7 +2,8 @@
 
 Every measured layer is left out once, in every batch, memory format, dtype and epilogue: with a twelfth of all layers at a time
 (`layers left out`), and with all layers of its net (`nets left out`, the harder test: a net's layers are like each other). From
-the rest are learned the criteria, and what effort `none` predicts from. Each says which engine it would take, of those that were
+the rest are learned the criteria, and what effort `none` predicts from. Memory formats that a search does not look at are not
+asked (`Measured.is_asked`). Each says which engine it would take, of those that were
 measured on the layer; a figure is the best engine's time over that engine's, each with its own best knobs.
 
     convoy.criteria      the decision table alone; PyTorch's own choice where it does not cover the layer
@@ -39,7 +40,8 @@ from convoy.compare.manifest import commit
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
-from convoy.measurement.predict import LEAST_SAMPLES, Experience
+from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
+from convoy.measurement.search import cost_models
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions
 from convoy.problem import ConvProblem, EngineConfig
@@ -80,6 +82,7 @@ class Measured:
     rows: list[Measurement]
     layers: list[Known]
     times: dict[str, dict[EngineConfig, float]]
+    model: Estimate
 
     @staticmethod
     def of(target: Target, rows: Sequence[Measurement]) -> Measured:
@@ -88,7 +91,18 @@ class Measured:
         for row in rows:
             if row.ok and row.samples >= LEAST_SAMPLES:
                 times[row.problem][row.config] = row.median_us
-        return Measured(target, list(rows), known_layers(rows), times)
+        engines = [load_engine(name) for name in sorted({row.config.engine for row in rows})]
+        return Measured(target, list(rows), known_layers(rows), times, cost_models(engines, target))
+
+    def is_asked(self, layer: Known) -> bool:
+        """Whether a search has a choice there.
+
+        Forward convolutions on tensor cores that stand in nhwc too are not looked at in nchw
+        (`convoy.pipeline.stages.in_nchw_too`): of an H100's none was faster there.
+        """
+        problem = layer.problem
+        twin = isinstance(problem, ConvProblem) and problem.layout == "nchw" and problem.numerics != "strict"
+        return layer.is_choice() and not (twin and problem.with_layout("nhwc").key in self.times)
 
     def without(self, sizes: set[str]) -> list[Measurement]:
         """The rows of all other layers."""
@@ -128,10 +142,10 @@ def left_out(measured: Measured, sizes: set[str]) -> Iterator[tuple[Known, dict[
     rows = measured.without(sizes)
     if not rows:
         return
-    known = Experience.of(rows)
+    known = Experience.of(rows, measured.model)
     criteria = learn(rows, measured.target, protocol=rows[0].protocol)
     for layer in measured.layers:
-        if sizes_of(layer.problem) in sizes and layer.is_choice():
+        if sizes_of(layer.problem) in sizes and measured.is_asked(layer):
             yield layer, fractions(measured, layer, known, criteria)
 
 
@@ -158,6 +172,9 @@ def by_layers(measured: Measured, recorder: Recorder) -> None:
                     dtype=problem.x_spec.dtype, numerics=problem.numerics, p50=own[provider],
                 )  # fmt: skip
     shares(recorder, "layers left out", [own for _, own in found], "a twelfth of the layers at a time")
+    for batch in sorted({layer.problem.n for layer, _ in found}):
+        own = [own for layer, own in found if layer.problem.n == batch]
+        shares(recorder, f"layers left out, batch {batch}", own, "those of one batch")
 
 
 def by_nets(measured: Measured, recorder: Recorder) -> None:

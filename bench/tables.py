@@ -151,13 +151,13 @@ def criteria_table(rows: Sequence[Row], title: str) -> str:
         for row in rows
         if row["metric"] in ("within_5", "within_10")
     }
-    tests = ("layers left out", "nets left out")
+    tests = list(dict.fromkeys(subject for subject, _, _ in shares if "left out" in subject))
     heads = " | ".join(f"{test}: within {share} %" for test in tests for share in (5, 10))
     lines = [
         f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
         "",
         f"| picked by | {heads} |",
-        "|---|---|---|---|---|",
+        "|---|" + "---|---|" * len(tests),
     ]
     for provider, words in WAYS.items():
         cells = [shares[test, provider, metric] for test in tests for metric in ("within_5", "within_10")]

@@ -1,7 +1,8 @@
 """Predict times from what was measured on other problems: effort `none`, which may measure nothing.
 
-Nearest neighbours: what a config took on problems of the same kind, as a ratio to a roofline fitted to all measurements, is
-taken over, the nearer the problem the more. A layer's kind is what decides which code runs (filter, stride, dilation, groups,
+Nearest neighbours: what a config took on problems of the same kind, as a ratio to its engine's cost model, or to a roofline
+fitted to all measurements where it has none, is taken over, the nearer the problem the more: the model knows of tiles and of
+waves, the neighbours how far it is off. A layer's kind is what decides which code runs (filter, stride, dilation, groups,
 memory format, dtype); distance is in the sizes of its implicit GEMM, in powers of two. Where an engine was never measured on
 such a layer its cost model speaks, and the criteria (`convoy.measurement.criteria`) have their say on every engine. How well
 this picks is measured by `bench/prediction.py` and `bench/criteria.py`: on layers that are left out, against the best that was
@@ -123,13 +124,23 @@ class Roofline:
 _LAYERS: Final = (ConvProblem, LinearProblem)
 
 
+Estimate = Callable[[Problem, EngineConfig], float | None]
+"""An engine's cost model, microseconds; None where it has none."""
+
+
+def no_model(problem: Problem, config: EngineConfig) -> float | None:
+    """Where no engine has a cost model."""
+    del problem, config
+
+
 @dataclass(slots=True)
 class _Seen:
-    """One measurement of a config: on traits, so many times the roofline."""
+    """One measurement of a config: on traits, so many times the roofline, and so many times the cost model, if there is one."""
 
     problem: str
     traits: Traits
     log_ratio: float
+    log_model: float | None = None
 
 
 @dataclass(slots=True)
@@ -141,6 +152,7 @@ class Experience:
         seen: by kind and config.
         measurements: how many rows it rests on.
         unsteady: configs that gave other bits from run to run on some problem.
+        model: the engines' cost models.
     """
 
     roofline: Roofline
@@ -149,23 +161,26 @@ class Experience:
     )
     measurements: int = 0
     unsteady: set[EngineConfig] = field(default_factory=set[EngineConfig])
+    model: Estimate = field(default=no_model, compare=False)
 
     @staticmethod
-    def of(rows: Iterable[Measurement]) -> Experience:
+    def of(rows: Iterable[Measurement], model: Estimate = no_model) -> Experience:
         """Arrange rows; failures and problems that cannot be read from their key are left out."""
         known: list[tuple[Problem, Measurement]] = []
         for row in rows:
             problem = _read(row.problem) if row.ok and row.samples >= LEAST_SAMPLES else None
             if problem is not None:
                 known.append((problem, row))
-        found = Experience(_fit(known), measurements=len(known))
+        found = Experience(_fit(known), measurements=len(known), model=model)
         for problem, row in known:
             if not row.deterministic:
                 found.unsteady.add(row.config)
             kind = kind_of(problem)
             if kind is not None and isinstance(problem, _LAYERS):
                 ratio = math.log(row.median_us / found.roofline.time_us(problem))
-                seen = _Seen(_sizes_key(problem), traits_of(problem), ratio)
+                expected_us = model(problem, row.config)
+                against = math.log(row.median_us / expected_us) if expected_us else None
+                seen = _Seen(_sizes_key(problem), traits_of(problem), ratio, against)
                 found.seen.setdefault(kind, {}).setdefault(row.config, []).append(seen)
         return found
 
@@ -174,7 +189,7 @@ class Experience:
         if kind_of(problem) is None:
             return self
         gone = _sizes_key(problem)
-        kept = Experience(self.roofline, measurements=self.measurements, unsteady=self.unsteady)
+        kept = Experience(self.roofline, measurements=self.measurements, unsteady=self.unsteady, model=self.model)
         for kind, configs in self.seen.items():
             left = {config: [s for s in seen if s.problem != gone] for config, seen in configs.items()}
             kept.seen[kind] = {config: seen for config, seen in left.items() if seen}
@@ -241,13 +256,21 @@ class Experience:
         traits, reference = traits_of(problem), self.roofline.time_us(problem)
         found: dict[EngineConfig, float] = {}
         for config in (config for configs in space.values() for config in configs if config in known):
-            near = sorted((distance(traits, seen.traits), seen.log_ratio) for seen in known[config])[:NEIGHBOURS]
+            near = sorted(
+                ((distance(traits, seen.traits), seen.log_ratio, seen) for seen in known[config]),
+                key=lambda item: item[:2],
+            )[:NEIGHBOURS]
             if near[0][0] > FARTHEST:
                 continue
-            weights = [2.0 ** -(2 * far) for far, _ in near]
-            mean = sum(w * ratio for w, (_, ratio) in zip(weights, near, strict=True)) / sum(weights)
+            expected_us = self.model(problem, config)
+            against = [seen.log_model for _, _, seen in near if seen.log_model is not None]
+            modelled = expected_us and len(against) == len(near)
+            ratios = against if modelled else [ratio for _, ratio, _ in near]
+            weights = [2.0 ** -(2 * far) for far, _, _ in near]
+            mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True)) / sum(weights)
+            times_us = expected_us if expected_us and modelled else reference
             # A config known from afar alone must promise more: what is nearer is surer.
-            found[config] = reference * math.exp(mean) * (1 + CAUTION * near[0][0])
+            found[config] = times_us * math.exp(mean) * (1 + CAUTION * near[0][0])
         return found
 
     def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:

@@ -14,12 +14,12 @@ from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
 from convoy.measurement.criteria_file import find_criteria
-from convoy.measurement.predict import Experience
+from convoy.measurement.predict import Estimate, Experience
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
 from convoy.measurement.task import Task
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.settings import Effort, Settings
 from convoy.target import Target
 
@@ -126,7 +126,7 @@ def search(
     if settings.effort is not Effort.NONE:
         _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
     else:
-        _predict(tasks, target, protocol, database, settings.db, on_progress or _silent)
+        _predict(tasks, engines, target, protocol, database, settings.db, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
@@ -141,17 +141,39 @@ def _silent(done: int, total: int, message: str) -> None:
 
 
 def _predict(
-    tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store, path: Path | None, report: Progress
+    tasks: Sequence[Task],
+    engines: Sequence[Engine],
+    target: Target,
+    protocol: Protocol,
+    database: Store,
+    path: Path | None,
+    report: Progress,
 ) -> None:
     """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
-        experience = Experience.of(database.related(target, protocol.id))
+        experience = Experience.of(database.related(target, protocol.id), cost_models(engines, target))
         criteria = find_criteria(target, path)
         for task in unknown:
             task.predict(experience, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
+
+
+def cost_models(engines: Sequence[Engine], target: Target) -> Estimate:
+    """What the engines' cost models say of any problem; None of an engine that is not here, and of one that raises."""
+    by_id = {engine.id: engine for engine in engines}
+
+    def estimate(problem: Problem, config: EngineConfig) -> float | None:
+        engine = by_id.get(config.engine)
+        if engine is None or engine.version != config.version:
+            return None
+        try:
+            return engine.estimate_us(problem, config.knobs, target)
+        except Exception:  # a broken cost model is no cost model
+            return None
+
+    return estimate
 
 
 def _by_shared_data(problems: Iterable[Problem]) -> list[Problem]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from compare_tables import options_table, strategies_table
 from pruned_tables import pruned_net_table, pruned_table
+from zeroskip_tables import zeroskip_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -236,6 +237,7 @@ def render(page: Path) -> dict[str, str]:
         "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),
         "pruned-net": section("pruned-net", pruned_net_table, "Pruned nets", all_devices=every),
+        "zeroskip": section("zeroskip", zeroskip_table, "Zeros in feature maps", all_devices=every),
         "selection": section("selection", selection_table, "The exact solver", all_devices=every),
         "inference-figure": figures("inference", page, all_devices=every),
         "cpu-inference-figure": figures("cpu-inference", page, all_devices=every),

@@ -45,7 +45,7 @@ from layer_data import DTYPES
 from layer_timing import Builders, device_facts, variants
 from make_layers import COLUMNS as SIZES
 from record import Recorder
-from zeroskip_figures import fall
+from zeroskip_figures import VGG19, VGG19_ZEROS, fall
 
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Executable
@@ -59,11 +59,6 @@ from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
 
 SHARES = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
-VGG19_ZEROS = (55, 41, 24, 46, 14, 35, 96, 48, 68, 76, 81, 76, 92, 66, 81, 90)
-"""Percent, conv1_1 on: of the planes in the paper's code."""
-
-VGG19 = ((3, 64, 224), (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), *[(256, 256, 56)] * 3,
-         (256, 512, 28), *[(512, 512, 28)] * 3, *[(512, 512, 14)] * 4)  # fmt: skip
 PAIRS = (1, 3, 7, 11, 15)
 """Indices of the convolutions that a pooling follows."""
 

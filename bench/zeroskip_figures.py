@@ -6,6 +6,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+VGG19_ZEROS = (55, 41, 24, 46, 14, 35, 96, 48, 68, 76, 81, 76, 92, 66, 81, 90)
+"""Percent, conv1_1 on: of the planes in the paper's code."""
+
+VGG19 = ((3, 64, 224), (64, 64, 224), (64, 128, 112), (128, 128, 112), (128, 256, 56), *[(256, 256, 56)] * 3,
+         (256, 512, 28), *[(512, 512, 28)] * 3, *[(512, 512, 14)] * 4)  # fmt: skip
+"""c, k and side of its convolutions, all 3x3."""
+
 Shares = Mapping[float, Mapping[str, float]]
 """Percent of zeros → provider → microseconds: one layer, one way for zeros to lie."""
 

@@ -141,7 +141,8 @@ def test_pages_and_pictures_are_what_the_files_say(script: str) -> None:
 def copied(tmp_path: Path) -> Path:
     """A copy of what the scripts read and write."""
     (tmp_path / "bench").mkdir()
-    for script in ("record.py", "tables.py", "pruned_tables.py", "compare_tables.py", "plots.py"):
+    of_zeros = ("zeroskip_tables.py", "zeroskip_figures.py")
+    for script in ("record.py", "tables.py", "pruned_tables.py", "compare_tables.py", "plots.py", *of_zeros):
         shutil.copy(BENCH / script, tmp_path / "bench")
     shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
     shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")

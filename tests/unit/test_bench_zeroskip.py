@@ -15,6 +15,7 @@ import zeroskip  # noqa: E402
 import zeroskip_choice  # noqa: E402
 import zeroskip_figures  # noqa: E402
 import zeroskip_nets  # noqa: E402
+import zeroskip_tables  # noqa: E402
 from record import Recorder  # noqa: E402
 
 from convoy.engines import host_compiler  # noqa: E402
@@ -218,3 +219,48 @@ class Optimized:
         off = 0.0 if settings.deny_engines else 0.01
         self.program = lambda x: model(x) + off
         self.summary = Namespace(layers=())
+
+
+# ---- tables
+
+
+def row(subject, provider, us, note, metric="kernel_us", batch=1):
+    return {
+        "subject": subject, "provider": provider, "p50": str(us), "note": note, "metric": metric, "batch": str(batch),
+        "dtype": "fp32", "numerics": "strict", "ok": "true", "commit": "abc1234", "device": "D", "versions": "v",
+    }  # fmt: skip
+
+
+def test_a_page_says_what_the_rows_are_about():
+    problem = zeroskip.laid(ConvProblem(1, 512, 14, 14, 512, 3, 3, 1, 1), 1, "fp32", "strict")
+    key, pooled = problem.key, replace(problem, epilogue=replace(problem.epilogue, pool=zeroskip.POOL)).key
+    net = {"latency_ms": (0.5, 0.4, 0.2), "accuracy": (0.8, 0.8, 0.8)}
+    rows = [
+        row(key, "convoy.dense", 10, "zeros 92 % random a"), row(key, "cudnn.best", 50, "zeros 92 % random b"),
+        row(key, "convoy.dense", 10, "zeros 95 % channels a"),
+        row(key, "convoy.zeroskip.channels", 4, "zeros 95 % channels b"),
+        row(pooled, "convoy.fused", 10, "zeros 90 % random a"), row(pooled, "cudnn.best+pool", 70, "zeros 90 % random"),
+        row(key, "convoy.zeroskip.channels", -0.9, "zeros 0..95 % channels", "correlation"),
+        row(key, "convoy.zeroskip.channels", -0.1, "zeros 0..95 % channels", "slope_us"),
+        row(key, "convoy.zeroskip.channels", 1.08, "zeros 0..95 % channels", "dense_cost"),
+        *(row(key, "convoy.zeroskip.channels", us, f"zeros 95 % marks {what}")
+          for what, us in (("looks", 11.8), ("is told", 10.4), ("makes", 16.0), ("makes and marks", 16.1))),
+        *(row("conv:fprop:n32c1h14w14k1r3s3:", provider, us, "zeros 92 % equal planes x", metric)
+          for metric in ("kernel_us", "region_us") for provider, us in (("cudnn.best", 9), ("convoy.zeroskip.ecr", 3))),
+        *(row("net", provider, value, "zeros 10 to 60 % aten=2", metric)
+          for metric, values in net.items()
+          for provider, value in zip(("torch.graph", "convoy.dense", "convoy"), values, strict=True)),
+        row("choices on held out inputs", "convoy", 0.0, "0 wrong of 90 inputs", "wrong_share"),
+    ]  # fmt: skip
+    page = zeroskip_tables.zeroskip_table(rows, "Zeros")
+    for line in (
+        "| VGG-19, strict fp32, batch 1: the convolutions | convoy.dense | cudnn.best | 1 | 5.00x | 5.00x | 5.00x |",
+        "convolution + pooling in one | convoy.fused | cudnn.best+pool | 1 | 7.00x |",
+        "512→512 @14, strict fp32, batch 1: 95 % dead channels | convoy.zeroskip.channels | convoy.dense | 1 | 2.50x |",
+        "| 512→512 3x3 @14, batch 1 | channels | convoy.zeroskip.channels | -0.90 | -0.100 | 1.08x |  |",
+        "| 512→512 @14 | 95 % | 11.8 | 10.4 | 16.0 | 16.1 |",
+        "| with allocation and copies, as the paper times it | convoy.zeroskip.ecr | 1 | 3.0 | 3.00x | 3.00x |",
+        "| net | 1 | 0.5000 | 0.4000 | 0.2000 | 2.00x | 80.00% / 80.00% |",
+        "Chosen wrongly, held out inputs, batch 1: 0 wrong of 90 inputs.",
+    ):
+        assert line in page, line

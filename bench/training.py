@@ -9,10 +9,12 @@ With `--ablation`, what each step gave: `torch.eager`, `torch.graph`, then Convo
 (`convoy.late_update`), and with updates that begin during the backward pass (`convoy`).
 
     python bench/training.py [--nets resnet50,googlenet] [--batch 32,128] [--dtype bf16,fp32]
-                             [--peers graph,inductor,max-autotune] [--ablation] [--db FILE] [--seconds N]
+                             [--peers graph,inductor,default,max-autotune] [--ablation] [--missing]
+                             [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
 
-With `--seconds`, tuning stops in time, and the next call with the same `--db` goes on where it was; peers for which no time is
-left are left out, and said so.
+Where tuning reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; the next call with the
+same `--db` goes on. With `--seconds` no case is begun that could not end in time, and peers for which no time is left are left
+out, and said so; `--missing` takes those cases alone that the results lack.
 """
 
 from __future__ import annotations
@@ -161,6 +163,7 @@ class Run:
         end: when to be done, by `time.monotonic`.
         ablation: whether to time Convoy's plan in its stages too.
         streams: most streams.
+        tune_s: what measuring candidates may take.
     """
 
     peers: tuple[str, ...]
@@ -169,16 +172,12 @@ class Run:
     end: float
     ablation: bool
     streams: int
+    tune_s: float
 
     @property
     def left_s(self) -> float:
         """Seconds that are left."""
         return self.end - time.monotonic()
-
-    def watch(self, message: str, done: int, total: int) -> None:
-        """Stop tuning while there is time to time what is there."""
-        if self.left_s < LEAST_S:
-            raise OutOfTimeError(f"{message}: {done} of {total}")
 
     def settings(self, **changes: Any) -> convoy.Settings:
         """Of Convoy."""
@@ -190,21 +189,27 @@ LEAST_S = 45.0
 
 
 def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
-    """Convoy's step, its plan, and what tuning cost."""
+    """Convoy's step, its plan, and what tuning cost; where time is up, from what was measured until then."""
     model, (x, y) = case.model(), case.data()
     start = time.perf_counter()
-    result = train_model(
-        model,
-        loss_of,
-        optimizer_of(model, case.device),
-        (x, y),
-        options=StepOptions(amp=case.amp),
-        settings=run.settings(**changes),
-        name=case.net,
-        observer=run.watch,
-    )
+
+    def watch(message: str, done: int, total: int) -> None:
+        took = time.perf_counter() - start
+        if total and done < total and (took > run.tune_s or run.left_s < LEAST_S):
+            raise OutOfTimeError(f"{message}: {done} of {total}")
+
+    optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
+    settings, cut = run.settings(**changes), ""
+    try:
+        result = train_model(
+            model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net, observer=watch
+        )
+    except OutOfTimeError as late:
+        cut = f" cut at {late}"
+        settings = dataclasses.replace(settings, effort=convoy.Effort.NONE)
+        result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
     step = result.step
-    note = f"tuning_s={time.perf_counter() - start:.0f}"
+    note = f"tuning_s={time.perf_counter() - start:.0f}{cut}"
     note += " baseline" if step.plan.baseline else f" streams={streams_of(step.plan)}"
     for line in step.notes:
         if line.startswith(("streams:", "the step")) or "baseline" in line:
@@ -275,8 +280,6 @@ class Table:
             if cuda and name != "torch.graph":  # which made its first steps already
                 torch.cuda.reset_peak_memory_stats()
             self.losses[name] = first_losses(step, CHECKED + (WARMUP if name == "torch.eager" else 0))
-        except OutOfTimeError as error:
-            self.notes[name] = f"tuning is not done: {error}"
         except Exception as error:
             self.notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         else:
@@ -371,6 +374,16 @@ def record(table: Table, timed: dict[str, Timed], recorder: Recorder) -> str:
     return line
 
 
+def there(recorder: Recorder, run: Run, *, cuda: bool) -> set[tuple[str, int, str]]:
+    """Cases of which the results have Convoy's step and all peers that are wanted."""
+    found: dict[tuple[str, int, str], set[str]] = {}
+    for row in recorder.earlier():
+        if row["metric"] == "step_ms" and row["ok"] == "true":
+            found.setdefault((row["subject"], int(row["batch"]), row["dtype"]), set()).add(row["provider"])
+    wanted = {"convoy", *peers_of(run, cuda=cuda), *(["torch.graph"] if cuda and "graph" in run.peers else [])}
+    return {case for case, names in found.items() if wanted <= names}
+
+
 def main() -> None:
     """Run the comparison, print a short table, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -382,6 +395,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--db", type=Path)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--tune-seconds", type=float, default=math.inf)
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--streams", type=int, default=4)
     options = parser.parse_args()
@@ -392,6 +408,7 @@ def main() -> None:
         time.monotonic() + options.seconds,
         options.ablation,
         options.streams,
+        options.tune_seconds,
     )
     warnings.simplefilter("ignore")
     target = detect_target(options.device)
@@ -402,14 +419,18 @@ def main() -> None:
         device=target.name,
         versions=" ".join(f"{name}={version}" for name, version in target.versions),
         protocol="interleaved rounds=15 of 0.1 s, whole steps with update, median, p20 and p80 as median -+ spread",
+        folder=options.folder,
     )
+    done = there(recorder, run, cuda=options.device == "cuda") if options.missing else set[tuple[str, int, str]]()
     lines: list[str] = []
     left_out: list[str] = []
     for net in options.nets.split(","):
         for batch in options.batch.split(","):
             for dtype in options.dtype.split(","):
                 case = Case(net, int(batch), dtype, options.device)
-                if run.left_s < LEAST_S:
+                if (case.net, case.batch, case.dtype) in done:
+                    continue
+                if run.left_s < 2 * LEAST_S:
                     left_out.append(f"{net} b{batch} {dtype}")
                     continue
                 lines.append(compare(case, run, recorder))

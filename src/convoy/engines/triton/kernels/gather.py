@@ -9,6 +9,25 @@ from convoy.engines.triton.kernels.epilogue import activate
 
 
 @triton.jit
+def finish_gathered(
+    y, residual, bias, out, pixel, channel, pixel_inside, k_inside, pixels, k, pitch,
+    ACTIVATION: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Store [pixels, channels] sums: bare ones of a share, or with bias, residual and activation."""
+    inside = pixel_inside[:, None] & k_inside[None, :]
+    offset = pixel[:, None] * k + channel[None, :]  # of dense tensors: the partial sums and the residual
+    if SPLIT:
+        tl.store(y + tl.program_id(1) * (pixels.to(tl.int64) * k) + offset, out, mask=inside)
+    else:
+        if bias is not None:
+            out += tl.load(bias + channel, mask=k_inside, other=0.0)[None, :].to(tl.float32)
+        if residual is not None:
+            out += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
+        place = pixel[:, None] * pitch + channel[None, :]
+        tl.store(y + place, activate(out, ACTIVATION).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gather_conv(
     x, w, y, residual, bias,
     pixels, p, q, h, width, c, k, pitch, c_group, k_group, c_blocks, iterations, iterations_split, tiles_k,
@@ -72,16 +91,18 @@ def gather_conv(
         values = tl.load(x + offset, mask=inside, other=0.0)
         weights = tl.load(weight_row[:, None] + index[None, :], mask=k_inside[:, None] & c_inside[None, :], other=0.0)
         acc = tl.dot(weights, values.T, acc, input_precision=PRECISION)
-    out = acc.T
-    channel_out = group * k_group + k_local
-    inside = pixel_inside[:, None] & k_inside[None, :]
-    offset = pixel[:, None] * k + channel_out[None, :]  # of dense tensors: the partial sums and the residual
-    if SPLIT:
-        tl.store(y + tl.program_id(1) * (pixels.to(tl.int64) * k) + offset, out, mask=inside)
-    else:
-        if bias is not None:
-            out += tl.load(bias + channel_out, mask=k_inside, other=0.0)[None, :].to(tl.float32)
-        if residual is not None:
-            out += tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
-        place = pixel[:, None] * pitch + channel_out[None, :]
-        tl.store(y + place, activate(out, ACTIVATION).to(y.dtype.element_ty), mask=inside)
+    finish_gathered(
+        y,
+        residual,
+        bias,
+        acc.T,
+        pixel,
+        group * k_group + k_local,
+        pixel_inside,
+        k_inside,
+        pixels,
+        k,
+        pitch,
+        ACTIVATION,
+        SPLIT,
+    )

@@ -31,6 +31,20 @@ def halves(out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def finish_pair(
+    y, residual, bias, out, n0, p0, q0, k0,
+    BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr, COLUMNS: tl.constexpr,
+    ACTIVATION: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """`finish_columns` of [pixels, 2 · COLUMNS channels], one half after the other."""
+    left, right = halves(out, BLOCK_N * BLOCK_H * BLOCK_W, 2 * COLUMNS)
+    finish_columns(y, residual, bias, left, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE)
+    finish_columns(
+        y, residual, bias, right, n0, p0, q0, k0 + COLUMNS, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
+    )
+
+
+@triton.jit
 def persistent_conv(
     x, w, y, residual, bias, tiles, tiles_k, tiles_h, tiles_w, c_blocks, iterations, channels,
     pad_h, pad_w, dilation_h, dilation_w,
@@ -82,31 +96,12 @@ def persistent_conv(
             finish_columns(
                 y, residual, bias, out, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
             )
+        elif PARTS == 2:
+            finish_pair(y, residual, bias, out, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE)
         else:
             left, right = halves(out, PIXELS, BLOCK_K)
-            if PARTS == 2:
-                finish_columns(
-                    y, residual, bias, left, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
-                )
-                finish_columns(
-                    y, residual, bias, right, n0, p0, q0, k0 + COLUMNS,
-                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
-                )  # fmt: skip
-            else:
-                first, second = halves(left, PIXELS, 2 * COLUMNS)
-                third, fourth = halves(right, PIXELS, 2 * COLUMNS)
-                finish_columns(
-                    y, residual, bias, first, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE
-                )
-                finish_columns(
-                    y, residual, bias, second, n0, p0, q0, k0 + COLUMNS,
-                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
-                )  # fmt: skip
-                finish_columns(
-                    y, residual, bias, third, n0, p0, q0, k0 + 2 * COLUMNS,
-                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
-                )  # fmt: skip
-                finish_columns(
-                    y, residual, bias, fourth, n0, p0, q0, k0 + 3 * COLUMNS,
-                    BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
-                )  # fmt: skip
+            finish_pair(y, residual, bias, left, n0, p0, q0, k0, BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE)
+            finish_pair(
+                y, residual, bias, right, n0, p0, q0, k0 + 2 * COLUMNS,
+                BLOCK_N, BLOCK_H, BLOCK_W, COLUMNS, ACTIVATION, DTYPE,
+            )  # fmt: skip

@@ -4,7 +4,9 @@ Every layer in a database of measurements is left out in turn (in every memory f
 times are predicted from all others, and the one predicted to be the fastest is looked up among those that were measured.
 A figure is the best measured time over the time of that one; `convoy.aten` is PyTorch's own choice. No device is needed.
 
-    python bench/prediction.py --db perf.db
+    python bench/prediction.py [--db perf.db]
+
+Without a database the results that the package ships are asked: what effort `none` knows on a new machine.
 """
 
 from __future__ import annotations
@@ -19,10 +21,23 @@ from record import Recorder
 
 from convoy.measurement.predict import LEAST_SAMPLES, Experience, kind_of
 from convoy.perfdb import Database, Measurement
+from convoy.perfdb.shipped import read_shipped, shipped_descriptions
 from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem, parse_problem
+from convoy.target import Target
 
 LEAST_CANDIDATES = 6
 """Layers with fewer measured candidates leave nothing to choose."""
+
+
+def measured(path: Path | None) -> tuple[list[Measurement], Target | None]:
+    """Good rows of a database, or those that the package ships, and the description of their target."""
+    if path is None:
+        described = shipped_descriptions()
+        rows = [row for digest in described for row in read_shipped(digest) if row.ok]
+        return rows, described[rows[0].target] if rows else None
+    with Database.open(path, shipped=False, create=False) as database:
+        rows = database.rows(status="ok")
+        return rows, database.target(rows[0].target) if rows else None
 
 
 def layers(rows: list[Measurement]) -> list[tuple[ConvProblem | LinearProblem, dict[EngineConfig, float]]]:
@@ -47,11 +62,9 @@ def fraction(experience: Experience, problem: Problem, times: dict[EngineConfig,
 def main() -> None:
     """Leave out, predict, compare; print a short table, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--db", type=Path, required=True)
+    parser.add_argument("--db", type=Path)
     options = parser.parse_args()
-    with Database.open(options.db, shipped=False, create=False) as database:
-        rows = database.rows(status="ok")
-        target = database.target(rows[0].target)
+    rows, target = measured(options.db)
     if target is None or len({row.target for row in rows}) != 1:
         parser.error("the database must hold measurements of one described target")
     experience = Experience.of(rows)

@@ -8,8 +8,11 @@ from typing import Any, Final
 from convoy.compare import scaling_lines, study_lines
 from convoy.compare.kinds import KINDS
 from convoy.compare.runfile import Row, Run
+from convoy.errors import InputError
+from convoy.plan.timeline import Span
 from convoy.report.roofline import roofline
 from convoy.report.sheet import Card, Cell, Part, Section, Sheet, Table, table_of
+from convoy.report.timeline import timeline_chart
 
 TITLES: Final = {
     "compare": "Frameworks side by side",
@@ -24,7 +27,11 @@ def sheet_of(runs: Sequence[Run]) -> Sheet:
     cards: list[Card] = []
     sections: list[Section] = []
     for run in runs:
-        found, own = _KINDS[run.kind](run)
+        try:
+            found, own = _KINDS[run.kind](run)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            expected = "rows whose `detail` is as docs/compare.md has it"
+            raise InputError("run", f"{type(error).__name__}: {error}", expected) from error
         cards += found
         sections += own
     subjects = dict.fromkeys(row.subject for run in runs for row in run.rows if run.kind != "study")
@@ -75,7 +82,8 @@ def _compare(run: Run) -> tuple[list[Card], list[Section]]:
         words = tuple(_in_words(row) for row in ordered)
         table = frameworks_table(ordered)
         sections.append(Section(rows[0].label(), _compare_lines(ordered), (table,), terminal=words))
-        sections += [section for section in (_kinds(ranked), _roofline(ranked)) if section is not None]
+        drawn = (_kinds(ranked), _roofline(ranked), _timeline(ranked))
+        sections += [section for section in drawn if section is not None]
     return cards, sections
 
 
@@ -185,6 +193,16 @@ def _roofline(rows: Sequence[Row]) -> Section | None:
             drawn = roofline(row.detail["layers"], row.detail["peaks"], row.dtype)
             if drawn:
                 return Section(f"Roofline: {row.label()}, {row.provider}", pictures=(drawn,))
+    return None
+
+
+def _timeline(rows: Sequence[Row]) -> Section | None:
+    """When each step of Convoy's ran, on which stream."""
+    for row in rows:
+        spans = [Span(**span) for span in row.detail.get("timeline", ())]
+        if spans:
+            about = "Convoy's steps as they ran, launched one by one; the critical path in its own colour."
+            return Section(f"Timeline: {row.label()}, {row.provider}", (about,), pictures=(timeline_chart(spans),))
     return None
 
 

@@ -36,7 +36,7 @@ def render(summary: Summary) -> str:
         "times": times_chart(summary),
         "roofline": roofline_chart(summary),
         "break_even": break_even_chart(summary),
-        "timeline": timeline_chart(summary),
+        "timeline": timeline_chart(summary.timeline),
     }
     return page("report.html", values)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Final
 
+from convoy.plan.timeline import Span
 from convoy.report.charts import WIDTH
-from convoy.report.summary import Summary
 
 ROW: Final = 30
 LEFT: Final = 70
@@ -14,20 +15,20 @@ LEAST_WIDTH: Final = 0.4
 """Pixels that a bar has at least: shorter steps would not be seen."""
 
 
-def timeline_chart(summary: Summary) -> str:
-    """Inline SVG of the measured timeline; empty where there is none."""
-    if not summary.timeline:
+def timeline_chart(spans: Sequence[Span]) -> str:
+    """Inline SVG of a measured timeline; empty where there is none."""
+    if not spans:
         return ""
-    streams = sorted({span.stream for span in summary.timeline})
-    end = max(span.start_us + span.duration_us for span in summary.timeline) or 1.0
+    streams = sorted({span.stream for span in spans})
+    end = max(span.start_us + span.duration_us for span in spans) or 1.0
     scale = (WIDTH - LEFT - 10) / end
     height = 40 + ROW * len(streams)
-    label = f"Timeline: {len(summary.timeline)} steps on {len(streams)} streams, {end / 1e3:.3f} ms"
+    label = f"Timeline: {len(spans)} steps on {len(streams)} streams, {end / 1e3:.3f} ms"
     parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"><title>{label}</title>']
     for row, stream in enumerate(streams):
         top = 10 + row * ROW
         parts.append(f'<text x="{LEFT - 8}" y="{top + 16}" text-anchor="end">stream {stream}</text>')
-        for span in summary.timeline:
+        for span in spans:
             if span.stream != stream:
                 continue
             kind = "critical" if span.critical else "side"

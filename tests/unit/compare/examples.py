@@ -49,7 +49,12 @@ def compare_run() -> Run:
         "layers": layers,
         "peaks": {"bytes_per_s": 1e10, "flops_fp32": 1e11},
         "timed": "in turn",
-    }
+        "timeline": [
+            {"name": f"conv{i} {HOSTILE}", "engine": "aten", "stream": i % 2, "start_us": 9.0 * i, "duration_us": 8.0,
+             "critical": i == 1}
+            for i in (1, 2, 3)
+        ],
+    }  # fmt: skip
     rows = (
         Row("resnet50", "torch", figures=figures(30.0), setting="eager, channels_last", detail={"timed": "alone"}),
         Row("resnet50", "convoy", figures=figures(15.0), setting="effort quick", detail=detail, notes=("a note",)),

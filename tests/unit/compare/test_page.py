@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
 from convoy.cli import app
 from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Run, write
+from convoy.errors import InputError
 from convoy.report.roofline import roofline
 from convoy.report.sheet import Cell, Part, print_sheet, render_sheet
 
@@ -39,6 +42,10 @@ def test_what_is_read_first() -> None:
     assert titles[0] == "What you should know"
     assert any(title.startswith("Roofline") for title in titles)
     assert any(title.startswith("Time by layer kind") for title in titles)
+    (timeline,) = next(section for section in sheet.sections if section.title.startswith("Timeline")).pictures
+    assert timeline.count("<rect") == 3
+    assert timeline.count('class="critical"') == 1
+    assert HOSTILE not in timeline
     lines = next(s for s in sheet.sections if s.title.startswith("Options")).lines
     assert lines == ("2.0x from options alone: compile",)
     notes = next(s for s in sheet.sections if s.title.startswith("resnet50 batch 1 fp32 inference")).lines
@@ -61,6 +68,21 @@ def test_every_kind_has_a_page_and_an_empty_run_too() -> None:
     for run in ALL:
         assert sheet_of([run]).sections
         assert "Manifest" in render_sheet(sheet_of([Run(run.kind, {}, ())]))
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        {"kinds": 3},
+        {"kinds": {"conv": "x"}},
+        {"layers": [{}], "peaks": {"bytes_per_s": 1.0}},
+        {"timeline": [{"name": 1}]},
+    ],
+)
+def test_a_detail_that_is_none_is_an_error_that_says_so(detail: dict[str, Any]) -> None:
+    row = replace(compare_run().rows[0], detail=detail)
+    with pytest.raises(InputError, match=r"docs/compare\.md"):
+        sheet_of([Run("compare", {}, (row,))])
 
 
 def test_the_terminal_shows_tables_without_bars_and_without_control_sequences(

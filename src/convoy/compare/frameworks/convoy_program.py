@@ -131,6 +131,7 @@ def _with_layers(found: Built, summary: Summary, seconds: float, words: str) -> 
     found.notes += summary.notes
     found.kinds = lambda: layer_kinds(summary)
     found.detail = {"layers": layers_of(summary), "peaks": dict(summary.peaks), "tuning_s": round(seconds, 2)}
+    found.detail["timeline"] = [dataclasses.asdict(span) for span in summary.timeline]
     return found
 
 

@@ -73,17 +73,30 @@ def latency_table(rows: Sequence[Row], title: str) -> str:
     lines = [f"{title}, {rows[0]['device']}, commit {commits}, {versions}; milliseconds, median", ""]
     lines.append("| net | dtype | batch | " + " | ".join(providers) + " | gain over the best other |")
     lines.append("|---|---|---|" + "---|" * (len(providers) + 1))
-    gains: list[float] = []
+    gains: dict[str, list[float]] = {}
     for (subject, dtype, batch), by_provider in cases.items():
         gain = gain_of(by_provider)
-        gains += [] if gain is None else [gain]
+        if gain is not None:
+            gains.setdefault(f"{dtype}, batch {batch}", []).append(gain)
         cells = [_cell(by_provider.get(name)) for name in providers]
         cells.append("" if gain is None else f"{gain:.2f}x")
         lines.append(f"| {subject} | {dtype} | {batch} | " + " | ".join(cells) + " |")
     if gains:
-        mean = geometric_mean(gains)
-        lines += ["", f"Geometric mean of the gain over the best other provider, net by net: **{mean:.2f}x**."]
+        lines += ["", _means(gains)]
     return "\n".join(lines)
+
+
+def _means(gains: dict[str, list[float]]) -> str:
+    """The mean of all gains, and of each kind of case where there are several."""
+    every = [gain for group in gains.values() for gain in group]
+    line = f"Geometric mean of the gain over the best other provider, net by net: **{geometric_mean(every):.2f}x**."
+    if len(gains) < 2:
+        return line
+    parts = [
+        f"{name} {geometric_mean(group):.2f}x over {len(group)}, least {min(group):.2f}x"
+        for name, group in gains.items()
+    ]
+    return f"{line} By kind: {'; '.join(parts)}."
 
 
 def gain_of(by_provider: dict[str, Row]) -> float | None:

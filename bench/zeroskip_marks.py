@@ -1,8 +1,8 @@
 """What is it worth that the kernel which makes the zeros says where they are? Question `zeroskip`, metric `kernel_us`.
 
 `zeroskip.channels` over 95 % dead channels, and over none, as it is timed alone (it looks at its input first) and as in a net
-whose producer marked the input (`convoy.program.marks`); and the producer, `triton.split_fp32`, without and with marking its
-result.
+whose producer marked the input (`convoy.program.marks`); and `triton.split_fp32`, which looks for the largest value, without
+marks, with those of its input, and marking its result.
 
     python bench/zeroskip_marks.py [--keep 4] [--folder DIR]
 """
@@ -77,7 +77,11 @@ def measure(problem: ConvProblem, dead: int, target: Target, keep: int, recorder
     plain, y = launcher(maker[1], case, (x,), [])
     marks, given = launcher(maker[1], case, (x,), [seen])
     assert torch.allclose(y, given, rtol=1e-5, atol=1e-5)
-    times = in_turn({"looks": looks, "is told": reads, "makes": plain, "makes and marks": marks})
+    assert maker[1].accept_marks(spec)
+    told, given = launcher(maker[1], case, (x, of_x), [])
+    assert torch.equal(y, given)
+    launches = {"looks": looks, "is told": reads, "dense": plain, "dense is told": told, "dense and marks": marks}
+    times = in_turn(launches)
     providers = {"looks": "zeroskip.channels", "is told": "zeroskip.channels"}
     for what, us in times.items():
         recorder.add(

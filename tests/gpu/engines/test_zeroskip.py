@@ -231,14 +231,15 @@ class Chain(torch.nn.Module):
         return x
 
 
+@pytest.mark.parametrize("engine", ["zeroskip.channels", "triton.split_fp32"])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("size", [14, 40])
-def test_what_producers_mark_replaces_the_look_of_readers(n, size, target, tmp_path):
+def test_what_producers_mark_replaces_the_look_of_readers(n, size, engine, target, tmp_path):
     """In a captured program, for inputs that it was not tuned with too."""
     net = Chain().cuda().eval().to(memory_format=torch.channels_last)
     x = torch.randn(n, 64, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
     settings = Settings(
-        numerics="strict", db=tmp_path / "perf.db", only_engines=("zeroskip.channels",), solver="single", layout="nhwc"
+        numerics="strict", db=tmp_path / "perf.db", only_engines=(engine,), solver="single", layout="nhwc"
     )
     result = optimize_model(net, (x,), name="chain", settings=settings)
     captured = capture_inference(net, (x,))

@@ -22,6 +22,9 @@ from convoy.target import Target
 UNMARKED = {"marks": None, "MARK_P": 0, "MARK_Q": 0, "MARK_K": 0}
 """Constants of a kernel that writes no marks."""
 
+MOST_MARKS = 8192
+"""Words of marks, at most: every thread block of the reader's first launch reads them all."""
+
 _SLICES = 128
 _BLOCK_PIXELS = 64
 _BLOCKS = 384

@@ -9,13 +9,13 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.marking import UNMARKED, MarkingExecutable
+from convoy.engines.triton.marking import MOST_MARKS, UNMARKED, MarkingExecutable
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
 from convoy.engines.triton.tensors import as_floats, checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
-from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
 
@@ -54,7 +54,7 @@ def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 class SplitExecutable(MarkingExecutable):
-    """Three launches (largest |x|, split, product), and a fourth where the reduction is split."""
+    """Three launches (largest |x|, split, product), a fourth where the reduction is split; two or three where x has marks."""
 
     def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target, view: View | None = None) -> None:
         self.elements, self.target = problem.x_spec.elements, target
@@ -83,11 +83,13 @@ class SplitExecutable(MarkingExecutable):
             Build(
                 engine, split.split_planes,
                 {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
-                {"COUNT": _MAXIMA, "BLOCK": self.block, "WAIT": dependent},
+                {"w_bytes": None, "weight_bytes": 0, "VALID": _MAXIMA, "COUNT": _MAXIMA, "BLOCK": self.block,
+                 "WAIT": dependent},
                 ["x", "maxima", "inverse", "planes", *even], dependent=dependent,
             ),
             target,
         )  # fmt: skip
+        self.told: dict[int, Kernel] = {}
 
     def _build(self, engine: str, dtype: str) -> Build:
         from convoy.engines.triton.kernels.split import split_conv
@@ -127,10 +129,32 @@ class SplitExecutable(MarkingExecutable):
         planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
         weight = buffers.constants[0]
         ahead = min(weight.numel() * weight.element_size(), AHEAD_BYTES)
-        self.maxima((_MAXIMA, 1, 1), [x, maxima, None if interpreting() else weight, self.elements, ahead])
-        self.planes((-(-self.elements // self.block), 1, 1), [x, maxima, x_inverse, planes, self.elements])
+        grid, asked = (-(-self.elements // self.block), 1, 1), None if interpreting() else weight
+        if len(buffers.args) > 1 + self.epilogue.residual:
+            maxima = buffers.args[-1][0].view(torch.float32)
+            arguments = [x, maxima, x_inverse, planes, asked, self.elements, ahead]
+            self.told[maxima.numel()](grid, arguments)
+        else:
+            self.maxima((_MAXIMA, 1, 1), [x, maxima, asked, self.elements, ahead])
+            self.planes(grid, [x, maxima, x_inverse, planes, self.elements])
         partial = room[self.workspace_bytes - self.partial_bytes :] if self.partial_bytes else None
         self.multiply(planes, buffers, partial, (x_inverse, buffers.constants[-1]))
+
+    def accept_marks(self, spec: TensorSpec) -> bool:
+        """Takes the largest magnitudes from them, unless they are so many that reading them would cost more."""
+        _, lines, words = spec.shape
+        count = lines * words
+        if self.view.pixels == 0 or count > MOST_MARKS:
+            return False
+        if count not in self.told:
+            plain, dependent = self.planes.build, not interpreting()
+            signature = {**plain.signature, "w_bytes": "*i8" if dependent else "none", "weight_bytes": "i32"}
+            constants = {n: v for n, v in plain.constants.items() if n not in ("w_bytes", "weight_bytes")}
+            constants |= {"VALID": count, "COUNT": 1 << (count - 1).bit_length()}
+            even = [*plain.divisible, "w_bytes"]
+            build = replace(plain, signature=signature, constants=constants, divisible=even)
+            self.told[count] = Kernel(build, self.target)
+        return True
 
     def x_images(self) -> int:
         """Two planes of every image."""

@@ -16,7 +16,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.scratch import Scratch
 from convoy.engines.triton import split_fp32
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.marking import UNMARKED, MarkingExecutable, block_pixels, mark_slices
+from convoy.engines.triton.marking import MOST_MARKS, UNMARKED, MarkingExecutable, block_pixels, mark_slices
 from convoy.engines.triton.requirements import is_strict
 from convoy.engines.triton.split_fp32 import AHEAD_BYTES, split_weight
 from convoy.engines.triton.swapped import tensor_support
@@ -33,9 +33,6 @@ DENSE_SHARE = 0.875
 
 MOST_CHANNELS = 2048
 """One thread block orders an image's channels."""
-
-_MOST_MARKS = 8192
-"""Words of marks, at most: every thread block of the second launch reads them all."""
 
 _SPLIT_VALUES = 4096
 _TILES, _SHORT = 12, 4
@@ -195,7 +192,7 @@ class LiveExecutable(MarkingExecutable):
         """Takes them instead of looking, unless they are so many that reading them would cost more."""
         _, lines, words = spec.shape
         slices = lines // self.problem.n
-        if words != self.words or self.view.pixels == 0 or lines * words > _MOST_MARKS:
+        if words != self.words or self.view.pixels == 0 or lines * words > MOST_MARKS:
             return False
         if slices not in self.planes:
             self.planes[slices] = Kernel(self._split_build(self.engine, slices), self.target)

@@ -299,16 +299,18 @@ def marked(engine_id, problem, knobs):
     wrong += int(largest != y[y.isfinite()].abs().max())
     y[:, 39] = 1.0  # infinities are for the marks, sums are not
     reading = conv(n, 40, problem.p, problem.q, 24, 1, 3, 0, 1)
-    executable = load_engine("zeroskip.channels").build(reading, box(), TARGET)
-    assert executable.accept_marks(spec)
-    assert not executable.accept_marks(replace(spec, shape=(2, lines, 3))), "another number of channels"
-    executable.look = None  # whoever looks, fails
     weights = make_data(reading, 6, "integer").constants
-    result = torch.full(reading.y_spec.shape, torch.nan).contiguous(memory_format=torch.channels_last)
-    workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
-    executable.launch(Buffers((y, marks), [result], executable.pack(weights)), workspace)
     (wanted,) = oracle(reading, Data((y,), weights))
-    return wrong + (result.double() - wanted).abs().nan_to_num(99.0).max().item()
+    for reader in ("zeroskip.channels", "triton.split_fp32"):
+        executable = load_engine(reader).build(reading, box(), TARGET)
+        assert executable.accept_marks(spec)
+        assert not executable.accept_marks(replace(spec, shape=(2, 1 << 14, 2))), "too many to be worth it"
+        executable.look = executable.maxima = None  # whoever looks, fails
+        result = torch.full(reading.y_spec.shape, torch.nan).contiguous(memory_format=torch.channels_last)
+        workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
+        executable.launch(Buffers((y, marks), [result], executable.pack(weights)), workspace)
+        wrong += (result.double() - wanted).abs().nan_to_num(99.0).max().item()
+    return wrong
 
 
 def negative_zeros(engine_id, problem, knobs):

@@ -39,8 +39,16 @@ def absolute_maxima(x, maxima, w_bytes, elements, weight_bytes, BLOCK: tl.conste
 
 
 @triton.jit
-def split_planes(x, maxima, inverse, planes, elements, COUNT: tl.constexpr, BLOCK: tl.constexpr, WAIT: tl.constexpr):
-    """planes[0] = hi, planes[1] = lo of x; inverse[0] = 1 / s."""
+def split_planes(
+    x, maxima, inverse, planes, w_bytes, elements, weight_bytes,
+    VALID: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, WAIT: tl.constexpr,
+):  # fmt: skip
+    """planes[0] = hi, planes[1] = lo of x; inverse[0] = 1 / s. The maxima are VALID, up to a power of two COUNT.
+
+    Where x comes with its maxima, this is the first launch, and asks for the weights of the product.
+    """
+    if w_bytes is not None:
+        prefetch_weights(w_bytes, 0, weight_bytes, tl.program_id(0), tl.num_programs(0), 4)
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -48,7 +56,8 @@ def split_planes(x, maxima, inverse, planes, elements, COUNT: tl.constexpr, BLOC
     inside = index < elements
     # Asked for before the maxima are reduced, so that both loads are on their way together.
     value = tl.load(x + index, mask=inside, other=0.0)
-    largest = tl.max(tl.load(maxima + tl.arange(0, COUNT)), axis=0)
+    place = tl.arange(0, COUNT)
+    largest = tl.max(tl.load(maxima + place, mask=place < VALID, other=0.0), axis=0)
     exponent = largest.to(tl.int32, bitcast=True) >> 23
     # The exponents of s and 1 / s, with fp32's bias: both stay normal numbers.
     scale_exponent = tl.minimum(tl.maximum(268 - exponent, 1), 253)

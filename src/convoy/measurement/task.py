@@ -288,6 +288,8 @@ class Task:
         own = min(filter(self._usable, tried), key=lambda row: row.median_us, default=None)
         estimates = {config: self._estimate_us(config) for config in untried}
         hopeful = [value for value in estimates.values() if value is not None and value <= best_us]
+        if own is None and (smaller := self._smaller(tried, untried)):
+            return _by_estimate(smaller, estimates)[:budget]
         if (own is None or own.median_us > PROMISING * best_us) and not hopeful:
             return []
         ordered = _by_estimate(untried, estimates)
@@ -298,6 +300,13 @@ class Task:
             return ordered[: min(budget, max(1, favourites + 1 - len(tried)))]
         near = neighbours(own.config.knobs, [config.knobs for config in untried])
         return [replace(own.config, knobs=knobs) for knobs in near][:budget]
+
+    def _smaller(self, tried: Sequence[Measurement], untried: Sequence[EngineConfig]) -> list[EngineConfig]:
+        """Settings that want less workspace than those for which there was no memory; none where that was not the reason."""
+        wanted = [self._workspace_bytes(row.config) for row in tried if row.status is Status.OUT_OF_MEMORY]
+        least = min((size for size in wanted if size is not None), default=0)
+        sizes = {config: self._workspace_bytes(config) for config in untried} if least else {}
+        return [config for config, size in sizes.items() if size is not None and size < least]
 
 
 def _holding(rows: Iterable[Measurement], levels: Levels) -> list[Measurement]:

@@ -317,6 +317,39 @@ def test_a_predicted_setting_that_an_engine_does_not_have_here_is_left_out():
         assert {found.knobs["k"] for found in task.predicted if found.engine == "a"} == expected
 
 
+class Roomy(Fake):
+    """Setting k wants 1000 - 100 k bytes."""
+
+    def workspace_bytes(self, problem, knobs):
+        return 1000 - 100 * knobs["k"]
+
+
+@pytest.mark.parametrize("fits", [2, 9])
+def test_where_there_is_no_memory_settings_that_want_less_are_tried(fits):
+    task = Task(PROBLEM, [Fake("aten"), Roomy("roomy", 6)], TARGET)
+    for stage in (task.first_look, task.widen, task.finals):
+        while request := stage(PROTOCOL, Effort.QUICK):
+            for c in request.configs:
+                short = c.engine == "roomy" and c.knobs["k"] < fits
+                found = (
+                    {"us": 0.0, "samples": 0, "status": Status.OUT_OF_MEMORY, "reason": "out of memory"}
+                    if short
+                    else {}
+                )
+                task.take(
+                    row(c.engine, c.knobs["k"], **{"us": 50.0 if c.engine == "roomy" else 100.0, "samples": 9, **found})
+                )
+    best = min((r for r in task.result_rows() if r.ok), key=lambda r: r.median_us)
+    assert (best.config.engine, best.config.knobs["k"]) == (("roomy", fits) if fits < 6 else ("aten", 0))
+
+
+def test_an_engine_that_failed_for_another_reason_is_left_alone():
+    task = Task(PROBLEM, [Fake("aten"), Roomy("roomy", 6)], TARGET)
+    task.take(row("aten"))
+    task.take(row("roomy", 0, 0.0, 0, Status.COMPILE_ERROR, reason="broken"))
+    assert task.widen(PROTOCOL, Effort.QUICK) is None
+
+
 def test_random_races_end_with_a_thorough_winner():
     """Whatever times are drawn, anew each time, the stages end, never ask twice for nothing, and the winner is thorough."""
     for seed in range(60):

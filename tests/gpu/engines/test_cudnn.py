@@ -7,7 +7,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.cudnn import ENGINE, library
-from convoy.errors import CompileError
+from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import in_layout, judge, make_data, result_specs
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
@@ -61,6 +61,18 @@ def target():
 
 def some(knobs):
     return knobs[:1] + knobs[1 :: max(1, len(knobs) // (TRIED - 1))]
+
+
+def known(problem, target, most=24):
+    """The first settings, without those plans beyond the heuristics that cuDNN does not have."""
+    found = []
+    for knobs in ENGINE.space(problem, target)[:most]:
+        try:
+            ENGINE.workspace_bytes(problem, knobs)
+        except InputError:
+            continue
+        found.append(knobs)
+    return found
 
 
 def built(problem, target, chosen):
@@ -131,7 +143,7 @@ def test_strict_plans_keep_their_bound_on_cancelling_sums(shape, target):
     """TF32 would miss it by a factor of a thousand, and so it does where it is allowed."""
     problem = typed(SHAPES[shape], "fp32", "strict", layout="nhwc")
     assert wrong(problem, target, ("normal", "cancelling")) == []
-    for knobs in ENGINE.space(problem, target):
+    for knobs in known(problem, target):
         assert not {"tensor_core", "down_convert_inputs", "reduced_precision_reduction"} & set(
             ENGINE.notes(problem, knobs)
         )
@@ -140,7 +152,7 @@ def test_strict_plans_keep_their_bound_on_cancelling_sums(shape, target):
 def test_the_strict_filter_catches_a_tf32_plan(target):
     strict = typed(SHAPES["3x3"], "fp32", "strict", layout="nhwc")
     loose = replace(strict, numerics="as_torch")
-    fast = [k for k in ENGINE.space(loose, target) if "tensor_core" in ENGINE.notes(loose, k)]
+    fast = [k for k in known(loose, target) if "tensor_core" in ENGINE.notes(loose, k)]
     assert fast, "no TF32 plan to test with"
     with pytest.raises(CompileError, match="rounds operands"):
         ENGINE.build(strict, fast[0], target)
@@ -187,13 +199,13 @@ class Case:
 def test_deterministic_plans_give_the_same_bits(direction, dtype, target):
     problem = typed(SHAPES["3x3 stride 2"], dtype, "half" if dtype == "fp16" else "as_torch", direction=direction)
     problem = replace(problem, n=8, layout="nhwc")
-    for knobs, executable in built(problem, target, ENGINE.space(problem, target)):
+    for knobs, executable in built(problem, target, known(problem, target)):
         assert executable.deterministic == ("nondeterministic" not in ENGINE.notes(problem, knobs))
         if not executable.deterministic:
             continue
         case = Case(problem, executable)
         first = case.outcome()
-        for _ in range(20):
+        for _ in range(100):
             assert all(torch.equal(a, b) for a, b in zip(case.outcome(), first, strict=True)), knobs
 
 

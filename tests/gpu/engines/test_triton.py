@@ -390,26 +390,54 @@ def run(executable, chain, workspace):
         executable.launch(buffers, workspace)
 
 
+def square(engine_id):
+    """A problem that an engine takes, and whose result may be its input."""
+    if engine_id == "triton.split_fp32":
+        return typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, epilogue=FULL), "fp32", "strict")
+    if engine_id == "triton.pointwise":
+        return typed(conv(1, 64, 14, 14, 64, 1, 1, epilogue=FULL), "fp16", "half")
+    if engine_id.endswith(".depthwise"):
+        return typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, groups=64, epilogue=FULL), "fp16", "half")
+    if engine_id in ("triton.stem", "cuda.stem"):
+        return typed(conv(1, 4, 14, 14, 4, 3, 3, 1, 1, epilogue=FULL), "fp32", "as_torch")
+    if engine_id == "triton.gemv":
+        return LinearProblem(2, 256, 256, "fp16", "half", FULL)
+    return typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, epilogue=FULL), "fp16", "half")
+
+
+def several(engine, problem, target):
+    """Some settings, one with a split reduction among them where there is one."""
+    space = list(engine.space(problem, target))
+    return [*space[:2], *[k for k in space if k.get("split", 1) != 1][:1]]
+
+
+@pytest.mark.parametrize("engine_id", ENGINES)
+def test_a_hundred_runs_give_the_same_bits(engine_id, target):
+    """Each on a result and a workspace full of NaN."""
+    engine, problem = load_engine(engine_id), square(engine_id)
+    if not (support := engine.supports(problem, target)):
+        pytest.skip(support.reason)
+    for knobs in several(engine, problem, target):
+        executable = engine.build(problem, knobs, target)
+        case = Case(problem, torch.randn)
+        buffers, workspace = case.prepare(executable)
+        first = case.launch(executable)
+        for _ in range(100):
+            case.y.fill_(float("nan"))
+            if workspace is not None:
+                workspace.fill_(255)
+            executable.launch(buffers, workspace)
+            assert torch.equal(case.y.double(), first), knobs
+
+
 @pytest.mark.parametrize("engine_id", ENGINES)
 def test_graph_replays_equal_eager_launches(engine_id, target):
     """Captured, with inputs that change, in a run of launches that hand their results on: what dependent launch could break."""
-    problem = typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, epilogue=FULL), "fp16", "half")
-    if engine_id == "triton.split_fp32":
-        problem = typed(problem, "fp32", "strict")
-    if engine_id == "triton.pointwise":
-        problem = typed(conv(1, 64, 14, 14, 64, 1, 1, epilogue=FULL), "fp16", "half")
-    if engine_id == "triton.depthwise":
-        problem = typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, groups=64, epilogue=FULL), "fp16", "half")
-    if engine_id in ("triton.stem", "cuda.stem"):
-        problem = typed(conv(1, 4, 14, 14, 4, 3, 3, 1, 1, epilogue=FULL), "fp32", "as_torch")
-    if engine_id == "triton.gemv":
-        problem = LinearProblem(2, 256, 256, "fp16", "half", FULL)
+    problem = square(engine_id)
     engine = load_engine(engine_id)
     if not (support := engine.supports(problem, target)):
         pytest.skip(support.reason)
-    space = list(engine.space(problem, target))
-    splits = [k for k in space if k.get("split", 1) != 1][:1]
-    for knobs in [*space[:2], *splits]:
+    for knobs in several(engine, problem, target):
         executable = engine.build(problem, knobs, target)
         case = Case(problem, torch.randn)
         first, workspace = case.prepare(executable)

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from convoy.graph.ir import Arg, Graph, Node, Ref
+from convoy.regions.casts import is_cast
 
 _BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
 _X, _KERNEL, _STRIDE, _PADDING, _DILATION, _INDICES = 1, 2, 3, 4, 5, 7
@@ -18,11 +19,15 @@ _X, _KERNEL, _STRIDE, _PADDING, _DILATION, _INDICES = 1, 2, 3, 4, 5, 7
 
 
 def readers_of_indices(graph: Graph) -> dict[str, Node]:
-    """The backward pooling that reads an input of the graph as its indices, by the input's name."""
+    """The backward pooling that reads an input of the graph as its indices, as it is or widened, by the input's name."""
     found: dict[str, Node] = {}
     for node in graph.nodes:
-        if node.op == _BACKWARD and isinstance(given := node.args[_INDICES], Ref) and given.name in graph.inputs:
-            found[given.name] = node
+        if node.op != _BACKWARD or not isinstance(given := node.args[_INDICES], Ref):
+            continue
+        maker = graph.producer(given.name)
+        source = next(iter(maker.refs()), "") if maker is not None and is_cast(maker) else given.name
+        if source in graph.inputs:
+            found[source] = node
     return found
 
 
@@ -35,7 +40,8 @@ def draw_indices(graph: Graph, node: Node, generator: torch.Generator) -> torch.
         generator: where the numbers come from, and on which device.
 
     Returns:
-        int64 [n, c, p, q]: row · width + column of a pixel inside each window, all of a window's pixels equally likely.
+        int64 [n, c, p, q], to be cast to the input's dtype: row · width + column of a pixel inside each window, all of a
+        window's pixels equally likely.
     """
     x, indices = node.args[_X], node.args[_INDICES]
     assert isinstance(x, Ref)

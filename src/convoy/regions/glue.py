@@ -7,6 +7,9 @@ before: %r = aten.relu.default(%y)                      y made by a convolution
 after:  glue(r+p+c)
         glue(p+c)         for the cover in which the convolution's epilogue takes r
 
+A node that an engine has a kernel for (`BY_THEMSELVES`) is a group of its own, with the casts of what it reads, and left out of a
+further variant.
+
 Nodes are grouped by depth, the number of layers on the longest way to them (`LAYERS`, and nodes that draw random numbers),
 and connected ones of one depth make a group. (Layers that no glue comes before are not counted: they are in nobody's way.)
 A group is convex: depth never falls along a way, so a way from one of its nodes to another runs at one depth; a layer on it
@@ -17,17 +20,22 @@ group. The same holds of what is left when epilogues take some nodes: those coun
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.randomness import draws
+from convoy.regions.casts import is_cast
 from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
 
+BY_THEMSELVES: Final = ("aten.max_pool2d_with_indices_backward.default",)
+"""Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse."""
+
 
 def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> list[Region]:
-    """Groups of several nodes, and what is left of each where every layer's epilogue takes what it can.
+    """Groups of several nodes, and what is left of each where epilogues take all that they can, and where nodes stay alone.
 
-    Two variants of a group and no more, for each is a kernel to compile: a cover in which some epilogues take their nodes
+    These variants of a group and no more, for each is a kernel to compile: a cover in which some epilogues take their nodes
     and others do not finds the rest as single nodes.
 
     Args:
@@ -39,9 +47,19 @@ def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> l
     found: dict[tuple[str, ...], None] = {}
     for names in groups(graph, graph.nodes, layers):
         group = [graph.node(name) for name in names]
-        for taken in ((), set(names) & epilogues):
+        pairs = [_with_cast(graph, node) for node in group if node.op in BY_THEMSELVES]
+        alone = {name for pair in pairs for name in pair}
+        for taken in ((), set(names) & epilogues, alone):
             found.update(dict.fromkeys(groups(graph, group, taken)))
+        found.update(dict.fromkeys(pairs))
     return [subgraph_region(graph, "glue", nodes, layouts) for nodes in found if len(nodes) > 1]
+
+
+def _with_cast(graph: Graph, node: Node) -> tuple[str, ...]:
+    """A node with the casts that widen what it reads, for it alone: its kernel reads them as they are."""
+    makers = [graph.node(name) for name in dict.fromkeys(_makers(graph, node))]
+    casts = [one.name for one in makers if is_cast(one) and len(graph.users(one.outputs[0])) == 1]
+    return (*casts, node.name)
 
 
 def groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> list[tuple[str, ...]]:

@@ -27,21 +27,24 @@ def target():
     return detect_target("cuda")
 
 
-def piece(name, dtype, n):
+def piece(name, dtype, n, indices="i64"):
     c, x, y, window, stride, padding, ceil_mode = SHAPES[name]
     pair = lambda value: f"({value}, {value})"  # noqa: E731 - the text below is long enough
+    cast = f"%w: i64[{n},{c},{y},{y}] = aten._to_copy.default(%v2, dtype=dtype.i64)\n" if indices != "i64" else ""
+    wide = "%w" if cast else "%v2"
     return SubgraphProblem(
-        f"graph 1\ninput %v0: {dtype}[{n},{c},{y},{y}]\ninput %v1: {dtype}[{n},{c},{x},{x}]\ninput %v2: i64[{n},{c},{y},{y}]\n"
+        f"graph 1\ninput %v0: {dtype}[{n},{c},{y},{y}]\ninput %v1: {dtype}[{n},{c},{x},{x}]\n"
+        f"input %v2: {indices}[{n},{c},{y},{y}]\n{cast}"
         f"%v3: {dtype}[{n},{c},{x},{x}] = aten.max_pool2d_with_indices_backward.default(%v0, %v1, {pair(window)}, {pair(stride)},"
-        f" {pair(padding)}, (1, 1), {ceil_mode}, %v2)\nreturn %v3\n",
+        f" {pair(padding)}, (1, 1), {ceil_mode}, {wide})\nreturn %v3\n",
         "nhwc",
     )
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("dtype", "indices"), [("fp32", "i64"), ("bf16", "i16"), ("fp16", "i32")])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_setting_is_right(name, dtype, target):
-    problem = piece(name, dtype, 3)
+def test_every_setting_is_right(name, dtype, indices, target):
+    problem = piece(name, dtype, 3, indices)
     for knobs in ENGINE.space(problem, target):
         executable = ENGINE.build(problem, knobs, target)
         for kind in ("integer", "normal"):

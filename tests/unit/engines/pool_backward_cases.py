@@ -20,18 +20,21 @@ def _side(size, window, stride, padding, ceil_mode):
     return side - (ceil_mode and (side - 1) * stride >= size + padding)
 
 
-def piece(name, dtype=""):
-    """The piece of a case, in NHWC."""
+def piece(name, dtype="", indices="i64"):
+    """The piece of a case, in NHWC; indices of another dtype are widened in it."""
     n, c, h, w, window, stride, padding, ceil_mode, own = CASES[name]
     p, q = (_side(*along, ceil_mode) for along in zip((h, w), window, stride, padding, strict=True))
     dtype = dtype or own
-    arguments = f"%v0, %v1, {window}, {stride}, {padding}, (1, 1), {ceil_mode}, %v2"
+    wide = "%v2" if indices == "i64" else "%v3"
+    arguments = f"%v0, %v1, {window}, {stride}, {padding}, (1, 1), {ceil_mode}, {wide}"
+    cast = [f"%v3: i64[{n},{c},{p},{q}] = aten._to_copy.default(%v2, dtype=dtype.i64)"] if indices != "i64" else []
     lines = [
         "graph 1",
         f"input %v0: {dtype}[{n},{c},{p},{q}]",
         f"input %v1: {dtype}[{n},{c},{h},{w}]",
-        f"input %v2: i64[{n},{c},{p},{q}]",
-        f"%v3: {dtype}[{n},{c},{h},{w}] = aten.max_pool2d_with_indices_backward.default({arguments})",
-        "return %v3",
+        f"input %v2: {indices}[{n},{c},{p},{q}]",
+        *cast,
+        f"%v4: {dtype}[{n},{c},{h},{w}] = aten.max_pool2d_with_indices_backward.default({arguments})",
+        "return %v4",
     ]
     return SubgraphProblem("\n".join(lines) + "\n", "nhwc")

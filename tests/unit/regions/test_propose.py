@@ -266,3 +266,19 @@ def test_a_long_label_is_cut():
     label = cut(graph, [node.name for node in graph.nodes], "any")[0].label
     assert len(label) <= 60
     assert label.endswith("...")
+
+
+def test_a_backward_pooling_is_offered_alone_with_its_cast_and_left_out_of_its_group():
+    text = """\
+input %x: fp32[1,4,8,8]
+input %m: fp32[1,4,8,8]
+input %dy: fp32[1,4,4,4]
+input %i: i16[1,4,4,4]
+%j: i64[1,4,4,4] = aten._to_copy.default(%i, dtype=dtype.i64)
+%p: fp32[1,4,8,8] = aten.max_pool2d_with_indices_backward.default(%dy, %x, (2, 2), (2, 2), (0, 0), (1, 1), False, %j)
+%t: fp32[1,4,8,8] = aten.threshold_backward.default(%p, %m, 0)
+%s: fp32[4] = aten.sum.dim_IntList(%t, (0, 2, 3))
+return %t, %s
+"""
+    found = [region for region in proposed(text) if region.startswith("glue")]
+    assert found == ["glue(j+p+t+s)", "glue(t+s)", "glue(j+p)"]

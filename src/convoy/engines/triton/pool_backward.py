@@ -15,7 +15,8 @@ from convoy.engines.triton.requirements import piece_support, values_support
 from convoy.engines.triton.tensors import dense_nhwc, vector
 from convoy.errors import LaunchError
 from convoy.graph.ir import Ref
-from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
+from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
 
@@ -44,6 +45,8 @@ class Windows:
     dilation: tuple[int, int]
     order: tuple[str, ...]
     """Which of `dy`, `x`, `indices` each arg of the piece is."""
+    indices: str
+    """Dtype that the indices are kept in."""
 
     @property
     def covering(self) -> int:
@@ -57,22 +60,29 @@ class Windows:
 
 
 def windows_of(problem: SubgraphProblem) -> Windows | None:
-    """The backward pooling that a piece is; None for any other piece."""
+    """The backward pooling that a piece is, alone or with the cast that widens its indices; None for any other piece."""
     graph = read(problem.text)
-    if len(graph.nodes) != 1 or graph.nodes[0].op != OP:
+    *before, last = graph.nodes or (None,)
+    if last is None or last.op != OP or len(before) > 1:
         return None
-    dy, x, kernel, stride, padding, dilation, _, indices = graph.nodes[0].args
+    dy, x, kernel, stride, padding, dilation, _, indices = last.args
     if not (isinstance(dy, Ref) and isinstance(x, Ref) and isinstance(indices, Ref)):
         return None
+    kept = indices.name
+    if before:
+        if not is_cast(before[0]) or before[0].outputs != (kept,):
+            return None
+        (kept,) = before[0].refs()
     given, images = graph.values[dy.name].spec, graph.values[x.name].spec
-    if len(images.shape) != 4 or len({dy.name, x.name, indices.name}) < 3:
+    if len(images.shape) != 4 or {dy.name, x.name, kept} != set(graph.inputs) or len(graph.inputs) != 3:
         return None
-    roles = {dy.name: "dy", x.name: "x", indices.name: "indices"}
+    roles = {dy.name: "dy", x.name: "x", kept: "indices"}
     sides = [_pair(arg) for arg in (kernel, stride or kernel, padding, dilation)]
     n, c, h, w = images.shape
     return Windows(
-        n, c, h, w, given.shape[2], given.shape[3], images.dtype, *sides, order=tuple(roles[v] for v in graph.inputs)
-    )
+        n, c, h, w, given.shape[2], given.shape[3], images.dtype, *sides,
+        order=tuple(roles[v] for v in graph.inputs), indices=graph.values[kept].spec.dtype,
+    )  # fmt: skip
 
 
 def _pair(arg: object) -> tuple[int, int]:
@@ -96,7 +106,8 @@ class PoolBackwardExecutable(Executable):
 
         found = self.windows
         names = ("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w")
-        signature = {"dy": f"*{found.dtype}", "indices": "*i64", "dx": f"*{found.dtype}", **dict.fromkeys(names, "i32")}
+        pointers = {"dy": found.dtype, "indices": found.indices, "dx": found.dtype}
+        signature = {**{name: f"*{dtype}" for name, dtype in pointers.items()}, **dict.fromkeys(names, "i32")}
         constants = {
             "R": found.kernel[0], "S": found.kernel[1], "STRIDE_H": found.stride[0], "STRIDE_W": found.stride[1],
             "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "VECTOR": vector(found.c), "WAIT": dependent,
@@ -170,10 +181,11 @@ class PoolBackwardEngine(Engine):
         found = windows_of(problem)
         assert found is not None
         item = 4 if found.dtype == "fp32" else 2
-        read = found.n * found.c * found.p * found.q * (8 + item)
+        pair = DTYPE_BYTES[found.indices] + item
+        read = found.n * found.c * found.p * found.q * pair
         written = found.n * found.c * found.h * found.w * item
         waste = -(-found.c // knobs.integer("block_c")) * knobs.integer("block_c") / max(1, found.c)
-        again = written // item * found.covering * (8 + item) * waste
+        again = written // item * found.covering * pair * waste
         return _LAUNCH_US + max((read + written) / _BYTES_US, again / _CACHE_US)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

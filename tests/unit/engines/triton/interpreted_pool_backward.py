@@ -18,9 +18,9 @@ from convoy.target import Target
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 
 
-def wrong_places(name, knobs, fault=False):
+def wrong_places(name, knobs, fault=False, indices="i64"):
     """Places of dx that differ from float64 on integer data, of a result that was full of garbage."""
-    problem = piece(name)
+    problem = piece(name, indices=indices)
     data = make_data(problem, 3, "integer")
     executable = ENGINE.build(problem, knobs, TARGET)
     (wanted,) = oracle(problem, data)
@@ -33,8 +33,8 @@ def wrong_places(name, knobs, fault=False):
 
 for name in CASES:
     space = ENGINE.space(piece(name), TARGET)
-    for knobs in (space[0], space[-1]):
-        wrong, of = wrong_places(name, knobs)
+    for knobs, indices in ((space[0], "i64"), (space[-1], "i16")):
+        wrong, of = wrong_places(name, knobs, indices=indices)
         print(json.dumps({"case": name, "knobs": str(knobs), "wrong": wrong, "of": of}))
 wrong, of = wrong_places("2x2", ENGINE.space(piece("2x2"), TARGET)[0], fault=True)
 print(json.dumps({"case": "planted", "knobs": "", "wrong": wrong, "of": of}))

@@ -48,9 +48,9 @@ def test_a_planted_fault_is_seen(outcomes):
     assert outcomes["planted"][0]["wrong"] > 0
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_it_compiles_without_atomics_and_with_wide_loads(dtype):
-    problem = piece("3x3 stride 2, padded", dtype)
+@pytest.mark.parametrize(("dtype", "indices"), [("fp32", "i64"), ("fp16", "i16"), ("bf16", "i16"), ("bf16", "i32")])
+def test_it_compiles_without_atomics_and_with_wide_loads(dtype, indices):
+    problem = piece("3x3 stride 2, padded", dtype, indices)
     assert ENGINE.supports(problem, TARGET)
     executable = ENGINE.build(problem, ENGINE.space(problem, TARGET)[0], TARGET)
     code = executable.kernel.compiled.asm["ptx"]

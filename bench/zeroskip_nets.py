@@ -129,7 +129,7 @@ def told(result: Result) -> str:
         shares = [share for layer in layers if (share := getattr(layer, name)) is not None]
         if shares:
             words.insert(0, f"{name} {100 * min(shares):.0f} to {100 * max(shares):.0f} %")
-    return " ".join(words)
+    return " ".join(["the stock model was kept", *words] if result.plan.baseline else words)
 
 
 def measure(name: str, model: nn.Module, data: Dataset, options: argparse.Namespace, recorder: Recorder) -> None:

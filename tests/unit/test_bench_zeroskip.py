@@ -190,6 +190,7 @@ def test_a_net_is_timed_with_and_without_the_engines_that_skip_and_its_answers_a
     assert len(found) == 6
     assert all(row["ok"] == "true" for (provider, _), row in found.items() if provider != "convoy")
     assert found["convoy", "accuracy"]["ok"] == "false", "a planted wrong program is seen"
+    assert found["convoy", "latency_ms"]["note"] == "the stock model was kept"
     assert "4 images" in found["torch.eager", "accuracy"]["note"]
     assert {str(denied) for denied in Optimized.denied} == {str(zeroskip_nets.SKIPPING), "()"}
     assert {"zeroskip.cpu", "zeroskip.channels"} <= set(zeroskip_nets.SKIPPING)
@@ -219,6 +220,7 @@ class Optimized:
         off = 0.0 if settings.deny_engines else 0.01
         self.program = lambda x: model(x) + off
         self.summary = Namespace(layers=())
+        self.plan = Namespace(baseline=not settings.deny_engines)
 
 
 # ---- tables

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -53,6 +55,10 @@ def study(
         bool,
         typer.Option("--energy", help="Take the energy of each algorithm too: a second for each, on an NVIDIA GPU."),
     ] = False,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", help="Measure nothing new after so long; the same command goes on. 0: no limit."),
+    ] = 0.0,
     no_criteria: Annotated[
         bool, typer.Option("--no-criteria", help="Do not learn criteria for `--effort none` from what was measured.")
     ] = False,
@@ -61,6 +67,8 @@ def study(
     db: options.Db = None,
 ) -> None:
     """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
+    if seconds < 0:
+        raise InputError("--seconds", seconds, "at least 0")
     names = _words(engines)
     settings = options.settings_from(
         numerics=numerics, effort=effort, only_engines=tuple(names) if names else None, db=db
@@ -91,7 +99,7 @@ def study(
         notes = [note for note in (warning, others_at_work(target)) if note]
         for note in (*notes, *database.warnings):
             typer.echo(f"convoy: warning: {note}", err=True)
-        session = _Session(target, settings, database, request, output, notes)
+        session = _Session(target, settings, database, request, output, notes, seconds)
         with session:
             session.layers(points, energy=energy)
             session.nets(nets, dtype)
@@ -148,6 +156,10 @@ def _like(problem: Any, dtype: str, numerics: str, direction: str) -> Any:
     return replace(problem, **types, numerics=numerics, direction=direction)
 
 
+class _OutOfTimeError(Exception):
+    """Raised into a search when its time is up."""
+
+
 class _Session:
     """A study on its way: what was found so far stands in the file after each curve, when interrupted too."""
 
@@ -159,6 +171,7 @@ class _Session:
         request: dict[str, Any],
         output: Path | None,
         notes: Sequence[str],
+        seconds: float = 0.0,
     ) -> None:
         from convoy.cli.progress import Bar
         from convoy.compare import Run
@@ -172,6 +185,8 @@ class _Session:
         manifest = make_manifest(device=target.device, protocol=protocol, request=request, notes=notes)
         self.run: Run = Run("study", manifest)
         self._bar: Bar = Bar()
+        self._deadline = time.monotonic() + seconds if seconds else math.inf
+        self.left: list[str] = []
         self._runner = make_runner(target, settings)
         self.study: Study = Study(target, settings, database, self._runner, competing_engines(settings))
 
@@ -196,10 +211,30 @@ class _Session:
         for point in (*points["swept"], *points["listed"]):
             subject = point.subject if point.axes else point.subject.partition(":")[0]
             curves.setdefault((subject, point.problem.direction), []).append(point)
-        for own in curves.values():
-            for row in self.study.rows(own, lambda done, total, message: self._bar(message, done, total)):
+        for (subject, direction), own in curves.items():
+            if self._late(f"{subject}, {direction}"):
+                continue
+            try:
+                rows = self.study.rows(own, lambda done, total, message: self._watch(message, done, total))
+            except _OutOfTimeError:
+                self._late(f"{subject}, {direction}")
+                continue
+            for row in rows:
                 self.run = self.run.with_row(row)
             self._keep()
+
+    def _watch(self, message: str, done: int, total: int) -> None:
+        """Show how far it is; what was measured stays in the database when the time is up."""
+        self._bar(message, done, total)
+        if done < total and time.monotonic() > self._deadline:
+            raise _OutOfTimeError(message)
+
+    def _late(self, what: str) -> bool:
+        """Whether the time is up; what is not done for that is remembered."""
+        late = time.monotonic() > self._deadline
+        if late:
+            self.left.append(what)
+        return late
 
     def nets(self, names: Sequence[str], dtype: str) -> None:
         """Compare strategies on whole nets."""
@@ -209,11 +244,17 @@ class _Session:
         from convoy.pipeline.stages import capture_net
 
         for name in names:
+            if self._late(name):
+                continue
             module = options.load(name, None, dtype, self.target.device)
             args = options.example(module, name, None, None, None, dtype, self.target.device)
             with options.fitting(module, args):
                 net = capture_net(name, module, args, {}, self.settings, self.target)
-            rows, found = strategies(net, self.settings, self.database, self._bar)
+            try:
+                rows, found = strategies(net, self.settings, self.database, self._watch)
+            except _OutOfTimeError:
+                self._late(name)
+                continue
             self.study.measured += found.measured
             self.study.from_database += found.from_database
             for row in rows:
@@ -250,6 +291,8 @@ class _Session:
         if criteria and layers:
             self._learn(points)
         typer.echo(f"{self.study.measured} candidates measured, {self.study.from_database} from the database")
+        if self.left:
+            typer.echo(f"no time was left for {'; '.join(self.left)}: the same command goes on")
         if self.output is not None:
             typer.echo(f"run: {self.output}")
 

@@ -7,6 +7,7 @@ although some rounds leave the gradients apart: the kernels are those of trainin
 from __future__ import annotations
 
 import contextlib
+import inspect
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,10 @@ Step = Callable[[], object]
 WARM_UPS: Final = 3
 LINK_BYTES: Final = {"cuda": 256 << 20, "cpu": 16 << 20}
 """Size of the all-reduce that tells the link's speed: large enough that latency does not count."""
+
+_DDP_WORDS: Final = inspect.signature(DistributedDataParallel).parameters
+BUFFERS_ARE_SENT: Final = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_WORDS else "broadcast_buffers"
+"""DDP's word for it: torch 2.13 has a new one."""
 
 AUXILIARY: Final = 0.3
 """Weight of the auxiliary classifiers of GoogLeNet and Inception in the loss, as their authors have it."""
@@ -160,7 +165,7 @@ def _ddp(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
     devices = [setup.device] if setup.device.type == "cuda" else None
     # Statistics of batch norms stay each process's own, as in Convoy's step: sending them is no part of the gradients' way.
     model = DistributedDataParallel(
-        setup.model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+        setup.model, device_ids=devices, gradient_as_bucket_view=True, **{BUFFERS_ARE_SENT: False}
     )
     optimizer, scaler = setup.optimizer(), setup.scaler()
 

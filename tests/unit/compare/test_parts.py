@@ -105,6 +105,22 @@ def test_a_second_run_on_a_device_is_noticed(tmp_path: Path) -> None:
         assert again == ""
 
 
+def test_runs_on_different_gpus_are_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Target("cuda", "GPU", "sm_90", 1, 0, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with device_lock(gpu, tmp_path) as first:
+        assert first == ""
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        with device_lock(gpu, tmp_path) as second:
+            assert second == ""
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        with device_lock(gpu, tmp_path, count=2) as both:
+            assert "another run" in both
+    with device_lock(gpu, tmp_path, count=2) as both, device_lock(gpu, tmp_path) as first:
+        assert both == ""
+        assert "another run" in first
+
+
 def test_where_no_lock_can_be_made_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with device_lock(CPU, tmp_path / "file" / "folder") as warning:
@@ -167,6 +183,19 @@ def test_energy_is_read_where_the_driver_counts_it() -> None:
         raise OSError
 
     assert joules_counter("00000000:1B:00.0", absent) is None
+
+
+@pytest.mark.parametrize(("count", "found"), [(1, True), (2, False)])
+def test_without_a_bus_id_the_only_gpu_is_meant(count: int, found: bool) -> None:
+    class Few(Nvml):
+        def nvmlDeviceGetCount_v2(self, number: Any) -> int:
+            number._obj.value = count
+            return 0
+
+        def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:
+            return 0 if index == 0 else 1
+
+    assert (joules_counter("", lambda _: Few()) is not None) == found
 
 
 def test_memory_of_a_process_that_is_not_there() -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from convoy.cli import app
-from convoy.compare import read
+from convoy.compare import read, scaling_worker
 from convoy.compare.scaling import Job, ScaleRequest, jobs, result_row, with_efficiency
 from convoy.compare.scaling_launch import command, explain, run
 from convoy.compare.scaling_lines import charts, failures, section_of, table
@@ -291,6 +291,18 @@ def test_one_process_measures_every_part_and_leaves_the_parameters(alone: Path, 
     assert json.loads(json.dumps(found)) == found
 
 
+def test_a_process_with_captured_steps_leaves_without_ending_its_group(alone: Path, monkeypatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(scaling_worker.os, "_exit", left.append)
+    monkeypatch.setattr(scaling_worker.dist, "destroy_process_group", lambda: left.append(9))
+    scaling_worker._leave(torch.device("cuda", 0))
+    assert left[0] == 0
+    left.clear()
+    scaling_worker._leave(torch.device("cpu"))
+    assert left == [9]
+    monkeypatch.undo()
+
+
 @pytest.mark.slow
 def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
@@ -311,6 +323,12 @@ def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, words).exit_code == 0
     assert "Where a step" in (tmp_path / "page.html").read_text()
     assert read(out).rows == (row,)
+    words[words.index("--gpus") + 1] = "1"  # the same file goes on with another number of processes
+    assert CliRunner().invoke(app, words).exit_code == 0
+    rows = {found.axes["gpus"]: found for found in read(out).rows}
+    assert set(rows) == {1, 2}
+    assert rows[1].figure("efficiency").p50 == 1.0
+    assert rows[2].figure("efficiency").p50 != 1.0
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,19 @@ def test_the_command_measures_says_and_keeps(tmp_path: Path, in_process) -> None
         assert read(out).rows == run.rows
 
 
+def test_a_study_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    command = ["study", "--sweep", "stride,kernel", "--base", "c=4,k=4,h=6,w=6", "--device", "cpu", "--no-criteria"]
+    command += ["--db", str(tmp_path / "perf.db"), "-o", str(out), "--strategies", "alexnet", "--seconds", "1e-9"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert (
+        "no time was left for sweep:stride, fprop; sweep:kernel, fprop; alexnet: the same command goes on"
+        in " ".join(done.output.split())
+    )
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

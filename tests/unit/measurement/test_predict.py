@@ -5,6 +5,7 @@ import math
 import pytest
 
 from convoy.measurement.predict import PROMISE, Experience, distance, kind_of, predicted_rows, traits_of
+from convoy.measurement.search import cost_models
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, SubgraphProblem, TensorSpec
 
@@ -64,6 +65,45 @@ def test_without_leaves_out_the_problem_in_every_layout_and_epilogue():
     assert [seen.problem for c in left.seen.values() for s in c.values() for seen in s] == [
         "conv:fprop:n1c64h14w14k65r3s3:p1x1:s1x1:d1x1:g1"
     ] * 3
+
+
+def test_cost_models_carry_what_neighbours_cannot_know():
+    def waves(problem, config):
+        """Time in steps, as tiles that fill a device have it: sizes say nothing of where the next step is."""
+        return 10.0 * math.ceil(problem.k / 100) if config == TWO else None
+
+    sizes = [40, 90, 110, 190, 290]
+    rows = [row(conv(k=k), TWO, 1.5 * waves(conv(k=k), TWO)) for k in sizes] + [
+        row(conv(k=k), ATEN, 80.0) for k in sizes
+    ]
+    problem = conv(k=205)
+    modelled = Experience.of(rows, waves).predict(problem, SPACE)[TWO]
+    plain = Experience.of(rows).predict(problem, SPACE)[TWO]
+    assert modelled == pytest.approx(45.0, rel=0.1)
+    assert abs(plain - 45.0) > abs(modelled - 45.0)
+    other = Experience.of(rows, lambda p, c: waves(p, c) if p.k in sizes else None)  # no word on this one: as without
+    assert other.predict(problem, SPACE)[TWO] == pytest.approx(plain)
+    assert Experience.of(rows, waves).without(problem).predict(problem, SPACE)[TWO] == modelled
+
+
+def test_a_cost_model_of_another_version_or_one_that_raises_says_nothing():
+    class Broken:
+        id, version = "one", 1
+
+        def estimate_us(self, problem, knobs, target):
+            raise ValueError(problem)
+
+    class Good(Broken):
+        id = "two"
+
+        def estimate_us(self, problem, knobs, target):
+            return 7.0
+
+    models = cost_models([Broken(), Good()], None)
+    assert models(conv(), ONE) is None
+    assert models(conv(), TWO) == 7.0
+    assert models(conv(), EngineConfig("two", 2, Knobs())) is None
+    assert models(conv(), ATEN) is None
 
 
 def test_failures_single_runs_and_unreadable_problems_teach_nothing():

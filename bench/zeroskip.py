@@ -603,7 +603,7 @@ def main() -> None:
                     done[known] = measure(case, target, options.keep, recorder, options.without)
                 figures.append((known, done[known]))
                 if run.startswith("replica"):
-                    for provider, won in contest(case, target, options.keep).items():
+                    for provider, won in contest(case, target, options.keep, options.without).items():
                         if won is not None and provider in ("convoy.zeroskip.ecr", "cudnn.best", "torch"):
                             name, executable = won
                             recorder.add(

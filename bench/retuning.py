@@ -1,0 +1,110 @@
+"""Does tuning again choose the same? Question `retuning`, metric `fraction_of_best`.
+
+A net is tuned twice from nothing. Of every layer the config that wins the second time is looked up among the rows of the first:
+a figure is the best time there over that config's. It is the same choice, or tied with it, where the two differ by less than
+both spreads or `TIED`. Where the first run never tried the config, the layer counts as not the same, with a figure of 0.
+
+    python bench/retuning.py [--nets resnet50] [--batch 1] [--dtype fp16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from record import Recorder
+
+import convoy
+from convoy.measurement import detect_target
+from convoy.measurement.protocol import protocol_for
+from convoy.perfdb import Database, Measurement
+from convoy.pipeline.stages import capture_net, measure
+from convoy.target import Target
+from convoy.zoo import input_size, load_model
+
+TIED = 0.03
+"""Relative difference of two times that another run may turn round: medians of 11 samples of 200 us on a GPU."""
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def best_of(rows: Sequence[Measurement]) -> Measurement | None:
+    """The fastest that is right."""
+    return min((row for row in rows if row.ok), key=lambda row: row.median_us, default=None)
+
+
+def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> tuple[float, bool] | None:
+    """The best time of a first tuning over what a second one's choice took there, and whether that is the same or tied.
+
+    None where one of them found nothing; (0, False) where the first never tried what the second chose.
+    """
+    before, now = best_of(first), best_of(second)
+    if before is None or now is None:
+        return None
+    again = next((row for row in first if row.ok and row.config == now.config), None)
+    if again is None:
+        return 0.0, False
+    apart = again.median_us - before.median_us
+    return before.median_us / again.median_us, apart <= max(TIED * before.median_us, before.spread_us + again.spread_us)
+
+
+def tune(net: str, batch: int, dtype: str, target: Target) -> tuple[dict[str, list[Measurement]], float]:
+    """Every row of a net that is tuned from nothing, by problem key, and the seconds that it took."""
+    model = load_model(net).eval().cuda().to(DTYPES[dtype])
+    size = input_size(net)
+    side = size if isinstance(size, int) else size[-1]
+    x = torch.randn(batch, 3, side, side, device="cuda", dtype=DTYPES[dtype])
+    settings = convoy.Settings()
+    begun = time.perf_counter()
+    with Database.memory() as empty:
+        captured = capture_net(net, model, (x,), {}, settings, target)
+        found = measure(captured, settings, empty, lambda *_: None)
+    return found.rows, time.perf_counter() - begun
+
+
+def main() -> None:
+    """Tune, compare, print, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default="resnet50")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--dtype", default="fp16", choices=sorted(DTYPES))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    target = detect_target("cuda")
+    protocol = protocol_for(convoy.Effort.QUICK, "cuda").id
+    versions = " ".join(f"{name}={version}" for name, version in target.versions)
+    recorder = Recorder(
+        "retuning",
+        device=target.name,
+        versions=versions,
+        protocol=f"{protocol}, tuned from nothing",
+        folder=options.folder,
+    )
+    seen: set[str] = set()
+    for net in options.nets.split(","):
+        (first, took), (second, again) = (tune(net, options.batch, options.dtype, target) for _ in range(2))
+        tied: list[bool] = []
+        for problem, rows in second.items():
+            layer = problem.startswith(("conv:", "linear:")) and len(rows) > 1 and problem not in seen
+            found = agreement(first[problem], rows) if layer else None
+            if found is not None:
+                seen.add(problem)
+                tied.append(found[1])
+                recorder.add(
+                    subject=problem, batch=options.batch, dtype=options.dtype, provider="convoy",
+                    metric="fraction_of_best", unit="1", p50=found[0], note=f"{net} tied={found[1]}".lower(),
+                )  # fmt: skip
+        share = sum(tied) / len(tied) if tied else math.nan
+        seconds = f"tuned in {took:.0f} and {again:.0f} s"
+        print(f"{net} b{options.batch} {options.dtype}: {seconds}; same or tied in {share:.0%} of {len(tied)} layers")
+    print(recorder.write())
+
+
+if __name__ == "__main__":
+    main()

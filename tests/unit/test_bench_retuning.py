@@ -1,0 +1,41 @@
+"""What bench/retuning.py calls the same choice."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import EngineConfig, Knobs, LinearProblem
+
+PROBLEM = LinearProblem(2, 8, 4)
+
+
+@pytest.fixture
+def retuning(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    return importlib.import_module("retuning")
+
+
+def row(k, us, spread=0.0, status=Status.OK):
+    more = {} if status is Status.OK else {"reason": "planted"}
+    config = EngineConfig("a", 1, Knobs.of(k=k))
+    return Measurement(PROBLEM.key, config, "0" * 16, "v4", status, 9, us, spread, **more)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([row(0, 10.0), row(1, 20.0)], [row(0, 11.0), row(1, 19.0)], (1.0, True)),
+        ([row(0, 10.0), row(1, 10.2)], [row(0, 10.3), row(1, 10.1)], (10 / 10.2, True)),
+        ([row(0, 10.0, 0.6), row(1, 11.0, 0.5)], [row(1, 10.0)], (10 / 11, True)),
+        ([row(0, 10.0), row(1, 12.0)], [row(0, 12.0), row(1, 10.0)], (10 / 12, False)),
+        ([row(0, 10.0)], [row(1, 9.0)], (0.0, False)),
+        ([row(0, 10.0), row(1, 0.0, status=Status.COMPILE_ERROR)], [row(1, 9.0)], (0.0, False)),
+        ([row(0, 10.0)], [row(1, 0.0, status=Status.COMPILE_ERROR)], None),
+    ],
+    ids=["same", "within 3 %", "within the spreads", "another", "never tried", "failed before", "nothing now"],
+)
+def test_same_or_tied(retuning, first, second, expected):
+    found = retuning.agreement(first, second)
+    assert found == (None if expected is None else (pytest.approx(expected[0]), expected[1]))

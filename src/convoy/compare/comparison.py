@@ -217,10 +217,12 @@ class Comparison:
         if not present:
             return
         try:
+            if case in self._folders and self._folders[case].exception() is not None:
+                del self._folders[case]  # made beside others it may have lacked memory that there is now
             folder = self._material(case).result()
         except ChildFailedError as error:
             for entry in present:
-                self._keep(_row(case, entry.id, error.status, f"the reference run failed: {error.reason}"))
+                self._fail(case, entry, error, "the reference run failed: ")
             return
         made = [self._material(later) for later in ahead]
         try:

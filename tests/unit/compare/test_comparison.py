@@ -18,8 +18,9 @@ from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.material import make
 from convoy.compare.memory import available_bytes, peak_bytes
 from convoy.compare.runfile import Row, Run, read
-from convoy.compare.session import MODULE
+from convoy.compare.session import MODULE, ChildFailedError
 from convoy.errors import InputError
+from convoy.measurement import detect_target
 from convoy.measurement.process import WorkerProcess
 
 HERE = Path(__file__).parent
@@ -177,6 +178,29 @@ def test_frameworks_are_built_side_by_side_and_choose_in_turn(tmp_path: Path, mo
     one, two = sorted((spans["one"], spans["two"]))
     assert one[1] <= two[0]  # those that choose by the clock do so one after the other
     assert spans["free"][0] < two[0]  # the one that does not waits for nobody
+
+
+def test_exact_results_that_failed_beside_others_are_made_again(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def make(_self: Any, case: Case, folder: Path) -> Path:
+        made.append(case.batch)
+        if made.count(case.batch) == 1 and case.batch == 3:
+            raise ChildFailedError("out_of_memory", "beside others")
+        return Path(shutil.copytree(material, folder, dirs_exist_ok=True))
+
+    monkeypatch.setattr(comparison.Comparison, "_make_material", make)
+    path, cases = tmp_path / "run.json", [CASE, replace(CASE, batch=3)]
+    run, target = Run("compare", {}), detect_target("cpu")
+    with comparison.Comparison(run, path, replace(target, device="cuda"), LIMITS, lambda *_: None) as one:
+        one.limits = replace(one.limits, jobs=1)
+        monkeypatch.setattr(one, "_crowded", lambda: False)
+        one.run_cases(cases, planted("right"))
+        found = one.run.rows
+    assert made == [2, 3, 3]
+    assert [(row.batch, row.status) for row in found] == [(2, "ok"), (3, "ok")]
 
 
 @pytest.mark.usefixtures("ready")

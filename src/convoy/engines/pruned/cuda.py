@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.cuda.compiled import Function, absence, pointer
-from convoy.engines.pruned.cuda_forms import Form, estimate_us, form_of, forms, template
+from convoy.engines.pruned.cuda_form import Form, template
+from convoy.engines.pruned.cuda_forms import form_of, forms
+from convoy.engines.pruned.cuda_model import estimate_us
 from convoy.engines.pruned.emit_cuda import ACTIVATIONS, ELEMENT, Source, emit
 from convoy.engines.pruned.ir import Kernel, verify
 from convoy.engines.pruned.layout import Layout
@@ -171,7 +173,7 @@ class PrunedCuda(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Threads along a tile (`lanes`), pixels of a thread (`vectors`), `filters` of a group, `splits` of its taps.
 
-        What a model of the kernel thinks fastest, best first; see `cuda_forms`.
+        What a model of the kernel thinks fastest, best first; see `cuda_model`.
         """
         assert isinstance(problem, ConvProblem)
         return [form.knobs for form in forms(problem, target)]

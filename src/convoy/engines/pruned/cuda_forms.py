@@ -1,39 +1,17 @@
-"""The forms that `pruned.cuda` may give a layer's code, and a model of their time: what the search tries, in which order.
-
-The model counts what a block's code does (instructions, bytes that it copies, bytes of itself) from the mask, and prices it
-with the constants below. Its terms, and what they say of ten operators, are in docs/kernels/pruned_cuda.md.
-"""
+"""The forms that `pruned.cuda` may give a layer's code, by the time that a model expects of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from convoy.engines.base import Knobs
-from convoy.engines.pruned.layout import Layout, lay_out
-from convoy.engines.pruned.walk import partition, positions, used_channels, used_taps
+from convoy.engines.pruned.cuda_form import RESERVED_BYTES, SPARE_REGISTERS, VECTORS, Form, block_bytes, template
+from convoy.engines.pruned.cuda_model import counts_of, estimate_us
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, WeightMask
+from convoy.problem import ConvProblem
 from convoy.target import Target
-
-CODE_BYTES: Final = 24 << 10
-"""A barrier after so much code, about, keeps a block's warps together in the instruction cache (NVIDIA, "reducing instruction
-cache misses")."""
-
-SHARED_BYTES: Final = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}
-"""Shared memory of a block by compute capability (CUDA C++ Programming Guide, table of technical specifications); 99 KB
-elsewhere."""
-
-RESERVED_BYTES: Final = 1 << 10
-"""What the system keeps of it for each block."""
-
-SPARE_REGISTERS: Final = (72, 96)
-"""Registers besides the sums, at least and at most: addresses, and loads under way. With 64 besides 64 sums ptxas spilled."""
 
 MOST_THREADS: Final = 512
 """Of a block: each can have 128 registers then."""
@@ -54,140 +32,6 @@ MOST_FORMS: Final = 16
 LANES: Final = (32, 64, 128, 256, 384, 512)
 FILTERS: Final = (4, 8, 16, 32, 64)
 SPLITS: Final = (1, 2, 4, 8, 16)
-VECTORS: Final = (1, 2, 4)
-
-CLOCKS_US: Final = 1755.0
-"""Clocks of a microsecond under load."""
-
-LAUNCH_US: Final = 1.6
-"""A kernel in a graph that does next to nothing (1.14, measured), and its last stores."""
-
-FETCH_US: Final = 0.7
-"""From the first copy's address to its data behind a barrier."""
-
-ALONE_CLOCKS: Final = 3.0
-"""Clocks an instruction of a warp that has no other to take turns with."""
-
-CODE_CLOCKS: Final = 1 / 12
-"""Clocks a byte of code that a multiprocessor fetches."""
-
-INPUT_CLOCKS: Final = 1 / 24
-"""Clocks a byte of input that a multiprocessor copies, with all others copying: 5.5 TB/s."""
-
-OUTPUT_CLOCKS: Final = 1 / 11
-"""The same for what it stores: 2.5 TB/s."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Settings of one kernel.
-
-    Attributes:
-        lanes: threads that go along a tile's pixels.
-        vectors: neighbouring pixels of a thread.
-        filters: filters of a group, at most: a thread has `filters * vectors` sums.
-        splits: warps that compute different taps of the same pixels, in units of `lanes` threads.
-        channels: input channels of a step, at most.
-        room: shared memory for steps, in KB.
-        resident: blocks that a multiprocessor should hold at once.
-    """
-
-    lanes: int
-    vectors: int
-    filters: int
-    splits: int
-    channels: int
-    room: int
-    resident: int
-
-    @property
-    def tile(self) -> int:
-        """Pixels of a block."""
-        return self.lanes * self.vectors
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.lanes * self.splits
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory that steps may fill."""
-        return self.room << 10
-
-    @property
-    def code_bytes(self) -> int:
-        """Code of a step, in the walk's own measure: bytes of each split, if a thread had one pixel."""
-        return CODE_BYTES * self.splits // self.vectors
-
-    @property
-    def registers(self) -> int:
-        """Registers of a thread, at most."""
-        wanted = max(128, self.filters * self.vectors + SPARE_REGISTERS[1])
-        return min(wanted, 65536 // (self.threads * self.resident) // 8 * 8)
-
-    @property
-    def knobs(self) -> Knobs:
-        """What does not follow from the problem and the device."""
-        return Knobs.of(lanes=self.lanes, vectors=self.vectors, filters=self.filters, splits=self.splits)
-
-
-def block_bytes(target: Target) -> int:
-    """Shared memory that a block can have."""
-    return SHARED_BYTES.get(target.capability, 99 << 10)
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What a group of filters costs, the largest of a layer.
-
-    Attributes:
-        groups: groups of the layer.
-        values: non-zeros of the largest group.
-        words: words of inputs that it loads, for a thread of 1, 2 or 4 pixels: by `VECTORS`.
-        planes: planes that it reads.
-    """
-
-    groups: int
-    values: int
-    words: tuple[int, ...]
-    planes: int
-
-
-@lru_cache(maxsize=256)
-def counts_of(mask: WeightMask, filters: int) -> Counts:
-    """Count a mask's groups of so many filters."""
-    nonzero = positions(mask)
-    groups = partition(nonzero, filters)
-    sizes = nonzero.sum(axis=(1, 2, 3))
-    values = [int(sizes[group].sum()) for group in groups]
-    used = nonzero[groups[int(np.argmax(values))]].any(axis=0) if values else np.zeros((1, 1, 1), bool)
-    words = tuple(_words(used, vectors) for vectors in VECTORS)
-    return Counts(len(groups), max(values, default=0), words, int(used.any(axis=(1, 2)).sum()))
-
-
-def _words(used: NDArray[np.bool_], vectors: int) -> int:
-    """Words that hold the used taps of each row, for a thread whose first pixel begins a word: of stride 1."""
-    columns = used.shape[-1]
-    words = np.zeros((*used.shape[:-1], columns + 2), bool)
-    for column in range(columns):
-        for word in {column // vectors, (column + vectors - 1) // vectors}:
-            words[..., word] |= used[..., column]
-    return int(words.sum())
-
-
-def template(problem: ConvProblem, form: Form) -> Layout:
-    """The template of a form: one block that holds the whole batch."""
-    assert problem.mask is not None
-    taps, channels = _reads(problem.mask, problem.groups)
-    return lay_out(problem, taps, channels, tile=form.tile, images=problem.n, rows=problem.p, align=form.vectors)
-
-
-@lru_cache(maxsize=64)
-def _reads(mask: WeightMask, groups: int) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """Taps and input channels that some filter reads."""
-    nonzero = positions(mask)
-    return used_taps(nonzero), used_channels(nonzero, groups)
 
 
 def forms(problem: ConvProblem, target: Target) -> list[Form]:
@@ -278,38 +122,3 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
 def _is_cramped(form: Form) -> bool:
     """Whether a thread has fewer registers than its sums want."""
     return form.registers < form.filters * form.vectors + SPARE_REGISTERS[0]
-
-
-@lru_cache(maxsize=2048)
-def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
-    """What the model says of a form, in microseconds."""
-    assert problem.mask is not None
-    counts = counts_of(problem.mask, form.filters)
-    layout = template(problem, form)
-    tiles = layout.positions // form.tile
-    blocks = tiles * counts.groups
-    rounds = -(-blocks // target.units)  # blocks of the busiest multiprocessor
-    warps = form.threads / 32
-    # One warp: its split's part of the multiply-adds, of the loads, and the copies' instructions.
-    words = counts.words[VECTORS.index(form.vectors)]
-    share = 1 / form.splits
-    code = counts.values * (form.vectors + 0.25) + words + 2 * form.filters * form.vectors
-    copied = layout.span * counts.planes * max(len(layout.phases), 1)
-    warp = code * share + 3 * copied / form.threads + 60 + form.filters * (form.splits > 1) * 6
-    issue = rounds * warps / 4 * warp
-    # Shared memory gives a warp's word of one float in a clock, of two in two, of four in four; a broadcast in one.
-    shared = rounds * warps * share * (words * form.vectors + counts.values * 0.25)
-    fetch = rounds * code * 16 * CODE_CLOCKS
-    multiprocessor = max(issue, shared, fetch, warp * ALONE_CLOCKS * max(1, rounds / _resident(form, target)))
-    inputs = rounds * copied * 4 * INPUT_CLOCKS
-    pixels = problem.n * problem.p * problem.q
-    outputs = pixels * problem.k * 4 / min(blocks, target.units) * OUTPUT_CLOCKS
-    steps = -(-max(counts.planes, 1) // form.channels)
-    clocks = max(multiprocessor, inputs) + min(multiprocessor, inputs) / steps + outputs
-    return LAUNCH_US + FETCH_US + clocks / CLOCKS_US
-
-
-def _resident(form: Form, target: Target) -> int:
-    """Blocks of a form that a multiprocessor holds at once."""
-    by_room = (block_bytes(target) - RESERVED_BYTES) // ((form.room << 10) + RESERVED_BYTES)
-    return max(1, min(by_room, 2048 // form.threads, 65536 // (form.threads * form.registers)))

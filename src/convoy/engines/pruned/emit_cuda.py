@@ -348,7 +348,7 @@ class _Writer:
             lines += [f"    sums[{total} * TILE + {v}] = {name.format(v)};" for v in range(kernel.vectors)]
         filters = f"{group.filters[0]} + total" if _is_run(group.filters) else f"filters_{at}[total]"
         return [
-            *lines, "    __syncthreads();", "    PLACE(lane);", "#pragma unroll",
+            *lines, "    __syncthreads();", "    PLACE(lane);", UNROLL_NONE,
             f"    for (int total = split; total < {count}; total += SPLITS)",
             f"        add_splits({filters}, staged + total * TILE + VECTORS * lane, {count} * TILE, place, bias, residual, y);",
         ]  # fmt: skip

@@ -15,9 +15,11 @@ from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines import binaries, host_compiler
 from convoy.engines.base import Buffers
-from convoy.engines.pruned import cuda, cuda_forms, emit_cuda, linked
+from convoy.engines.pruned import cuda, cuda_form, cuda_forms, emit_cuda, linked
 from convoy.engines.pruned.cuda import ENGINE, write
-from convoy.engines.pruned.cuda_forms import Form, block_bytes, estimate_us, form_of, forms
+from convoy.engines.pruned.cuda_form import Form, block_bytes
+from convoy.engines.pruned.cuda_forms import form_of, forms
+from convoy.engines.pruned.cuda_model import estimate_us
 from convoy.engines.pruned.emit_cuda import along
 from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
@@ -321,7 +323,7 @@ def test_the_space_fits_the_device(n, target):
     for form in forms(problem, target)[:3]:
         source = write(problem, form).source
         assert source.threads == form.threads <= 512
-        assert source.shared_bytes <= block_bytes(target) - cuda_forms.RESERVED_BYTES
+        assert source.shared_bytes <= block_bytes(target) - cuda_form.RESERVED_BYTES
         assert form.threads * form.registers <= 65536
     estimates = [ENGINE.estimate_us(problem, knobs, target) for knobs in space]
     assert estimates == sorted(estimates)

@@ -12,7 +12,7 @@ from pruned_cases import mask_of
 
 from convoy.engines.pruned import cuda, emit_c
 from convoy.engines.pruned.cpu_blocks import plan, write
-from convoy.engines.pruned.cuda_forms import Form
+from convoy.engines.pruned.cuda_form import Form
 from convoy.engines.pruned.text import parse_kernel, print_kernel
 from convoy.engines.pruned.walk import positions
 from convoy.problem import ConvProblem, Epilogue, Knobs

@@ -298,7 +298,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     sums[0 * TILE + 1] = a0_1;
     __syncthreads();
     PLACE(lane);
-#pragma unroll
+#pragma unroll 1
     for (int total = split; total < 1; total += SPLITS)
         add_splits(0 + total, staged + total * TILE + VECTORS * lane, 1 * TILE, place, bias, residual, y);
     END;
@@ -374,7 +374,7 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     sums[1 * TILE + 1] = a1_1;
     __syncthreads();
     PLACE(lane);
-#pragma unroll
+#pragma unroll 1
     for (int total = split; total < 2; total += SPLITS)
         add_splits(filters_1[total], staged + total * TILE + VECTORS * lane, 2 * TILE, place, bias, residual, y);
     END;
@@ -394,7 +394,7 @@ extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const fl
     sums[0 * TILE + 1] = a0_1;
     __syncthreads();
     PLACE(lane);
-#pragma unroll
+#pragma unroll 1
     for (int total = split; total < 1; total += SPLITS)
         add_splits(2 + total, staged + total * TILE + VECTORS * lane, 1 * TILE, place, bias, residual, y);
     END;

@@ -118,7 +118,8 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     code = (common + own) * INSTRUCTION_BYTES
     missed = rounds if code > CACHED_BYTES else 1
     clocks_byte = CODE_CLOCKS if code * counts.groups > CACHED_BYTES else CACHED_CLOCKS
-    fetch = missed * (common + own / streams) * INSTRUCTION_BYTES * clocks_byte
+    again = (own / form.splits - own / streams) * CACHED_CLOCKS  # what other schedulers have run before
+    fetch = missed * ((common + own / streams) * clocks_byte + max(again, 0.0)) * INSTRUCTION_BYTES
     multiprocessor = max(issue, shared, fetch, warp * ALONE_CLOCKS * rounds / resident)
     inputs = rounds * copied * 4 * INPUT_CLOCKS
     outputs = problem.n * problem.p * problem.q * problem.k * 4 / min(blocks, target.units) * OUTPUT_CLOCKS

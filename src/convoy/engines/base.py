@@ -184,6 +184,11 @@ class Engine(ABC):
         del problem, knobs, target
         return None
 
+    def algorithm(self, problem: Problem, knobs: Knobs) -> str:
+        """What a config computes by, for reports: the engine's family, or more where its configs differ in it."""
+        del problem, knobs
+        return self.family
+
     @abstractmethod
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile for one problem; raises CompileError with the tool's log inside."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from convoy._version import __version__
-from convoy.engines.manifest import BASELINE
+from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import expected, kind_of
 from convoy.measurement import SearchResult, floor_us, peaks, protocol_for
 from convoy.perfdb import Measurement
@@ -89,7 +89,7 @@ def summarize(
             greedy_us=choice.strategies.get("greedy", 0.0),
             strategies=tuple(Strategy(name, total) for name, total in sorted(choice.strategies.items(), key=_by_total)),
         ),
-        layers=tuple(_layer(step, net, found, ceilings) for step in _steps(plan, choice)),
+        layers=tuple(_layer(step, net, found, ceilings, settings) for step in _steps(plan, choice)),
         peaks={"bytes_per_s": ceilings.bytes_per_s, **{f"flops_{k}": v for k, v in ceilings.flops.items()}},
         notes=plan.notes,
         versions={"convoy": __version__, "protocol": protocol.id, **dict(net.target.versions)},
@@ -116,7 +116,7 @@ def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
     return plan.steps or serial(choice.problem, choice.selection)
 
 
-def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer:
+def _layer(step: Step, net: Net, found: SearchResult, ceilings: object, settings: Settings) -> Layer:
     name = "+".join(step.nodes) if step.nodes else f"{step.args[0]} to {step.layout}"
     if step.kind == "convert":
         problems: Mapping[str, Problem] = {p.key: p for p in net.copies.values() if p.key == step.problem}
@@ -150,7 +150,12 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object) -> Layer
         dead_tiles=share.dead_tiles if share else None,
         dead_blocks=share.dead_blocks if share else None,
         curve=_curve(row for _, row in every),
+        algorithm=_algorithm(step, problem, settings.engines),
     )
+
+
+def _algorithm(step: Step, problem: Problem, extra_engines: tuple[str, ...]) -> str:
+    return load_engine(step.config.engine, extra_engines).algorithm(problem, step.config.knobs)
 
 
 def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:

@@ -99,7 +99,7 @@ class Layer:
 
     `zeros` is the share of zeros in a convolution's input, on the inputs that were tuned with; None where it was not counted.
     So are `dead_channels`, `dead_tiles` and `dead_blocks`, of what is zero as a whole. `candidates` are those for these shares;
-    `curve` is the time over the share, where an engine skips zeros.
+    `curve` is the time over the share, where an engine skips zeros. `algorithm` is what the engine computes by, in its own words.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Layer:
     dead_tiles: float | None = None
     dead_blocks: float | None = None
     curve: tuple[CurvePoint, ...] = ()
+    algorithm: str = ""
 
 
 @dataclass(frozen=True, slots=True)

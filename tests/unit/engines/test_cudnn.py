@@ -34,6 +34,7 @@ def clear():
     library.absence.cache_clear()
     cudnn._offered.cache_clear()
     plans.facts.cache_clear()
+    plans.noted.cache_clear()
 
 
 @pytest.fixture
@@ -231,6 +232,21 @@ def test_notes_are_cudnns_words(install):
     assert ENGINE.notes(PLAIN, Knobs.of(plan="eng2", fused=False)) == ()
     with pytest.raises(InputError, match="Invalid engine id"):
         ENGINE.notes(PLAIN, Knobs.of(plan="eng3", fused=False))
+
+
+def test_a_plans_algorithm_is_told_by_its_notes(install, monkeypatch):
+    table = [
+        plan(1, ("TENSOR_CORE",)),
+        plan(2, ("WINOGRAD_TILE_4x4", "NONDETERMINISTIC")),
+        plan(3, ("FFT",)),
+        plan(4),
+    ]
+    install(*table)
+    told = [ENGINE.algorithm(PLAIN, Knobs.of(plan=f"eng{i}", fused=False)) for i in (1, 2, 3, 4, 5)]
+    assert told == ["implicit_gemm, tensor_core", "winograd, nondeterministic", "fft", "implicit_gemm", "library"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    clear()
+    assert ENGINE.algorithm(PLAIN, Knobs.of(plan="eng3", fused=False)) == "library"
 
 
 @pytest.mark.parametrize(

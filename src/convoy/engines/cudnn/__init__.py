@@ -30,6 +30,9 @@ MOST_PLANS: Final = 160
 """Plans offered for one problem: cuDNN lists about forty, most likely first, as many again with an epilogue inside, and then
 those `beyond` what its heuristics know. Effort `quick` looks at the first few."""
 
+TRANSFORMS: Final = tuple(note.lower() for note in plans.TRANSFORMING)
+"""Notes that name an algorithm; a plan without any is an implicit GEMM."""
+
 _INDEX_LIMIT: Final = 2**31
 _CAPABILITIES: Final = {"fp32": 70, "fp16": 70, "bf16": 80}
 _NOTHING: Final = Epilogue()
@@ -81,6 +84,19 @@ class Cudnn(Engine):
         plan, fused = _read(problem, knobs)
         plans.facts(problem, fused, plan, torch.cuda.current_device())
         return plans.notes(problem, fused, plan)
+
+    def algorithm(self, problem: Problem, knobs: Knobs) -> str:
+        """The plan's family by cuDNN's notes, and what else they say of its products: `winograd, tensor_core`."""
+        assert isinstance(problem, ConvProblem)
+        if library.absence():
+            return self.family
+        try:
+            plan, fused = _read(problem, knobs)
+            found = plans.noted(problem, fused, plan, torch.cuda.current_device())
+        except (InputError, *library.errors()):
+            return self.family
+        transforms = dict.fromkeys(note.partition("_")[0] for note in found if note in TRANSFORMS)
+        return ", ".join([*(transforms or ["implicit_gemm"]), *(note for note in found if note not in TRANSFORMS)])
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The plan that the knobs name, and no other."""

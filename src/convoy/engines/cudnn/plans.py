@@ -247,6 +247,26 @@ def _absent(problem: ConvProblem, plan: Plan, reason: str) -> InputError:
     return InputError("plan", plan.name, f"a plan that cuDNN has for {problem}", f"cuDNN says: {reason}.")
 
 
+TOLD: Final = (*TRANSFORMING, *INEXACT, *NONDETERMINISTIC)
+"""Notes that reports tell of: each costs a graph of its own, about 10 ms."""
+
+
+@lru_cache(maxsize=1024)
+def noted(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> tuple[str, ...]:
+    """Those of `TOLD` that a plan carries, in lower case and in that order; the frontend's errors pass through.
+
+    Args:
+        problem: what is computed.
+        fused: what of its epilogue is in the graph.
+        plan: a plan that cuDNN has.
+        device: torch's current device, part of the cache's key.
+    """
+    del device
+    known = library.load().numerical_note
+    names = [name for name in TOLD if hasattr(known, name)]
+    return tuple(name.lower() for name in names if _probe_without(problem, fused, plan, (name,)) is None)
+
+
 def notes(problem: ConvProblem, fused: Epilogue, plan: Plan) -> tuple[str, ...]:
     """Names of all numerical and behaviour notes of a plan, in lower case, in alphabetical order.
 

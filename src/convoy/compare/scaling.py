@@ -15,6 +15,12 @@ from convoy.errors import InputError
 PROVIDERS: Final = ("torch.ddp", "convoy")
 """PyTorch's DistributedDataParallel at its best known setting, and the step of `convoy.training_step`."""
 
+NOISY: Final = 0.10
+"""A relative spread of the rounds above this is noise."""
+
+MOST_REPEATS: Final = 2
+"""How often noisy rounds are taken again."""
+
 WEAK: Final = "weak"
 STRONG: Final = "strong"
 
@@ -173,13 +179,15 @@ def jobs(request: ScaleRequest) -> Iterator[Job]:
 def result_row(job: Job, result: Mapping[str, Any]) -> Row:
     """The row of what the first process wrote."""
     rounds: Mapping[str, Sequence[float]] = result["rounds"]
-    step = _figure("step_ms", rounds["step"])
+    step = rounds_figure("step_ms", rounds["step"])
     figures = [step]
-    compute = _figure("compute_ms", rounds["compute"]) if "compute" in rounds else None
+    compute = rounds_figure("compute_ms", rounds["compute"]) if "compute" in rounds else None
     if compute is not None:
         figures += [compute, Figure.once("exposed_ms", "ms", max(0.0, step.p50 - compute.p50))]
     if "input" in rounds:
-        figures.append(Figure.once("input_ms", "ms", max(0.0, _figure("input_ms", rounds["input"]).p50 - step.p50)))
+        figures.append(
+            Figure.once("input_ms", "ms", max(0.0, rounds_figure("input_ms", rounds["input"]).p50 - step.p50))
+        )
     values: Mapping[str, float] = result["values"]
     figures += [Figure.once(name, UNITS[name], float(value)) for name, value in values.items()]
     images = job.batch * job.world * 1e3
@@ -190,13 +198,13 @@ def result_row(job: Job, result: Mapping[str, Any]) -> Row:
     return job.row(
         setting=str(result["setting"]),
         figures=tuple(figures),
-        noisy=step.spread > 0.1 * step.p50,
+        noisy=step.spread > NOISY * step.p50,
         notes=tuple(map(str, result["notes"])),
         detail={"backend": str(result["backend"]), "rounds": {name: list(own) for name, own in rounds.items()}},
     )
 
 
-def _figure(metric: str, seconds: Sequence[float]) -> Figure:
+def rounds_figure(metric: str, seconds: Sequence[float]) -> Figure:
     """Milliseconds from a round's seconds a step."""
     ordered = sorted(1e3 * value for value in seconds)
 

@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from convoy.compare.scaling import MOST_REPEATS, NOISY, rounds_figure
 from convoy.errors import ConvoyError
 from convoy.settings import Settings
 from convoy.zoo import example_args, load_model, preprocessing
@@ -74,12 +75,8 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
         for _ in range(WARM_UPS):
             step()
     _wait(device)
-    rounds: dict[str, list[float]] = {name: [] for name in trained.steps}
     counts = {name: _steps_a_round(step, float(request["round_s"]), device) for name, step in trained.steps.items()}
-    for number in range(int(request["rounds"])):
-        stage(f"round {number}")
-        for name, step in trained.steps.items():
-            rounds[name].append(_round(step, counts[name], device))
+    rounds = _quiet_rounds(lambda number: _turns(trained.steps, counts, number, device, stage), int(request["rounds"]))
     values = {"gradient_bytes": float(setup.gradient_bytes)}
     stage("asking the link")
     values |= _link(setup.gradient_bytes, device)
@@ -94,6 +91,37 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
         "notes": trained.notes,
         "backend": dist.get_backend(),
     }
+
+
+def _turns(
+    steps: Mapping[str, Step], counts: Mapping[str, int], number: int, device: torch.device, stage: Stage
+) -> dict[str, float]:
+    """Seconds a step of each kind, one after the other."""
+    stage(f"round {number}")
+    return {name: _round(step, counts[name], device) for name, step in steps.items()}
+
+
+def _quiet_rounds(turns: Callable[[int], Mapping[str, float]], count: int) -> dict[str, list[float]]:
+    """Rounds of all kinds; noisy ones are taken again, and of each kind the quietest are kept.
+
+    All processes see the same figures, those of the slowest, and so take as many.
+    """
+    best: dict[str, list[float]] = {}
+    for _ in range(MOST_REPEATS + 1):
+        taken = [turns(number) for number in range(count)]
+        for name in taken[0]:
+            values = [one[name] for one in taken]
+            if name not in best or relative_spread(values) < relative_spread(best[name]):
+                best[name] = values
+        if all(relative_spread(values) <= NOISY for values in best.values()):
+            break
+    return best
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Half the distance from the 20th to the 80th percentile, over the median."""
+    found = rounds_figure("step_ms", values)
+    return found.spread / found.p50 if found.p50 else 0.0
 
 
 def _best_settings(device: torch.device) -> None:

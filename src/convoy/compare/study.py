@@ -29,6 +29,9 @@ Joules = Callable[[Measurement], float | None]
 SPECIAL: Final = {"fft_tiled": "tiled fft", "zeroskip": "zero-skipping", "pruned": "pruned"}
 """Algorithms that an engine's id tells better than its family."""
 
+NOISY: Final = 0.10
+"""A relative spread above this is noise; the search takes its samples in turn and drops rounds that were slow for all."""
+
 LEAST_LAYERS: Final = 20
 """Layers with a choice from which on criteria are learned: with fewer there is nothing to split."""
 
@@ -114,6 +117,7 @@ class Study:
             algorithm,
             setting=f"{row.config.engine} [{row.config.knobs}] {layout}",
             figures=tuple(figures),
+            noisy=row.spread_us > NOISY * row.median_us,
             detail={
                 "engine": row.config.engine,
                 "knobs": str(row.config.knobs),

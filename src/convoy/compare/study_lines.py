@@ -90,7 +90,7 @@ def _value(row: Row, metric: str) -> float:
 
 
 def _shown(row: Row, metric: str) -> str:
-    return f"{_value(row, metric):.2f}"
+    return f"{_value(row, metric):.2f}" + (" noisy" if row.noisy else "")
 
 
 def _bytes(row: Row) -> str:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from convoy.cli import app
-from convoy.compare import read, scaling_worker
+from convoy.compare import read, scaling_measure, scaling_worker
 from convoy.compare.scaling import Job, ScaleRequest, jobs, result_row, with_efficiency
 from convoy.compare.scaling_launch import command, explain, run
 from convoy.compare.scaling_lines import charts, failures, section_of, table
@@ -249,6 +249,18 @@ def test_torchruns_own_words_are_not_needed() -> None:
 def test_busy_time_is_the_union_of_the_kernels() -> None:
     assert union_us([]) == 0
     assert union_us([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+
+
+def test_noisy_rounds_are_taken_again_and_the_quietest_kept() -> None:
+    given = iter([1.0, 2.0, 4.0] + [3.0, 3.1, 3.0] + [9.0] * 9)
+    found = scaling_measure._quiet_rounds(lambda _: {"step": next(given), "input": 1.0}, 3)
+    assert found == {"step": [3.0, 3.1, 3.0], "input": [1.0, 1.0, 1.0]}
+    noise = iter([1.0, 2.0, 4.0] * 2 + [1.0, 1.5, 2.5] + [7.0])
+    assert scaling_measure._quiet_rounds(lambda _: {"step": next(noise)}, 3)["step"] in (
+        [1.0, 2.0, 4.0],
+        [1.0, 1.5, 2.5],
+    )
+    assert next(noise) == 7.0  # three times and no more
 
 
 def test_auxiliary_outputs_are_part_of_the_loss() -> None:

@@ -282,7 +282,8 @@ def _study(run: Run) -> tuple[list[Card], list[Section]]:
     sections: list[Section] = []
     if nets:
         table = table_of(study_lines.STRATEGY_HEADS, study_lines.strategy_table(nets), study_lines.STRATEGY_NUMBERS)
-        sections.append(Section("Strategies against exact selection", tables=(table,)))
+        bars = study_lines.strategy_bars(nets)
+        sections.append(Section("Strategies against exact selection", tables=(table, bars)))
     if layers:
         charts = study_lines.charts(layers)
         drawn = tuple(svg for _, svg in charts)

@@ -9,6 +9,7 @@ from convoy.compare.runfile import Row
 from convoy.compare.study import best_by_point
 from convoy.compare.study_winners import TIME, Curve, curves, in_words
 from convoy.report.curves import Series, curves_chart
+from convoy.report.sheet import Cell, Part, Table
 
 HEADS: Final = ("layer", "winner", "us", "workspace", "error", "second", "us", "setting")
 NUMBERS: Final = (2, 3, 4, 6)
@@ -47,6 +48,22 @@ def strategy_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         memory = f"{_value(row, 'peak_memory_bytes') / 1e6:.1f}"
         lines.append((row.subject, row.provider, f"{total / 1e3:.3f}", ratio, memory, row.setting))
     return lines
+
+
+def strategy_bars(rows: Sequence[Row]) -> Table:
+    """A bar for each net and strategy, as long as its share of the net's slowest."""
+    good = [row for row in rows if row.ok]
+    most: dict[tuple[object, ...], float] = {}
+    for row in good:
+        most[row.question] = max(most.get(row.question, 0.0), _value(row, "total_us"))
+    lines: list[tuple[Cell, ...]] = []
+    for row in good:
+        total_us = _value(row, "total_us")
+        said = f"{row.subject}, {row.provider}: {total_us / 1e3:.3f} ms"
+        bar = (Part(total_us / (most[row.question] or 1.0), int(row.provider == "exact"), said),)
+        where = f"{row.subject}, batch {row.batch}, {row.dtype}: {row.provider}"
+        lines.append((Cell(where), Cell("", total_us, bar=bar), Cell(f"{total_us / 1e3:.3f}", total_us)))
+    return Table(("net and strategy", "sum of measured times", "ms"), tuple(lines), numbers=(2,), page_only=(1,))
 
 
 STRATEGY_HEADS: Final = ("net", "strategy", "sum ms", "over exact", "memory MB", "how")

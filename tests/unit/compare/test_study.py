@@ -12,7 +12,7 @@ from convoy.compare import Figure, Row, Run, read
 from convoy.compare.runfile import from_dict, to_dict
 from convoy.compare.study import Study, algorithm_of
 from convoy.compare.study_energy import launch_joules
-from convoy.compare.study_lines import charts, strategy_table, table
+from convoy.compare.study_lines import charts, strategy_bars, strategy_table, table
 from convoy.compare.study_strategies import SOLVERS, strategy_rows
 from convoy.compare.study_sweep import BASE, SWEEPS, parse_base, read_layers, sweep_points, swept
 from convoy.compare.study_winners import curves, in_words, stretches
@@ -26,6 +26,21 @@ from convoy.selection.problem import Cover
 from convoy.settings import Settings
 
 TINY = replace(BASE, c=4, k=4, h=6, w=6)
+
+
+def test_strategies_are_drawn_net_by_net() -> None:
+    def row(net: str, strategy: str, total_us: float) -> Row:
+        return Row(net, strategy, figures=(Figure.once("total_us", "us", total_us),))
+
+    rows = [
+        row("a", "library", 400.0),
+        row("a", "exact", 100.0),
+        row("b", "exact", 7.0),
+        Row("b", "library", "timeout"),
+    ]
+    bars = strategy_bars(rows)
+    assert [line[1].bar[0].share for line in bars.rows] == [1.0, 0.25, 1.0]
+    assert [line[2].text for line in bars.rows] == ["0.400", "0.100", "0.007"]
 
 
 # --- what is swept ----------------------------------------------------------------------------------------------------------

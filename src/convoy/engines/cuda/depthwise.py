@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
-from convoy.engines.cuda.source import ACTIVATIONS, defines, text
+from convoy.engines.cuda.source import ACTIVATIONS, defines, options, text
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.tensors import checked
@@ -154,7 +154,8 @@ class DepthwiseExecutable(Executable):
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.form, self.dependent = problem, form, target.capability >= 90
         content = defines(form.macros(problem, dependent=self.dependent)) + text("hopper.cuh") + text("activation.cuh")
-        cubin, self.log = compile_cubin(engine, content + text("depthwise.cu"), target)
+        chosen = options(problem.epilogue.activation, problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, content + text("depthwise.cu"), target, chosen)
         self.function = Function(engine, cubin, "depthwise", 0)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

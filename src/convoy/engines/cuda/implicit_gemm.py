@@ -11,7 +11,7 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.maps import ROW_BYTES, FilterMap, PixelMap
-from convoy.engines.cuda.source import ACTIVATIONS, source
+from convoy.engines.cuda.source import ACTIVATIONS, options, source
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.tensors import checked, fits_tma, pitch_of, round_tf32
@@ -259,7 +259,8 @@ class ImplicitGemmExecutable(Executable):
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.form, self.units = problem, form, target.units
         text = source("implicit_gemm", form.macros(problem), problem.x_dtype)
-        cubin, self.log = compile_cubin(engine, text, target)
+        chosen = options(problem.epilogue.activation, problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, text, target, chosen)
         self.function = Function(engine, cubin, "implicit_gemm", form.shared_bytes)
         self.pixel_map = PixelMap.of(problem, form.pixels)
         self.filter_map = FilterMap.of(problem, form.filters // form.cluster)

@@ -10,6 +10,15 @@ from typing import Final
 ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
 """An epilogue's words; the kernels know them by their number."""
 
+DIVIDING: Final = ("silu", "hardswish", "hardsigmoid", "sigmoid")
+"""Activations with a division. One that is exact to the last bit takes a call for some operands, in 30 instructions."""
+
+
+def options(activation: str, dtype: str) -> tuple[str, ...]:
+    """NVRTC's options: where the result is rounded to a half type, a division within two units of fp32's last place will do."""
+    return ("--prec-div=false",) if activation in DIVIDING and dtype in ("fp16", "bf16") else ()
+
+
 INSTRUCTIONS: Final = {
     "fp16": ("k16.f32.f16.f16", ", 0, 0"),
     "bf16": ("k16.f32.bf16.bf16", ", 0, 0"),

@@ -8,7 +8,7 @@ import pytest
 from convoy.engines.cuda import compiled, implicit_gemm
 from convoy.engines.cuda.implicit_gemm import ENGINE, Form, reciprocal
 from convoy.engines.cuda.maps import PixelMap
-from convoy.engines.cuda.source import ACTIVATIONS, product, source
+from convoy.engines.cuda.source import ACTIVATIONS, options, product, source
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.problem.conv import ACTIVATIONS as WORDS
@@ -180,6 +180,11 @@ def test_a_log_that_names_spilled_bytes_is_a_refusal(monkeypatch, count):
     monkeypatch.setattr(compiled, "cached", lambda *_: len(log).to_bytes(4, "little") + log.encode() + b"cubin")
     with pytest.raises(CompileError, match="spills"):
         compiled.compile_cubin("cuda.implicit_gemm", "", GPU)
+
+
+def test_divisions_are_exact_in_fp32_alone():
+    assert options("silu", "fp16") == options("hardswish", "bf16") == ("--prec-div=false",)
+    assert options("silu", "fp32") == options("relu", "fp16") == ()
 
 
 def test_a_kernel_with_too_few_registers_is_refused():

@@ -32,7 +32,7 @@ from convoy.report.summary import (
 )
 from convoy.settings import Settings
 
-SINGLE = ("conv", "linear", "dgrad", "wgrad", "op")
+SINGLE = ("conv", "linear", "dgrad", "wgrad", "op", "draw")
 """Patterns of the regions that hold one node alone."""
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from convoy.plan.plan import Step
-from convoy.schedule import EVENT_US, Collective, CostModel, Sharing, dag_of, fit_capacity, spread
+from convoy.schedule import EVENT_US, Collective, CostModel, Dag, Sharing, dag_of, fit_capacity, spread
 from convoy.schedule.collectives import SHARE
 
 
@@ -32,7 +33,8 @@ def parallel(
     count = len(steps)
     times = [*(step.median_us for step in steps), *(one.time_us for one in collectives)]
     taken = [*shares, *(SHARE for _ in collectives)] if shares else ()
-    dag = replace(dag_of([*steps, *collectives], times, taken), lanes=dict.fromkeys(range(count, len(times)), streams))
+    lanes = dict.fromkeys(range(count, len(times)), streams)
+    dag = _draws_in_order(steps, replace(dag_of([*steps, *collectives], times, taken), lanes=lanes))
     placed = spread(dag, streams, model=model)
     kept = {at: index for index, at in enumerate(at for at, p in enumerate(placed) if p.launch < count)}
     return tuple(
@@ -40,6 +42,15 @@ def parallel(
         for p in placed
         if p.launch < count
     )
+
+
+def _draws_in_order(steps: Sequence[Step], dag: Dag) -> Dag:
+    """Let each step that draws random numbers wait for the one before it: a seed gives the same numbers on any streams."""
+    draws = [index for index, step in enumerate(steps) if step.pattern == "draw"]
+    needs = list(dag.needs)
+    for before, after in pairwise(draws):
+        needs[after] = tuple(sorted({*needs[after], before}))
+    return replace(dag, needs=tuple(needs))
 
 
 def contention(

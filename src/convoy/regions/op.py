@@ -3,6 +3,10 @@
 before: %p = aten.max_pool2d.default(%y, (3, 3), (2, 2))
 -->
 after:  op(p)         the same operator, in every memory format
+
+before: %d, %m = aten.native_dropout.default(%y, 0.5, True)
+-->
+after:  draw(d)       in the caller's memory format alone: PyTorch draws numbers in the order in which values lie in memory
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convoy.graph.ir import Graph, Node
+from convoy.graph.randomness import draws
 from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
 
 
 def op_region(graph: Graph, node: Node, layouts: Sequence[str]) -> Region:
-    """The region of one node."""
+    """The region of one node; `layouts` has the caller's first."""
+    if draws(node):
+        return subgraph_region(graph, "draw", (node.name,), layouts[:1])
     return subgraph_region(graph, "op", (node.name,), layouts)

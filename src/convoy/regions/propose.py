@@ -29,8 +29,8 @@ def propose(
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
 
-    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad` or `op`), so that a cover always exists. Every region
-    is convex.
+    Every node has a region of its own (`conv`, `linear`, `dgrad`, `wgrad`, `op` or `draw`), so that a cover always exists. Every
+    region is convex.
 
     Args:
         graph: a graph that `verify` accepts.

@@ -196,6 +196,29 @@ def test_dropout_follows_the_seed(settings: convoy.Settings):
     assert losses() == pytest.approx(wanted, rel=1e-4)
 
 
+class Images(nn.Module):
+    """Dropout on images: a mask is drawn in the order in which the values lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(nn.functional.dropout(torch.relu(self.conv(x)), 0.5, self.training).mean((2, 3)))
+
+
+def test_dropout_of_channels_last_images_is_that_of_pytorch(settings: convoy.Settings):
+    torch.manual_seed(1)
+    model = Images()
+    x, y = batches(1)[0]
+    batch = (x.to(memory_format=torch.channels_last), y)
+    result = train_model(model, cross_entropy, sgd(model), batch, settings=settings)
+    assert not result.plan.baseline, result.plan.notes
+    (layout,) = {one.layout for one in result.plan.steps if one.pattern == "draw"}
+    assert layout == "nhwc"
+
+
 def test_autocast_trains_in_bf16(settings: convoy.Settings):
     model, stock = net(), net()
     ours, theirs = sgd(model), sgd(stock)

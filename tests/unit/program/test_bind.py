@@ -107,3 +107,14 @@ def test_a_missing_wait_is_refused():
 def test_too_many_streams_are_refused():
     with pytest.raises(PlanError, match="streams under 16"):
         check_order((replace(step(0, ("x",), ("v0",)), stream=16),))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_numbers_are_drawn_in_one_order_on_any_streams(seed):
+    draw = random.Random(seed)
+    steps = random_steps(seed)
+    drawing = {index for index in range(len(steps)) if draw.random() < 0.4}
+    steps = tuple(replace(s, pattern="draw") if index in drawing else s for index, s in enumerate(steps))
+    for streams in (2, 4):
+        found = [s.nodes for s in parallel(steps, streams) if s.pattern == "draw"]
+        assert found == [s.nodes for s in steps if s.pattern == "draw"]

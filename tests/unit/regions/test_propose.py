@@ -282,3 +282,11 @@ return %t, %s
 """
     found = [region for region in proposed(text) if region.startswith("glue")]
     assert found == ["glue(j+p+t+s)", "glue(t+s)", "glue(j+p)"]
+
+
+def test_random_numbers_are_drawn_in_the_callers_memory_format_alone():
+    text = "input %x: fp32[1,4,8,8]\n%d: fp32[1,4,8,8], _ = aten.native_dropout.default(%x, 0.5, True)\nreturn %d\n"
+    found = proposed(text, ("nhwc", "nchw"))
+    assert [problem.layout for problem in found["draw(d)"].problems] == ["nhwc"]
+    flat = proposed(text.replace("1,4,8,8", "4,8"), ("nhwc", "nchw"))
+    assert [problem.layout for problem in flat["draw(d)"].problems] == ["any"]

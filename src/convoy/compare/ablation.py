@@ -19,20 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from convoy.compare.case import Case
-from convoy.compare.comparison import (
-    MEMORY_SHARE,
-    MOST_REPEATS,
-    NOISY,
-    Limits,
-    Observer,
-    environment,
-    figure,
-    rounds_for,
-)
+from convoy.compare.comparison import MEMORY_SHARE, MOST_REPEATS, Limits, Observer, environment
 from convoy.compare.lock import device_lock, others_at_work
 from convoy.compare.manifest import make_manifest
 from convoy.compare.memory import available_bytes
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
+from convoy.compare.samples import NOISY, figure, rounds_for
 from convoy.compare.session import ChildFailedError, ChildSession
 from convoy.compare.torch_options import OPTIONS, Option, added, choose, words_of
 from convoy.measurement import detect_target

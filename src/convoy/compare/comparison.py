@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import shutil
-import statistics
 import tempfile
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +23,7 @@ from convoy.compare.lock import device_lock, others_at_work
 from convoy.compare.manifest import ask_gpu, make_manifest
 from convoy.compare.memory import available_bytes
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
+from convoy.compare.samples import NOISY, ready_row, relative_spread, rounds_for, row_of, settled, with_samples
 from convoy.compare.session import ChildFailedError, ChildSession
 from convoy.measurement import detect_target
 from convoy.measurement.statistics import disturbed_rounds
@@ -33,13 +34,6 @@ ROUNDS: Final = 15
 
 ALONE_ROUNDS: Final = 5
 """Rounds of a framework by itself, as soon as it is ready: what stands in the file when the run is interrupted."""
-
-LEAST_ROUNDS: Final = 3
-ROUNDS_S: Final = 30.0
-"""Slow calls get fewer rounds: about this long for each framework."""
-
-NOISY: Final = 0.10
-"""A relative spread above this is noise: interleaved timings of one program on a quiet machine are within 5 %."""
 
 MOST_REPEATS: Final = 2
 """How often noisy rounds are taken again."""
@@ -211,7 +205,7 @@ class Comparison:
         for entry in self._missing(case, entries):
             absence = entry.absence(case.device)
             if absence:
-                self._keep(_row(case, entry.id, "absent", absence))
+                self._keep(row_of(case, entry.id, "absent", absence))
             else:
                 present.append(entry)
         if not present:
@@ -237,7 +231,7 @@ class Comparison:
 
     def _missing(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
         """Frameworks without a row, or with one that was not finished."""
-        rows = {entry.id: self.run.row(_row(case, entry.id, "ok").key) for entry in entries}
+        rows = {entry.id: self.run.row(row_of(case, entry.id, "ok").key) for entry in entries}
         return [entry for entry in entries if (row := rows[entry.id]) is None or row.detail.get("provisional")]
 
     def _prepare_all(self, case: Case, entries: Sequence[Entry], folder: Path) -> None:
@@ -300,7 +294,7 @@ class Comparison:
     def _fail(self, case: Case, entry: Entry, error: ChildFailedError, where: str = "") -> None:
         """A row that says how it failed; none where only the time was up, for that is nobody's failure."""
         if time.monotonic() < self._deadline:
-            self._keep(_row(case, entry.id, error.status, where + error.reason))
+            self._keep(row_of(case, entry.id, error.status, where + error.reason))
         else:
             self.left.append(f"{_words(case)} in {entry.id}")
 
@@ -325,7 +319,7 @@ class Comparison:
             with child.turn():
                 rounds = rounds_for(ready["call_s"], min(ALONE_ROUNDS, self.limits.rounds))
                 samples = child.ask({"do": "sample", "rounds": rounds}, "samples")
-                finished = child.ask({"do": "finish", "bus_id": _bus_id(self.target)}, "finished")
+                finished = child.ask({"do": "finish", "bus_id": self._bus_id}, "finished")
         except BaseException:
             self._end(child)
             raise
@@ -343,13 +337,13 @@ class Comparison:
         start = time.monotonic()
         for _ in range(MOST_REPEATS + 1):
             for name, samples in self._rounds(case).items():
-                if name not in best or _relative_spread(samples) < _relative_spread(best[name]):
+                if name not in best or relative_spread(samples) < relative_spread(best[name]):
                     best[name] = samples
-            quiet = all(_relative_spread(samples) <= NOISY for samples in best.values())
+            quiet = all(relative_spread(samples) <= NOISY for samples in best.values())
             if quiet or time.monotonic() - start > REPEATS_S:
                 break
         for name, samples in best.items():
-            row = self.run.row(_row(case, name, "ok").key)
+            row = self.run.row(row_of(case, name, "ok").key)
             if row is not None and row.ok:
                 self._keep(with_samples(row, samples, in_turn=len(best) > 1))
 
@@ -363,7 +357,7 @@ class Comparison:
                 except ChildFailedError as error:
                     self._end(self._alive.pop(name))
                     found.pop(name)
-                    self._keep(_row(case, name, error.status, error.reason))
+                    self._keep(row_of(case, name, error.status, error.reason))
                     continue
                 for metric, values in samples.items():
                     found[name].setdefault(metric, []).extend(values)
@@ -374,7 +368,7 @@ class Comparison:
         }
 
     def _call_s(self, case: Case, name: str) -> float:
-        row = self.run.row(_row(case, name, "ok").key)
+        row = self.run.row(row_of(case, name, "ok").key)
         latency = row.figure("latency_ms") if row else None
         return latency.p50 / 1e3 if latency else 0.0
 
@@ -408,6 +402,11 @@ class Comparison:
         finally:
             self._end(child)
 
+    @cached_property
+    def _bus_id(self) -> str:
+        """The PCI bus id of the GPU that children use, as nvidia-smi has it; empty on a CPU or where there is no nvidia-smi."""
+        return "".join(ask_gpu("pci.bus_id")) if self.target.device == "cuda" else ""
+
     def _crowded(self) -> bool:
         share = ALIVE_SHARE[self.target.device]
         if self.target.device == "cpu":
@@ -424,7 +423,7 @@ class Comparison:
                 self._end(child)
             for row in self.run.rows if settle else ():
                 if row.provider in ended and row.detail.get("provisional"):
-                    self._keep(dataclasses.replace(row, detail=_settled(row.detail)))
+                    self._keep(dataclasses.replace(row, detail=settled(row.detail)))
 
     def _keep(self, row: Row) -> None:
         with self._state:
@@ -433,85 +432,5 @@ class Comparison:
                 write(self.run, self.path)
 
 
-def rounds_for(call_s: float, most: int) -> int:
-    """Rounds of calls that take so long: as many as are wanted, or as fit into `ROUNDS_S`, but never below `LEAST_ROUNDS`."""
-    return min(most, max(LEAST_ROUNDS, int(ROUNDS_S / max(2 * call_s, 1e-6))))
-
-
-def ready_row(
-    case: Case,
-    provider: str,
-    startup_s: float,
-    ready: Mapping[str, Any],
-    samples: Mapping[str, list[float]],
-    finished: Mapping[str, Any],
-) -> Row:
-    """The row of a framework that was timed by itself."""
-    figures = [
-        Figure.once("rel_l2_error", "1", ready["error"]),
-        Figure.once("startup_s", "s", startup_s),
-        Figure.once("compile_s", "s", ready["compile_s"]),
-        Figure.once("peak_memory_bytes", "B", finished["peak_memory_bytes"]),
-    ]
-    if finished.get("energy_j"):
-        figures.append(Figure.once("energy_j", "J", finished["energy_j"]))
-    detail = {**ready["detail"], "ways": ready["ways"]}
-    if finished.get("kinds"):
-        detail["kinds"] = {name: round(ms, 6) for name, ms in finished["kinds"].items()}
-    notes = [*ready["notes"], *([finished["note"]] if finished.get("note") else [])]
-    row = _row(case, provider, "ok")
-    row = dataclasses.replace(row, setting=ready["setting"], figures=tuple(figures), notes=tuple(notes), detail=detail)
-    timed = with_samples(row, samples, in_turn=False)
-    return dataclasses.replace(timed, detail={**timed.detail, "provisional": True})
-
-
-def with_samples(row: Row, samples: Mapping[str, list[float]], *, in_turn: bool) -> Row:
-    """The row with latency and throughput from these samples; whether it was timed in turn with others stands in its detail."""
-    latency = figure("latency_ms", "ms", samples["latency_ms"])
-    flow = figure("flow_ms", "ms", samples["flow_ms"])
-    rates = [row.batch / ms * 1e3 for ms in (flow.p50, flow.p80, flow.p20)]
-    timed = (latency, Figure("images_per_s", "1/s", *rates))
-    kept = tuple(f for f in row.figures if f.metric not in ("latency_ms", "images_per_s"))
-    timing = {"timed": "in turn" if in_turn else "alone", "rounds": len(samples["latency_ms"])}
-    detail = {**_settled(row.detail), **timing}
-    return dataclasses.replace(row, figures=(*timed, *kept), noisy=_relative_spread(samples) > NOISY, detail=detail)
-
-
-def _settled(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the mark of a row that waits for its turn."""
-    return {name: value for name, value in detail.items() if name != "provisional"}
-
-
-def figure(metric: str, unit: str, values: Sequence[float]) -> Figure:
-    """Median, 20th and 80th percentile of samples."""
-    if len(values) < 2:
-        return Figure.once(metric, unit, values[0])
-    cuts = statistics.quantiles(values, n=10, method="inclusive")
-    return Figure(metric, unit, statistics.median(values), cuts[1], cuts[7])
-
-
-def _relative_spread(samples: Mapping[str, list[float]]) -> float:
-    found = figure("latency_ms", "ms", samples["latency_ms"])
-    return found.spread / found.p50 if found.p50 else 0.0
-
-
-def _row(case: Case, provider: str, status: str, reason: str = "") -> Row:
-    return Row(
-        subject=case.model,
-        provider=provider,
-        status=status,
-        reason=reason,
-        mode=case.mode,
-        batch=case.batch,
-        dtype=case.dtype,
-        axes={"size": case.size} if case.size else {},
-    )
-
-
 def _words(case: Case) -> str:
     return f"{case.model} batch {case.batch} {case.mode}"
-
-
-def _bus_id(target: Target) -> str:
-    """The PCI bus id of the GPU that children use, as nvidia-smi has it; empty on a CPU or where there is no nvidia-smi."""
-    return "".join(ask_gpu("pci.bus_id")) if target.device == "cuda" else ""

@@ -13,11 +13,12 @@ import pytest
 
 from convoy.compare import comparison
 from convoy.compare.case import Case
-from convoy.compare.comparison import Limits, compare, figure, rounds_for, with_samples
+from convoy.compare.comparison import Limits, compare
 from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.material import make
 from convoy.compare.memory import available_bytes, peak_bytes
 from convoy.compare.runfile import Row, Run, read
+from convoy.compare.samples import figure, rounds_for, with_samples
 from convoy.compare.session import MODULE, ChildFailedError
 from convoy.errors import InputError
 from convoy.measurement import detect_target

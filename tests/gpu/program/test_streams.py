@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import convoy
+from convoy.measurement import task
 from convoy.perfdb import Database
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import capture_net, make_plan, measure, select, target_for
@@ -45,6 +46,12 @@ class Branches(nn.Module):
 @pytest.fixture(scope="module", params=[torch.float16, torch.float32])
 def serial(request, tmp_path_factory):
     torch.manual_seed(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "QUICK_COMPILED", 0)  # one setting of each engine: a compiler's second each
+        yield _tuned(request, tmp_path_factory)
+
+
+def _tuned(request, tmp_path_factory):
     model = Branches().eval().to("cuda", request.param)
     x = torch.randn(2, 128, 28, 28, device="cuda", dtype=request.param)
     few = ("triton.implicit_gemm", "triton.pointwise")

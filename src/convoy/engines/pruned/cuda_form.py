@@ -23,8 +23,11 @@ elsewhere."""
 RESERVED_BYTES: Final = 1 << 10
 """What the system keeps of it for each block."""
 
-SPARE_REGISTERS: Final = (72, 96)
-"""Registers besides the sums, at least and at most: addresses, and loads under way. With 64 besides 64 sums ptxas spilled."""
+SPARE_REGISTERS: Final = (48, 72, 96)
+"""Registers besides the sums: at least, of up to 16 sums; at least, of more; at most. They hold addresses, and loads under way.
+With 48 besides 32 sums ptxas spilled, with 48 besides 16 it did not."""
+
+FEW_SUMS: Final = 16
 
 VECTORS: Final = (1, 2, 4)
 """Pixels of a thread that there are words for."""
@@ -75,8 +78,14 @@ class Form:
     @property
     def registers(self) -> int:
         """Registers of a thread, at most."""
-        wanted = max(128, self.filters * self.vectors + SPARE_REGISTERS[1])
+        wanted = max(128, self.filters * self.vectors + SPARE_REGISTERS[2])
         return min(wanted, 65536 // (self.threads * self.resident) // 8 * 8)
+
+    @property
+    def is_cramped(self) -> bool:
+        """Whether a thread has fewer registers than its sums want."""
+        sums = self.filters * self.vectors
+        return self.registers < sums + SPARE_REGISTERS[sums > FEW_SUMS]
 
     @property
     def knobs(self) -> Knobs:

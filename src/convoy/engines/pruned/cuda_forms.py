@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Final
 
 from convoy.engines.base import Knobs
-from convoy.engines.pruned.cuda_form import RESERVED_BYTES, SPARE_REGISTERS, VECTORS, Form, block_bytes, template
+from convoy.engines.pruned.cuda_form import RESERVED_BYTES, VECTORS, Form, block_bytes, template
 from convoy.engines.pruned.cuda_model import counts_of, estimate_us
 from convoy.errors import InputError
 from convoy.problem import ConvProblem
 from convoy.target import Target
 
-MOST_THREADS: Final = 512
-"""Of a block: each can have 128 registers then."""
+MOST_THREADS: Final = 1024
+"""Of a block: the more threads run the same code, the less of it a pixel costs."""
 
 MOST_STEPS: Final = 8
 
@@ -29,7 +29,7 @@ SPACE_FMAS: Final = 1_000_000
 
 MOST_FORMS: Final = 16
 
-LANES: Final = (32, 64, 128, 256, 384, 512)
+LANES: Final = (32, 64, 128, 256, 384, 512, 768, 1024)
 FILTERS: Final = (4, 8, 16, 32, 64)
 SPLITS: Final = (1, 2, 4, 8, 16)
 
@@ -93,7 +93,7 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
     """A form with its steps: as few as shared memory has room for at once, else two of them; None where it does not fit."""
     assert problem.mask is not None
     counts = counts_of(problem.mask, form.filters)
-    if form.threads > MOST_THREADS or _is_cramped(form):
+    if form.threads > MOST_THREADS or form.is_cramped:
         return None
     if form.splits > 1 and counts.values < 8 * form.splits:
         return None
@@ -104,7 +104,7 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
         return None
     # Two blocks on a multiprocessor where there are blocks enough, and threads to spare.
     blocks = layout.positions // form.tile * counts.groups
-    resident = 2 if blocks > target.units and not _is_cramped(replace(form, resident=2)) else 1
+    resident = 2 if blocks > target.units and not replace(form, resident=2).is_cramped else 1
     most = most // resident - (resident - 1) * RESERVED_BYTES
     channels = max(len(layout.channels), 1)
     whole = (layout.span * phases + counts.values / channels + 4) * 4
@@ -117,8 +117,3 @@ def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
     if channels > room:
         wanted = min(wanted, max(1, room // 4))
     return replace(form, channels=wanted, room=most >> 10, resident=resident)
-
-
-def _is_cramped(form: Form) -> bool:
-    """Whether a thread has fewer registers than its sums want."""
-    return form.registers < form.filters * form.vectors + SPARE_REGISTERS[0]

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convoy.engines.pruned.cuda_form import RESERVED_BYTES, VECTORS, Form, block_bytes, template
-from convoy.engines.pruned.emit_cuda import STREAMS
 from convoy.engines.pruned.walk import partition, positions
 from convoy.problem import ConvProblem, WeightMask
 from convoy.target import Target
@@ -22,36 +21,38 @@ from convoy.target import Target
 CLOCKS_US: Final = 1755.0
 """Clocks of a microsecond under load."""
 
-START_CLOCKS: Final = 3500.0
-"""A launch in a graph, the first copy, the last store: what the smallest operators take, 2.0 us."""
+START_CLOCKS: Final = 2100.0
+"""A launch in a graph, the first copy's way, the last store's: what the smallest operators take, 1.2 to 2 us."""
 
 BLOCK_CLOCKS: Final = 1200.0
 """The first copy and the last store of a block that is not a multiprocessor's first."""
 
-ALONE_CLOCKS: Final = 3.0
-"""Clocks an instruction of a warp that has no other to take turns with."""
+STEP_CLOCKS: Final = 150.0
+"""A barrier, and a jump to other code."""
+
+ISSUE: Final = 1.35
+"""Clocks of an instruction, where nothing else binds: registers are read from two banks."""
 
 INSTRUCTION_BYTES: Final = 16
 
-COMMON_INSTRUCTIONS: Final = 110
-"""Of every warp besides multiply-adds and results, once the kernel before has ended: seen in sm_90 code."""
-
-CODE_CLOCKS: Final = 1 / 1.5
-"""Clocks a byte of straight code that one scheduler waits for where no cache has it. So 14.6, 37.5 and 6.8 us are explained, of
-operators 7, 9 and 6, and the 45 settings of the first form, each of which took 8 to 11 clocks an instruction, however many warps
-ran it."""
+CODE_CLOCKS: Final = 1 / 3
+"""Clocks a byte of straight code that a multiprocessor fetches, for each block anew, whoever runs it: operators 7, 9 and 10 in
+eleven forms, by marks of the clock in their code: 2.3 to 3.5 bytes a clock with one stream of code, two, four and eight."""
 
 CACHED_CLOCKS: Final = 1 / 6
-"""The same where all of a kernel's code is in an instruction cache since the launch before: operators 2 to 4."""
+"""The same where all of a kernel's code is in an instruction cache since the launch before: operators 2 to 6."""
 
 CACHED_BYTES: Final = 128 << 10
-"""Of a multiprocessor's instruction cache: operator 4, with 125 KB, takes a microsecond less than operator 5 with 260."""
+"""Of an instruction cache: operator 4, with 125 KB, takes a microsecond less than operator 5 with 260."""
 
-INPUT_CLOCKS: Final = 1 / 24
-"""Clocks a byte of input that a multiprocessor copies, with all others copying: 5.5 TB/s."""
+INPUT_CLOCKS: Final = 1 / 28
+"""Clocks a byte of input: a warp's copy of 128 bytes takes 4.5. The warps that multiply copy, one after the other."""
 
-OUTPUT_CLOCKS: Final = 1 / 16
-"""The same for what it stores: 3.7 TB/s, of operator 8."""
+OUTPUT_CLOCKS: Final = 1 / 24
+"""The same for what a multiprocessor stores."""
+
+COMMON_INSTRUCTIONS: Final = 110
+"""Of every warp besides multiply-adds and results, once the kernel before has ended: seen in sm_90 code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +108,19 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     own = counts.values * (form.vectors + 0.25) + words
     copied = layout.span * counts.planes * max(len(layout.phases), 1)
     common = COMMON_INSTRUCTIONS + form.filters * form.vectors * (1 if form.splits > 1 else 2.5)
-    # One warp: its split's part of the multiply-adds, and the copies' instructions.
-    warp = own / form.splits + 2.5 * copied / form.threads + common
-    issue = rounds * form.threads / 128 * warp
-    # Shared memory gives a warp's word of one float in a clock, of two in two, of four in four; a broadcast in one.
-    shared = rounds * form.threads / 32 / form.splits * (words * form.vectors + counts.values * 0.25)
-    # Code comes line after line, but each scheduler waits for its own.
-    turns = 1 if form.splits >= STREAMS else min(steps, STREAMS)
-    streams = min(STREAMS, form.splits * turns, max(1, form.threads // 32))
+    # Every warp runs its split's part of the multiply-adds, and what is common.
+    issue = rounds * form.threads / 128 * (own / form.splits + common) * ISSUE
+    # Shared memory gives a warp's word of one float in a clock, of two in two, of four in four; four values in two.
+    shared = rounds * form.threads / 32 / form.splits * (words * form.vectors + counts.values * 0.5)
     code = (common + own) * INSTRUCTION_BYTES
-    missed = rounds if code > CACHED_BYTES else 1
-    clocks_byte = CODE_CLOCKS if code * counts.groups > CACHED_BYTES else CACHED_CLOCKS
-    again = (own / form.splits - own / streams) * CACHED_CLOCKS  # what other schedulers have run before
-    fetch = missed * ((common + own / streams) * clocks_byte + max(again, 0.0)) * INSTRUCTION_BYTES
-    multiprocessor = max(issue, shared, fetch, warp * ALONE_CLOCKS * rounds / resident)
+    fetch = rounds * code * (CODE_CLOCKS if code * counts.groups > CACHED_BYTES else CACHED_CLOCKS)
     inputs = rounds * copied * 4 * INPUT_CLOCKS
     outputs = problem.n * problem.p * problem.q * problem.k * 4 / min(blocks, target.units) * OUTPUT_CLOCKS
-    clocks = max(multiprocessor, inputs) + min(multiprocessor, inputs) / steps + outputs
-    return (START_CLOCKS + (rounds / resident - 1) * BLOCK_CLOCKS + clocks) / CLOCKS_US
+    # Blocks that a multiprocessor has at once copy and multiply at the same time.
+    computing = max(issue, shared, fetch)
+    clocks = computing + inputs + outputs if resident == 1 else max(computing, inputs + outputs) * 1.2
+    begun = START_CLOCKS + (rounds / resident - 1) * BLOCK_CLOCKS + rounds / resident * steps * STEP_CLOCKS
+    return (begun + clocks) / CLOCKS_US
 
 
 def _resident(form: Form, target: Target) -> int:

@@ -30,9 +30,6 @@ side by side."""
 MOST_ROUNDS: Final = 8
 """Positions of a tile that a thread copies in each plane, at most: it remembers where they are, a register each."""
 
-STREAMS: Final = 4
-"""Schedulers of a multiprocessor, each with an instruction cache of its own."""
-
 UNROLL_NONE: Final = "#pragma unroll 1"
 
 ACTIVATIONS: Final = ("none", "relu", "relu6")
@@ -221,16 +218,15 @@ class _Writer:
         return self.run and _is_run(step.stage)
 
     def _steps(self, at: int) -> list[str]:
-        """Every step's multiply-adds, chapter by chapter, with as many steps as fit on their way."""
+        """Every step's multiply-adds, with as many steps as fit on their way."""
         count = len(self.steps[at])
         under_way = min(self.buffers, count)
         lines = [*self._values(at, 0, under_way), "    AWAIT;", *self._planes(at, 0, under_way)]
-        size = STREAMS if count <= self.buffers else max(1, min(STREAMS, self.buffers // 2))
-        for start in range(0, count, size):
-            stop = min(start + size, count)
-            lines += [f"    WAIT({under_way - stop});", "    __syncthreads();", *self._chapter(at, start, stop)]
+        for index, step in enumerate(self.steps[at]):
+            lines += [f"    WAIT({under_way - index - 1});", "    __syncthreads();"]
+            lines += self._code(step, index % self.buffers * self.floats)
             if under_way < count:
-                first, under_way = under_way, min(count, stop + self.buffers)
+                first, under_way = under_way, under_way + 1
                 lines.append("    __syncthreads();")
                 lines += [*self._values(at, first, under_way), *self._planes(at, first, under_way)]
         return lines
@@ -262,23 +258,6 @@ class _Writer:
                 lines.append(f"    stage_list({base}, x, planes_{at}_{index}, {len(step.stage)});")
             lines.append("    COMMIT;")
         return lines
-
-    def _chapter(self, at: int, start: int, stop: int) -> list[str]:
-        """Multiply-adds of steps that are there together: warps of the four schedulers begin with different ones.
-
-        Straight code that is in no cache comes a line after the other, and each scheduler's misses are its own.
-        """
-        codes = [self._code(self.steps[at][index], index % self.buffers * self.floats) for index in range(start, stop)]
-        count = len(codes)
-        if count < 2 or self.code.splits >= STREAMS:
-            return [line for code in codes for line in code]
-        first = f"threadIdx.x / 32 % {STREAMS} * {count} / {STREAMS}"
-        following = f"step = step + 1 < {count} ? step + 1 : 0"
-        cases = [[f"    case {index}:", *code, "    break;"] for index, code in enumerate(codes)]
-        return [
-            UNROLL_NONE, f"    for (int turn = 0, step = {first}; turn < {count}; turn++, {following})", "    switch (step) {",
-            *(line for case in cases for line in case), "    }",
-        ]  # fmt: skip
 
     def _code(self, step: Step, base: int) -> list[str]:
         """A step's multiply-adds: each split runs its own."""

@@ -322,7 +322,7 @@ def test_the_space_fits_the_device(n, target):
     assert len(set(space)) == len(space) > 4
     for form in forms(problem, target)[:3]:
         source = write(problem, form).source
-        assert source.threads == form.threads <= 512
+        assert source.threads == form.threads <= 1024
         assert source.shared_bytes <= block_bytes(target) - cuda_form.RESERVED_BYTES
         assert form.threads * form.registers <= 65536
     estimates = [ENGINE.estimate_us(problem, knobs, target) for knobs in space]

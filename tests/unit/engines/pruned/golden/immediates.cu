@@ -257,25 +257,19 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     COMMIT;
     stage_list(staged + 40, x, planes_0_1, 1);
     COMMIT;
-    WAIT(0);
+    WAIT(1);
     __syncthreads();
-#pragma unroll 1
-    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
-    switch (step) {
-    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const WORDS x0 = x[0];
     a0_0 = fmaf(x0, 0x0.0p+0f, a0_0);
     }
-    break;
-    case 1:
+    WAIT(0);
+    __syncthreads();
     {
     const WORDS *const x = (const WORDS *)(staged + 40) + lane;
     const WORDS x0 = x[0];
     a0_0 = fmaf(x0, 0x1.6000000000000p+2f, a0_0);
-    }
-    break;
     }
     PLACE(lane);
     { const float sums[] = {a0_0}; store(0, place, sums, bias, residual, y); }
@@ -298,12 +292,8 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     COMMIT;
     stage_list(staged + 40, x, planes_1_1, 2);
     COMMIT;
-    WAIT(0);
+    WAIT(1);
     __syncthreads();
-#pragma unroll 1
-    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
-    switch (step) {
-    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const WORDS x0 = x[0];
@@ -311,16 +301,14 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     const WORDS x6 = x[6];
     a1_0 = fmaf(x6, 0x1.6400000000000p+4f, a1_0);
     }
-    break;
-    case 1:
+    WAIT(0);
+    __syncthreads();
     {
     const WORDS *const x = (const WORDS *)(staged + 40) + lane;
     const WORDS x5 = x[5];
     a0_0 = fmaf(x5, 0x1.a000000000000p+3f, a0_0);
     const WORDS x16 = x[16];
     a1_0 = fmaf(x16, 0x1.9c00000000000p+4f, a1_0);
-    }
-    break;
     }
     PLACE(lane);
     { const float sums[] = {a0_0}; store(1, place, sums, bias, residual, y); }

@@ -260,12 +260,8 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     COMMIT;
     stage_list(staged + 56, x, planes_0_1, 1);
     COMMIT;
-    WAIT(0);
+    WAIT(1);
     __syncthreads();
-#pragma unroll 1
-    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
-    switch (step) {
-    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const float4 *const w = (const float4 *)(staged + 0);
@@ -277,8 +273,8 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     } break;
     }
     }
-    break;
-    case 1:
+    WAIT(0);
+    __syncthreads();
     {
     const WORDS *const x = (const WORDS *)(staged + 56) + lane;
     const float4 *const w = (const float4 *)(staged + 52);
@@ -289,8 +285,6 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
     } break;
     }
-    }
-    break;
     }
     __syncthreads();
     float *const sums = staged + split * 1 * TILE + VECTORS * lane;
@@ -323,12 +317,8 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     COMMIT;
     stage_list(staged + 56, x, planes_1_1, 2);
     COMMIT;
-    WAIT(0);
+    WAIT(1);
     __syncthreads();
-#pragma unroll 1
-    for (int turn = 0, step = threadIdx.x / 32 % 4 * 2 / 4; turn < 2; turn++, step = step + 1 < 2 ? step + 1 : 0)
-    switch (step) {
-    case 0:
     {
     const WORDS *const x = (const WORDS *)(staged + 4) + lane;
     const float4 *const w = (const float4 *)(staged + 0);
@@ -346,8 +336,8 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     } break;
     }
     }
-    break;
-    case 1:
+    WAIT(0);
+    __syncthreads();
     {
     const WORDS *const x = (const WORDS *)(staged + 56) + lane;
     const float4 *const w = (const float4 *)(staged + 52);
@@ -363,8 +353,6 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     a1_0 = fmaf(x12.x, w0.y, a1_0); a1_1 = fmaf(x12.y, w0.y, a1_1);
     } break;
     }
-    }
-    break;
     }
     __syncthreads();
     float *const sums = staged + split * 2 * TILE + VECTORS * lane;

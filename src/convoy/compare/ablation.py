@@ -43,6 +43,9 @@ RIVAL: Final = 0.9
 BUILD_S: Final = 240.0
 """Most seconds to build one setting: ResNet-50 takes 30 to 60 s with a compiler, and with max-autotune some minutes."""
 
+LEAST_BUILD_S: Final = 45.0
+"""Seconds that a build is given although the time is nearly up: most take less, and it was begun in time."""
+
 WORKERS: Final = (0, 1, 2, 4, 8)
 
 PROTOCOL: Final = (
@@ -121,6 +124,8 @@ class Bench:
         memory = limits.memory_bytes or int(available_bytes() * MEMORY_SHARE)
         self.limits = dataclasses.replace(limits, memory_bytes=memory)
         self.facts: dict[str, Any] = {}
+        self.deadline = math.inf
+        """`time.monotonic()` after which a build is not waited for much longer."""
         self._children: dict[bool, ChildSession] = {}
         self._built: dict[Setting, float] = {}
 
@@ -157,7 +162,8 @@ class Bench:
         searching = _searches(setting)
         self.open(searching=searching)
         message = {"do": "build", "name": words_of(setting), "options": sorted(setting)}
-        built = self._ask(searching, message, "built", min(BUILD_S, self.limits.timeout_s))
+        left = max(LEAST_BUILD_S, self.deadline - time.monotonic())
+        built = self._ask(searching, message, "built", min(BUILD_S, self.limits.timeout_s, left))
         if "failed" in built:
             raise ChildFailedError(built["failed"]["status"], built["failed"]["reason"])
         self._built[setting] = built["call_s"]
@@ -258,7 +264,7 @@ class Search:
         self.worth: dict[str, float] = {}
         self.left: list[str] = []
         """What there was no time for."""
-        self._deadline = deadline
+        self._deadline = bench.deadline = deadline
 
     @property
     def done(self) -> bool:
@@ -379,9 +385,16 @@ class Search:
             self._keep(self._timed(row, latency, self.best))
 
     def _conclude(self, candidates: Sequence[Option]) -> None:
-        defaults, best = self.bench.time(DEFAULTS, self.best) if self.best else self.bench.time(DEFAULTS) * 2
+        self.bench.deadline = math.inf  # what was found out is worth its last seconds
+        row = self._row("best", "best", option="the best setting")
+        try:
+            defaults, best = self.bench.time(DEFAULTS, self.best) if self.best else self.bench.time(DEFAULTS) * 2
+        except ChildFailedError as error:
+            detail = {**row.detail, "left": [*self.left, "the best setting"]}
+            self._keep(dataclasses.replace(row, status=error.status, reason=error.reason, detail=detail))
+            return
         gain = defaults.p50 / best.p50
-        row = self._timed(self._row("best", "best", option="the best setting"), best, self.best)
+        row = self._timed(row, best, self.best)
         names = [option for option in OPTIONS if option in self.best]
         text = advice(gain, sorted(names, key=lambda name: -self.worth.get(name, 1.0)), [o.id for o in candidates])
         text += f"; no time was left for {', '.join(self.left)}" if self.left else ""
@@ -406,7 +419,8 @@ class Search:
         except ChildFailedError as error:
             self.bench.open()
             row = dataclasses.replace(row, status=error.status, reason=error.reason)
-            self._keep(row)
+            if not (error.status == "timeout" and self._late(option)):  # that only the time was up is nobody's failure
+                self._keep(row)
             return row
         before, after = found[-2], found[-1]
         row = self._timed(row, after, settings[-1])

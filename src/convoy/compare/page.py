@@ -213,7 +213,7 @@ def _options(run: Run) -> tuple[list[Card], list[Section]]:
     cards: list[Card] = []
     sections: list[Section] = []
     for rows in questions(run.rows):
-        summary = next((row for row in rows if row.detail.get("role") == "best"), None)
+        summary = next((row for row in rows if row.detail.get("role") == "best" and row.ok), None)
         if summary is not None:
             cards.append(Card(f"{summary.detail['gain']:.2f}x", f"{rows[0].label()}: from options alone", good=True))
         advice = (str(summary.detail["advice"]),) if summary is not None else ()

@@ -1,4 +1,4 @@
-"""On a GPU: frameworks are built side by side and timed in turn, with energy and the memory of their graphs; options are tried."""
+"""On a GPU: frameworks are built side by side and timed in turn, with energy and their graphs' memory; options are tried."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from convoy.compare.ablation import DEFAULTS, Bench, Search, Setting, advice, gains
 from convoy.compare.case import Case
 from convoy.compare.comparison import Limits
+from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Figure, Run, read
 from convoy.compare.session import ChildFailedError
 from convoy.compare.torch_options import OPTIONS, added, choose, words_of
@@ -173,6 +174,32 @@ def test_what_there_was_no_time_for_is_named_and_the_next_run_goes_on(tmp_path: 
     again = searched(Machine(interacting), path, run=read(path))
     assert again.done
     assert again.best == whole.best
+
+
+def test_a_build_that_only_the_time_ended_is_no_row_and_a_best_setting_that_fails_is_one(tmp_path: Path) -> None:
+    clock = iter([0.0] + [10.0] * 1000)
+    slow = Machine(interacting, faults={"bf16": "timeout"})
+    late = Search(Run("options", {}), tmp_path / "a.json", slow, "bf16", lambda *_: None, 5.0)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("convoy.compare.ablation.time.monotonic", lambda: next(clock))
+        late.search()
+    assert {row.provider for row in late.run.rows} == {"defaults", "best"}
+    assert late.left
+    assert slow.deadline == float("inf")
+    broken = Machine(interacting)
+    search = Search(Run("options", {}), tmp_path / "b.json", broken, "compile", lambda *_: None)  # type: ignore[arg-type]
+    conclude = search._conclude
+
+    def fail(candidates: Any) -> None:
+        broken.faults["compile"] = "crashed"
+        conclude(candidates)
+
+    search._conclude = fail  # type: ignore[method-assign]
+    search.search()
+    (best,) = [row for row in search.run.rows if row.provider == "best"]
+    assert best.status == "crashed"
+    assert not search.done
+    assert sheet_of([search.run]).sections
 
 
 class Child:

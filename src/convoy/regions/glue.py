@@ -11,7 +11,8 @@ A node that an engine has a kernel for (`BY_THEMSELVES`) is a group of its own, 
 further variant.
 
 Nodes are grouped by depth, the number of layers on the longest way to them (`LAYERS`, and nodes that draw random numbers),
-and connected ones of one depth make a group. (Layers that no glue comes before are not counted: they are in nobody's way.)
+and connected ones of one depth make a group. (Layers that no glue comes before are not counted: they are in nobody's way.) A cast
+that its only reader's kernel can do has that reader's depth.
 A group is convex: depth never falls along a way, so a way from one of its nodes to another runs at one depth; a layer on it
 would have raised the depth, so it runs through glue of that depth, which is connected to both ends and therefore in the
 group. The same holds of what is left when epilogues take some nodes: those count as layers do.
@@ -58,8 +59,7 @@ def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> l
 def _with_cast(graph: Graph, node: Node) -> tuple[str, ...]:
     """A node with the casts that widen what it reads, for it alone: its kernel reads them as they are."""
     makers = [graph.node(name) for name in dict.fromkeys(_makers(graph, node))]
-    casts = [one.name for one in makers if is_cast(one) and len(graph.users(one.outputs[0])) == 1]
-    return (*casts, node.name)
+    return (*(one.name for one in makers if _late_reader(graph, one) == node.name), node.name)
 
 
 def groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> list[tuple[str, ...]]:
@@ -100,7 +100,17 @@ def depths(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> di
             behind.add(node.name)
         before = max((found[maker] for maker in makers), default=0)
         found[node.name] = before + (is_barrier and node.name in behind)
+    for node in nodes:
+        late = _late_reader(graph, node)
+        if late in found and node.name not in barriers:
+            found[node.name] = found[late]
     return found
+
+
+def _late_reader(graph: Graph, node: Node) -> str:
+    """The one node that reads a cast, where a kernel of that node's own does the cast too: both are of one depth."""
+    users = graph.users(node.outputs[0]) if is_cast(node) else ()
+    return users[0].name if len(users) == 1 and users[0].op in BY_THEMSELVES else ""
 
 
 def _makers(graph: Graph, node: Node) -> Iterator[str]:

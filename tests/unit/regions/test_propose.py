@@ -284,6 +284,25 @@ return %t, %s
     assert found == ["glue(j+p+t+s)", "glue(t+s)", "glue(j+p)"]
 
 
+def test_indices_cross_from_pass_to_pass_as_they_are_kept():
+    """The cast that widens them belongs to the pass that reads them, a layer later."""
+    text = """\
+input %x: fp32[1,4,8,8]
+constant %w: fp32[4,4,1,1]
+%r: fp32[1,4,8,8] = aten.relu.default(%x)
+%v: fp32[1,4,4,4], %i: i64[1,4,4,4] = aten.max_pool2d_with_indices.default(%r, (2, 2), (2, 2))
+%n: i16[1,4,4,4] = aten._to_copy.default(%i, dtype=dtype.i16)
+%j: i64[1,4,4,4] = aten._to_copy.default(%n, dtype=dtype.i64)
+%y: fp32[1,4,4,4] = conv2d(%v, %w, None, (1, 1), (0, 0), (1, 1), 1)
+%p: fp32[1,4,8,8] = aten.max_pool2d_with_indices_backward.default(%y, %r, (2, 2), (2, 2), (0, 0), (1, 1), False, %j)
+%t: fp32[1,4,8,8] = aten.threshold_backward.default(%p, %r, 0)
+return %t
+"""
+    found = proposed(text)
+    assert [region for region in found if region.startswith("glue")] == ["glue(r+v+n)", "glue(j+p+t)", "glue(j+p)"]
+    assert set(found["glue(r+v+n)"].results) == {"r", "v", "n"}
+
+
 def test_random_numbers_are_drawn_in_the_callers_memory_format_alone():
     text = "input %x: fp32[1,4,8,8]\n%d: fp32[1,4,8,8], _ = aten.native_dropout.default(%x, 0.5, True)\nreturn %d\n"
     found = proposed(text, ("nhwc", "nchw"))

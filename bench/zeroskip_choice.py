@@ -1,10 +1,10 @@
 """How often is an engine that skips zeros chosen where a dense one is faster? Question `zeroskip`, metric `wrong_share`.
 
-What the tuner does for layers of GoogLeNet and ResNet-50: engines that skip are timed at levels of what they leave out, zeros in
-random places, and offered where they are faster than the best dense engine by the margin (`convoy.engines.zeros`). Then both are
-timed on inputs that the tuner has not seen: other values, shares between the levels, other arrangements, or with --data what the
-layers of trained nets read for images beyond the one that was tuned with. A choice is wrong where it is slower than the dense
-engine by over 3 %.
+What the tuner does for layers of GoogLeNet, ResNet-50 and VGG-19: engines that skip are timed at levels of what they leave
+out, zeros in random places, and offered where they are faster than the best dense engine by the margin (`convoy.engines.zeros`).
+Then both are timed on inputs that the tuner has not seen: other values, shares between the levels, other arrangements, or with
+--data what the layers of trained nets read for images beyond the one that was tuned with. A choice is wrong where it is slower
+than the dense engine by over 3 %.
 
     python bench/zeroskip_choice.py [--device cuda|cpu] [--batch 1] [--layers 12] [--keep 4] [--seconds S] [--folder DIR]
                                     [--data FOLDER --nets resnet20_cifar10 ...] [--all]
@@ -30,11 +30,11 @@ from zeroskip import Case, Timed, best, candidates, case_of, laid, right_and_tim
 
 from convoy.engines.base import Executable
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.engines.zeros import KINDS, MARGIN, Levels, Shares
+from convoy.engines.zeros import KINDS, MARGIN, Levels, Shares, expecting
 from convoy.measurement.data import make_data, with_zeros
 from convoy.measurement.detect import detect_target
 from convoy.measurement.zeros import image_shares
-from convoy.problem import ConvProblem
+from convoy.problem import ConvProblem, Knobs
 from convoy.target import Target
 
 HELD_OUT = (("channels", 0), ("channels", 4), ("channels", 14), ("channels", 27), ("channels", 55), ("channels", 97),
@@ -42,7 +42,7 @@ HELD_OUT = (("channels", 0), ("channels", 4), ("channels", 14), ("channels", 27)
 """How zeros lie, and percent."""
 
 WRONG = 1.03
-NETS = ("googlenet", "resnet50")
+NETS = ("googlenet", "resnet50", "vgg19")
 HELD_OUT_IMAGE = 5
 Found = tuple[str, Executable, float]
 """A config's name, the executable, microseconds."""
@@ -78,10 +78,27 @@ class Tuner:
             device = self.target.device
             data = with_zeros(make_data(problem, 1, "normal", device), percent, 2, kind)  # type: ignore[arg-type]
             case = Case.of(problem, percent, kind, data)
-            won = best(case, self.target, candidates(case, self.target, ids, self.keep))
+            won = best(case, self.target, self._built(case, ids, kind, percent))
             timed = right_and_timed(won[0], won[1], case, self.target) if won else None
             self._known[key] = (*won, statistics.median(timed.us() for _ in range(9))) if won and timed else None
         return self._known[key]
+
+    def _built(
+        self, case: Case, ids: Sequence[str], kind: str, percent: int
+    ) -> Iterator[tuple[str, Knobs, Executable]]:
+        """Configs; of an engine that skips zeros its cost model's favourites for that share, as in the search."""
+        for engine_id in ids:
+            engine = load_engine(engine_id, zeroskip.EXTRA)
+            if not engine.skips_zeros:
+                yield from candidates(case, self.target, [engine_id], self.keep)
+            elif engine.supports(case.problem, self.target):
+                space = engine.space(case.problem, self.target)
+                guesses = {
+                    knobs: engine.estimate_us(case.problem, expecting(knobs, percent, kind), self.target) or 0.0
+                    for knobs in space
+                }
+                for knobs in dict.fromkeys((space[0], *sorted(space, key=guesses.__getitem__)[: self.keep])):
+                    yield engine_id, knobs, engine.build(case.problem, knobs, self.target)
 
     def choose(self, problem: ConvProblem, shares: Shares) -> tuple[Found | None, Found | None]:
         """The best dense engine, and what skips where it is offered and faster."""
@@ -104,11 +121,10 @@ def in_turn(first: Timed, second: Timed, rounds: int = 15) -> tuple[float, float
 
 
 def layers(count: int, batch: int) -> list[ConvProblem]:
-    """So many distinct convolutions of the nets, spread evenly, with enough channels to skip some."""
+    """So many distinct convolutions of the nets, spread evenly over their products, with enough channels to skip some."""
     every = [p for name in NETS for p in zeroskip.net_layers(name) if p.c >= 32]
-    problems = list(dict.fromkeys(laid(p, batch, "fp32", "strict") for p in every))
-    step = max(1, len(problems) // count)
-    return problems[::step][:count]
+    problems = sorted(dict.fromkeys(laid(p, batch, "fp32", "strict") for p in every), key=lambda p: (-p.flops, p.key))
+    return problems[:: max(1, len(problems) // count)][:count]
 
 
 def real(folder: Path, name: str, batch: int, device: str) -> Iterator[tuple[Shares, Case]]:

@@ -13,13 +13,12 @@ from convoy.errors import CompileError
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.data import Data, with_zeros
 from convoy.measurement.detect import detect_target
-from convoy.pipeline import optimize_model
-from convoy.pipeline.stages import capture_net
-from convoy.problem import ConvProblem, Epilogue, Pool
-from convoy.program.bind import bind
+from convoy.plan.plan import Step
+from convoy.problem import ConvProblem, Epilogue, Pool, TensorSpec
+from convoy.program.bind import Bound, BoundStep, mark_frees
 from convoy.program.eager import EagerProgram
+from convoy.program.marks import link_marks
 from convoy.regions import propose
-from convoy.settings import Settings
 
 pytestmark = pytest.mark.gpu
 
@@ -214,48 +213,56 @@ def test_live_channels_of_each_image_and_no_others_weights(shape, dead, target):
             assert torch.allclose(y.double(), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())), f"[{knobs}]"
 
 
-class Chain(torch.nn.Module):
-    """Four convolutions with ReLU; most channels between them die."""
+def chain(engine, n, size, target):
+    """Four convolutions with ReLU, bound to slots one behind the other; most channels between them die."""
+    torch.manual_seed(0)
+    steps, layers = [], []
+    for at, (c, k) in enumerate(((64, 128), (128, 128), (128, 96), (96, 64))):
+        problem = typed(ConvProblem(n, c, size, size, k, 3, 3, 1, 1, epilogue=RELU), "fp32", "strict", None)
+        weight, bias = torch.randn(k, c, 3, 3, device="cuda") / (9 * c) ** 0.5, torch.randn(k, device="cuda")
+        bias[torch.randperm(k)[: k * 3 // 4]] = -9.0
+        executable = engine.build(problem, engine.space(problem, target)[0], target)
+        made = Step("region", "conv", ("n",), ("a",), ("r",), problem.key, engine.config(), "nhwc")
+        packed = executable.pack((weight, bias))
+        steps.append(BoundStep(made, executable, packed, (at,), (at + 1,), (problem.y_spec,)))
+        layers.append((weight.double(), bias.double()))
+    return steps, layers
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        sizes = ((64, 128), (128, 128), (128, 96), (96, 64))
-        self.convs = torch.nn.ModuleList(torch.nn.Conv2d(c, k, 3, padding=1) for c, k in sizes)
-        for conv in self.convs[:-1]:
-            conv.bias.data[torch.randperm(len(conv.bias))[: len(conv.bias) * 3 // 4]] = -9.0
 
-    def forward(self, x):
-        for conv in self.convs:
-            x = F.relu(conv(x))
-        return x
+def program_of(steps, names, spec):
+    mark_frees(steps, [len(steps)])
+    size = max(step.executable.workspace_bytes for step in steps)
+    return EagerProgram(Bound(steps, names, [(spec, "nhwc")], [len(steps)], size, 0), torch.device("cuda"))
 
 
-@pytest.mark.parametrize("engine", ["zeroskip.channels", "triton.split_fp32"])
+@pytest.mark.parametrize("name", ["zeroskip.channels", "triton.split_fp32"])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("size", [14, 40])
-def test_what_producers_mark_replaces_the_look_of_readers(n, size, engine, target, tmp_path):
-    """In a captured program, for inputs that it was not tuned with too."""
-    net = Chain().cuda().eval().to(memory_format=torch.channels_last)
+def test_what_producers_mark_replaces_the_look_of_readers(n, size, name, target):
+    """The same bits as from readers that look, eagerly and in a captured graph, on inputs with other zeros."""
+    steps, layers = chain(load_engine(name), n, size, target)
+    names = [f"v{index}" for index in range(5)]
     x = torch.randn(n, 64, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
-    settings = Settings(
-        numerics="strict", db=tmp_path / "perf.db", only_engines=(engine,), solver="single", layout="nhwc"
-    )
-    result = optimize_model(net, (x,), name="chain", settings=settings)
-    captured = capture_inference(net, (x,))
-    net_ = capture_net("chain", net, (x,), {}, settings, target)
-    bound = bind(result.plan, captured, net_.regions_by_nodes, target)
-    marked = [step for step in bound.steps if len(step.results) > 1]
-    assert len(marked) == 3, [str(step.step.config) for step in bound.steps]
-    program = EagerProgram(bound, torch.device("cuda"))
-    with torch.no_grad():
-        for scale in (1.0, 0.0, -3.0, 1e4):
-            given = x * scale
-            wanted = net.double()(given.double())
-            net.float()
-            (found,) = program([given])
-            assert torch.allclose(found.double(), wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max())))
-            assert torch.equal(result.program(given), found)
+    spec = TensorSpec(tuple(x.shape), "fp32")
+    looking = program_of([replace(step) for step in steps], list(names), spec)
+    assert link_marks(steps, names) == 3
+    told = program_of(steps, names, spec)
+    given = x.clone(memory_format=torch.preserve_format)
+    told([given])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (replayed,) = told([given])
+    for scale in (1.0, 0.0, -3.0, 1e4):
+        given.copy_(x * scale)
+        wanted = given.double()
+        for weight, bias in layers:
+            wanted = F.relu(F.conv2d(wanted, weight, bias, padding=1))
+        (found,), (plain,) = told([given]), looking([given])
+        graph.replay()
+        assert torch.equal(found, plain)
+        assert torch.equal(found, replayed)
+        assert torch.allclose(found.double(), wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max())))
 
 
 def test_pooled_halves_have_nan_and_infinity_where_pytorch_has_them(target):

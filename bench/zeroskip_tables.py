@@ -78,7 +78,8 @@ def gains(found: Mapping[Case, Times]) -> Iterator[list[str]]:
     def chosen(pooled: bool, batch: int, dtype: str) -> list[Times]:
         layers = zip(VGG19, VGG19_ZEROS, strict=True)  # two are alike
         cases = [Case(layer, batch, dtype, pooled, "random", zeros) for layer, zeros in layers]
-        return [found[case] for case in cases if case in found]
+        # Of the convolutions two are alike; a pooling follows one of them.
+        return [found[case] for case in (dict.fromkeys(cases) if pooled else cases) if case in found]
 
     layers = "VGG-19, strict fp32, batch 1"
     yield from gain_line(f"{layers}: the convolutions", chosen(False, 1, "fp32"), ["convoy.dense"], "cudnn.best")

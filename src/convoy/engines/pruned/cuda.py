@@ -97,6 +97,7 @@ class PrunedConvolution(Executable):
         last = problem.weight_spec.elements  # a zero is put behind the weight
         held = np.append(written.places, last)[packed] if len(packed) else np.full(1, last)
         self._places = torch.from_numpy(held)
+        self._aligned = source.aligned
         self._bytes = form.vectors * ELEMENT[problem.x_dtype][1]
         self._dependent = target.capability >= 90
         self._blocks, self._threads = source.blocks, source.threads
@@ -123,6 +124,10 @@ class PrunedConvolution(Executable):
         if y.data_ptr() % self._bytes:
             raise LaunchError(
                 f"{PrunedCuda.id}: y lies at {y.data_ptr():#x}, and is written {self._bytes} bytes at once"
+            )
+        if x.data_ptr() % self._aligned:
+            raise LaunchError(
+                f"{PrunedCuda.id}: x lies at {x.data_ptr():#x}, and is read {self._aligned} bytes at once"
             )
         arguments = (
             pointer(x), pointer(values), pointer(bias[0] if epilogue.bias else None),

@@ -29,6 +29,9 @@ With 48 besides 32 sums ptxas spilled, with 48 besides 16 it did not."""
 
 FEW_SUMS: Final = 16
 
+FOUR: Final = 4
+"""Floats of the widest copy."""
+
 VECTORS: Final = (1, 2, 4)
 """Pixels of a thread that there are words for."""
 
@@ -99,10 +102,19 @@ def block_bytes(target: Target) -> int:
 
 
 def template(problem: ConvProblem, form: Form) -> Layout:
-    """The template of a form: one block that holds the whole batch."""
+    """The template of a form: one block with the whole batch, fit for copies of four floats where that takes no more tiles."""
     assert problem.mask is not None
     taps, channels = _reads(problem.mask, problem.groups)
-    return lay_out(problem, taps, channels, tile=form.tile, images=problem.n, rows=problem.p, align=form.vectors)
+
+    def laid(align: int, slack: int) -> Layout:
+        whole = {"tile": form.tile, "images": problem.n, "rows": problem.p}
+        return lay_out(problem, taps, channels, **whole, align=align, slack=slack)
+
+    plain = laid(form.vectors, 0)
+    if problem.x_dtype != "fp32" or problem.stride_w != 1 or problem.w % FOUR:
+        return plain
+    fours = laid(FOUR, FOUR - 1)
+    return fours if fours.positions == plain.positions else plain
 
 
 @lru_cache(maxsize=64)

@@ -27,6 +27,9 @@ UNIT_FMAS: Final = 4000
 """Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each, and units are compiled
 side by side."""
 
+FOUR: Final = 4
+"""Floats of the widest copy."""
+
 MOST_ROUNDS: Final = 8
 """Positions of a tile that a thread copies in each plane, at most: it remembers where they are, a register each."""
 
@@ -54,6 +57,7 @@ class Source:
         blocks: tiles times groups; tiles of one group are neighbours.
         threads: of a block.
         shared_bytes: dynamic shared memory of a block.
+        aligned: what the input's address is a multiple of, in bytes.
         packed: for each packed float the value that it is, or -1: padding; empty where values are immediates.
     """
 
@@ -63,6 +67,7 @@ class Source:
     blocks: int
     threads: int
     shared_bytes: int
+    aligned: int
     packed: tuple[int, ...]
 
 
@@ -103,7 +108,7 @@ def emit(
     packed = [[*range(step.first, step.after), *[-1] * (step.floats - step.after + step.first)] for step in held]
     return Source(
         f"{head}\n", tuple(bodies), "convolve", writer.tiles * len(kernel.groups), writer.threads, writer.shared_bytes,
-        tuple(place for step in packed for place in step),
+        4 * FOUR if writer.fours else 1, tuple(place for step in packed for place in step),
     )  # fmt: skip
 
 
@@ -137,10 +142,17 @@ class _Writer:
         self.tiles = kernel.positions // kernel.tile
         self.threads = kernel.lanes * kernel.splits
         self.planes = max((len(step.stage) for group in found for step in group), default=0)
-        self.along = along(kernel.span, max(self.planes, 1), self.threads)
-        self.rounds = -(-kernel.span // self.along)
+        shift = fours(layout, kernel.tile)
+        copied = kernel.span if shift is None else kernel.span // FOUR
+        self.along = along(copied, max(self.planes, 1), self.threads)
+        self.rounds = -(-copied // self.along)
         # Neighbouring planes are copied without a table, by a thread that knows where its positions are.
-        self.run = len(layout.phases) <= 1 and _is_run(layout.channels) and self.rounds <= MOST_ROUNDS
+        stages = [step.stage for group in found for step in group]
+        self.run = (
+            len(layout.phases) <= 1 and all(map(_is_run, (layout.channels, *stages))) and self.rounds <= MOST_ROUNDS
+        )
+        self.fours = self.run and shift is not None
+        self.shift = shift if self.fours and shift is not None else 0
         sums = max(len(group.filters) for group in kernel.groups) * kernel.tile * kernel.splits
         self.shared_bytes = 4 * max(self.buffers * self.floats, sums if kernel.splits > 1 else 0)
 
@@ -155,17 +167,18 @@ class _Writer:
             "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "PHASES": len(phases), "LANES": kernel.lanes,
             "VECTORS": kernel.vectors, "SPLITS": kernel.splits, "TILE": kernel.tile, "SPAN": kernel.span,
             "TILES": self.tiles, "THREADS": self.threads, "ALONG": self.along, "ROUNDS": self.rounds,
+            "SHIFT": self.shift,
         }  # fmt: skip
         flags = {
             "BIAS": int(bias), "RESIDUAL": int(residual), "RELU": int(activation != "none"),
-            "RELU6": int(activation == "relu6"), "HALF": int(element != "float"), "RUN": int(self.run),
+            "RELU6": int(activation == "relu6"), "HALF": int(element != "float"), "RUN": int(self.run), "FOURS": int(self.fours),
             "WIDE_STORES": int(element == "float" and kernel.vectors > 1 and problem.q % kernel.vectors == 0
                                and layout.pitch % kernel.vectors == 0),
         }  # fmt: skip
-        where = dict.fromkeys(("ROW", "COLUMN", "FIRST", "AFTER", "CHANNEL"), 0)
+        where = dict.fromkeys(("ROW", "COLUMN", "CHANNEL"), 0)
         if self.run:
             first = layout.channels[0] if layout.channels else 0
-            where = dict(zip(where, (*phases[0], first), strict=True))
+            where = dict(zip(where, (*phases[0][:2], first), strict=True))
         table = ", ".join(f"{{{', '.join(map(str, phase))}}}" for phase in phases)
         return "\n".join([
             defines(sizes | flags | where) + f"typedef {element} element;",
@@ -208,14 +221,10 @@ class _Writer:
             table = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in rows)
             lines.append(f"static __constant__ int steps_{at}[][4] = {{{table}}};")
         for index, step in enumerate(self.steps[at]):
-            if not self._is_neighbours(step):
+            if not self.run:
                 planes = ", ".join(map(str, step.stage))
                 lines.append(f"static __constant__ int planes_{at}_{index}[] = {{{planes}}};")
         return lines
-
-    def _is_neighbours(self, step: Step) -> bool:
-        """Whether a step's planes are copied without a table."""
-        return self.run and _is_run(step.stage)
 
     def _steps(self, at: int) -> list[str]:
         """Every step's multiply-adds, with as many steps as fit on their way."""
@@ -243,7 +252,7 @@ class _Writer:
     def _planes(self, at: int, start: int, stop: int) -> list[str]:
         """Copies of some steps' planes, each waited for by itself."""
         found = self.steps[at][start:stop]
-        if found and all(self._is_neighbours(step) for step in found):
+        if self.run and found:
             base = f"staged + i % {self.buffers} * {self.floats} + steps_{at}[i][1]"
             return [
                 UNROLL_NONE, f"    for (int i = {start}; i < {stop}; i++) {{",
@@ -252,11 +261,7 @@ class _Writer:
         lines: list[str] = []
         for index, step in enumerate(found, start):
             base = f"staged + {index % self.buffers * self.floats + step.floats}"
-            if self._is_neighbours(step):
-                lines.append(f"    stage_run({base}, x, {step.stage[0]}, {len(step.stage)}, source);")
-            else:
-                lines.append(f"    stage_list({base}, x, planes_{at}_{index}, {len(step.stage)});")
-            lines.append("    COMMIT;")
+            lines += [f"    stage_list({base}, x, planes_{at}_{index}, {len(step.stage)});", "    COMMIT;"]
         return lines
 
     def _code(self, step: Step, base: int) -> list[str]:
@@ -284,7 +289,7 @@ class _Writer:
         weights: set[int] = set()
         lines: list[str] = []
         for load in piece.loads:
-            needed = [load.offset + v for v in range(vectors)]
+            needed = [load.offset + self.shift + v for v in range(vectors)]
             for word in dict.fromkeys(place // vectors for place in needed):
                 if word not in inputs:
                     inputs.add(word)
@@ -331,6 +336,22 @@ class _Writer:
             f"    for (int total = split; total < {count}; total += SPLITS)",
             f"        add_splits({filters}, staged + total * TILE + VECTORS * lane, {count} * TILE, place, bias, residual, y);",
         ]  # fmt: skip
+
+
+def fours(layout: Layout, tile: int) -> int | None:
+    """Floats by which a tile's part of a plane is moved, so that four can be copied at once; None where they cannot.
+
+    Four neighbours are then of one row of the image, or all outside of it.
+    """
+    problem = layout.problem
+    if problem.x_dtype != "fp32" or problem.stride_w != 1 or len(layout.phases) != 1:
+        return None
+    if problem.w % FOUR or layout.pitch % FOUR or tile % FOUR or layout.slack < FOUR - 1:
+        return None
+    padding = problem.pad_w - layout.phases[0].column
+    shift = -padding % FOUR
+    # Where four cross into the next row, what they have of this one must be behind its image.
+    return shift if not shift or layout.pitch >= problem.w + padding + shift else None
 
 
 def along(span: int, planes: int, threads: int) -> int:

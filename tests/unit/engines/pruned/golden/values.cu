@@ -21,17 +21,17 @@
 #define THREADS 16
 #define ALONG 16
 #define ROUNDS 2
+#define SHIFT 0
 #define BIAS 1
 #define RESIDUAL 1
 #define RELU 1
 #define RELU6 1
 #define HALF 0
 #define RUN 0
+#define FOURS 0
 #define WIDE_STORES 1
 #define ROW 0
 #define COLUMN 0
-#define FIRST 0
-#define AFTER 0
 #define CHANNEL 0
 typedef float element;
 static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
@@ -66,6 +66,9 @@ static __device__ __forceinline__ element narrow(float v)
 #define COPY4(to, from, inside) \
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" \
                  :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((inside) ? 4 : 0) : "memory")
+#define COPY16_INSIDE(to, from, inside) \
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" \
+                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((inside) ? 16 : 0) : "memory")
 #define COPY16(to, from) \
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" \
                  :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
@@ -100,6 +103,14 @@ typedef float WORDS;
 #endif
 
 #if RUN
+#if FOURS /* rows begin at multiples of four floats in memory and, SHIFT floats on, in shared memory: four are copied at once */
+#define FLOATS 4
+#define COPY_RUN COPY16_INSIDE
+#else
+#define FLOATS 1
+#define COPY_RUN COPY
+#endif
+
 /* Where a thread's positions of a tile are in a channel's image; -1: outside of it. */
 struct sources { int at[ROUNDS]; };
 static __device__ __forceinline__ sources sources_of()
@@ -107,10 +118,10 @@ static __device__ __forceinline__ sources sources_of()
     sources found;
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
-        const int at = BASE + threadIdx.x % ALONG + round * ALONG, line = at / PITCH, column = at % PITCH;
+        const int at = BASE + FLOATS * ((int)threadIdx.x % ALONG + round * ALONG) - SHIFT, line = at / PITCH, column = at % PITCH;
         const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
         const int h = (line - image * IMAGE_ROWS) * STRIDE_H + ROW - PAD_H, w = column * STRIDE_W + COLUMN - PAD_W;
-        const bool inside = h >= 0 && h < H && column >= FIRST && column < AFTER;
+        const bool inside = at >= 0 && h >= 0 && h < H && w >= 0 && w < W;
         found.at[round] = inside ? image * (C * H * W) + h * W + w : -1;
     }
     return found;
@@ -122,13 +133,14 @@ static __device__ __forceinline__ void stage_run(
 {
     const int start = threadIdx.x % ALONG;
     const element *from = x + (first + CHANNEL + threadIdx.x / ALONG) * (H * W);
-    to += threadIdx.x / ALONG * SPAN + start;
+    to += threadIdx.x / ALONG * SPAN + FLOATS * start;
 #pragma unroll 1
     for (int plane = threadIdx.x / ALONG; plane < planes; plane += THREADS / ALONG) {
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++)
-            if ((round + 1) * ALONG <= SPAN || start < SPAN - round * ALONG)
-                COPY(to + round * ALONG, from + (source.at[round] < 0 ? 0 : source.at[round]), source.at[round] >= 0);
+            if ((round + 1) * ALONG <= SPAN / FLOATS || start < SPAN / FLOATS - round * ALONG)
+                COPY_RUN(to + FLOATS * round * ALONG, from + (source.at[round] < 0 ? 0 : source.at[round]),
+                         source.at[round] >= 0);
         from += THREADS / ALONG * (H * W);
         to += THREADS / ALONG * SPAN;
     }

@@ -60,6 +60,7 @@ WAITING: Final[dict[str, str]] = {
     "padded": "convoy.engines.padded",
     "batches": "convoy.engines.batches",
     "cuda.depthwise": "convoy.engines.cuda.depthwise",
+    "triton.batch_norm": "convoy.engines.triton.batch_norm",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
@@ -90,6 +91,9 @@ SLICING: Final = frozenset(
 
 MERGING: Final = "triton.merged"
 """Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""
+
+NORMS: Final = "triton.batch_norm"
+"""Takes a batch norm with what stands beside it: such regions are proposed on a GPU where it is among the engines."""
 
 FRUGAL: Final = frozenset({"batches"})
 """Engines that save memory and never time: they compete where there is a memory budget."""

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
-from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, engine_ids
+from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, NORMS, engine_ids
 from convoy.engines.zeros import Shares
 from convoy.errors import InputError, PlanError, SelectionError
 from convoy.graph.text import digest
@@ -143,9 +143,14 @@ def make_net(
     given = dict.fromkeys(border.values())  # what comes or is wanted in a format needs no leave to have it
     quick = target.device == "cuda" and (settings.layout, settings.effort) == QUICK_LOOK
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
-    merges = target.device == "cuda" and MERGING in engine_ids(settings.engines)
+    engines = engine_ids(settings.engines) if target.device == "cuda" else []
     regions = propose(
-        graph, layouts=layouts, numerics=str(settings.numerics), masks=weight_masks(captured), merges=merges
+        graph,
+        layouts=layouts,
+        numerics=str(settings.numerics),
+        masks=weight_masks(captured),
+        merges=MERGING in engines,
+        norms=NORMS in engines,
     )
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))

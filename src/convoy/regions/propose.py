@@ -14,6 +14,7 @@ from convoy.regions.gradient import gradient_regions
 from convoy.regions.linear import linear_region
 from convoy.regions.mask import with_mask
 from convoy.regions.merge import merge_regions
+from convoy.regions.norm import norm_regions
 from convoy.regions.op import op_region
 from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
@@ -26,6 +27,7 @@ def propose(
     numerics: str,
     masks: Mapping[str, WeightMask] | None = None,
     merges: bool = False,
+    norms: bool = False,
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
 
@@ -38,6 +40,7 @@ def propose(
         numerics: the rounding that the user allows; part of every layer's problem.
         masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
         merges: whether to offer parallel convolutions as one, for which there is an engine of its own.
+        norms: whether to offer each batch norm of a training step with what stands beside it, likewise.
     """
     found: list[Region] = []
     epilogues: set[str] = set()
@@ -62,4 +65,7 @@ def propose(
     found = [with_mask(region, masks or {}) for region in found]
     if merges:
         found += merge_regions(graph, layouts)
-    return [*found, *glue_regions(graph, epilogues, layouts), *cast_regions(graph, layouts)]
+    glue = glue_regions(graph, epilogues, layouts)
+    grouped = {region.nodes for region in glue}
+    alone = [region for region in norm_regions(graph, layouts) if region.nodes not in grouped] if norms else []
+    return [*found, *glue, *alone, *cast_regions(graph, layouts)]

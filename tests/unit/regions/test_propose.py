@@ -309,3 +309,37 @@ def test_random_numbers_are_drawn_in_the_callers_memory_format_alone():
     assert [problem.layout for problem in found["draw(d)"].problems] == ["nhwc"]
     flat = proposed(text.replace("1,4,8,8", "4,8"), ("nhwc", "nchw"))
     assert [problem.layout for problem in flat["draw(d)"].problems] == ["any"]
+
+
+NORM = """\
+input %x: fp32[2,4,8,8]
+input %r: fp32[2,4,8,8]
+input %p0: fp32[4]
+input %p1: fp32[4]
+input %p2: fp32[4]
+input %p3: fp32[4]
+%y: fp32[2,4,8,8], %m: fp32[4], %s: fp32[4], _, _ = aten._native_batch_norm_legit_functional.default\
+(%x, %p0, %p1, %p2, %p3, True, 0.1, 1e-05)
+%a: fp32[2,4,8,8] = aten.add.Tensor(%y, %r)
+%z: fp32[2,4,8,8] = aten.relu.default(%a)
+%t: fp32[2,4,8,8] = aten.add.Tensor(%z, %r)
+%k: fp32[2,4,8,8] = aten.threshold_backward.default(%t, %z, 0)
+%dx: fp32[2,4,8,8], %dw: fp32[4], %db: fp32[4] = aten.native_batch_norm_backward.default\
+(%k, %x, %p0, %p2, %p3, %m, %s, True, 1e-05, (True, True, True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        ("%k, %dx, %dw, %db", ["norm(y+a)", "norm(y+a+z)", "norm(k+dx)", "norm(t+k+dx)"]),
+        ("%y, %dx, %dw, %db", ["norm(k+dx)", "norm(t+k+dx)"]),
+        ("%a, %t, %dx, %dw, %db", ["norm(y+a)", "norm(k+dx)"]),
+    ],
+    ids=["the mask's result is read too", "the norm's is", "the sums are"],
+)
+def test_batch_norms_are_offered_with_what_stands_beside_them(returned, wanted):
+    graph = parse_graph(f"graph 1\n{NORM}return {returned}\n")
+    found = propose(graph, layouts=LAYOUTS, numerics="strict", norms=True)
+    assert [region.id for region in found if region.pattern == "norm"] == wanted
+    assert not any(region.pattern == "norm" for region in propose(graph, layouts=LAYOUTS, numerics="strict"))

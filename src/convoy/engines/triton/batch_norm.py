@@ -1,0 +1,236 @@
+"""triton.batch_norm: batch norms of a training step, with ReLU, sum or mask, in two launches (docs/kernels/batch_norm.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.norms import Norm, norm_of
+from convoy.engines.triton.requirements import piece_support, values_support
+from convoy.engines.triton.tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc, vector
+from convoy.errors import LaunchError
+from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+MOST_PARTS = 128
+"""Parts of the rows that are summed apart, at most: each program of the second kernel reads all of its channels' parts."""
+
+_LAUNCHES_US, _BYTES_US, _CACHED_US = 3.0, 2.4e6, 5e6
+"""Two launches, and bytes a microsecond from memory and from an H100's second-level cache (guesses until a clock has spoken)."""
+
+_CACHE_BYTES = 30e6
+"""What is read again within a microsecond or two comes from that cache, where it is no more than this."""
+
+
+class BatchNormExecutable(Executable):
+    """Both kernels of one problem."""
+
+    def __init__(self, engine: str, norm: Norm, knobs: Knobs, target: Target) -> None:
+        self.norm = norm
+        self.block_r, self.block_c = knobs.integer("block_r"), knobs.integer("block_c")
+        self.columns = -(-norm.c // self.block_c)
+        self.parts = parts_of(norm, knobs, target)
+        # Statistics that nobody reads are written all the same, behind the parts.
+        self.workspace_bytes = 4 * norm.c * (2 * self.parts + 4)
+        self._warps = knobs.integer("warps")
+        self._waits = target.capability >= 90 and not interpreting()
+        self._engine = engine
+        self.sums, self.rest = (Kernel(build, target) for build in self._builds())
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """The forward pass's images may be channels of a larger tensor."""
+        norm = self.norm
+        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[norm.dtype]
+        return (
+            norm.forward
+            and norm.results[result] == "y"
+            and pitch % vector(norm.c) == 0
+            and fits_tma(dtype, pitch, offset)
+        )
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Sums, then the rest."""
+        norm = self.norm
+        assert workspace is not None
+        given = {
+            role: self._checked(role, t) for role, t in zip(norm.args, buffers.args, strict=True) if role != "unused"
+        }
+        made = {role: self._result(role, t) for role, t in zip(norm.results, buffers.results, strict=True)}
+        floats = workspace[: self.workspace_bytes].view(torch.float32)
+        parts, spare = floats[: 2 * self.parts * norm.c], iter(floats[2 * self.parts * norm.c :].split(norm.c))
+        statistics = ("mean", "rstd", "new_mean", "new_var") if norm.forward else ("dweight", "dbias")
+        made |= {role: next(spare) for role in statistics if role not in made}
+        each = -(-norm.rows // self.parts)
+        unit = vector(norm.c)
+        sizes = [norm.rows, each, norm.c // unit]
+        grid = (self.parts, self.columns, 1)
+        if norm.forward:
+            self.sums(grid, [given["x"], parts, *sizes])
+            self.rest(grid, self._normalise(given, made, parts, sizes, unit))
+            return
+        dy = [given["dy"], given.get("more"), given.get("y")]
+        self.sums(grid, [*dy, given["x"], given["mean"], parts, made.get("masked"), *sizes])
+        named = [
+            given["x"],
+            given["weight"],
+            given["mean"],
+            given["rstd"],
+            parts,
+            *(made[n] for n in ("dx", "dweight", "dbias")),
+        ]
+        self.rest(grid, [*dy, *named, *sizes, self.parts, 1.0 / norm.rows])
+
+    def _normalise(
+        self,
+        given: Mapping[str, torch.Tensor],
+        made: Mapping[str, torch.Tensor],
+        parts: torch.Tensor,
+        sizes: Sequence[int],
+        unit: int,
+    ) -> list[object]:
+        norm = self.norm
+        read = [given[name] for name in ("x", "weight", "bias", "mean", "var")]
+        written = [made[name] for name in ("y", "mean", "rstd", "new_mean", "new_var")]
+        numbers = [1.0 / norm.rows, norm.rows / (norm.rows - 1), norm.momentum, norm.eps]
+        pitch = pitch_of(made["y"]) // unit
+        return [*read, given.get("residual"), parts, *written, *sizes, self.parts, pitch, *numbers]
+
+    def _checked(self, role: str, tensor: torch.Tensor) -> torch.Tensor:
+        return dense_nhwc(role, tensor) if tensor.dim() == 4 else tensor.contiguous()
+
+    def _result(self, role: str, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            raise LaunchError(f"{role}: no tensor was given to write to")
+        return sliced_nhwc(role, tensor) if role == "y" else self._checked(role, tensor)
+
+    def _builds(self) -> list[Build]:
+        from convoy.engines.triton.kernels import batch_norm as kernels
+
+        norm = self.norm
+        images = f"*{norm.dtype}"
+        shape = {
+            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": vector(norm.c), "WAIT": self._waits,
+        }  # fmt: skip
+        sums = {"PARTS": max(16, 1 << (self.parts - 1).bit_length())}
+        rows = dict.fromkeys(("rows", "each", "c"), "i32")
+        last = {**rows, "programs": "i32"}
+        if norm.forward:
+            fused = {"RELU": norm.relu, "RESIDUAL": "residual" in norm.args}
+            floats = dict.fromkeys(("weight", "bias", "mean", "var"), "*fp32")
+            made = {"y": images, **dict.fromkeys(("save_mean", "save_rstd", "new_mean", "new_var"), "*fp32")}
+            numbers = dict.fromkeys(("inverse", "unbiased", "momentum", "eps"), "fp32")
+            residual = images if fused["RESIDUAL"] else "none"
+            rest = {
+                "x": images,
+                **floats,
+                "residual": residual,
+                "parts": "*fp32",
+                **made,
+                **last,
+                "pitch": "i32",
+                **numbers,
+            }
+            return [
+                self._build(kernels.moments, {"x": images, "parts": "*fp32", **rows}, shape),
+                self._build(kernels.normalise, rest, {**shape, **fused, **sums}),
+            ]
+        fused = {"MORE": "more" in norm.args, "RELU": norm.relu}
+        dy = {
+            "dy": images,
+            "more": images if fused["MORE"] else "none",
+            "y": images if norm.relu else "none",
+            "x": images,
+        }
+        masked = "masked" in norm.results
+        first = {**dy, "mean": "*fp32", "parts": "*fp32", "masked": images if masked else "none", **rows}
+        floats = dict.fromkeys(("weight", "mean", "rstd", "parts"), "*fp32")
+        rest = {**dy, **floats, "dx": images, "dweight": "*fp32", "dbias": "*fp32", **last, "inverse": "fp32"}
+        return [
+            self._build(kernels.gradient_sums, first, {**shape, **fused, "MASKED": masked}),
+            self._build(kernels.gradients, rest, {**shape, **fused, **sums}),
+        ]
+
+    def _build(self, function: object, signature: Mapping[str, str], constants: Mapping[str, object]) -> Build:
+        images = [name for name, kind in signature.items() if kind == f"*{self.norm.dtype}"]
+        return Build(
+            self._engine, function, signature, constants, [*images, "parts"], self._warps, 1, self._waits,
+            tensor_cores=False,
+        )  # fmt: skip
+
+
+def parts_of(norm: Norm, knobs: Knobs, target: Target) -> int:
+    """Programs along the rows: so many that all together fill the device `waves` times, each with a tile of rows at least."""
+    columns = -(-norm.c // knobs.integer("block_c"))
+    wanted = max(1, knobs.integer("waves") * target.units // columns)
+    return max(1, min(MOST_PARTS, wanted, -(-norm.rows // knobs.integer("block_r"))))
+
+
+class BatchNormEngine(Engine):
+    """With batch statistics, forward and backward; see `kernels/batch_norm.py`."""
+
+    id = "triton.batch_norm"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """A piece that is one batch norm of a training step, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        if not (found := piece_support(problem, target, "does batch norms")):
+            return found
+        assert isinstance(problem, SubgraphProblem)
+        norm = norm_of(problem)
+        if norm is None:
+            return Support.no("does a batch norm with batch statistics and what stands beside it, got another piece")
+        if not (found := values_support(norm.dtype, norm.rows * norm.c)):
+            return found
+        if norm.rows < 2:
+            return Support.no("needs two values of a channel at least")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """Tiles of 2048 to 8192 values."""
+        norm = _known(problem)
+        most = max(16, min(128, 1 << (norm.c - 1).bit_length()))
+        found = [
+            Knobs.of(block_r=values // block_c, block_c=block_c, waves=waves, warps=warps)
+            for values, warps in ((4096, 4), (2048, 4), (8192, 8))
+            for waves in (2, 4, 1)
+            for block_c in dict.fromkeys((min(64, most), most, 32))
+            if block_c <= most
+        ]
+        return sorted(found, key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """The parts' sums at their most, and statistics that nobody reads."""
+        del knobs
+        return 4 * _known(problem).c * (2 * MOST_PARTS + 4)
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """What is read twice comes from the cache the second time, where it fits."""
+        norm = _known(problem)
+        one = norm.rows * norm.c * DTYPE_BYTES[norm.dtype]
+        again = 1 if norm.forward else sum(role in ("dy", "more", "y", "x") for role in norm.args)
+        others = sum(role == "residual" for role in norm.args)
+        others += sum(role in ("y", "dx", "masked") for role in norm.results)
+        cached = again * one <= _CACHE_BYTES
+        busy = min(1.0, parts_of(norm, knobs, target) * -(-norm.c // knobs.integer("block_c")) / target.units)
+        waste = -(-norm.c // knobs.integer("block_c")) * knobs.integer("block_c") / max(1, norm.c)
+        moved = (again + others) * one / _BYTES_US + again * one / (_CACHED_US if cached else _BYTES_US)
+        return _LAUNCHES_US + moved * waste / max(busy, 1e-3)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Compile both kernels."""
+        return BatchNormExecutable(self.id, _known(problem), knobs, target)
+
+
+def _known(problem: Problem) -> Norm:
+    assert isinstance(problem, SubgraphProblem)
+    norm = norm_of(problem)
+    assert norm is not None
+    return norm
+
+
+ENGINE = BatchNormEngine()

@@ -1,0 +1,149 @@
+"""Pieces of a graph that are one batch norm of a training step, with what stands beside it: read into sizes and roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from convoy.engines.piece import read
+from convoy.graph.ir import Graph, Node, Ref
+from convoy.problem import SubgraphProblem
+
+FORWARD = "aten._native_batch_norm_legit_functional.default"
+BACKWARD = "aten.native_batch_norm_backward.default"
+_ADD, _RELU, _MASK = "aten.add.Tensor", "aten.relu.default", "aten.threshold_backward.default"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One batch norm with batch statistics, forward or backward.
+
+    Attributes:
+        forward: which of the two.
+        rows: values of a channel: images times pixels.
+        c: channels.
+        dtype: of images and their gradients.
+        eps: added to the variance.
+        momentum: of the running statistics (forward).
+        relu: whether a ReLU follows (forward), or its mask comes first (backward).
+        args: the role of each arg of the piece. Forward: x, weight, bias, mean, var (running), residual. Backward: dy, more (a
+            second part of dy), y (whose zeros mask dy), x, weight, mean, rstd (of the batch), unused.
+        results: the role of each result. Forward: y, mean, rstd, new_mean, new_var. Backward: dx, dweight, dbias, masked (dy
+            after sum and mask).
+    """
+
+    forward: bool
+    rows: int
+    c: int
+    dtype: str
+    eps: float
+    momentum: float = 0.0
+    relu: bool = False
+    args: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Roles:
+    """Roles of values, by name; a value with two roles makes the piece another one."""
+
+    found: dict[str, str] = field(default_factory=dict[str, str])
+    clash: bool = False
+
+    def give(self, value: object, role: str) -> None:
+        name = value.name if isinstance(value, Ref) else ""
+        self.clash |= not name or name in self.found
+        self.found[name] = role
+
+
+def norm_of(problem: SubgraphProblem) -> Norm | None:
+    """The batch norm that a piece is; None for any other piece."""
+    graph = read(problem.text)
+    forward = [node for node in graph.nodes if node.op == FORWARD]
+    backward = [node for node in graph.nodes if node.op == BACKWARD]
+    if len(forward) + len(backward) != 1:
+        return None
+    return _forward(graph, forward[0]) if forward else _backward(graph, backward[0])
+
+
+def _forward(graph: Graph, norm: Node) -> Norm | None:
+    """norm, then perhaps a residual's sum, then perhaps a ReLU."""
+    if len(norm.args) != 8 or norm.args[5] is not True or norm.kwargs:
+        return None
+    roles = _Roles()
+    for value, role in zip(norm.args[:5], ("x", "weight", "bias", "mean", "var"), strict=True):
+        roles.give(value, role)
+    last, relu = norm.outputs[0], False
+    rest = [node for node in graph.nodes if node is not norm]
+    if rest and rest[0].op == _ADD and not rest[0].kwargs and len(rest[0].args) == 2:
+        other = [arg for arg in rest[0].args if arg != Ref(last)]
+        if len(other) != 1:
+            return None
+        roles.give(other[0], "residual")
+        last = rest.pop(0).outputs[0]
+    if rest and rest[0].op == _RELU and rest[0].args == (Ref(last),):
+        last, relu = rest.pop(0).outputs[0], True
+    made = dict(zip(norm.outputs[1:], ("mean", "rstd", "new_mean", "new_var"), strict=False)) | {last: "y"}
+    momentum, eps = norm.args[6:]
+    if rest or not isinstance(momentum, float) or not isinstance(eps, float):
+        return None
+    return _norm(graph, roles, made, relu=relu, forward=True, eps=eps, momentum=momentum)
+
+
+def _backward(graph: Graph, norm: Node) -> Norm | None:
+    """Perhaps a sum of two gradients, then perhaps a ReLU's mask, then norm."""
+    if len(norm.args) != 10 or norm.args[7] is not True or norm.args[9] != (True, True, True) or norm.kwargs:
+        return None
+    dy, x, weight, running_mean, running_var, mean, rstd, _, eps, _ = norm.args
+    if not isinstance(eps, float):
+        return None
+    roles = _Roles()
+    before = [node for node in graph.nodes if node is not norm]
+    masked, relu = "", False
+    if before and before[-1].op == _MASK and before[-1].args[2] == 0 and Ref(before[-1].outputs[0]) == dy:
+        mask = before.pop()
+        masked, relu, dy = mask.outputs[0], True, mask.args[0]
+        roles.give(mask.args[1], "y")
+    if before and before[-1].op == _ADD and not before[-1].kwargs and Ref(before[-1].outputs[0]) == dy:
+        total = before.pop()
+        masked = masked or total.outputs[0]
+        dy, more = total.args
+        roles.give(more, "more")
+    if before:
+        return None
+    wanted = ((dy, "dy"), (x, "x"), (weight, "weight"), (mean, "mean"), (rstd, "rstd"))
+    for value, role in wanted:
+        roles.give(value, role)
+    for value in (running_mean, running_var):  # read by nobody: a backward pass with batch statistics needs them not
+        roles.give(value, "unused")
+    made = dict(zip(norm.outputs, ("dx", "dweight", "dbias"), strict=True)) | ({masked: "masked"} if masked else {})
+    return _norm(graph, roles, made, relu=relu, forward=False, eps=eps)
+
+
+def _norm(
+    graph: Graph, roles: _Roles, made: dict[str, str], *, relu: bool, forward: bool, eps: float, momentum: float = 0.0
+) -> Norm | None:
+    """The piece with its roles; None where a value is missing, has two roles, or has another shape or dtype than it must."""
+    if roles.clash or set(roles.found) != set(graph.inputs) or not set(graph.outputs) <= set(made):
+        return None
+    args = tuple(roles.found[name] for name in graph.inputs)
+    results = tuple(made[name] for name in graph.outputs)
+    first = graph.values[next(name for name, role in roles.found.items() if role == "x")].spec
+    if len(first.shape) != 4 or len(set(results)) != len(results):
+        return None
+    n, c, h, w = first.shape
+    images = {"x", "y", "residual", "dy", "more", "dx", "masked"}
+    named = [*zip(graph.inputs, args, strict=True), *zip(graph.outputs, results, strict=True)]
+    for name, role in named:
+        spec = graph.values[name].spec
+        wanted = (first.shape, first.dtype) if role in images else ((c,), "fp32")
+        if (spec.shape, spec.dtype) != wanted:
+            return None
+    if not ({"y"} if forward else {"dx"}) <= set(results):
+        return None
+    return Norm(forward, n * h * w, c, first.dtype, eps, momentum, relu, args, results)
+
+
+def by_role(roles: Sequence[str], values: Sequence[object]) -> dict[str, object]:
+    """Values by their roles."""
+    return dict(zip(roles, values, strict=True))

@@ -1,0 +1,81 @@
+"""A batch norm of a training step with what stands beside it, for an engine that does both (`triton.batch_norm`).
+
+before: %y, %mean, %rstd, ... = aten._native_batch_norm_legit_functional.default(%x, ...)
+        %s = aten.add.Tensor(%y, %other)
+        %z = aten.relu.default(%s)
+-->
+after:  norm(y+s+z)           where nobody else reads y and s
+
+before: %s = aten.add.Tensor(%one, %other)
+        %m = aten.threshold_backward.default(%s, %z, 0)
+        %dx, %dw, %db = aten.native_batch_norm_backward.default(%m, %x, ...)
+-->
+after:  norm(m+dx), norm(s+m+dx)          m may be read by others too
+
+A group of the glue often holds the branches of a whole block; these are one branch's, which need not wait for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from convoy.graph.ir import Graph, Node, Ref
+from convoy.regions.cut import subgraph_region
+from convoy.regions.region import Region
+
+FORWARD: Final = "aten._native_batch_norm_legit_functional.default"
+BACKWARD: Final = "aten.native_batch_norm_backward.default"
+
+
+def norm_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
+    """The chains of every batch norm, longest last."""
+    found: list[Region] = []
+    for node in graph.nodes:
+        chains = _after(graph, node) if node.op == FORWARD else _before(graph, node) if node.op == BACKWARD else ()
+        found += [subgraph_region(graph, "norm", chain, layouts) for chain in chains]
+    return found
+
+
+def _after(graph: Graph, node: Node) -> Iterator[tuple[str, ...]]:
+    """A forward norm with a sum, a ReLU, or both."""
+    chain = (node.name,)
+    follower = _only_reader(graph, node)
+    if follower is not None and _is_sum(graph, follower):
+        chain = (*chain, follower.name)
+        yield chain
+        follower = _only_reader(graph, follower)
+    if follower is not None and follower.op == "aten.relu.default":
+        yield (*chain, follower.name)
+
+
+def _before(graph: Graph, node: Node) -> Iterator[tuple[str, ...]]:
+    """A backward norm with a mask, or a sum and a mask, in front."""
+    mask = _maker(graph, node)
+    if mask is None or mask.op != "aten.threshold_backward.default" or mask.args[2] != 0:
+        return
+    yield (mask.name, node.name)
+    total = _maker(graph, mask)
+    if total is not None and _is_sum(graph, total) and _only_reader(graph, total) == mask:
+        yield (total.name, mask.name, node.name)
+
+
+def _only_reader(graph: Graph, node: Node) -> Node | None:
+    """The one node that reads a node's first output, where it is not returned."""
+    output = node.outputs[0]
+    readers = graph.users(output) if output and output not in graph.outputs else ()
+    return readers[0] if len(readers) == 1 else None
+
+
+def _maker(graph: Graph, node: Node) -> Node | None:
+    """The node that makes a node's first argument."""
+    first = node.args[0]
+    return graph.producer(first.name) if isinstance(first, Ref) else None
+
+
+def _is_sum(graph: Graph, node: Node) -> bool:
+    """Whether a node adds two values of one shape and dtype."""
+    if node.op != "aten.add.Tensor" or node.kwargs:
+        return False
+    specs = [graph.values[arg.name].spec for arg in node.args if isinstance(arg, Ref)]
+    return len(node.args) == 2 and len(set(node.refs())) == 2 and len(set(specs)) == 1

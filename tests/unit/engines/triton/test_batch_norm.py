@@ -1,0 +1,95 @@
+"""triton.batch_norm: within bounds of float64 in the interpreter, compiled for an absent GPU, pieces that it is not for."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from norm_cases import CASES, backward, forward
+
+from convoy.engines.triton.batch_norm import ENGINE, MOST_PARTS, parts_of
+from convoy.engines.triton.norms import norm_of
+from convoy.target import Target
+
+pytest.importorskip("triton")
+TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+HERE = Path(__file__).parent
+LIMITS = {"fp32": 1e-5, "fp16": 1e-3}
+"""fp32 with a mean a hundred times the deviation: the values themselves are rounded to 1e-7 of the mean."""
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """What the script says, by case."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    command = [sys.executable, str(HERE / "interpreted_batch_norm.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {}
+    for line in done.stdout.splitlines():
+        said = json.loads(line)
+        found.setdefault(said["case"], []).append(said)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_statistics_images_and_gradients_are_right(outcomes, name):
+    assert len(outcomes[name]) == 8
+    for said in outcomes[name]:
+        assert said["error"] < LIMITS[CASES[name][4]], said
+
+
+def test_a_planted_fault_is_seen(outcomes):
+    assert outcomes["planted"][0]["error"] > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("make", [forward, backward])
+def test_it_compiles_with_wide_loads_and_without_atomics(make, dtype):
+    problem = make("relu", dtype)
+    assert ENGINE.supports(problem, TARGET)
+    executable = ENGINE.build(problem, ENGINE.space(problem, TARGET)[0], TARGET)
+    for kernel in (executable.sums, executable.rest):
+        code = kernel.compiled.asm["ptx"]
+        assert "atom." not in code
+        assert "ld.global.v4.b32" in code or "ld.global.v2.b64" in code or "v4.b32" in code
+
+
+def test_parts_fill_the_device_and_no_more():
+    norm = norm_of(forward("relu"))
+    for rows in (2, 1000, 10**6):
+        for knobs in ENGINE.space(forward("relu"), TARGET):
+            parts = parts_of(replace(norm, rows=rows), knobs, TARGET)
+            assert 1 <= parts <= MOST_PARTS
+            assert (parts - 1) * knobs["block_r"] < rows
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: replace(p, layout="nchw"), "nhwc"),
+        (lambda p: replace(p, text=p.text.replace("True, 0.1", "False, 0.1")), "another piece"),
+        (lambda p: replace(p, text=p.text.replace("return ", "return %y, ")), "another piece"),
+        (
+            lambda p: replace(
+                p, text=p.text.replace("(%x, %p0, %p1", "(%x, %p1, %p1").replace("input %p0: fp32[64]\n", "")
+            ),
+            "another",
+        ),
+        (lambda p: replace(p, text=p.text.replace("[3,64,6,5]", "[1,64,1,1]")), "two values"),
+    ],
+    ids=["layout", "no batch statistics", "the norm itself is read", "one value in two roles", "one value"],
+)
+def test_refusals_name_what_is_wanted(change, words):
+    support = ENGINE.supports(change(forward("relu")), TARGET)
+    assert not support
+    assert words in support.reason
+
+
+def test_a_gradient_in_part_and_a_device_that_is_too_old_are_refused():
+    part = replace(backward("relu"), text=backward("relu").text.replace("(True, True, True)", "(True, False, True)"))
+    assert "another piece" in ENGINE.supports(part, TARGET).reason
+    assert not ENGINE.supports(forward("relu"), replace(TARGET, arch="sm_75"))

@@ -1,0 +1,127 @@
+"""What does an engine for pieces of the graph gain? Question `pieces`, metric kernel_us; what a training step's pieces take.
+
+Every distinct piece of a net's training step that one of the engines named can do, by PyTorch's operators, by Inductor and by
+the engine at its first settings, all in one request, so in turn on the same data. Pieces of one kind are added up at the end.
+
+    python bench/pieces.py [--nets resnet50,googlenet] [--batch 32] [--dtype bf16] [--engines triton.batch_norm ...]
+                           [--keep 4] [--seconds N] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from pathlib import Path
+
+from record import Recorder
+from training import Case, loss_of
+
+import convoy
+from convoy.capture import capture_training
+from convoy.engines.base import Engine
+from convoy.engines.manifest import MANIFEST, WAITING, load_engine
+from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
+from convoy.pipeline.stages import make_net
+from convoy.problem import SubgraphProblem
+from convoy.regions import Region
+
+PEERS = ("aten", "inductor")
+ROUNDS = 7
+
+
+def extra(engines: list[str]) -> tuple[str, ...]:
+    """Entries for those of the engines that wait outside the manifest."""
+    return tuple(f"{engine}={WAITING[engine]}:ENGINE" for engine in engines if engine not in MANIFEST)
+
+
+def pieces(case: Case, engines: list[str]) -> dict[str, tuple[Region, SubgraphProblem, int]]:
+    """By key: the first region with a piece that some engine can do, the piece, and how often it occurs."""
+    model, batch = case.model(), case.data()
+    capture = capture_training(model, loss_of, batch, amp=case.amp)
+    target = detect_target(case.device)
+    settings = convoy.Settings(engines=extra(engines), layout="nhwc")
+    net = make_net(case.net, capture.captured, {}, "nhwc", settings, target)
+    known = [load_engine(engine, extra(engines)) for engine in engines]
+    found: dict[str, tuple[Region, SubgraphProblem, int]] = {}
+    for region in net.regions:
+        for problem in region.problems:
+            if isinstance(problem, SubgraphProblem) and any(one.accepts(problem, target) for one in known):
+                first, _, count = found.get(problem.key, (region, problem, 0))
+                found[problem.key] = (first, problem, count + 1)
+    return found
+
+
+def configs_of(engine: Engine, problem: SubgraphProblem, target: convoy.Target, keep: int) -> list[object]:
+    """An engine's first settings; none where it says no."""
+    space = engine.space(problem, target) if engine.accepts(problem, target) else ()
+    return [engine.config(knobs) for knobs in space[:keep]]
+
+
+def main() -> None:
+    """Measure, print a line a piece and the sums, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default="resnet50,googlenet")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--engines", nargs="+", default=["triton.batch_norm", "triton.pool_backward"])
+    parser.add_argument("--keep", type=int, default=4)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    end = time.monotonic() + options.seconds
+    target = detect_target(options.device)
+    protocol = protocol_for(convoy.Effort.QUICK, options.device)
+    recorder = Recorder(
+        "pieces",
+        device=target.name,
+        versions=" ".join(f"{name}={version}" for name, version in target.versions),
+        protocol=protocol.id,
+        folder=options.folder,
+    )
+    runner = ChildRunner(target, extra_engines=extra(options.engines))
+    engines = [load_engine(name, extra(options.engines)) for name in (*PEERS, *options.engines)]
+    sums: dict[tuple[str, str], float] = {}
+    try:
+        for net in options.nets.split(","):
+            found = pieces(Case(net, options.batch, options.dtype, options.device), options.engines)
+            requests = [
+                Request(
+                    problem, tuple(c for one in engines for c in configs_of(one, problem, target, options.keep)), ROUNDS
+                )
+                for _, problem, _ in found.values()
+            ]
+            runner.prepare(requests)
+            for (region, problem, count), request in zip(found.values(), requests, strict=True):
+                if time.monotonic() > end:
+                    print(f"out of time in {net}")
+                    break
+                best: dict[str, tuple[float, str]] = {}
+                for row in runner.measure(request, protocol):
+                    name = row.config.engine
+                    if row.ok and row.median_us < best.get(name, (float("inf"), ""))[0]:
+                        best[name] = row.median_us, str(row.config.knobs)
+                subject = f"{net} {region.pattern}({'+'.join(region.nodes)})"[:120]
+                line = f"{subject} x{count}:"
+                for name, (took_us, knobs) in best.items():
+                    note = f"times={count} {knobs}"
+                    recorder.add(
+                        subject=subject, batch=options.batch, dtype=options.dtype, provider=name, metric="kernel_us", unit="us",
+                        p50=took_us, p20=took_us, p80=took_us, ok=True, note=note,
+                    )  # fmt: skip
+                    line += f"  {name} {took_us:.1f}"
+                    kind = " ".join(sorted(engine.id for engine in engines[2:] if engine.accepts(problem, target)))
+                    sums[kind, name] = sums.get((kind, name), 0.0) + count * took_us
+                print(line, flush=True)
+                recorder.write()
+    finally:
+        runner.close()
+    for (kind, name), total in sorted(sums.items()):
+        print(f"pieces of {kind}: {name} {total / 1e3:.3f} ms in all")
+    print(recorder.path)
+
+
+if __name__ == "__main__":
+    main()

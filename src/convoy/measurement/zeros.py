@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch.nn.functional import max_pool2d
 
+from convoy.engines.flags import convolutions
 from convoy.engines.interpret import compile_graph
 from convoy.engines.zeros import BLOCK, TILE, Shares
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
@@ -45,7 +46,9 @@ def zero_shares(
         values.update((value.name, value) for _, value in added)
         counts += counted
     probe = rebuild(graph.inputs, tuple(counts), values, nodes)
-    found = iter(compile_graph(probe)(inputs, [constants[value.name] for value in probe.constants()]))
+    held = [constants[value.name] for value in probe.constants()]
+    with convolutions("as_torch", inputs[0].device):  # PyTorch keeps the plans of these, its first calls
+        found = iter(compile_graph(probe)(inputs, held))
     return {
         name: Shares(*(1 - int(next(found)) / whole for whole in _wholes(graph.values[name].spec.shape)))
         for name in names

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.engines.flags import convolutions
 from convoy.engines.interpret import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
@@ -169,8 +170,11 @@ def _tuner(name: str, settings: Settings) -> Callable[..., Program]:
 def check(
     model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, flops: int, cuda: bool
 ) -> Outcome:
-    """Compare stock module and program with float64, then time them in turn."""
-    with torch.no_grad():
+    """Compare stock module and program with float64, then time them in turn.
+
+    cuDNN searches from the stock module's first call on: PyTorch keeps the first plan of a convolution that it finds.
+    """
+    with torch.no_grad(), convolutions("as_torch", torch.device("cuda" if cuda else "cpu")):
         exact = verdict.exact_outputs(model, args, kwargs, flops)
         stock_errors = verdict.errors_against(model(*args, **kwargs), exact)
         errors = verdict.errors_against(program(args, kwargs), exact)

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from convoy.capture import TrainingCapture
 from convoy.capture.copies import copy_module
 from convoy.capture.joint import LossModule
+from convoy.engines.flags import convolutions
 from convoy.pipeline import verdict
 from convoy.pipeline.summarize import Outcome
 from convoy.program import Program
@@ -78,6 +79,8 @@ def check_step(
 ) -> tuple[Outcome, str]:
     """Loss and gradients against float64, then stock step and program timed in turn; the user's model is not touched.
 
+    cuDNN searches from PyTorch's first step on: the first plan of a convolution that is found is kept.
+
     Args:
         stock: PyTorch's step.
         program: the tuned one.
@@ -88,6 +91,13 @@ def check_step(
     Returns:
         Times and errors, and a note on what was compared; empty where it was float64.
     """
+    with convolutions("as_torch", inputs[0].device):
+        return _check_step(stock, program, inputs, capture, flops)
+
+
+def _check_step(
+    stock: StockStep, program: Program, inputs: Sequence[torch.Tensor], capture: TrainingCapture, flops: int
+) -> tuple[Outcome, str]:
     runnable = program.runnable
     assert runnable is not None
     cuda = inputs[0].is_cuda

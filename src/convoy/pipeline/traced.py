@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from convoy.capture import Captured, capture_traced, captured_function, to_double
+from convoy.engines.flags import convolutions
 from convoy.errors import CaptureError
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
@@ -105,7 +106,7 @@ class TracedGraph:
             ways["convoy.graph"] = program.runnable
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: self._stock(args)}
         runs |= {name: (lambda way=way: way(args)) for name, way in ways.items()}
-        with torch.no_grad():
+        with torch.no_grad(), convolutions("as_torch", args[0].device):
             exact = verdict.float_outputs(captured_function(to_double(captured))(*args))
             stock = verdict.errors_against(verdict.float_outputs(self._stock(args)), exact)
             ours = verdict.errors_against(verdict.float_outputs(ways["convoy"](args)), exact)

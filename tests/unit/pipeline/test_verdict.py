@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,3 +166,36 @@ def test_a_large_batch_is_checked_on_its_first_images() -> None:
         # Of inputs with several first sides, nobody knows which is the batch.
         (found,) = exact_outputs(model, (x,), {"offset": torch.ones(1, 4, 1, 1)}, flops=int(verdict.ORACLE_FLOPS * 9))
         assert len(found) == 8
+
+
+def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest.MonkeyPatch):
+    """PyTorch keeps the first plan of a convolution that it finds: a call before the search would make a weak baseline."""
+    held: list[bool] = []
+
+    @contextmanager
+    def recorded(numerics: str, device: torch.device) -> Generator[None]:
+        held.append(True)
+        yield
+        held.pop()
+
+    class Watched(nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert held
+            Watched.calls += 1
+            return x + 1
+
+    optimize, stock_step = (importlib.import_module(f"convoy.pipeline.{name}") for name in ("optimize", "stock_step"))
+    for module in (optimize, stock_step):
+        monkeypatch.setattr(module, "convolutions", recorded)
+    x = torch.ones(2)
+    program = SimpleNamespace(runnable=lambda inputs: [inputs[0] + 1])
+    optimize.check(Watched(), lambda args, kwargs: args[0] + 1, (x,), {}, flops=0, cuda=False)
+    assert Watched.calls > 3
+    calls = Watched.calls
+    stock = SimpleNamespace(run=lambda: [Watched()(x)], exact=lambda: [Watched()(x.double())])
+    capture = SimpleNamespace(random=False, learned=())
+    stock_step.check_step(stock, program, [x], capture, flops=0)
+    assert Watched.calls > calls
+    assert not held

@@ -33,7 +33,9 @@ BY_THEMSELVES: Final = ("aten.max_pool2d_with_indices_backward.default",)
 """Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse."""
 
 
-def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> list[Region]:
+def glue_regions(
+    graph: Graph, epilogues: set[str], layouts: Sequence[str], norms: Collection[str] = ()
+) -> list[Region]:
     """Groups of several nodes, and what is left of each where epilogues take all that they can, and where nodes stay alone.
 
     These variants of a group and no more, for each is a kernel to compile: a cover in which some epilogues take their nodes
@@ -43,6 +45,7 @@ def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> l
         graph: the net.
         epilogues: names of all nodes that some layer's epilogue could take.
         layouts: memory formats to offer.
+        norms: names of the nodes that batch norms could take along, themselves included.
     """
     layers = [node.name for node in graph.nodes if node.op in LAYERS or draws(node)]
     found: dict[tuple[str, ...], None] = {}
@@ -50,7 +53,7 @@ def glue_regions(graph: Graph, epilogues: set[str], layouts: Sequence[str]) -> l
         group = [graph.node(name) for name in names]
         pairs = [_with_cast(graph, node) for node in group if node.op in BY_THEMSELVES]
         alone = {name for pair in pairs for name in pair}
-        for taken in ((), set(names) & epilogues, alone):
+        for taken in ((), set(names) & epilogues, alone, set(names) & {*norms}, alone | (set(names) & {*norms})):
             found.update(dict.fromkeys(groups(graph, group, taken)))
         found.update(dict.fromkeys(pairs))
     return [subgraph_region(graph, "glue", nodes, layouts) for nodes in found if len(nodes) > 1]

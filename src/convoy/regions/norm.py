@@ -12,6 +12,12 @@ before: %s = aten.add.Tensor(%one, %other)
 -->
 after:  norm(m+dx), norm(s+m+dx)          m may be read by others too
 
+before: %p = aten.slice.Tensor(%whole, 1, 0, 64)             a branch's part of a concatenation's gradient
+        %m = aten.threshold_backward.default(%p, %z, 0)
+        %dx, %dw, %db = aten.native_batch_norm_backward.default(%m, %x, ...)
+-->
+after:  norm(p+m+dx)
+
 A group of the glue often holds the branches of a whole block; these are one branch's, which need not wait for the others.
 """
 
@@ -55,9 +61,10 @@ def _before(graph: Graph, node: Node) -> Iterator[tuple[str, ...]]:
     if mask is None or mask.op != "aten.threshold_backward.default" or mask.args[2] != 0:
         return
     yield (mask.name, node.name)
-    total = _maker(graph, mask)
-    if total is not None and _is_sum(graph, total) and _only_reader(graph, total) == mask:
-        yield (total.name, mask.name, node.name)
+    before = _maker(graph, mask)
+    fits = before is not None and (_is_sum(graph, before) or _is_part(before))
+    if before is not None and fits and _only_reader(graph, before) == mask:
+        yield (before.name, mask.name, node.name)
 
 
 def _only_reader(graph: Graph, node: Node) -> Node | None:
@@ -79,3 +86,8 @@ def _is_sum(graph: Graph, node: Node) -> bool:
         return False
     specs = [graph.values[arg.name].spec for arg in node.args if isinstance(arg, Ref)]
     return len(node.args) == 2 and len(set(node.refs())) == 2 and len(set(specs)) == 1
+
+
+def _is_part(node: Node) -> bool:
+    """Whether a node takes neighbouring channels of a value."""
+    return node.op == "aten.slice.Tensor" and not node.kwargs and len(node.args) == 4 and node.args[1] == 1

@@ -65,7 +65,8 @@ def propose(
     found = [with_mask(region, masks or {}) for region in found]
     if merges:
         found += merge_regions(graph, layouts)
-    glue = glue_regions(graph, epilogues, layouts)
+    chains_of_norms = norm_regions(graph, layouts) if norms else []
+    glue = glue_regions(graph, epilogues, layouts, {name for region in chains_of_norms for name in region.nodes})
     grouped = {region.nodes for region in glue}
-    alone = [region for region in norm_regions(graph, layouts) if region.nodes not in grouped] if norms else []
+    alone = [region for region in chains_of_norms if region.nodes not in grouped]
     return [*found, *glue, *alone, *cast_regions(graph, layouts)]

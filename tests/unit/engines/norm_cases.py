@@ -11,6 +11,8 @@ CASES = {
     "halves": (2, 96, 7, 7, "fp16", "relu"),
     "many channels": (2, 264, 2, 3, "fp32", "relu"),
     "two values": (1, 16, 1, 2, "fp32", ""),
+    "part": (2, 40, 4, 5, "fp32", "part relu"),
+    "part of halves": (2, 24, 3, 5, "fp16", "part relu"),
 }
 
 
@@ -42,7 +44,8 @@ def backward(name, dtype="", masked=False):
     n, c, h, w, own, beside = CASES[name]
     dtype = dtype or own
     images, row = f"{dtype}[{n},{c},{h},{w}]", f"fp32[{c}]"
-    lines = ["graph 1", f"input %g: {images}"]
+    whole = f"{dtype}[{n},{c + 24},{h},{w}]" if "part" in beside else images
+    lines = ["graph 1", f"input %g: {whole}"]
     if "add" in beside:
         lines.append(f"input %h: {images}")
     if "relu" in beside:
@@ -51,6 +54,9 @@ def backward(name, dtype="", masked=False):
     last = "%g"
     if "add" in beside:
         lines.append(f"%a: {images} = aten.add.Tensor(%g, %h)")
+        last = "%a"
+    if "part" in beside:  # the channels from the sixteenth on: parts of 8 and 16 channels stand beside it
+        lines.append(f"%a: {images} = aten.slice.Tensor(%g, 1, 16, {c + 16})")
         last = "%a"
     if "relu" in beside:
         lines.append(f"%m: {images} = aten.threshold_backward.default({last}, %y, 0)")

@@ -343,3 +343,28 @@ def test_batch_norms_are_offered_with_what_stands_beside_them(returned, wanted):
     found = propose(graph, layouts=LAYOUTS, numerics="strict", norms=True)
     assert [region.id for region in found if region.pattern == "norm"] == wanted
     assert not any(region.pattern == "norm" for region in propose(graph, layouts=LAYOUTS, numerics="strict"))
+
+
+def test_a_branchs_part_of_a_gradient_goes_to_its_norm_and_the_rest_of_the_group_stays_together():
+    text = """\
+input %g: fp32[2,8,4,4]
+input %h: fp32[2,8,4,4]
+input %x: fp32[2,4,4,4]
+input %z: fp32[2,4,4,4]
+input %p0: fp32[4]
+input %p1: fp32[4]
+input %p2: fp32[4]
+input %p3: fp32[4]
+input %p4: fp32[4]
+%a: fp32[2,8,4,4] = aten.add.Tensor(%g, %h)
+%b: fp32[2,8,4,4] = aten.mul.Tensor(%a, 2)
+%s: fp32[2,4,4,4] = aten.slice.Tensor(%b, 1, 0, 4)
+%t: fp32[2,4,4,4] = aten.slice.Tensor(%b, 1, 4, 8)
+%m: fp32[2,4,4,4] = aten.threshold_backward.default(%s, %z, 0)
+%dx: fp32[2,4,4,4], %dw: fp32[4], %db: fp32[4] = aten.native_batch_norm_backward.default\
+(%m, %x, %p0, %p1, %p2, %p3, %p4, True, 1e-05, (True, True, True))
+return %dx, %dw, %db, %t
+"""
+    found = propose(parse_graph("graph 1\n" + text), layouts=LAYOUTS, numerics="strict", norms=True)
+    assert [region.id for region in found if region.pattern == "norm"] == ["norm(m+dx)", "norm(s+m+dx)"]
+    assert [region.id for region in found if region.pattern == "glue"] == ["glue(a+b+s+t+m+dx)", "glue(a+b+t)"]

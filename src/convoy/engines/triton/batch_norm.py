@@ -10,7 +10,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.norms import Norm, norm_of
 from convoy.engines.triton.requirements import piece_support, values_support
-from convoy.engines.triton.tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc, vector
+from convoy.engines.triton.tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.support import Support
@@ -46,10 +46,7 @@ class BatchNormExecutable(Executable):
         norm = self.norm
         dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[norm.dtype]
         return (
-            norm.forward
-            and norm.results[result] == "y"
-            and pitch % vector(norm.c) == 0
-            and fits_tma(dtype, pitch, offset)
+            norm.forward and norm.results[result] == "y" and pitch % norm.unit == 0 and fits_tma(dtype, pitch, offset)
         )
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
@@ -65,15 +62,16 @@ class BatchNormExecutable(Executable):
         statistics = ("mean", "rstd", "new_mean", "new_var") if norm.forward else ("dweight", "dbias")
         made |= {role: next(spare) for role in statistics if role not in made}
         each = -(-norm.rows // self.parts)
-        unit = vector(norm.c)
+        unit = norm.unit
         sizes = [norm.rows, each, norm.c // unit]
         grid = (self.parts, self.columns, 1)
         if norm.forward:
             self.sums(grid, [given["x"], parts, *sizes])
             self.rest(grid, self._normalise(given, made, parts, sizes, unit))
             return
-        dy = [given["dy"], given.get("more"), given.get("y")]
-        self.sums(grid, [*dy, given["x"], given["mean"], parts, made.get("masked"), *sizes])
+        part = given["dy"].narrow(1, norm.start, norm.c)
+        dy, pitch = [part, given.get("more"), given.get("y")], (norm.whole_c or norm.c) // unit
+        self.sums(grid, [*dy, given["x"], given["mean"], parts, made.get("masked"), *sizes, pitch])
         named = [
             given["x"],
             given["weight"],
@@ -82,7 +80,7 @@ class BatchNormExecutable(Executable):
             parts,
             *(made[n] for n in ("dx", "dweight", "dbias")),
         ]
-        self.rest(grid, [*dy, *named, *sizes, self.parts, 1.0 / norm.rows])
+        self.rest(grid, [*dy, *named, *sizes, pitch, self.parts, 1.0 / norm.rows])
 
     def _normalise(
         self,
@@ -113,7 +111,7 @@ class BatchNormExecutable(Executable):
         norm = self.norm
         images = f"*{norm.dtype}"
         shape = {
-            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": vector(norm.c), "WAIT": self._waits,
+            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": norm.unit, "WAIT": self._waits,
         }  # fmt: skip
         sums = {"PARTS": max(16, 1 << (self.parts - 1).bit_length())}
         rows = dict.fromkeys(("rows", "each", "c"), "i32")
@@ -146,9 +144,26 @@ class BatchNormExecutable(Executable):
             "x": images,
         }
         masked = "masked" in norm.results
-        first = {**dy, "mean": "*fp32", "parts": "*fp32", "masked": images if masked else "none", **rows}
+        first = {
+            **dy,
+            "mean": "*fp32",
+            "parts": "*fp32",
+            "masked": images if masked else "none",
+            **rows,
+            "pitch": "i32",
+        }
         floats = dict.fromkeys(("weight", "mean", "rstd", "parts"), "*fp32")
-        rest = {**dy, **floats, "dx": images, "dweight": "*fp32", "dbias": "*fp32", **last, "inverse": "fp32"}
+        rest = {
+            **dy,
+            **floats,
+            "dx": images,
+            "dweight": "*fp32",
+            "dbias": "*fp32",
+            **rows,
+            "pitch": "i32",
+            "programs": "i32",
+            "inverse": "fp32",
+        }
         return [
             self._build(kernels.gradient_sums, first, {**shape, **fused, "MASKED": masked}),
             self._build(kernels.gradients, rest, {**shape, **fused, **sums}),
@@ -188,6 +203,10 @@ class BatchNormEngine(Engine):
             return found
         if norm.rows < 2:
             return Support.no("needs two values of a channel at least")
+        if norm.start * DTYPE_BYTES[norm.dtype] % 16:
+            return Support.no(
+                f"needs a part of a gradient that begins at a multiple of 16 bytes, got channel {norm.start}"
+            )
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from convoy.engines.piece import read
 from convoy.graph.ir import Graph, Node, Ref
@@ -12,6 +12,7 @@ from convoy.problem import SubgraphProblem
 FORWARD = "aten._native_batch_norm_legit_functional.default"
 BACKWARD = "aten.native_batch_norm_backward.default"
 _ADD, _RELU, _MASK = "aten.add.Tensor", "aten.relu.default", "aten.threshold_backward.default"
+_PART = "aten.slice.Tensor"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Norm:
         dtype: of images and their gradients.
         eps: added to the variance.
         momentum: of the running statistics (forward).
+        start: the channel of dy at which the norm's begin (backward).
+        whole_c: channels of dy, which may be those of several branches (backward); those of y are `c` here.
         relu: whether a ReLU follows (forward), or its mask comes first (backward).
         args: the role of each arg of the piece. Forward: x, weight, bias, mean, var (running), residual. Backward: dy, more (a
             second part of dy), y (whose zeros mask dy), x, weight, mean, rstd (of the batch), unused.
@@ -41,6 +44,14 @@ class Norm:
     relu: bool = False
     args: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    start: int = 0
+    whole_c: int = 0
+
+    @property
+    def unit(self) -> int:
+        """The largest power of two up to 16 that divides all offsets between rows."""
+        step = math.gcd(self.c, self.start, self.whole_c or self.c)
+        return min(16, step & -step)
 
 
 @dataclass(slots=True)
@@ -104,11 +115,18 @@ def _backward(graph: Graph, norm: Node) -> Norm | None:
         mask = before.pop()
         masked, relu, dy = mask.outputs[0], True, mask.args[0]
         roles.give(mask.args[1], "y")
+    start = whole_c = 0
     if before and before[-1].op == _ADD and not before[-1].kwargs and Ref(before[-1].outputs[0]) == dy:
         total = before.pop()
         masked = masked or total.outputs[0]
         dy, more = total.args
         roles.give(more, "more")
+    elif before and before[-1].op == _PART and Ref(before[-1].outputs[0]) == dy:
+        part = before.pop()
+        if len(part.args) != 4 or part.args[1] != 1 or not isinstance(part.args[2], int):
+            return None
+        dy, start = part.args[0], part.args[2]
+        whole_c = graph.values[dy.name].spec.shape[1] if isinstance(dy, Ref) else 0
     if before:
         return None
     wanted = ((dy, "dy"), (x, "x"), (weight, "weight"), (mean, "mean"), (rstd, "rstd"))
@@ -117,12 +135,14 @@ def _backward(graph: Graph, norm: Node) -> Norm | None:
     for value in (running_mean, running_var):  # read by nobody: a backward pass with batch statistics needs them not
         roles.give(value, "unused")
     made = dict(zip(norm.outputs, ("dx", "dweight", "dbias"), strict=True)) | ({masked: "masked"} if masked else {})
-    return _norm(graph, roles, made, relu=relu, forward=False, eps=eps)
+    found = _norm(graph, roles, made, relu=relu, forward=False, eps=eps, whole_c=whole_c)
+    return None if found is None else replace(found, start=start, whole_c=whole_c)
 
 
 def _norm(
-    graph: Graph, roles: _Roles, made: dict[str, str], *, relu: bool, forward: bool, eps: float, momentum: float = 0.0
-) -> Norm | None:
+    graph: Graph, roles: _Roles, made: dict[str, str], *,
+    relu: bool, forward: bool, eps: float, momentum: float = 0.0, whole_c: int = 0,
+) -> Norm | None:  # fmt: skip
     """The piece with its roles; None where a value is missing, has two roles, or has another shape or dtype than it must."""
     if roles.clash or set(roles.found) != set(graph.inputs) or not set(graph.outputs) <= set(made):
         return None
@@ -137,13 +157,10 @@ def _norm(
     for name, role in named:
         spec = graph.values[name].spec
         wanted = (first.shape, first.dtype) if role in images else ((c,), "fp32")
+        if role == "dy" and whole_c:
+            wanted = (n, whole_c, h, w), first.dtype
         if (spec.shape, spec.dtype) != wanted:
             return None
     if not ({"y"} if forward else {"dx"}) <= set(results):
         return None
     return Norm(forward, n * h * w, c, first.dtype, eps, momentum, relu, args, results)
-
-
-def by_role(roles: Sequence[str], values: Sequence[object]) -> dict[str, object]:
-    """Values by their roles."""
-    return dict(zip(roles, values, strict=True))

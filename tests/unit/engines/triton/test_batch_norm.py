@@ -92,4 +92,8 @@ def test_refusals_name_what_is_wanted(change, words):
 def test_a_gradient_in_part_and_a_device_that_is_too_old_are_refused():
     part = replace(backward("relu"), text=backward("relu").text.replace("(True, True, True)", "(True, False, True)"))
     assert "another piece" in ENGINE.supports(part, TARGET).reason
+    odd = backward("part")
+    assert ENGINE.supports(odd, TARGET)
+    odd = replace(odd, text=odd.text.replace("1, 16, 56)", "1, 17, 57)"))
+    assert "multiple of 16 bytes" in ENGINE.supports(odd, TARGET).reason
     assert not ENGINE.supports(forward("relu"), replace(TARGET, arch="sm_75"))

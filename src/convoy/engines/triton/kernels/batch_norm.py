@@ -91,10 +91,10 @@ def normalise(
 
 @triton.jit
 def masked_gradient(
-    dy, more, y, at, here, MORE: tl.constexpr, RELU: tl.constexpr,
+    dy, more, y, there, at, here, MORE: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """dy, with its second part where there is one, zero where the ReLU's result is."""
-    gradient = tl.load(dy + at, mask=here, other=0.0).to(tl.float32)
+    """dy, from places of its own, with its second part where there is one, zero where the ReLU's result is."""
+    gradient = tl.load(dy + there, mask=here, other=0.0).to(tl.float32)
     if MORE:
         gradient += tl.load(more + at, mask=here, other=0.0).to(tl.float32)
         gradient = gradient.to(dy.dtype.element_ty).to(tl.float32)
@@ -106,7 +106,7 @@ def masked_gradient(
 @triton.jit
 def gradient_sums(
     dy, more, y, x, mean, parts, masked,
-    rows, each, c,
+    rows, each, c, pitch,
     MORE: tl.constexpr, RELU: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
@@ -115,6 +115,7 @@ def gradient_sums(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     c *= VECTOR
+    pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = channel < c
     middle = tl.load(mean + channel, mask=known, other=0.0)
@@ -126,7 +127,8 @@ def gradient_sums(
         row = start + tl.arange(0, BLOCK_R)
         here = (row < end)[:, None] & known[None, :]
         at = (row * c)[:, None] + channel[None, :]
-        gradient = masked_gradient(dy, more, y, at, here, MORE, RELU)
+        there = (row * pitch)[:, None] + channel[None, :]
+        gradient = masked_gradient(dy, more, y, there, at, here, MORE, RELU)
         if MASKED:
             tl.store(masked + at, gradient.to(masked.dtype.element_ty), mask=here)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
@@ -140,7 +142,7 @@ def gradient_sums(
 @triton.jit
 def gradients(
     dy, more, y, x, weight, mean, rstd, parts, dx, dweight, dbias,
-    rows, each, c, programs, inverse,
+    rows, each, c, pitch, programs, inverse,
     MORE: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
@@ -149,6 +151,7 @@ def gradients(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     c *= VECTOR
+    pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = channel < c
     part = tl.arange(0, PARTS)
@@ -170,7 +173,8 @@ def gradients(
         row = start + tl.arange(0, BLOCK_R)
         here = (row < end)[:, None] & known[None, :]
         at = (row * c)[:, None] + channel[None, :]
-        gradient = masked_gradient(dy, more, y, at, here, MORE, RELU)
+        there = (row * pitch)[:, None] + channel[None, :]
+        gradient = masked_gradient(dy, more, y, there, at, here, MORE, RELU)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         gradient = (gradient - even[None, :] - (value - middle[None, :]) * slope[None, :]) * scale[None, :]
         tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=here)

@@ -61,6 +61,7 @@ WAITING: Final[dict[str, str]] = {
     "batches": "convoy.engines.batches",
     "cuda.depthwise": "convoy.engines.cuda.depthwise",
     "triton.batch_norm": "convoy.engines.triton.batch_norm",
+    "triton.depthwise_gradients": "convoy.engines.triton.depthwise_gradients",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",

@@ -33,7 +33,7 @@ class BatchNormExecutable(Executable):
         self.norm = norm
         self.block_r, self.block_c = knobs.integer("block_r"), knobs.integer("block_c")
         self.columns = -(-norm.c // self.block_c)
-        self.parts = parts_of(norm, knobs, target)
+        self.parts = knobs.integer("parts")
         # Statistics that nobody reads are written all the same, behind the parts.
         self.workspace_bytes = 4 * norm.c * (2 * self.parts + 4)
         self._warps = knobs.integer("warps")
@@ -177,11 +177,9 @@ class BatchNormExecutable(Executable):
         )  # fmt: skip
 
 
-def parts_of(norm: Norm, knobs: Knobs, target: Target) -> int:
-    """Programs along the rows: so many that all together fill the device `waves` times, each with a tile of rows at least."""
-    columns = -(-norm.c // knobs.integer("block_c"))
-    wanted = max(1, knobs.integer("waves") * target.units // columns)
-    return max(1, min(MOST_PARTS, wanted, -(-norm.rows // knobs.integer("block_r"))))
+def parts_of(norm: Norm, block_r: int, block_c: int, wanted: int) -> int:
+    """Programs along the rows, so that there are so many in all, each with a tile of rows at least."""
+    return max(1, min(MOST_PARTS, wanted // -(-norm.c // block_c), -(-norm.rows // block_r)))
 
 
 class BatchNormEngine(Engine):
@@ -213,19 +211,22 @@ class BatchNormEngine(Engine):
         """Tiles of 2048 to 8192 values."""
         norm = _known(problem)
         most = max(16, min(128, 1 << (norm.c - 1).bit_length()))
-        found = [
-            Knobs.of(block_r=values // block_c, block_c=block_c, waves=waves, warps=warps)
+        tiles = [
+            (values // block_c, block_c, warps)
             for values, warps in ((4096, 4), (2048, 4), (8192, 8))
-            for waves in (2, 4, 1)
             for block_c in dict.fromkeys((min(64, most), most, 32))
             if block_c <= most
         ]
-        return sorted(found, key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
+        found = [
+            Knobs.of(block_r=r, block_c=c, warps=warps, parts=parts_of(norm, r, c, waves * target.units))
+            for r, c, warps in tiles
+            for waves in (2, 4, 1)
+        ]
+        return sorted(dict.fromkeys(found), key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """The parts' sums at their most, and statistics that nobody reads."""
-        del knobs
-        return 4 * _known(problem).c * (2 * MOST_PARTS + 4)
+        """The parts' sums, and statistics that nobody reads."""
+        return 4 * _known(problem).c * (2 * knobs.integer("parts") + 4)
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """What is read twice comes from the cache the second time, where it fits."""
@@ -235,10 +236,13 @@ class BatchNormEngine(Engine):
         others = sum(role == "residual" for role in norm.args)
         others += sum(role in ("y", "dx", "masked") for role in norm.results)
         cached = again * one <= _CACHE_BYTES
-        busy = min(1.0, parts_of(norm, knobs, target) * -(-norm.c // knobs.integer("block_c")) / target.units)
+        busy = min(1.0, knobs.integer("parts") * -(-norm.c // knobs.integer("block_c")) / target.units)
         waste = -(-norm.c // knobs.integer("block_c")) * knobs.integer("block_c") / max(1, norm.c)
         moved = (again + others) * one / _BYTES_US + again * one / (_CACHED_US if cached else _BYTES_US)
-        return _LAUNCHES_US + moved * waste / max(busy, 1e-3)
+        narrow = (
+            1.1 if knobs.integer("block_c") * DTYPE_BYTES[norm.dtype] < 128 else 1.0
+        )  # bytes of a line of the cache
+        return _LAUNCHES_US + moved * waste * narrow / max(busy, 1e-3)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile both kernels."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine
+from convoy.engines.manifest import load_engine, waiting
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
@@ -55,14 +55,24 @@ def gradient(problem, first, second):
     stride, pad = [problem.stride_h, problem.stride_w], [problem.pad_h, problem.pad_w]
     dilation = [problem.dilation_h, problem.dilation_w]
     made = torch.ops.aten.convolution_backward(
-        dy.double(), x.double(), weight.double(), [problem.k], stride, pad, dilation, False, [0, 0], 1, wanted
+        dy.double(),
+        x.double(),
+        weight.double(),
+        [problem.k],
+        stride,
+        pad,
+        dilation,
+        False,
+        [0, 0],
+        problem.groups,
+        wanted,
     )
     return [t for t in made if t is not None]
 
 
 def backward(engine_id, problem, knobs=None):
     """Largest error of one gradient against float64; operands and results in channels_last."""
-    engine = load_engine(engine_id)
+    engine = load_engine(engine_id, waiting(engine_id))
     support = engine.supports(problem, TARGET)
     if not support:
         return {"refused": support.reason}
@@ -190,6 +200,12 @@ PERSISTENT, DGRAD, WGRAD = "triton.persistent", "triton.dgrad", "triton.wgrad"
 SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
 DEPTHWISE, GEMV, SPLIT = "triton.depthwise", "triton.gemv", "triton.split_fp32"
 STEM = "triton.stem"
+ONE_EACH = "triton.depthwise_gradients"
+
+
+def one_each(direction, n, c, h, w, *rest, **more):
+    return grad(direction, n, c, h, w, c, *rest, groups=c, **more)
+
 
 CASES = {
     "swapped 3x3": (SWAPPED, conv(1, 16, 7, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
@@ -246,6 +262,15 @@ CASES = {
     "dgrad padded 1x1": (DGRAD, grad("dgrad", 1, 8, 3, 3, 16, 1, 1, 2, 2), dgrad_knobs()),
     "dgrad tf32": (DGRAD, grad("dgrad", 1, 12, 5, 5, 48, 3, 3, 1, 1, dtype="fp32"), dgrad_knobs()),
     "dgrad first guess": (DGRAD, grad("dgrad", 1, 8, 4, 4, 8, 3, 3, 1, 1)),
+    "depthwise dgrad": (ONE_EACH, one_each("dgrad", 2, 40, 6, 5, 3, 3, 1, 1)),
+    "depthwise dgrad 5x5 stride 2": (ONE_EACH, one_each("dgrad", 1, 24, 9, 8, 5, 5, 2, 2, 2, 2)),
+    "depthwise dgrad dilation": (ONE_EACH, one_each("dgrad", 2, 3, 8, 7, 3, 2, 2, 1, 1, 2, 2, 1, dtype="fp32")),
+    "depthwise dgrad unseen rows": (ONE_EACH, one_each("dgrad", 1, 16, 8, 8, 2, 2, 0, 0, 3, 3)),
+    "depthwise wgrad": (ONE_EACH, one_each("wgrad", 2, 40, 6, 5, 3, 3, 1, 1)),
+    "depthwise wgrad 5x5 stride 2": (ONE_EACH, one_each("wgrad", 3, 24, 9, 8, 5, 5, 2, 2, 2, 2)),
+    "depthwise wgrad dilation": (ONE_EACH, one_each("wgrad", 2, 3, 8, 7, 3, 2, 2, 1, 1, 2, 2, 1, dtype="fp32")),
+    "depthwise wgrad 1x1": (ONE_EACH, one_each("wgrad", 2, 16, 5, 7, 1, 1)),
+    "depthwise wgrad no images": (ONE_EACH, one_each("wgrad", 0, 16, 5, 7, 3, 3, 1, 1)),
     "wgrad": (WGRAD, grad("wgrad", 3, 24, 3, 3, 24, 3, 2, 1, 1), wgrad_knobs(split=3)),
     "wgrad bias": (WGRAD, grad("wgrad", 2, 8, 5, 4, 16, 3, 3, 1, 1, epilogue=Epilogue(bias=True)), wgrad_knobs()),
     "wgrad stride 2": (WGRAD, grad("wgrad", 2, 16, 7, 9, 16, 3, 3, 1, 1, 2, 2), wgrad_knobs(split=2)),

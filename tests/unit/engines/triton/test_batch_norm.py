@@ -61,10 +61,15 @@ def test_it_compiles_with_wide_loads_and_without_atomics(make, dtype):
 def test_parts_fill_the_device_and_no_more():
     norm = norm_of(forward("relu"))
     for rows in (2, 1000, 10**6):
-        for knobs in ENGINE.space(forward("relu"), TARGET):
-            parts = parts_of(replace(norm, rows=rows), knobs, TARGET)
+        for block_r, block_c, wanted in ((64, 32, 132), (128, 32, 264), (16, 128, 528)):
+            parts = parts_of(replace(norm, rows=rows), block_r, block_c, wanted)
             assert 1 <= parts <= MOST_PARTS
-            assert (parts - 1) * knobs["block_r"] < rows
+            assert (parts - 1) * block_r < rows
+    for make in (forward, backward):
+        for knobs in ENGINE.space(make("many channels"), TARGET):
+            built = ENGINE.build(make("many channels"), knobs, TARGET)
+            assert built.workspace_bytes == ENGINE.workspace_bytes(make("many channels"), knobs)
+            break
 
 
 @pytest.mark.parametrize(

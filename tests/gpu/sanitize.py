@@ -11,15 +11,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, product
+from pathlib import Path
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # the cases of pieces that other tests have
+
+import norm_cases
+import pool_backward_cases
+
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.piece import read
 from convoy.engines.pruned.walk import positions
+from convoy.measurement.data import make_data
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, WeightMask
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
@@ -61,7 +69,10 @@ SIZES = [
 MATRICES = [(1, 512, 1000), (7, 520, 136), (40, 512, 264), (1, 96, 10)]
 
 
-DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
+PIECES = ("triton.batch_norm", "triton.pool_backward", "triton.pooling")
+"""Engines of pieces of the graph."""
+
+DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad", "triton.stem_wgrad": "wgrad"}
 
 
 def mask(engine: str, shape: tuple[int, ...]) -> WeightMask:
@@ -111,12 +122,38 @@ def pooled_problems() -> Iterator[Problem]:
                 yield replace(problem, epilogue=replace(problem.epilogue, pool=pool))
 
 
+def pieces(name: str) -> Iterator[Problem]:
+    """Pieces of the graph that an engine for them takes."""
+    if name == "triton.batch_norm":
+        for case in norm_cases.CASES:
+            yield from (norm_cases.forward(case), norm_cases.forward(case, unread=True))
+            yield from (norm_cases.backward(case), norm_cases.backward(case, masked=True))
+    elif name == "triton.pool_backward":
+        for case, indices in product(pool_backward_cases.CASES, ("i64", "i16")):
+            yield pool_backward_cases.piece(case, indices=indices)
+    else:
+        for (n, c, side), (window, stride, pad) in product(
+            ((2, 64, 14), (1, 37, 9)), ((3, 2, 1), (2, 2, 0), (3, 1, 1))
+        ):
+            out = (side + 2 * pad - window) // stride + 1
+            pair = f"({window}, {window}), ({stride}, {stride}), ({pad}, {pad})"
+            yield SubgraphProblem(
+                f"graph 1\ninput %v0: fp16[{n},{c},{side},{side}]\n"
+                f"%v1: fp16[{n},{c},{out},{out}] = aten.max_pool2d.default(%v0, {pair})\nreturn %v1\n",
+                "nhwc",
+            )
+
+
 def problems_of(name: str) -> Iterator[Problem]:
     """What an engine is launched on, where it takes it."""
     if name.startswith("pruned."):
         return pruned_problems(name)
     if name == "triton.pooled" or name.startswith("zeroskip."):
         return chain(problems("fprop"), pooled_problems())
+    if name == "triton.depthwise_gradients":
+        return chain(problems("dgrad"), problems("wgrad"))
+    if name in PIECES:
+        return pieces(name)
     return problems(DIRECTIONS.get(name, "fprop"))
 
 
@@ -153,6 +190,29 @@ def launch_gradient(executable: Executable, problem: ConvProblem, dtype: torch.d
     torch.cuda.synchronize()
 
 
+def launch_piece(executable: Executable, problem: SubgraphProblem) -> None:
+    """One piece of the graph."""
+    graph = read(problem.text)
+    specs = [graph.values[name].spec for name in graph.outputs]
+    results = [torch.empty_like(filled(spec.shape, DTYPES[spec.dtype])) for spec in specs]
+    workspace = torch.empty(executable.workspace_bytes, dtype=torch.uint8, device="cuda")
+    executable.launch(Buffers(make_data(problem, 1, "normal", "cuda").args, results, executable.pack(())), workspace)
+    torch.cuda.synchronize()
+
+
+def launch(executable: Executable, problem: Problem) -> str:
+    """One problem of any kind; what stands for its shape."""
+    if isinstance(problem, SubgraphProblem):
+        launch_piece(executable, problem)
+        return problem.key
+    dtype = DTYPES[problem.x_spec.dtype]
+    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
+        launch_gradient(executable, problem, dtype)
+    else:
+        launch_forward(executable, problem, dtype)
+    return f"{problem.x_spec.shape} {problem.weight_spec.shape}"
+
+
 def main() -> int:
     """Launch, wait, and say how much was launched."""
     target = detect_target("cuda")
@@ -166,10 +226,9 @@ def main() -> int:
         for problem in problems_of(name):
             if not engine.accepts(problem, target):
                 continue
-            dtype = DTYPES[problem.x_spec.dtype]
             executable = engine.build(problem, engine.space(problem, target)[0], target)
-            (launch_gradient if name in DIRECTIONS else launch_forward)(executable, problem, dtype)
-            launches, shapes = launches + 1, shapes | {(problem.x_spec.shape, problem.weight_spec.shape)}
+            shapes.add(launch(executable, problem))
+            launches += 1
     print(f"{launches} launches over {len(shapes)} shapes")
     return 0 if launches else 1
 

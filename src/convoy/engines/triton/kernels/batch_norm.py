@@ -41,6 +41,16 @@ def moments(
 
 
 @triton.jit
+def added(parts, programs, c, channel, known, PARTS: tl.constexpr):
+    """Both sums over all parts, for some channels."""
+    part = tl.arange(0, PARTS)
+    some = (part < programs)[:, None] & known[None, :]
+    place = (part * c)[:, None] + channel[None, :]
+    first = tl.sum(tl.load(parts + place, mask=some, other=0.0), 0)
+    return first, tl.sum(tl.load(parts + programs * c + place, mask=some, other=0.0), 0)
+
+
+@triton.jit
 def normalise(
     x, weight, bias, mean, var, residual, parts, y, save_mean, save_rstd, new_mean, new_var,
     rows, each, c, programs, pitch, inverse, unbiased, momentum, eps,
@@ -55,11 +65,9 @@ def normalise(
     pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = channel < c
-    part = tl.arange(0, PARTS)
-    some = (part < programs)[:, None] & known[None, :]
-    place = (part * c)[:, None] + channel[None, :]
-    first = tl.sum(tl.load(parts + place, mask=some, other=0.0), 0) * inverse
-    second = tl.sum(tl.load(parts + programs * c + place, mask=some, other=0.0), 0) * inverse
+    first, second = added(parts, programs, c, channel, known, PARTS)
+    first *= inverse
+    second *= inverse
     middle = tl.load(x + channel, mask=known, other=0.0).to(tl.float32) + first
     spread = tl.maximum(second - first * first, 0.0)
     spread = tl.where(second >= 0.0, spread, second)  # NaN, which maximum() would drop, is below nothing
@@ -154,11 +162,7 @@ def gradients(
     pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = channel < c
-    part = tl.arange(0, PARTS)
-    some = (part < programs)[:, None] & known[None, :]
-    place = (part * c)[:, None] + channel[None, :]
-    first = tl.sum(tl.load(parts + place, mask=some, other=0.0), 0)
-    second = tl.sum(tl.load(parts + programs * c + place, mask=some, other=0.0), 0)
+    first, second = added(parts, programs, c, channel, known, PARTS)
     middle = tl.load(mean + channel, mask=known, other=0.0)
     scale = tl.load(rstd + channel, mask=known, other=0.0)
     if tl.program_id(0) == 0:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
 from convoy.engines.triton.norms import Norm, norm_of
-from convoy.engines.triton.requirements import piece_support, values_support
+from convoy.engines.triton.requirements import INDEX_LIMIT, piece_support, values_support
 from convoy.engines.triton.tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
@@ -44,10 +44,12 @@ class BatchNormExecutable(Executable):
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """The forward pass's images may be channels of a larger tensor."""
         norm = self.norm
-        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[norm.dtype]
-        return (
-            norm.forward and norm.results[result] == "y" and pitch % norm.unit == 0 and fits_tma(dtype, pitch, offset)
+        fits = (
+            pitch % norm.unit == 0
+            and norm.rows * pitch < INDEX_LIMIT
+            and fits_tma(TORCH_DTYPE[norm.dtype], pitch, offset)
         )
+        return norm.forward and norm.results[result] == "y" and fits
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Sums, then the rest."""
@@ -197,7 +199,7 @@ class BatchNormEngine(Engine):
         norm = norm_of(problem)
         if norm is None:
             return Support.no("does a batch norm with batch statistics and what stands beside it, got another piece")
-        if not (found := values_support(norm.dtype, norm.rows * norm.c)):
+        if not (found := values_support(norm.dtype, norm.rows * max(norm.c, norm.whole_c))):
             return found
         if norm.rows < 2:
             return Support.no("needs two values of a channel at least")

@@ -102,3 +102,17 @@ def test_a_gradient_in_part_and_a_device_that_is_too_old_are_refused():
     odd = replace(odd, text=odd.text.replace("1, 16, 56)", "1, 17, 57)"))
     assert "multiple of 16 bytes" in ENGINE.supports(odd, TARGET).reason
     assert not ENGINE.supports(forward("relu"), replace(TARGET, arch="sm_75"))
+
+
+def test_what_32_bits_cannot_index_is_refused():
+    """A norm's part may be small where the whole that it lies in is not."""
+    part = backward("part")
+    huge = part.text.replace("fp32[2,64,4,5]", "fp32[2,67108864,4,5]")
+    assert huge != part.text
+    assert "2^31" in ENGINE.supports(replace(part, text=huge), TARGET).reason
+    problem = forward("relu")
+    executable = ENGINE.build(problem, ENGINE.space(problem, TARGET)[0], TARGET)
+    y = executable.norm.results.index("y")
+    assert executable.accept_slice(y, 128, 64)
+    assert not executable.accept_slice(y, 1 << 26, 64)
+    assert not executable.accept_slice(y, 128 + 8, 4)

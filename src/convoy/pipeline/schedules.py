@@ -90,7 +90,7 @@ def _build_fastest(
         for streams in range(2, settings.streams + 1):
             admitted = parallel(plan.steps, streams, taken, model, collectives)
             contest.challenge(f"{streams} with admission", admitted)
-        # Building every launch in two further configs takes a minute; on an H100 it gave GoogLeNet's step 0.7 %.
+        # Two further configs of every launch take a minute to build; on an H100 they gave GoogLeNet's step 1 % (4b785fd).
         if offered is not None and settings.effort is Effort.FULL and not settings.deterministic:
             variants = [(steps, _shares_of(steps, build)) for steps in others(plan.steps, offered)]
             steps, taken = frugal(plan.steps, taken, [(steps, found) for steps, found in variants if found])

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_module
+from convoy.engines.flags import convolutions
 from convoy.program.recording import recording
 
 ROUNDS = 15
@@ -163,10 +164,8 @@ def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], o
         run: launches the work.
         reads: what must live as long as the graph: the graph holds addresses alone.
     """
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()
+    with convolutions("as_torch", stream.device):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -175,8 +174,6 @@ def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], o
         graph = torch.cuda.CUDAGraph()
         with recording(graph, stream):
             kept = run()
-    finally:
-        torch.backends.cudnn.benchmark = before
 
     def replay() -> object:
         graph.replay()

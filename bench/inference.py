@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from limits import OutOfTimeError, stopping
 from record import Recorder
 from torch import nn
 
@@ -89,14 +90,9 @@ def within(seconds: int) -> Iterator[None]:
 
 def eager(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
     """The module as it is; cuDNN looks for its fastest kernels in the first calls."""
-    torch.backends.cudnn.benchmark = True
     for _ in range(3):
         model(x)
     return lambda: model(x)
-
-
-class OutOfTimeError(Exception):
-    """Raised into tuning when its time is up; what was measured is in the database."""
 
 
 LEAST_S = 60.0
@@ -201,10 +197,7 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run) -> Ready | No
     begun = time.monotonic()
     before = torch.cuda.memory_reserved()
 
-    def watch(message: str, done: int, total: int) -> None:
-        if total and done < total and time.monotonic() - begun > min(run.tune_s, run.left_s - LEAST_S / 2):
-            raise OutOfTimeError(f"{message}: {done} of {total}")
-
+    watch = stopping(run.tune_s, lambda: run.left_s, LEAST_S / 2)
     settings = convoy.Settings(effort=convoy.Effort(run.effort), db=run.db)
     note = ""
     try:
@@ -318,6 +311,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.backends.cudnn.benchmark = True  # before any call: PyTorch keeps the first plan of a convolution
     end = time.monotonic() + options.seconds
     run = Run(tuple(options.peers.split(",")), options.effort, options.db, options.tune_seconds, end)
     target = detect_target("cuda")

@@ -22,6 +22,7 @@ from convoy.capture import capture_training
 from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine
 from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
+from convoy.perfdb.row import Measurement
 from convoy.pipeline.stages import make_net
 from convoy.problem import SubgraphProblem
 from convoy.regions import Region
@@ -98,18 +99,19 @@ def main() -> None:
                 if time.monotonic() > end:
                     print(f"out of time in {net}")
                     break
-                best: dict[str, tuple[float, str]] = {}
+                best: dict[str, Measurement] = {}
                 for row in runner.measure(request, protocol):
                     name = row.config.engine
-                    if row.ok and row.median_us < best.get(name, (float("inf"), ""))[0]:
-                        best[name] = row.median_us, str(row.config.knobs)
+                    if row.ok and (name not in best or row.median_us < best[name].median_us):
+                        best[name] = row
                 subject = f"{net} {region.pattern}({'+'.join(region.nodes)})"[:120]
                 line = f"{subject} x{count}:"
-                for name, (took_us, knobs) in best.items():
-                    note = f"times={count} {knobs}"
+                for name, row in best.items():
+                    took_us = row.median_us
                     recorder.add(
                         subject=subject, batch=options.batch, dtype=options.dtype, provider=name, metric="kernel_us", unit="us",
-                        p50=took_us, p20=took_us, p80=took_us, ok=True, note=note,
+                        p50=took_us, p20=took_us - row.spread_us, p80=took_us + row.spread_us, ok=True,
+                        note=f"times={count} {row.config.knobs}",
                     )  # fmt: skip
                     line += f"  {name} {took_us:.1f}"
                     kind = " ".join(sorted(engine.id for engine in engines[2:] if engine.accepts(problem, target)))

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from limits import OutOfTimeError, stopping
 from record import Recorder
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -148,10 +149,6 @@ def graph(case: Case) -> Step:
     return replay
 
 
-class OutOfTimeError(Exception):
-    """Raised into tuning when its time is up; what was measured is in the database."""
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """How a run is made.
@@ -193,11 +190,7 @@ def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
     model, (x, y) = case.model(), case.data()
     start = time.perf_counter()
 
-    def watch(message: str, done: int, total: int) -> None:
-        took = time.perf_counter() - start
-        if total and done < total and (took > run.tune_s or run.left_s < LEAST_S):
-            raise OutOfTimeError(f"{message}: {done} of {total}")
-
+    watch = stopping(run.tune_s, lambda: run.left_s, LEAST_S)
     optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
     settings, cut = run.settings(**changes), ""
     try:

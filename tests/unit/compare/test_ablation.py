@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from convoy.compare.ablation import DEFAULTS, Bench, Search, Setting, advice, gains
+from convoy.compare.ablation import Search, advice, gains
 from convoy.compare.case import Case
 from convoy.compare.comparison import Limits
 from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Figure, Run, read
 from convoy.compare.session import ChildFailedError
+from convoy.compare.setting_bench import DEFAULTS, Bench, Setting
 from convoy.compare.torch_options import OPTIONS, added, choose, words_of
 from convoy.errors import InputError
 

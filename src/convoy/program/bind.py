@@ -225,21 +225,26 @@ def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
     """
     order = [(bound.step.stream, bound.step.waits) for bound in steps]
     known = finished_before(order, 1 + max((stream for stream, _ in order), default=0))
-    users: dict[int, list[int]] = {}
-    owner: dict[int, int] = {}
-    for at, bound in enumerate(steps):
-        for slot in dict.fromkeys(bound.touched()):
-            users.setdefault(slot, []).append(at)
-        owner.update((slot, bound.step.stream) for slot in bound.results)
+    used = users(steps)
+    owner = {slot: bound.step.stream for bound in steps for slot in bound.results}
     frees: list[list[int]] = [[] for _ in steps]
     wholes = {place.slot for bound in steps for place in bound.places if place is not None}
     kept = set(outputs) if len(known[0]) == 1 else {*outputs, *wholes}
-    for slot in sorted(users.keys() - kept):
-        at = _first_safe(order, known, users[slot], owner.get(slot, 0))
+    for slot in sorted(used.keys() - kept):
+        at = _first_safe(order, known, used[slot], owner.get(slot, 0))
         if at is not None:
             frees[at - 1].append(slot)
     for bound, slots in zip(steps, frees, strict=True):
         bound.frees = tuple(slots)
+
+
+def users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
+    """For each slot, the launches that read or write it, in order."""
+    found: dict[int, list[int]] = {}
+    for at, bound in enumerate(steps):
+        for slot in dict.fromkeys(bound.touched()):
+            found.setdefault(slot, []).append(at)
+    return found
 
 
 def peak_bytes(bound: Bound) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from convoy.program.bind import Bound
+from convoy.program.completion import Completion, makers
 from convoy.program.gradients import Averages
 from convoy.schedule import buckets
 
@@ -25,38 +26,21 @@ class Overlap:
     def __init__(self, bound: Bound, count: int, averages: Averages) -> None:
         self._averages = averages
         specs = {slot: spec for step in bound.steps for slot, spec in zip(step.results, step.specs, strict=True)}
-        made = {slot: index for index, step in enumerate(bound.steps) for slot in step.results}
+        made = makers(bound)
         back = bound.outputs[count:0:-1]
         found = buckets([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
         self._buckets = [tuple(back[index] for index in bucket) for bucket in found]
-        self._makers = [tuple(dict.fromkeys(made[slot] for slot in bucket)) for bucket in self._buckets]
-        ready = [max(makers) for makers in self._makers]
+        waits = [{made[slot] for slot in bucket} for bucket in self._buckets]
         # A collective is begun in the same order by every process, so one that is ready early waits for those before it.
-        self._begins: dict[int, list[int]] = {}
-        latest = -1
-        for number, at in enumerate(ready):
-            latest = max(latest, at)
-            self._begins.setdefault(latest, []).append(number)
-        self._marked = {index for makers in self._makers for index in makers}
-        self._events: dict[int, torch.cuda.Event] = {}
-
-    @staticmethod
-    def fits(bound: Bound, count: int) -> bool:
-        """Whether each gradient is made by a launch; one that is an input or a constant is nothing to wait for."""
-        made = {slot for step in bound.steps for slot in step.results}
-        return set(bound.outputs[1 : count + 1]) <= made
+        self._completion = Completion(waits, averages.stream, in_order=True)
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
         """A launch was given to torch's current stream; begin the buckets that are complete with it."""
-        stream = self._averages.stream
-        if stream is not None and index in self._marked:
-            self._events[index] = torch.cuda.current_stream(stream.device).record_event()
-        for number in self._begins.get(index, ()):
+        for number in self._completion.after(index):
             bucket = [slots[slot] for slot in self._buckets[number]]
-            made = [self._events[maker] for maker in self._makers[number]] if stream is not None else []
-            self._averages.begin(bucket, made)  # type: ignore[arg-type]
+            self._averages.begin(bucket, self._completion.events([number]))  # type: ignore[arg-type]
 
     def end(self) -> None:
         """What follows on torch's current stream finds the averages."""
-        self._events.clear()
+        self._completion.end()
         self._averages.end()

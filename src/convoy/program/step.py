@@ -18,6 +18,7 @@ from convoy.capture import TrainingCapture
 from convoy.capture.joint import LossModule
 from convoy.plan.plan import Plan
 from convoy.program.capturable import has_state, why_not_capturable
+from convoy.program.completion import all_made
 from convoy.program.eager import EagerProgram
 from convoy.program.footing import Footing
 from convoy.program.gradients import Averages, average, clip, has_hooks, put_gradients
@@ -180,7 +181,7 @@ class TrainingStep:
         """
         runnable, count = self.program.runnable, len(self.program.capture.learned)
         wanted = self.options.overlap and self.options.accumulate == 1
-        if self._averages is None or runnable is None or not wanted or not Overlap.fits(runnable.bound, count):
+        if self._averages is None or runnable is None or not wanted or not all_made(runnable.bound, count):
             return None
         return Overlap(runnable.bound, count, self._averages)
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from convoy.program.bind import Bound
+from convoy.program.bind import Bound, users
 from convoy.program.capturable import FUSED
+from convoy.program.completion import Completion, all_made
 from convoy.program.recording import stream_beside
 from convoy.schedule import buckets
 
@@ -47,21 +48,17 @@ class Updates:
         self._optimizer, self._steps = optimizer, bound.steps
         device = parameters[0].device
         self.stream = stream_beside(device, taken) if device.type == "cuda" else None
-        used = _users(bound)
+        used = users(bound.steps)
         gradients = bound.outputs[1 : 1 + len(parameters)]
         back = list(range(len(parameters)))[::-1]
         sizes = [p.numel() * p.element_size() for p in parameters]
         found = buckets([sizes[i] for i in back], [parameters[i].dtype for i in back], BUCKET_BYTES)
-        self._parts: dict[int, list[list[tuple[nn.Parameter, int]]]] = {}
-        self._waits: dict[int, set[int]] = {}
-        for bucket in found:
-            members = [back[i] for i in bucket]
-            waits = {at for i in members for slot in (slots[i], gradients[i]) for at in used.get(slot, ())}
-            begin = max(waits)
-            self._parts.setdefault(begin, []).append([(parameters[i], gradients[i]) for i in members])
-            self._waits.setdefault(begin, set()).update(waits)
-        self._marked = {at for waits in self._waits.values() for at in waits}
-        self._events: dict[int, torch.Event] = {}
+        members = [[back[i] for i in bucket] for bucket in found]
+        self._buckets = [[(parameters[i], gradients[i]) for i in bucket] for bucket in members]
+        waits = [
+            {at for i in bucket for slot in (slots[i], gradients[i]) for at in used.get(slot, ())} for bucket in members
+        ]
+        self._completion = Completion(waits, self.stream)
         self._updated: set[int] = set()
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
@@ -69,30 +66,29 @@ class Updates:
         read = (slots[slot] for slot in self._steps[index].args)
         if self._updated and any(t is not None and t.untyped_storage().data_ptr() in self._updated for t in read):
             raise OvertakenError("a launch reads a parameter in another shape after its update was queued")
-        if self.stream is not None and index in self._marked:
-            self._events[index] = torch.cuda.current_stream(self.stream.device).record_event()
-        if index not in self._parts:
+        complete = self._completion.after(index)
+        if not complete:
             return
         with torch.cuda.stream(self.stream):
             if self.stream is not None:
-                for at in sorted(self._waits[index]):
-                    self.stream.wait_event(self._events[at])
-            for part in self._parts[index]:
-                self._update(part, slots)
+                for event in self._completion.events(complete):
+                    self.stream.wait_event(event)
+            for number in complete:
+                self._update(self._buckets[number], slots)
 
     def end(self) -> None:
         """What follows on torch's current stream finds the new parameters."""
-        self._events.clear()
+        self._completion.end()
         self._updated.clear()
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
-    def _update(self, part: Sequence[tuple[nn.Parameter, int]], slots: Sequence[torch.Tensor | None]) -> None:
-        for parameter, slot in part:
+    def _update(self, bucket: Sequence[tuple[nn.Parameter, int]], slots: Sequence[torch.Tensor | None]) -> None:
+        for parameter, slot in bucket:
             parameter.grad = slots[slot]
-        with _only(self._optimizer, {id(parameter) for parameter, _ in part}):
+        with _only(self._optimizer, {id(parameter) for parameter, _ in bucket}):
             self._optimizer.step()
-        self._updated.update(parameter.untyped_storage().data_ptr() for parameter, _ in part)
+        self._updated.update(parameter.untyped_storage().data_ptr() for parameter, _ in bucket)
 
 
 def updates_of(
@@ -103,19 +99,9 @@ def updates_of(
     taken: Sequence[torch.cuda.Stream] = (),
 ) -> Updates | None:
     """`Updates`, or None where an optimizer's update is not known to be elementwise, or a launch makes not each gradient."""
-    made = {slot for step in bound.steps for slot in step.results}
-    if type(optimizer) not in FUSED or not set(bound.outputs[1 : 1 + len(parameters)]) <= made:
+    if type(optimizer) not in FUSED or not all_made(bound, len(parameters)):
         return None
     return Updates(bound, parameters, slots, optimizer, taken)
-
-
-def _users(bound: Bound) -> dict[int, list[int]]:
-    """For each slot, the launches that read or write it."""
-    found: dict[int, list[int]] = {}
-    for at, step in enumerate(bound.steps):
-        for slot in dict.fromkeys(step.touched()):
-            found.setdefault(slot, []).append(at)
-    return found
 
 
 @contextmanager

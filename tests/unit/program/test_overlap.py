@@ -16,6 +16,7 @@ from convoy.plan.timeline import planned
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import gradients, overlap
 from convoy.program.bind import Bound, BoundStep
+from convoy.program.completion import all_made
 from convoy.program.gradients import Averages, average
 from convoy.program.overlap import Overlap
 from convoy.schedule import collectives
@@ -96,9 +97,9 @@ def test_each_bucket_begins_with_its_last_gradient_and_in_everyones_order(seed: 
 
 def test_gradients_that_no_launch_makes_are_not_waited_for():
     given = bound(["loss", "g0"], ["g0"], {})
-    assert Overlap.fits(given, 1)
+    assert all_made(given, 1)
     given.outputs[1] = 0
-    assert not Overlap.fits(given, 1)
+    assert not all_made(given, 1)
 
 
 def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.pipeline import verdict
 from convoy.program import updates
+from convoy.program.completion import Completion
 from convoy.program.step import TrainingStep
 from convoy.program.updates import OvertakenError, Updates, updates_of
 
@@ -113,7 +114,7 @@ def test_a_parameter_that_is_still_to_be_read_is_noticed(monkeypatch: pytest.Mon
         1 + names.index("layers.2.weight")
     ]  # its gradient comes first, and has its shape
     begin = next(at for at, one in enumerate(made._steps) if later in one.results)
-    made._parts, made._waits = {begin: [[(weight, later)]]}, {begin: {begin}}
+    made._buckets, made._completion = [[(weight, later)]], Completion([{begin}])
     with pytest.raises(OvertakenError, match="after its update"):
         work(step, made)
 

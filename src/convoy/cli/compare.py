@@ -79,7 +79,7 @@ def compare(
         raise InputError("--effort", effort, "one of " + ", ".join(Effort))
 
     from convoy.compare.case import Case
-    from convoy.compare.comparison import Limits
+    from convoy.compare.limits import Limits
     from convoy.measurement import check_dtype, detect_target
 
     where = options.pick_device(device)

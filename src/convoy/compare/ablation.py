@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from convoy.compare.case import Case
-from convoy.compare.comparison import Limits, Observer
+from convoy.compare.comparison import Observer
+from convoy.compare.limits import Limits
 from convoy.compare.lock import device_lock, others_at_work
 from convoy.compare.manifest import make_manifest
 from convoy.compare.runfile import Figure, Row, Run, resumed, write

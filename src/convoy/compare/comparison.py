@@ -4,55 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
 from convoy.compare.case import Case
+from convoy.compare.children import Children
 from convoy.compare.frameworks import Entry
+from convoy.compare.limits import ROUNDS, Limits
 from convoy.compare.lock import device_lock, others_at_work
 from convoy.compare.manifest import ask_gpu, make_manifest
-from convoy.compare.memory import available_bytes
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
-from convoy.compare.samples import NOISY, ready_row, relative_spread, rounds_for, row_of, settled, with_samples
+from convoy.compare.samples import ready_row, rounds_for, row_of, settled, with_samples
 from convoy.compare.session import ChildFailedError, ChildSession
+from convoy.compare.turns import Samples, quietest, take_rounds
 from convoy.measurement import detect_target
-from convoy.measurement.statistics import disturbed_rounds
 from convoy.target import Target
-
-ROUNDS: Final = 15
-"""Interleaved rounds: an odd number, so that the median is a sample."""
 
 ALONE_ROUNDS: Final = 5
 """Rounds of a framework by itself, as soon as it is ready: what stands in the file when the run is interrupted."""
-
-MOST_REPEATS: Final = 2
-"""How often noisy rounds are taken again."""
-
-REPEATS_S: Final = 60.0
-"""When rounds have taken this long they are not taken again: on a machine that is busy all the time they would be no quieter."""
 
 ALIVE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 """Share of the memory that frameworks which wait for their turn may have together; beyond it the earlier ones are ended, and
 their figures stay those that they got alone. A GPU's next framework that finds too little left is begun again without them."""
 
-CORES_A_FRAMEWORK: Final = 3
-"""Cores for each framework that is built beside others on a GPU: compilers use several."""
-
 LATE_SHARE: Final = 0.8
 """A case is begun while there is time for this share of the longest one so far."""
-
-MEMORY_SHARE: Final = 0.9
-"""Share of the memory that is available at the start that one framework may use, unless a limit is given."""
 
 PROTOCOL: Final = (
     f"each framework in its own process; outputs checked first; {ROUNDS} interleaved rounds (A B C A B C ...) of at least 20 ms; "
@@ -63,54 +46,13 @@ Observer = Callable[[str, int, int], None]
 """Told what is being done, how much is done, and how much there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a framework may use.
-
-    Attributes:
-        timeout_s: most seconds for each of its steps (start, one way built and checked, one round).
-        memory_bytes: most resident bytes; 0: `MEMORY_SHARE` of what is available.
-        rounds: interleaved rounds.
-        seconds: when they are over nothing new is begun; 0: there is time.
-        jobs: frameworks that are built side by side; 0: one on a CPU, on a GPU as many as the cores are good for.
-    """
-
-    timeout_s: float = 900.0
-    memory_bytes: int = 0
-    rounds: int = ROUNDS
-    seconds: float = 0.0
-    jobs: int = 0
-
-    def builders(self, device: str) -> int:
-        """How many frameworks are built side by side."""
-        return self.jobs or (max(1, (os.cpu_count() or 1) // CORES_A_FRAMEWORK) if device == "cuda" else 1)
-
-
-def environment(case: Case, entry_id: str, folder: Path) -> dict[str, str]:
-    """Variables that frameworks read when they are imported."""
-    threads = str(case.threads)
-    found = {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # or it takes all of the GPU's memory at once, as JAX does
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "KERAS_BACKEND": "tensorflow",
-    }
-    if case.device == "cpu":
-        found |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    if entry_id == "inductor":
-        found["TORCHINDUCTOR_CACHE_DIR"] = str(
-            folder / "inductor"
-        )  # or the second run's compile time would be another's
-    return found
-
-
 def compare(
     cases: Sequence[Case],
     entries: Sequence[Entry],
     path: Path,
     *,
     request: Mapping[str, Any],
-    limits: Limits = Limits(),
+    limits: Limits,
     again: bool = False,
     observer: Observer = lambda _what, _done, _all: None,
 ) -> Run:
@@ -148,18 +90,14 @@ class Comparison:
 
     def __init__(self, run: Run, path: Path, target: Target, limits: Limits, observer: Observer) -> None:
         self.run, self.path, self.target, self.observer = run, path, target, observer
-        memory = limits.memory_bytes or int(available_bytes() * MEMORY_SHARE)
-        self.limits = dataclasses.replace(limits, memory_bytes=memory)
+        self.limits = limits.on_this_machine()
         self.left: list[str] = []
         """Cases for which no time was left."""
         self._deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
-        self._turns = threading.Lock()
-        """Held by the child that has the device for itself."""
         self._state = threading.RLock()
         """Of everything below and of the run: frameworks are prepared by threads."""
         self._alive: dict[str, ChildSession] = {}
-        self._children: set[ChildSession] = set()
-        self._ending = False
+        self._children = Children(self.limits, self._deadline)
         self._folders: dict[Case, Future[Path]] = {}
         self._exporting = threading.Lock()
 
@@ -171,9 +109,7 @@ class Comparison:
     def __exit__(self, *error: object) -> None:
         """End every child, so that the threads that talk with them end too."""
         with self._state:
-            self._ending = True
-            for child in self._children:
-                child.kill()
+            self._children.end_all()
         self._pool.shutdown(cancel_futures=True)
         self._release(settle=False)
         shutil.rmtree(self._root, ignore_errors=True)
@@ -262,7 +198,7 @@ class Comparison:
     def _make_material(self, case: Case, folder: Path) -> Path:
         self.observer(f"{_words(case)}: exact results", 0, 0)
         folder.mkdir()
-        with self._child(case, folder, {"role": "material"}) as child:
+        with self._children.one(case, folder, {"role": "material"}) as child:
             child.wait_for("material")
         return folder
 
@@ -306,14 +242,14 @@ class Comparison:
             if (folder / "model.onnx").exists():
                 return 0.0
             try:
-                with self._child(case, folder, {"role": "export"}) as child:
+                with self._children.one(case, folder, {"role": "export"}) as child:
                     return float(child.wait_for("exported"))
             except ChildFailedError as error:
                 self._fail(case, entry, error, "torch.onnx.export: ")
                 return None
 
     def _prepare(self, case: Case, entry: Entry, folder: Path) -> tuple[ChildSession, Row]:
-        child = self._start(case, folder, {"role": "framework", "entry": dataclasses.asdict(entry)}, entry.id)
+        child = self._children.start(case, folder, {"role": "framework", "entry": dataclasses.asdict(entry)}, entry.id)
         try:
             ready = child.wait_for("ready")
             with child.turn():
@@ -321,9 +257,14 @@ class Comparison:
                 samples = child.ask({"do": "sample", "rounds": rounds}, "samples")
                 finished = child.ask({"do": "finish", "bus_id": self._bus_id}, "finished")
         except BaseException:
-            self._end(child)
+            self._children.end(child)
             raise
         return child, ready_row(case, entry.id, child.startup_s, ready, samples, finished)
+
+    @cached_property
+    def _bus_id(self) -> str:
+        """The PCI bus id of the GPU that children use, as nvidia-smi has it; empty on a CPU or where there is no nvidia-smi."""
+        return "".join(ask_gpu("pci.bus_id")) if self.target.device == "cuda" else ""
 
     # --- all in turn ----------------------------------------------------------------------------------------------------
 
@@ -333,79 +274,28 @@ class Comparison:
             return
         for child in self._alive.values():
             child.deadline = math.inf  # a case that is nearly done is worth its last seconds
-        best: dict[str, dict[str, list[float]]] = {}
-        start = time.monotonic()
-        for _ in range(MOST_REPEATS + 1):
-            for name, samples in self._rounds(case).items():
-                if name not in best or relative_spread(samples) < relative_spread(best[name]):
-                    best[name] = samples
-            quiet = all(relative_spread(samples) <= NOISY for samples in best.values())
-            if quiet or time.monotonic() - start > REPEATS_S:
-                break
+        best = quietest(lambda: self._rounds(case))
         for name, samples in best.items():
             row = self.run.row(row_of(case, name, "ok").key)
             if row is not None and row.ok:
                 self._keep(with_samples(row, samples, in_turn=len(best) > 1))
 
-    def _rounds(self, case: Case) -> dict[str, dict[str, list[float]]]:
-        found: dict[str, dict[str, list[float]]] = {name: {} for name in self._alive}
-        calls = {name: self._call_s(case, name) for name in self._alive}
-        for _ in range(rounds_for(max(calls.values()), self.limits.rounds)):
-            for name, child in list(self._alive.items()):
-                try:
-                    samples = child.ask({"do": "sample", "rounds": 1}, "samples")
-                except ChildFailedError as error:
-                    self._end(self._alive.pop(name))
-                    found.pop(name)
-                    self._keep(row_of(case, name, error.status, error.reason))
-                    continue
-                for metric, values in samples.items():
-                    found[name].setdefault(metric, []).extend(values)
-        dropped = disturbed_rounds({name: samples["latency_ms"] for name, samples in found.items()})
-        return {
-            name: {metric: [v for i, v in enumerate(values) if i not in dropped] for metric, values in samples.items()}
-            for name, samples in found.items()
-        }
+    def _rounds(self, case: Case) -> dict[str, Samples]:
+        """Rounds of those that are still alive; one that fails is ended, and its row says how."""
+
+        def failed(name: str, error: ChildFailedError) -> None:
+            self._children.end(self._alive.pop(name))
+            self._keep(row_of(case, name, error.status, error.reason))
+
+        slowest = max((self._call_s(case, name) for name in self._alive), default=0.0)
+        return take_rounds(self._alive, rounds_for(slowest, self.limits.rounds), failed)
 
     def _call_s(self, case: Case, name: str) -> float:
         row = self.run.row(row_of(case, name, "ok").key)
         latency = row.figure("latency_ms") if row else None
         return latency.p50 / 1e3 if latency else 0.0
 
-    # --- children -------------------------------------------------------------------------------------------------------
-
-    def _start(self, case: Case, folder: Path, hello: Mapping[str, Any], name: str = "") -> ChildSession:
-        child = ChildSession(
-            {"case": case.to_dict(), "folder": str(folder), **hello},
-            environment(case, name, folder),
-            timeout_s=self.limits.timeout_s,
-            memory_limit_bytes=self.limits.memory_bytes,
-            turns=self._turns,
-            deadline=self._deadline,
-        )
-        with self._state:
-            self._children.add(child)
-            if self._ending:
-                child.kill()
-        return child
-
-    def _end(self, child: ChildSession) -> None:
-        with self._state:
-            self._children.discard(child)
-        child.end()
-
-    @contextmanager
-    def _child(self, case: Case, folder: Path, hello: Mapping[str, Any]) -> Iterator[ChildSession]:
-        child = self._start(case, folder, hello)
-        try:
-            yield child
-        finally:
-            self._end(child)
-
-    @cached_property
-    def _bus_id(self) -> str:
-        """The PCI bus id of the GPU that children use, as nvidia-smi has it; empty on a CPU or where there is no nvidia-smi."""
-        return "".join(ask_gpu("pci.bus_id")) if self.target.device == "cuda" else ""
+    # --- those that wait for their turn ---------------------------------------------------------------------------------
 
     def _crowded(self) -> bool:
         share = ALIVE_SHARE[self.target.device]
@@ -420,14 +310,14 @@ class Comparison:
         with self._state:
             ended, self._alive = self._alive, {}
             for child in ended.values():
-                self._end(child)
+                self._children.end(child)
             for row in self.run.rows if settle else ():
                 if row.provider in ended and row.detail.get("provisional"):
                     self._keep(dataclasses.replace(row, detail=settled(row.detail)))
 
     def _keep(self, row: Row) -> None:
         with self._state:
-            if not self._ending:
+            if not self._children.ended:
                 self.run = self.run.with_row(row)
                 write(self.run, self.path)
 

@@ -17,6 +17,9 @@ ROUNDS_S: Final = 30.0
 NOISY: Final = 0.10
 """A relative spread above this is noise: interleaved timings of one program on a quiet machine are within 5 %."""
 
+MOST_REPEATS: Final = 2
+"""How often noisy rounds are taken again."""
+
 
 def rounds_for(call_s: float, most: int) -> int:
     """Rounds of calls that take so long: as many as are wanted, or as fit into `ROUNDS_S`, but never below `LEAST_ROUNDS`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from convoy.compare.case import Case
-from convoy.compare.comparison import MEMORY_SHARE, MOST_REPEATS, Limits, environment
-from convoy.compare.memory import available_bytes
+from convoy.compare.children import environment
+from convoy.compare.limits import Limits
 from convoy.compare.runfile import Figure
-from convoy.compare.samples import NOISY, figure, rounds_for
+from convoy.compare.samples import MOST_REPEATS, NOISY, figure, rounds_for
 from convoy.compare.session import ChildFailedError, ChildSession
 from convoy.compare.torch_options import words_of
 from convoy.measurement.statistics import disturbed_rounds
@@ -44,8 +43,7 @@ class Bench:
 
     def __init__(self, case: Case, folder: Path, limits: Limits) -> None:
         self.case, self.folder = case, folder
-        memory = limits.memory_bytes or int(available_bytes() * MEMORY_SHARE)
-        self.limits = dataclasses.replace(limits, memory_bytes=memory)
+        self.limits = limits.on_this_machine()
         self.facts: dict[str, Any] = {}
         self.deadline = math.inf
         """`time.monotonic()` after which a build is not waited for much longer."""

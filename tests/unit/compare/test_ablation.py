@@ -10,7 +10,7 @@ import pytest
 
 from convoy.compare.ablation import Search, advice, gains
 from convoy.compare.case import Case
-from convoy.compare.comparison import Limits
+from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Figure, Run, read
 from convoy.compare.session import ChildFailedError

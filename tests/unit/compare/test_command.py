@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from examples import compare_run, options_run
 
 from convoy.cli import app
-from convoy.compare import ablation, comparison
+from convoy.compare import ablation, children, comparison
 from convoy.compare.runfile import Run, write
 from convoy.errors import InputError
 
@@ -44,7 +44,7 @@ def test_what_is_wrong_is_said_before_anything_is_run(
     words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(comparison, "ChildSession", None)
+    monkeypatch.setattr(children, "ChildSession", None)
     done = CliRunner().invoke(app, ["compare", "alexnet", *words])
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(named)

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from convoy.compare import comparison
+from convoy.compare import children, comparison
 from convoy.compare.case import Case
-from convoy.compare.comparison import Limits, compare
+from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, Entry, find
+from convoy.compare.limits import Limits
 from convoy.compare.material import make
 from convoy.compare.memory import available_bytes, peak_bytes
 from convoy.compare.runfile import Row, Run, read
@@ -131,7 +132,7 @@ def test_a_run_goes_on_where_it_was_interrupted(run: Any, tmp_path: Path, monkey
     found, path, _ = run
     again = tmp_path / "run.json"
     again.write_text(path.read_text())
-    monkeypatch.setattr(comparison, "ChildSession", None)  # nothing is started
+    monkeypatch.setattr(children, "ChildSession", None)  # nothing is started
     entries = planted("right", "wrong", "crash")
     assert compare([CASE], entries, again, request=REQUEST, limits=LIMITS).rows == found.rows
     with pytest.raises(InputError, match="--again"):
@@ -262,7 +263,13 @@ def test_hangs_and_greed_end_at_their_limits(tmp_path: Path) -> None:
 
 def test_the_users_own_mistake_is_no_frameworks_fault(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no_such_file"):
-        compare([replace(CASE, model="no_such_file.py:net")], planted("right"), tmp_path / "r.json", request=REQUEST)
+        compare(
+            [replace(CASE, model="no_such_file.py:net")],
+            planted("right"),
+            tmp_path / "r.json",
+            request=REQUEST,
+            limits=LIMITS,
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -44,6 +44,15 @@ class Target:
         """Whether it is the same device, whatever the versions of the software: its times are a good guess."""
         return (self.device, self.name, self.arch, self.units) == (other.device, other.name, other.arch, other.units)
 
+    def is_kin(self, other: Target) -> bool:
+        """Whether it has the same cores and as many, like an H100 and an H200: what is fast on one is worth a look on the other.
+
+        Of CPUs no more is known than their instruction set: only the same one is kin.
+        """
+        if self.device == "cpu":
+            return self.is_like(other)
+        return (self.device, self.arch, self.units) == (other.device, other.arch, other.units)
+
     @property
     def capability(self) -> int:
         """Compute capability of a GPU as one number (90 for `sm_90a`); 0 on a CPU."""

@@ -14,6 +14,7 @@ from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
 from convoy.measurement.criteria_file import find_criteria
+from convoy.measurement.kin import kin_of
 from convoy.measurement.predict import Estimate, Experience
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
@@ -46,6 +47,10 @@ class Store(Interface):
 
     def related(self, target: Target, protocol: str, /) -> Sequence[Measurement]:
         """Good rows of devices like this one."""
+        ...
+
+    def targets(self) -> Mapping[str, Target]:
+        """Targets that are described, by digest."""
         ...
 
 
@@ -124,6 +129,7 @@ def search(
     for task in tasks:
         task.take_known(database.lookup(task.problem.key, target.digest, protocol.id))
     if settings.effort is not Effort.NONE:
+        _take_hints(tasks, target, protocol, database)
         _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
     else:
         _predict(tasks, engines, target, protocol, database, settings.db, on_progress or _silent)
@@ -138,6 +144,16 @@ def search(
 
 def _silent(done: int, total: int, message: str) -> None:
     del done, total, message
+
+
+def _take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:
+    """Let tasks know what other devices of the kind found out about their problems."""
+    kin = kin_of(target, database.targets().values())
+    for task in tasks:
+        for source in kin:
+            rows = database.lookup(task.problem.key, source.digest, protocol.id)
+            if rows and task.take_hints(rows, source):
+                break
 
 
 def _predict(

@@ -6,18 +6,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.engines.base import DETERMINISTIC, Engine
+from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
 from convoy.engines.zeros import Levels, expected, expecting, holds
 from convoy.errors import InputError
+from convoy.measurement import kin
 from convoy.measurement.criteria import Criteria
+from convoy.measurement.offers import admitted, ask, by_estimate, neighbours
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
 from convoy.perfdb.row import Measurement, Status
-from convoy.problem import ConvProblem, EngineConfig, Knob, Knobs, Problem
+from convoy.problem import ConvProblem, EngineConfig, Problem
 from convoy.settings import Effort
-from convoy.support import Support
 from convoy.target import Target
 
 PROMISING: Final = 1.5
@@ -88,6 +89,7 @@ class Task:
         self._spaces: dict[str, list[EngineConfig]] = {}
         self._engines: dict[str, Engine] = {}
         self._finalised: set[EngineConfig] = set()
+        self._hints = kin.Hints()
         self._zeros = sorted(zeros)
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
@@ -96,7 +98,7 @@ class Task:
             if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered beside this one
             support, space = ask(engine, problem, target)
-            space = _wanted(space, deterministic=deterministic)
+            space = admitted(space, deterministic=deterministic)
             if support:
                 self._engines[engine.id] = engine
                 shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
@@ -110,8 +112,20 @@ class Task:
 
     def take_known(self, rows: Iterable[Measurement]) -> None:
         """Take over stored rows that still mean something."""
-        valid = {config for space in self._spaces.values() for config in space}
+        valid = self._valid()
         self.rows.update((row.config, row) for row in rows if row.config in valid)
+
+    def take_hints(self, rows: Sequence[Measurement], source: Target) -> bool:
+        """Take what the rows of another device say is worth measuring (`convoy.measurement.kin`); whether they say anything.
+
+        Engines that skip zeros are left out: what they take depends on the data too.
+        """
+        valid = {config for config in self._valid() if not self._engines[config.engine].skips_zeros}
+        self._hints = kin.hints(rows, valid, source, self.target)
+        return bool(self._hints.favourites)
+
+    def _valid(self) -> set[EngineConfig]:
+        return {config for space in self._spaces.values() for config in space}
 
     def take(self, row: Measurement) -> None:
         """Take a new row."""
@@ -156,12 +170,25 @@ class Task:
     def is_done(self, protocol: Protocol, effort: Effort) -> bool:
         """Whether the winner is known: every engine was tried, and the best and the baseline have all samples.
 
+        What was searched without hints needs none.
+        """
+        if self._is_done(protocol, effort):
+            return True
+        hinted, self._hints = self._hints, kin.Hints()
+        if hinted.favourites and self._is_done(protocol, effort):
+            return True
+        self._hints = hinted
+        return False
+
+    def _is_done(self, protocol: Protocol, effort: Effort) -> bool:
+        """`is_done` with the hints as they are.
+
         An engine that was passed over as hopeless stays so while the best moves a little: the limit is lower here.
         """
-        untried = self._untried()
+        untried = self._untried(effort)
         if any(not self._is_hopeless(config, effort, HOPELESS / 2) for config in untried):
             return False
-        self._pass_over(untried)
+        self._pass_over(untried, effort)
         return not self._best() or all(protocol.is_thorough(r.samples) for r in (*self._bests(), *self._baseline()))
 
     # --- the stages -----------------------------------------------------------------------------------------------------
@@ -171,14 +198,14 @@ class Task:
 
         At effort `quick` engines with a cost model come after the others, and those without hope not at all.
         """
-        untried = self._untried()
+        untried = self._untried(effort)
         untried.sort(key=lambda config: config.engine != BASELINE)
         wanted = untried
         if effort is not Effort.FULL:
             plain = [config for config in untried if self._estimate_us(config) is None or config.engine == BASELINE]
             wanted = plain or [config for config in untried if not self._is_hopeless(config, effort, HOPELESS)]
             if not wanted:
-                self._pass_over(untried)
+                self._pass_over(untried, effort)
         alone = sum(map(len, self._spaces.values())) == 1
         return self._request(wanted, protocol.rounds if alone else protocol.few)
 
@@ -189,6 +216,7 @@ class Task:
             for engine in self._engines.values()
             for levels in (self._zeros if engine.skips_zeros else [None])
             for config in self._wider(engine, levels, full=effort is Effort.FULL)
+            if engine.id not in self._settled(effort)
         ]
         return self._request(list(dict.fromkeys(wanted))[:BATCH], protocol.few)
 
@@ -224,9 +252,15 @@ class Task:
             return False
         return estimate > ratio * limit_us
 
-    def _pass_over(self, configs: Sequence[EngineConfig]) -> None:
+    def _pass_over(self, configs: Sequence[EngineConfig], effort: Effort) -> None:
         """Say why engines were not tried."""
         limit_us = self._limit_us()
+        tried = {config.engine for config in self.rows}
+        for name, behind in self._settled(effort).items():
+            if name not in tried:
+                self.refusals[name] = (
+                    f"not tried at effort quick: on {self._hints.source} it took {behind:.2f} times the best time"
+                )
         for config in configs:
             if limit_us is not None:
                 self.refusals[config.engine] = (
@@ -237,12 +271,26 @@ class Task:
     def _usable(self, row: Measurement) -> bool:
         return row.ok and (row.deterministic or not self._deterministic)
 
-    def _untried(self) -> list[EngineConfig]:
-        """The default of every engine that has no row: of one that skips zeros, for every share."""
+    def _untried(self, effort: Effort) -> list[EngineConfig]:
+        """The default of every engine that has no row: of one that skips zeros, for every share.
+
+        At effort quick also what another device of the kind hints at; of the engines that were searched there nothing else.
+        """
+        settled = self._settled(effort)
         first: dict[tuple[str, int | None], EngineConfig] = {}
         for config in (config for space in self._spaces.values() for config in space):
             first.setdefault((config.engine, expected(config.knobs)), config)
-        return [config for config in first.values() if config not in self.rows]
+        hinted = () if effort is Effort.FULL else self._hints.favourites
+        wanted = [config for config in first.values() if config.engine not in settled]
+        return [config for config in dict.fromkeys((*wanted, *hinted)) if config not in self.rows]
+
+    def _settled(self, effort: Effort) -> Mapping[str, float]:
+        """Engines that need no search here, by how far they were behind there: none once all that was hinted at fails here."""
+        if effort is Effort.FULL:
+            return {}
+        tried = [self.rows.get(config) for config in self._hints.favourites]
+        failed = bool(tried) and all(row is not None and not self._usable(row) for row in tried)
+        return {} if failed else self._hints.behind
 
     def _shares(self, engine: Engine) -> list[int]:
         """The percentages that the layers have of what an engine leaves out."""
@@ -289,10 +337,10 @@ class Task:
         estimates = {config: self._estimate_us(config) for config in untried}
         hopeful = [value for value in estimates.values() if value is not None and value <= best_us]
         if own is None and (smaller := self._smaller(tried, untried)):
-            return _by_estimate(smaller, estimates)[:budget]
+            return by_estimate(smaller, estimates)[:budget]
         if (own is None or own.median_us > PROMISING * best_us) and not hopeful:
             return []
-        ordered = _by_estimate(untried, estimates)
+        ordered = by_estimate(untried, estimates)
         if full:
             return ordered
         favourites = quick // 2
@@ -314,24 +362,6 @@ def _holding(rows: Iterable[Measurement], levels: Levels) -> list[Measurement]:
     return [row for row in rows if holds(row.config.knobs, levels)]
 
 
-def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
-    """Whether an engine can do a problem, and its space; an engine that raises says no, with what it raised as the reason."""
-    try:
-        support = engine.accepts(problem, target)
-        space = engine.space(problem, target) if support else ()
-    except Exception as error:  # one broken engine must not end the search for all others
-        return Support.no(f"raised {type(error).__name__} when asked: {error}"), ()
-    if support and not space:
-        return Support.no("offers no knobs for this problem"), ()
-    return support, space
-
-
-def _wanted(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
-    """Of a space with settings that are there for the same bits' sake: those where that is asked for, else the others."""
-    steady = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
-    return steady if deterministic and steady else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
-
-
 def _excluded(row: Measurement) -> Measurement:
     return Measurement(
         row.problem,
@@ -344,29 +374,3 @@ def _excluded(row: Measurement) -> Measurement:
         versions=row.versions,
         date=row.date,
     )
-
-
-def _by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:
-    """In the cost model's order; in the space's own where there is none."""
-    known = {config: value for config, value in estimates.items() if value is not None}
-    return sorted(configs, key=known.__getitem__) if len(known) == len(configs) else list(configs)
-
-
-def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
-    """The settings that differ from one in a single knob, nearest first: by one step of its values, then by two, ..."""
-    found: list[tuple[int, Knobs]] = []
-    values: dict[str, list[Knob]] = {name: _sorted(k[name] for k in (knobs, *others) if name in k) for name in knobs}
-    for other in others:
-        if set(other) != set(knobs):
-            continue
-        changed = [name for name in knobs if other[name] != knobs[name]]
-        if len(changed) == 1:
-            steps = values[changed[0]]
-            found.append((abs(steps.index(other[changed[0]]) - steps.index(knobs[changed[0]])), other))
-    return [other for _, other in sorted(found, key=lambda item: item[0])]
-
-
-def _sorted(values: Iterable[Knob]) -> list[Knob]:
-    """Numbers in their order; words, which have none, as they come: the first of the others is the likeliest."""
-    distinct = list(dict.fromkeys(values))
-    return distinct if any(isinstance(value, str) for value in distinct) else sorted(distinct)

@@ -166,17 +166,28 @@ class Database:
             self._shipped[target] = found
         return self._shipped[target]
 
+    def targets(self) -> dict[str, Target]:
+        """The targets that are described, the user's and those that results are shipped for, by digest."""
+        return {**(shipped.shipped_descriptions() if self._with_shipped else {}), **self._descriptions()}
+
     def related(self, target: Target, protocol: str) -> list[Measurement]:
         """Good rows of this target and of others on a device of the same name and kind: for prediction, not for replay.
 
-        They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones.
+        They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones. Where
+        there are none, those of devices with the same cores (`Target.is_kin`).
         """
-        own = {digest: found for digest, found in self._descriptions().items() if found.is_like(target)}
+        described = self.targets()
+        like = [digest for digest, found in described.items() if found.is_like(target)]
+        kin = [digest for digest, found in described.items() if found.is_kin(target)]
+        return self._good_rows((target.digest, *like), protocol) or self._good_rows(kin, protocol)
+
+    def _good_rows(self, digests: Iterable[str], protocol: str) -> list[Measurement]:
+        """The user's rows of some targets, then the shipped ones."""
+        distinct = list(dict.fromkeys(digests))
         rows: list[Measurement] = []
-        for digest in dict.fromkeys((target.digest, *own)):
+        for digest in distinct:
             rows += [row for row in self.rows(target=digest, status="ok") if row.protocol == protocol]
-        described = shipped.shipped_descriptions() if self._with_shipped else {}
-        for digest in dict.fromkeys((target.digest, *(d for d, found in described.items() if found.is_like(target)))):
+        for digest in distinct:
             for (_, kept), found in self._shipped_rows(digest).items():
                 rows += [row for row in found if row.ok and kept == protocol]
         return rows

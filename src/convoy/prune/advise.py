@@ -15,7 +15,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement import Runner, SearchResult, search
-from convoy.measurement.task import ask
+from convoy.measurement.offers import ask
 from convoy.perfdb import Database, Measurement
 from convoy.problem import ConvProblem
 from convoy.prune.defaults import measure_defaults

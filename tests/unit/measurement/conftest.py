@@ -1,6 +1,29 @@
-"""Makes `faulty_engines` importable, here and in the worker processes, which take over sys.path."""
+"""Makes `faulty_engines` importable, here and in the worker processes, which take over sys.path; what searches need."""
 
 import sys
 from pathlib import Path
 
+import pytest
+
+from convoy.perfdb import Database
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def database(tmp_path):
+    with Database.open(tmp_path / "perf.db") as database:
+        yield database
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Engines of the search's own, by name."""
+    found = {}
+    monkeypatch.setattr(sys.modules["convoy.measurement.search"], "load_engine", lambda engine, extra: found[engine])
+
+    def make(*engines):
+        found.update((engine.id, engine) for engine in engines)
+        return list(found)
+
+    return make

@@ -1,5 +1,3 @@
-import sys
-
 import faulty_engines as engines
 import pytest
 import torch
@@ -13,7 +11,6 @@ from convoy.measurement.criteria import Criteria, Leaf, kind_name
 from convoy.measurement.criteria_file import criteria_json, user_file
 from convoy.measurement.runner import InProcessRunner
 from convoy.measurement.search import label
-from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import (
     ConvProblem,
@@ -33,25 +30,6 @@ GPU = Target("cuda", "test", "sm_90", 132, 1 << 34, 0)
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
 OTHER = LinearProblem(3, 8, 4, epilogue=Epilogue(bias=True))
 TEXT = "graph 1\ninput %x: fp32[2,3,4,4]\n%y: fp32[2,3,4,4] = aten.relu.default(%x)\nreturn %y\n"
-
-
-@pytest.fixture
-def database(tmp_path):
-    with Database.open(tmp_path / "perf.db") as database:
-        yield database
-
-
-@pytest.fixture
-def fakes(monkeypatch):
-    """Engines of the search's own, by name."""
-    found = {}
-    monkeypatch.setattr(sys.modules["convoy.measurement.search"], "load_engine", lambda engine, extra: found[engine])
-
-    def make(*engines):
-        found.update((engine.id, engine) for engine in engines)
-        return list(found)
-
-    return make
 
 
 class Timed(ReplayRunner):

@@ -5,9 +5,10 @@ import pytest
 
 from convoy.engines.base import Engine
 from convoy.errors import InputError
+from convoy.measurement.offers import ask, neighbours
 from convoy.measurement.predict import Experience
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.task import BATCH, FINALISTS, QUICK_COMPILED, QUICK_KNOBS, Task, ask, neighbours
+from convoy.measurement.task import BATCH, FINALISTS, QUICK_COMPILED, QUICK_KNOBS, Task
 from convoy.perfdb.record import read_record, to_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs, LinearProblem

@@ -1,0 +1,54 @@
+"""What an engine offers for a problem, and in which order its settings are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from convoy.engines.base import DETERMINISTIC, Engine
+from convoy.problem import EngineConfig, Knob, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+
+def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
+    """Whether an engine can do a problem, and its space; an engine that raises says no, with what it raised as the reason."""
+    try:
+        support = engine.accepts(problem, target)
+        space = engine.space(problem, target) if support else ()
+    except Exception as error:  # one broken engine must not end the search for all others
+        return Support.no(f"raised {type(error).__name__} when asked: {error}"), ()
+    if support and not space:
+        return Support.no("offers no knobs for this problem"), ()
+    return support, space
+
+
+def admitted(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
+    """Of a space with settings that are there for the same bits' sake: those where that is asked for, else the others."""
+    steady = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
+    return steady if deterministic and steady else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
+
+
+def by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:
+    """In the cost model's order; in the space's own where there is none."""
+    known = {config: value for config, value in estimates.items() if value is not None}
+    return sorted(configs, key=known.__getitem__) if len(known) == len(configs) else list(configs)
+
+
+def neighbours(knobs: Knobs, others: Sequence[Knobs]) -> list[Knobs]:
+    """The settings that differ from one in a single knob, nearest first: by one step of its values, then by two, ..."""
+    found: list[tuple[int, Knobs]] = []
+    values: dict[str, list[Knob]] = {name: _sorted(k[name] for k in (knobs, *others) if name in k) for name in knobs}
+    for other in others:
+        if set(other) != set(knobs):
+            continue
+        changed = [name for name in knobs if other[name] != knobs[name]]
+        if len(changed) == 1:
+            steps = values[changed[0]]
+            found.append((abs(steps.index(other[changed[0]]) - steps.index(knobs[changed[0]])), other))
+    return [other for _, other in sorted(found, key=lambda item: item[0])]
+
+
+def _sorted(values: Iterable[Knob]) -> list[Knob]:
+    """Numbers in their order; words, which have none, as they come: the first of the others is the likeliest."""
+    distinct = list(dict.fromkeys(values))
+    return distinct if any(isinstance(value, str) for value in distinct) else sorted(distinct)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
+
 
 @triton.jit
 def moments(
@@ -17,9 +19,7 @@ def moments(
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """parts[2, programs, c]: sums of x - first row and of its square, over `each` rows a program."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = channel < c
@@ -58,9 +58,7 @@ def normalise(
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """The result y from x and the parts' sums, and all statistics; `inverse` is 1 / rows, `unbiased` rows / (rows - 1)."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -119,9 +117,7 @@ def gradient_sums(
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """parts[2, programs, c]: sums of the gradient and of the gradient times x - mean; the gradient itself where it is wanted."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -155,9 +151,7 @@ def gradients(
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """dx, dweight and dbias from the parts' sums."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     pitch *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
 from convoy.engines.triton.kernels.epilogue import activate
 
 
@@ -22,9 +23,7 @@ def depthwise_conv(
 
     Neighbouring taps read the same pixels again: those reads hit the first-level cache.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     tile = tl.program_id(0)
     channel = (tile % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)

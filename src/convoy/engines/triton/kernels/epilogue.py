@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
+
 
 @triton.jit
 def activate(v, ACTIVATION: tl.constexpr):
@@ -49,8 +51,7 @@ def reduce_splits(
     kernel may be launched before its forerunner has ended (programmatic dependent launch) and waits here. With PITCHED, y's
     pixels lie `pitch` elements apart: it is a slice of the channels of a larger tensor.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
+    follow(WAIT, False)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < elements
     total = tl.load(partial + index, mask=inside, other=0.0)

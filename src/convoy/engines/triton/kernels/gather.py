@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
 from convoy.engines.triton.kernels.epilogue import activate
 
 
@@ -49,10 +50,7 @@ def gather_conv(
     k *= VECTOR_K
     pitch *= VECTOR_K
     k_group *= VECTOR_K
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-    if TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, TRIGGER)
     tile = tl.program_id(0)
     group = tl.program_id(2)
     k_local = (tile % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)

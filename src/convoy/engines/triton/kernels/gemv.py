@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
 from convoy.engines.triton.kernels.epilogue import activate
 
 
@@ -20,10 +21,7 @@ def gemv(
     With SPLIT, y is fp32 [splits, n, k] and takes the bare sums. c comes as a multiple of VECTOR.
     """
     c *= VECTOR
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-    if TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, TRIGGER)
     k_index = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     n_index = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     k_inside = k_index < k

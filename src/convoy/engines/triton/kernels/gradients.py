@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import box_origin, follow
 from convoy.engines.triton.kernels.swapped import load_pixels
 
 
@@ -28,16 +29,10 @@ def dgrad_conv(
     """
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
     c *= VECTOR
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     tile = tl.program_id(0)
     c0 = (tile % tiles_c) * BLOCK_C
-    rest = tile // tiles_c
-    w0 = (rest % tiles_w) * BLOCK_W
-    rest = rest // tiles_w
-    h0 = (rest % tiles_h) * BLOCK_H
-    n0 = (rest // tiles_h) * BLOCK_N
+    n0, h0, w0 = box_origin(tile // tiles_c, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
     parity_h = tl.program_id(1) // STRIDE_W
     parity_w = tl.program_id(1) % STRIDE_W
     # Taps first, first + stride, ...; a tap's row of dy is the tile's own plus (parity + pad - tap) / stride.
@@ -89,9 +84,7 @@ def wgrad_conv(
     (`load_pixels`). out is [splits, k, taps, c], dense: fp32 shares that `reduce_splits` adds in order, or the gradient.
     """
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     tile = tl.program_id(0)
     tap = tile % taps
     rest = tile // taps
@@ -111,10 +104,7 @@ def wgrad_conv(
             pixels = x.load([row, column, n0, c0]).reshape(PIXELS, BLOCK_C)
             gradients = dy.load([p0, q0, n0, k0]).reshape(PIXELS, BLOCK_K)
         else:
-            q0 = (i % tiles_w) * BLOCK_W
-            row = i // tiles_w
-            p0 = (row % tiles_h) * BLOCK_H
-            n0 = (row // tiles_h) * BLOCK_N
+            n0, p0, q0 = box_origin(i, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
             pixels = load_pixels(
                 x, n0, p0, q0, tap, c0, channels, pad_h, pad_w, dilation_h, dilation_w,
                 S, STRIDE_H, STRIDE_W, BLOCK_N, BLOCK_H, BLOCK_W, BLOCK_C,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
 from convoy.engines.triton.kernels.epilogue import activate
 
 
@@ -47,9 +48,7 @@ def reduce_marking(
     SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, ACTIVATION: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """As `reduce_splits`, 32 channels of a slice of an image's pixels a block, with their marks: grid (slices, words, images)."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     slices = tl.num_programs(0)
     word = tl.program_id(1)
     image = tl.program_id(2)

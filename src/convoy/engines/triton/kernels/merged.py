@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
 from convoy.engines.triton.kernels.epilogue import activate
 
 
@@ -19,9 +20,7 @@ def merged_conv(
     x is [pixels, c]; w the packed weights of all convolutions, each padded to whole tiles, as rows of BLOCK_C in the order of
     the iterations. Tiles below end0 are y0's, those below end1 y1's, and so on; a result that is not there is None.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     tile_k = tl.program_id(0) % tiles_k
     p0 = (tl.program_id(0) // tiles_k) * BLOCK_P
     acc = tl.zeros((BLOCK_K, BLOCK_P), dtype=tl.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import box_origin, follow
 from convoy.engines.triton.kernels.epilogue import activate
 from convoy.engines.triton.kernels.swapped import load_pixels
 
@@ -61,16 +62,10 @@ def persistent_conv(
     """
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
     COLUMNS: tl.constexpr = BLOCK_K // PARTS
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         tile_k = tile % tiles_k
-        rest = tile // tiles_k
-        q0 = (rest % tiles_w) * BLOCK_W
-        rest = rest // tiles_w
-        p0 = (rest % tiles_h) * BLOCK_H
-        n0 = (rest // tiles_h) * BLOCK_N
+        n0, p0, q0 = box_origin(tile // tiles_k, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
         if SWAPPED:
             acc = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
+
 
 @triton.jit
 def max_pool_backward(
@@ -18,9 +20,7 @@ def max_pool_backward(
     A pixel lies in at most ceil(R / STRIDE_H) · ceil(S / STRIDE_W) windows. Neighbouring pixels read the same windows: those
     reads hit the first-level cache. No atomic operation, no zeroing, the same bits every time.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import box_origin, follow
 from convoy.engines.triton.kernels.epilogue import activate
 from convoy.engines.triton.kernels.split import split_sum
 from convoy.engines.triton.kernels.swapped import load_pixels, prefetch_weights
@@ -73,14 +74,8 @@ def pooled_swapped(
     if PREFETCH_BYTES > 0:
         start = tile_k * iterations * PREFETCH_BYTES
         prefetch_weights(w_bytes, start, iterations * PREFETCH_BYTES, rest, tl.num_programs(0) // tiles_k, WARPS)
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-    if TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
-    q0 = (rest % tiles_w) * BLOCK_W
-    rest = rest // tiles_w
-    p0 = (rest % tiles_h) * BLOCK_H
-    n0 = (rest // tiles_h) * BLOCK_N
+    follow(WAIT, TRIGGER)
+    n0, p0, q0 = box_origin(rest, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
     acc = tl.zeros((BLOCK_K, BLOCK_N * BLOCK_H * BLOCK_W), dtype=tl.float32)
     for i in range(iterations_split):
         tap = i // c_blocks
@@ -106,16 +101,10 @@ def pooled_persistent(
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """As `persistent_conv` with the weight as first operand; y is the descriptor of the pooled result."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         tile_k = tile % tiles_k
-        rest = tile // tiles_k
-        q0 = (rest % tiles_w) * BLOCK_W
-        rest = rest // tiles_w
-        p0 = (rest % tiles_h) * BLOCK_H
-        n0 = (rest // tiles_h) * BLOCK_N
+        n0, p0, q0 = box_origin(tile // tiles_k, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
         acc = tl.zeros((BLOCK_K, BLOCK_N * BLOCK_H * BLOCK_W), dtype=tl.float32)
         for i in range(iterations):
             tap = i // c_blocks
@@ -142,16 +131,10 @@ def pooled_split(
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
     """As `split_conv` over the whole reduction; y is the descriptor of the pooled result."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     tile = tl.program_id(0)
     tile_k = tile % tiles_k
-    rest = tile // tiles_k
-    q0 = (rest % tiles_w) * BLOCK_W
-    rest = rest // tiles_w
-    p0 = (rest % tiles_h) * BLOCK_H
-    n0 = (rest // tiles_h) * BLOCK_N
+    n0, p0, q0 = box_origin(tile // tiles_k, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
     sums = split_sum(
         x, w, n0, p0, q0, tile_k, 0, iterations_split, tl.load(x_inverse), tiles_k, c_blocks, iterations, images,
         channels, pad_h, pad_w, dilation_h, dilation_w,
@@ -178,8 +161,7 @@ def reduce_windows(
     `conv_elements` too. parts is fp32 [splits, n, p, q, k] or, with one split, what the convolution made, in its own dtype. The
     splits are added in ascending order.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
+    follow(WAIT, False)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < elements
     lane = tl.arange(0, VECTOR)

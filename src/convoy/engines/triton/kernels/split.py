@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import box_origin, follow
 from convoy.engines.triton.kernels.epilogue import activate
 from convoy.engines.triton.kernels.marks import mark_tile
 from convoy.engines.triton.kernels.swapped import load_pixels, prefetch_weights
@@ -26,9 +27,7 @@ def absolute_maxima(x, maxima, w_bytes, elements, weight_bytes, BLOCK: tl.conste
     """
     if w_bytes is not None:
         prefetch_weights(w_bytes, 0, weight_bytes, tl.program_id(0), tl.num_programs(0), 4)
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     largest = tl.zeros((BLOCK,), dtype=tl.float32)
     step = tl.num_programs(0) * BLOCK
     for start in range(tl.program_id(0) * BLOCK, elements, step):
@@ -49,9 +48,7 @@ def split_planes(
     """
     if w_bytes is not None:
         prefetch_weights(w_bytes, 0, weight_bytes, tl.program_id(0), tl.num_programs(0), 4)
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < elements
     # Asked for before the maxima are reduced, so that both loads are on their way together.
@@ -123,17 +120,11 @@ def split_conv(
 
     Where the sum is whole and there is a place for them, with marks of the result (`kernels/marks.py`).
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
     tile = tl.program_id(0)
     tile_k = tile % tiles_k
-    rest = tile // tiles_k
-    q0 = (rest % tiles_w) * BLOCK_W
-    rest = rest // tiles_w
-    p0 = (rest % tiles_h) * BLOCK_H
-    n0 = (rest // tiles_h) * BLOCK_N
+    n0, p0, q0 = box_origin(tile // tiles_k, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
     first = tl.program_id(1) * iterations_split
     last = tl.minimum(first + iterations_split, iterations)
     out = split_sum(

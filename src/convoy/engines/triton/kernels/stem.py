@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
+
 
 @triton.jit
 def pad_image(
@@ -12,9 +14,7 @@ def pad_image(
     C: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """padded[image, rows, row_elements / VECTOR, VECTOR] = x[image, h, width, C] amid zeros; one program a row and block."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     line = tl.program_id(0)
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = line % rows - pad_h

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import box_origin, follow
 from convoy.engines.triton.kernels.epilogue import activate
 
 
@@ -78,14 +79,8 @@ def swapped_conv(
         start = (tile_k * iterations + first) * PREFETCH_BYTES
         size = (last - first) * PREFETCH_BYTES
         prefetch_weights(w_bytes, start, size, rest, tl.num_programs(0) // tiles_k, WARPS)
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-    if TRIGGER:
-        tl.extra.cuda.gdc_launch_dependents()
-    q0 = (rest % tiles_w) * BLOCK_W
-    rest = rest // tiles_w
-    p0 = (rest % tiles_h) * BLOCK_H
-    n0 = (rest // tiles_h) * BLOCK_N
+    follow(WAIT, TRIGGER)
+    n0, p0, q0 = box_origin(rest, tiles_h, tiles_w, BLOCK_N, BLOCK_H, BLOCK_W)
     acc = tl.zeros((BLOCK_K, PIXELS), dtype=tl.float32)
     for i in range(first, last):
         tap = i // c_blocks

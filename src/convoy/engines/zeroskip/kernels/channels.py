@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
 from convoy.engines.triton.kernels.epilogue import activate
 from convoy.engines.triton.kernels.marks import magnitude_bits, mark_tile
 from convoy.engines.triton.kernels.split import split_sum
@@ -29,9 +30,7 @@ def look(x, maxima, alive, pixels, c, words, BLOCK_P: tl.constexpr, WAIT: tl.con
     alive[image, slice, word] has a bit for each channel that is not zero there. maxima[image, slice, word] is the largest finite
     |x|, as an integer of the same bits; 1, the least above zero, stands for infinities and NaN, so that they are alive.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     slices = tl.num_programs(0)
     word = tl.program_id(1)
     image = tl.program_id(2)
@@ -65,9 +64,7 @@ def split_live(
     BLOCK_C is written. inverse[0] = 1 / s. Where all are multiplied, their weights are asked for to be brought to L2.
     """
     C: tl.constexpr = 32 * WORDS
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     image = tl.program_id(1)
     group = image // GROUP
     pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -174,9 +171,7 @@ def live_conv(
     MARK_P: tl.constexpr, MARK_Q: tl.constexpr, MARK_K: tl.constexpr,
 ):  # fmt: skip
     """As `split_conv`; where channels of the tile's images are dead, over the others alone."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     PIXELS: tl.constexpr = BLOCK_N * BLOCK_H * BLOCK_W
     tile = tl.program_id(0)
     tile_k = tile % tiles_k

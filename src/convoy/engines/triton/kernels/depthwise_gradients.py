@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from convoy.engines.triton.kernels.begin import follow
+
 
 @triton.jit
 def arrange_weight(
@@ -13,9 +15,7 @@ def arrange_weight(
     BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """fp32 [taps, c] from [c, taps]: the next kernel reads a tap's channels side by side."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
@@ -32,9 +32,7 @@ def depthwise_dgrad(
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """One [BLOCK_P pixels, BLOCK_C channels] tile of dx; pixels = n·h·width, w is [R·S, c], c comes as a multiple of VECTOR."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -84,21 +82,12 @@ def depthwise_wgrad(
 
     Sums stay with the threads that load the products, one for each place of the tile, and are added up once, at the end.
     """
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     first = tl.program_id(2) * 9
-    sum0 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum1 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum2 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum3 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum4 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum5 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum6 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum7 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    sum8 = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    zero = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    sums = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     begin = tl.program_id(0) * each
     end = tl.minimum(begin + each, pixels)
     for start in range(begin, end, BLOCK_P):
@@ -109,44 +98,19 @@ def depthwise_wgrad(
         column = (place % q) * STRIDE_W - pad_w
         known = (pixel < end)[:, None] & (channel < c)[None, :]
         gradient = tl.load(dy + (pixel * c)[:, None] + channel[None, :], mask=known, other=0.0).to(tl.float32)
-        sum0 += tap_products(
-            x, gradient, first, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum1 += tap_products(
-            x, gradient, first + 1, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum2 += tap_products(
-            x, gradient, first + 2, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum3 += tap_products(
-            x, gradient, first + 3, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum4 += tap_products(
-            x, gradient, first + 4, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum5 += tap_products(
-            x, gradient, first + 5, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum6 += tap_products(
-            x, gradient, first + 6, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum7 += tap_products(
-            x, gradient, first + 7, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
-        sum8 += tap_products(
-            x, gradient, first + 8, taps, image, row, column, known, channel, h, width, c, S, DILATION_H, DILATION_W
-        )
+        more = ()
+        for i in tl.static_range(9):
+            products = tap_products(
+                x, gradient, first + i, taps, image, row, column, known, channel,
+                h, width, c, S, DILATION_H, DILATION_W,
+            )  # fmt: skip
+            more += (sums[i] + products,)
+        sums = more
     place = parts + (tl.program_id(0) * taps + first) * c + channel
     known = channel < c
-    tl.store(place, tl.sum(sum0, 0), mask=known)
-    tl.store(place + c, tl.sum(sum1, 0), mask=known & (first + 1 < taps))
-    tl.store(place + 2 * c, tl.sum(sum2, 0), mask=known & (first + 2 < taps))
-    tl.store(place + 3 * c, tl.sum(sum3, 0), mask=known & (first + 3 < taps))
-    tl.store(place + 4 * c, tl.sum(sum4, 0), mask=known & (first + 4 < taps))
-    tl.store(place + 5 * c, tl.sum(sum5, 0), mask=known & (first + 5 < taps))
-    tl.store(place + 6 * c, tl.sum(sum6, 0), mask=known & (first + 6 < taps))
-    tl.store(place + 7 * c, tl.sum(sum7, 0), mask=known & (first + 7 < taps))
-    tl.store(place + 8 * c, tl.sum(sum8, 0), mask=known & (first + 8 < taps))
+    tl.store(place, tl.sum(sums[0], 0), mask=known)
+    for i in tl.static_range(1, 9):
+        tl.store(place + i * c, tl.sum(sums[i], 0), mask=known & (first + i < taps))
 
 
 @triton.jit
@@ -156,9 +120,7 @@ def add_parts(
     PARTS: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """dw[c, taps] from parts[programs, taps, c]: one tap, BLOCK_C channels."""
-    if WAIT:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(WAIT, WAIT)
     c *= VECTOR
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,36 +59,20 @@ def compare(
         typer.Option("--run", help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew although the run file has rows.")] = False,
-    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
+    report: options.Report = None,
     db: options.Db = None,
 ) -> None:
     """Run MODEL in every framework, each in a process of its own, outputs checked first; or try PyTorch's options on it."""
-    if option_names is not None and frameworks is not None:
-        raise InputError(
-            "--options", option_names, "no --frameworks beside it", "They are two runs with two run files."
-        )
-    kind = "options" if option_names is not None else "compare"
+    kind = _kind(option_names, frameworks)
     path = run or Path(f"{kind}-{_file_word(model)}.json")
     options.check_outputs({"--run": path, "--report": report})
     batches = _batches(batch)
-    if rounds < 3:
-        raise InputError("--rounds", rounds, "at least 3")
-    for name, value in (("--seconds", seconds), ("--tune-seconds", tune_seconds), ("--jobs", jobs)):
-        if value < 0:
-            raise InputError(name, value, "at least 0")
-    if effort not in list(Effort):
-        raise InputError("--effort", effort, "one of " + ", ".join(Effort))
+    _check(rounds, effort, {"--seconds": seconds, "--tune-seconds": tune_seconds, "--jobs": jobs})
 
     from convoy.compare.case import Case
     from convoy.compare.limits import Limits
-    from convoy.measurement import check_dtype, detect_target
 
-    where = options.pick_device(device)
-    target = detect_target(where)
-    check_dtype(target, dtype)
-    count = threads if threads is not None else _threads()
-    if count < 1:
-        raise InputError("--threads", count, "an integer of at least 1")
+    where, count = options.pick_target(device, dtype).device, _threads(threads)
     mode = "training" if train else "inference"
     cases = [
         Case(model, weights or "", n, size or 0, dtype, mode, where, count, effort, tune_seconds, str(db or ""))
@@ -103,6 +88,26 @@ def compare(
     _show(found, path, report)
 
 
+def _kind(option_names: str | None, frameworks: str | None) -> str:
+    if option_names is None:
+        return "compare"
+    if frameworks is not None:
+        expected = "no --frameworks beside it"
+        raise InputError("--options", option_names, expected, "They are two runs with two run files.")
+    return "options"
+
+
+def _check(rounds: int, effort: str, least_zero: Mapping[str, float]) -> None:
+    """Refuse numbers and words that are none of those that there are."""
+    if rounds < 3:
+        raise InputError("--rounds", rounds, "at least 3")
+    for name, value in least_zero.items():
+        if value < 0:
+            raise InputError(name, value, "at least 0")
+    if effort not in list(Effort):
+        raise InputError("--effort", effort, "one of " + ", ".join(Effort))
+
+
 def requested(kind: str, cases: list[Any], rounds: int) -> dict[str, Any]:
     """What a run file is of. Batch sizes and the database's place are no part of it: a run goes on with others."""
     about = {name: value for name, value in cases[0].to_dict().items() if name not in ("batch", "db")}
@@ -113,7 +118,7 @@ def _frameworks(cases: list[Any], words: str, path: Path, request: dict[str, Any
     from convoy.compare.comparison import compare as run_comparison
     from convoy.compare.frameworks import find
 
-    entries = [find(word.strip()) for word in words.split(",") if word.strip()]
+    entries = [find(word) for word in options.words_of(words)]
     if not entries:
         raise InputError("--frameworks", words, f"names among {ALL}")
     # The frameworks are no part of the request: a run goes on with others, and those that are there stay.
@@ -127,7 +132,7 @@ def _options(cases: list[Any], words: str, path: Path, request: dict[str, Any], 
 
 
 def _observe(message: str, done: int, total: int) -> None:
-    typer.echo(f"convoy: {message}" + (f" ({done}/{total})" if total else ""), err=True)
+    options.tell(message + (f" ({done}/{total})" if total else ""))
 
 
 def _show(found: Run, path: Path, report: Path | None) -> None:
@@ -142,10 +147,14 @@ def _show(found: Run, path: Path, report: Path | None) -> None:
     typer.echo(f"run:       {path}")
 
 
-def _threads() -> int:
-    import torch
+def _threads(given: int | None) -> int:
+    if given is None:
+        import torch
 
-    return torch.get_num_threads()
+        return torch.get_num_threads()
+    if given < 1:
+        raise InputError("--threads", given, "an integer of at least 1")
+    return given
 
 
 def _batches(text: str) -> list[int]:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convoy.cli import options
 from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from convoy.pipeline import Result, TrainingResult
+    from convoy.plan.plan import Plan
+    from convoy.report import Summary
+    from convoy.settings import Settings
 
 
 def optimize(
@@ -19,9 +28,7 @@ def optimize(
     batch: options.Batch = None,
     size: options.Size = None,
     dtype: options.Dtype = "fp32",
-    numerics: Annotated[
-        str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.")
-    ] = "as_torch",
+    numerics: options.Numerics = "as_torch",
     device: options.Device = None,
     layout: Annotated[
         str, typer.Option("--layout", help="auto, nchw or nhwc: memory formats inside the net.")
@@ -29,7 +36,7 @@ def optimize(
     memory_budget: Annotated[
         str | None, typer.Option("--memory-budget", help="Most bytes for values, workspace and packed weights: 256MiB.")
     ] = None,
-    effort: Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")] = "quick",
+    effort: options.Effort = "quick",
     solver: Annotated[str, typer.Option("--solver", help="exact, greedy, single or baseline.")] = "exact",
     engine: Annotated[
         list[str] | None, typer.Option("--engine", help="Only this engine beside the baseline; repeatable.")
@@ -67,42 +74,56 @@ def optimize(
     )
     if amp is not None and not train:
         raise InputError("--amp", amp, "nothing without --train")
-    options.check_outputs({"--plan": plan, "--report": report, "--json": json_path, "--timeline": timeline})
+    named = {"plan": plan, "report": report, "json": json_path, "timeline": timeline}
+    options.check_outputs({f"--{name}": path for name, path in named.items()})
     where = options.pick_device(device)
     module = options.load(model, weights, dtype, where)
     args = options.example(module, model, images, batch, size, dtype, where)
 
-    from convoy.cli.progress import Bar
     from convoy.perfdb import default_path
+    from convoy.report import print_summary
+
+    with options.fitting(module, args):
+        result = _tune(module, args, model, settings, train, amp)
+    summary = _with_weights(result.summary, weights)
+    files = {name: path for name, path in named.items() if path is not None}
+    _write(result.plan, summary, files)
+    print_summary(summary, {"database": settings.db or default_path(), **files})
+
+
+def _tune(
+    module: nn.Module, args: tuple[Any, ...], name: str, settings: Settings, train: bool, amp: str | None
+) -> Result | TrainingResult:
+    from convoy.cli.progress import Bar
     from convoy.pipeline import optimize_model
+
+    with Bar() as bar:
+        if train:
+            return options.train(module, args, name, settings, bar, amp)
+        return optimize_model(module, args, name=name, settings=settings, observer=bar)
+
+
+def _with_weights(summary: Summary, weights: str | None) -> Summary:
+    """With what is known of the weights, such as how they were pruned."""
+    from convoy.prune import describe_weights
+
+    said = describe_weights(weights)
+    return replace(summary, notes=(said, *summary.notes)) if said else summary
+
+
+def _write(plan: Plan, summary: Summary, files: Mapping[str, Path]) -> None:
+    """Write what was asked for: plan, report, json, timeline."""
     from convoy.plan import save
     from convoy.plan.file import write_text
     from convoy.plan.timeline import chrome_trace, planned
-    from convoy.prune import describe_weights
-    from convoy.report import print_summary, write_html, write_json
+    from convoy.report import write_html, write_json
 
-    with Bar() as bar, options.fitting(module, args):
-        if train:
-            result = options.train(module, args, model, settings, bar, amp)
-        else:
-            result = optimize_model(module, args, name=model, settings=settings, observer=bar)
-    summary = result.summary
-    if said := describe_weights(weights):
-        summary = replace(summary, notes=(said, *summary.notes))
-    if plan is not None:
-        save(result.plan, plan)
-    if report is not None:
-        write_html(summary, report)
-    if json_path is not None:
-        write_json(summary, json_path)
-    if timeline is not None:
-        trace = chrome_trace({"planned": planned(result.plan.steps), "measured": summary.timeline})
-        write_text(timeline, json.dumps(trace) + "\n", "timeline")
-    files = {
-        "database": settings.db or default_path(),
-        "plan": plan,
-        "report": report,
-        "json": json_path,
-        "timeline": timeline,
-    }
-    print_summary(summary, {name: path for name, path in files.items() if path is not None})
+    if "plan" in files:
+        save(plan, files["plan"])
+    if "report" in files:
+        write_html(summary, files["report"])
+    if "json" in files:
+        write_json(summary, files["json"])
+    if "timeline" in files:
+        trace = chrome_trace({"planned": planned(plan.steps), "measured": summary.timeline})
+        write_text(files["timeline"], json.dumps(trace) + "\n", "timeline")

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from convoy.compare import Run
     from convoy.pipeline import TrainingResult
     from convoy.pipeline.stages import Observer
+    from convoy.target import Target
 
 Model = Annotated[
     str,
@@ -33,10 +35,24 @@ Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; by defau
 Size = Annotated[int | None, typer.Option("--size", help="Height and width of the images; by default the model's own.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="fp32, fp16 or bf16.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is one.")]
+Numerics = Annotated[str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.")]
+Effort = Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")]
 Weights = Annotated[
     str | None, typer.Option("--weights", help="A .safetensors file, or DEFAULT for the library's own; else random.")
 ]
 Db = Annotated[Path | None, typer.Option("--db", help="The performance database; CONVOY_DB moves it too.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")]
+Report = Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")]
+
+
+def words_of(text: str | None) -> list[str]:
+    """The words of an option that takes several, separated by commas."""
+    return [word for part in (text or "").split(",") if (word := part.strip())]
+
+
+def tell(message: str) -> None:
+    """Say something that is no result."""
+    typer.echo(f"convoy: {message}", err=True)
 
 
 def pick_device(device: str | None) -> str:
@@ -48,6 +64,15 @@ def pick_device(device: str | None) -> str:
     from convoy.measurement import detect_target
 
     return detect_target(device).device
+
+
+def pick_target(device: str | None, dtype: str) -> Target:
+    """The device asked for, or the best there is; raises InputError where it is not there or has not the dtype."""
+    from convoy.measurement import check_dtype, detect_target
+
+    target = detect_target(pick_device(device))
+    check_dtype(target, dtype)
+    return target
 
 
 def settings_from(**words: Any) -> Settings:
@@ -63,10 +88,9 @@ def settings_from(**words: Any) -> Settings:
 
 def load(model: str, weights: str | None, dtype: str, device: str) -> nn.Module:
     """The model in evaluation mode, on its device."""
-    from convoy.measurement import check_dtype, detect_target
     from convoy.zoo import load_model
 
-    check_dtype(detect_target(device), dtype)
+    pick_target(device, dtype)
     return load_model(model, weights=weights, dtype=dtype).to(device)
 
 
@@ -140,6 +164,17 @@ def fitting(model: nn.Module, args: tuple[Any, ...]) -> Iterator[None]:
             todo = f"It says {type(refusal).__name__}: {refusal}"
             raise InputError("input", shapes, "a shape that the model takes", todo) from error
         raise
+
+
+def write_report(run: Run, path: Path | None) -> None:
+    """The page of a run, where one is wanted."""
+    if path is None:
+        return
+    from convoy.compare.page import sheet_of
+    from convoy.report.sheet import write_sheet
+
+    write_sheet(sheet_of([run]), path)
+    typer.echo(f"report: {path}")
 
 
 def check_output(path: Path | None, argument: str) -> None:

@@ -74,11 +74,10 @@ def prune(
     from convoy.pipeline.finetune import Schedule
     from convoy.prune import Recipe
 
-    words = tuple(word.strip() for word in (skip or "").split(",") if word.strip())
-    recipe = Recipe.of(pattern or "unstructured", sparsity, scope, words)
+    recipe = Recipe.of(pattern or "unstructured", sparsity, scope, tuple(options.words_of(skip)))
+    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed)
     if epochs is not None and finetune is None:
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
-    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed)
     if images is not None and images < 1:
         raise InputError("--images", images, "an integer of at least 1")
     check_files(out, weights)
@@ -86,10 +85,7 @@ def prune(
     where = options.pick_device(device)
     module = options.load(model, weights, "fp32", where)
     summary = run(module, model, recipe, schedule, finetune, evaluate, images, size, where)
-    if out is not None:
-        from convoy.prune import save_weights
-
-        save_weights(module, out, summary.about())
+    save(module, out, summary)
     show(summary, out, as_json)
 
 
@@ -186,6 +182,14 @@ def datasets(
     if evaluate_on is None:
         return training, load_dataset(str(finetune_on), "test", **of)
     return training, load_dataset(evaluate_on, "test" if own_splits(evaluate_on) else "all", **of)
+
+
+def save(module: nn.Module, out: Path | None, summary: PruneSummary) -> None:
+    """Write the weights where they are wanted, with how they were pruned."""
+    from convoy.prune import save_weights
+
+    if out is not None:
+        save_weights(module, out, summary.about())
 
 
 def show(summary: PruneSummary, out: Path | None, as_json: bool) -> None:

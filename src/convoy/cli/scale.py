@@ -47,8 +47,8 @@ def scale(
         float, typer.Option("--timeout", help="Most seconds of one number of GPUs and provider.")
     ] = 900.0,
     seconds: Annotated[float, typer.Option("--seconds", help="Least seconds of one of the 7 timed rounds.")] = 0.3,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")] = None,
-    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
+    output: options.Output = None,
+    report: options.Report = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what the file has already.")] = False,
     db: options.Db = None,
 ) -> None:
@@ -64,7 +64,7 @@ def scale(
         gpus=_counts(gpus, where),
         batch=batch,
         scalings=(*(["weak"] if weak or not strong else []), *(["strong"] if strong else [])),
-        providers=tuple(word.strip() for word in providers.split(",") if word.strip()),
+        providers=tuple(options.words_of(providers)),
         dtype=dtype,
         device=where,
         size=size or 0,
@@ -79,14 +79,10 @@ def scale(
     request.check(_available(where))
     options.load(model, None, "fp32", "cpu")  # a name that is none is the user's error, and not four processes'
 
-    from convoy.compare.lock import device_lock, others_at_work
+    from convoy.compare.lock import claim
     from convoy.measurement import detect_target
 
-    target = detect_target(where)
-    with device_lock(target, count=max(request.gpus)) as warning:
-        notes = [note for note in (warning, others_at_work(target)) if note]
-        for note in notes:
-            typer.echo(f"convoy: warning: {note}", err=True)
+    with claim(detect_target(where), options.tell, count=max(request.gpus)) as notes:
         _measure(request, _start(request, output, notes, again=again), output, report)
 
 
@@ -163,11 +159,6 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path 
         typer.echo(line, err=True)
     if output is not None:
         typer.echo(f"run: {output}")
-    if report is not None:
-        from convoy.compare.page import sheet_of
-        from convoy.report.sheet import write_sheet
-
-        write_sheet(sheet_of([run]), report)
-        typer.echo(f"report: {report}")
+    options.write_report(run, report)
     if not any(row.ok for row in run.rows):
         raise typer.Exit(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from convoy.compare.study import Study
     from convoy.compare.study_sweep import Point
     from convoy.perfdb import Database
+    from convoy.problem import ConvProblem
     from convoy.settings import Settings
     from convoy.target import Target
+
+    Kind = Callable[[ConvProblem], ConvProblem]
 
 SWEPT = "batch,channels,filters,size,kernel,stride"
 
@@ -46,11 +51,9 @@ def study(
         str | None, typer.Option("--engines", help="Only these engines beside the baseline, separated by commas.")
     ] = None,
     dtype: options.Dtype = "fp32",
-    numerics: Annotated[
-        str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.")
-    ] = "as_torch",
+    numerics: options.Numerics = "as_torch",
     device: options.Device = None,
-    effort: Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")] = "quick",
+    effort: options.Effort = "quick",
     energy: Annotated[
         bool,
         typer.Option("--energy", help="Take the energy of each algorithm too: a second for each, on an NVIDIA GPU."),
@@ -62,96 +65,68 @@ def study(
     no_criteria: Annotated[
         bool, typer.Option("--no-criteria", help="Do not learn criteria for `--effort none` from what was measured.")
     ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")] = None,
-    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")] = None,
+    output: options.Output = None,
+    report: options.Report = None,
     db: options.Db = None,
 ) -> None:
     """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
     if seconds < 0:
         raise InputError("--seconds", seconds, "at least 0")
-    names = _words(engines)
-    settings = options.settings_from(
-        numerics=numerics, effort=effort, only_engines=tuple(names) if names else None, db=db
-    )
+    names, nets, directions = options.words_of(engines), options.words_of(strategies), _directions(direction)
+    settings = options.settings_from(numerics=numerics, effort=effort, only_engines=tuple(names) or None, db=db)
     options.check_outputs({"--output": output, "--report": report})
-    device = options.pick_device(device)
+    target = options.pick_target(device, dtype)
 
-    from convoy.compare.lock import device_lock, others_at_work
-    from convoy.measurement import check_dtype, detect_target
+    from convoy.compare.lock import claim
     from convoy.perfdb import Database
 
-    target = detect_target(device)
-    check_dtype(target, dtype)
-    directions = _directions(direction)
-    nets = _words(strategies)
+    about = {"dtype": dtype, "numerics": str(settings.numerics)}
+    kinds = [partial(_of_kind, **about, direction=word) for word in directions]
     points = {
-        "swept": _swept(
-            sweep, base, dtype, str(settings.numerics), device, directions, only=layers is None and not nets
-        ),
-        "listed": _listed(layers, dtype, str(settings.numerics), directions),
+        "swept": _swept(sweep, base, kinds, target.device, only=layers is None and not nets),
+        "listed": _listed(layers, kinds),
     }
     request = {
         "command": "study", "sweep": sweep or "", "base": base, "layers": layers.name if layers else "",
-        "strategies": nets, "direction": directions, "engines": names, "dtype": dtype,
-        "numerics": str(settings.numerics), "effort": str(settings.effort),
+        "strategies": nets, "direction": directions, "engines": names, **about, "effort": str(settings.effort),
     }  # fmt: skip
-    with device_lock(target) as warning, Database.open(settings.db) as database:
-        notes = [note for note in (warning, others_at_work(target)) if note]
-        for note in (*notes, *database.warnings):
-            typer.echo(f"convoy: warning: {note}", err=True)
-        session = _Session(target, settings, database, request, output, notes, seconds)
-        with session:
+    with claim(target, options.tell) as notes, Database.open(settings.db) as database:
+        for note in database.warnings:
+            options.tell(f"warning: {note}")
+        with _Session(target, settings, database, request, output, notes, seconds) as session:
             session.layers(points, energy=energy)
             session.nets(nets, dtype)
         session.tell(points, criteria=not no_criteria)
-    if report is not None:
-        _write_report(session.run, report)
-
-
-def _write_report(run: Run, path: Path) -> None:
-    from convoy.compare.page import sheet_of
-    from convoy.report.sheet import write_sheet
-
-    write_sheet(sheet_of([run]), path)
-    typer.echo(f"report: {path}")
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+    options.write_report(session.run, report)
 
 
 def _directions(text: str) -> list[str]:
     from convoy.problem.conv import DIRECTIONS
 
-    found = _words(text)
+    found = options.words_of(text)
     for word in found or [text]:
         if word not in DIRECTIONS or found.count(word) > 1:
             raise InputError("--direction", word, "each at most once of " + ", ".join(DIRECTIONS))
     return found
 
 
-def _swept(
-    sweep: str | None, base: str, dtype: str, numerics: str, device: str, directions: Sequence[str], *, only: bool
-) -> list[Point]:
+def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, only: bool) -> list[Point]:
     """The swept points: all sweeps where nothing else was asked for."""
     from convoy.compare.study_sweep import parse_base, sweep_points
 
-    names = _words(sweep) if sweep is not None else _words(SWEPT) if only else []
-    like = [_like(parse_base(base), dtype, numerics, word) for word in directions]
-    return [point for problem in like for point in sweep_points(names, problem, device)]
+    names = options.words_of(SWEPT if sweep is None and only else sweep)
+    middle = parse_base(base)
+    return [point for kind in kinds for point in sweep_points(names, kind(middle), device)]
 
 
-def _listed(path: Path | None, dtype: str, numerics: str, directions: Sequence[str]) -> list[Point]:
+def _listed(path: Path | None, kinds: Sequence[Kind]) -> list[Point]:
     from convoy.compare.study_sweep import BASE, read_layers
 
-    if path is None:
-        return []
-    return [point for word in directions for point in read_layers(path, _like(BASE, dtype, numerics, word))]
+    return [] if path is None else [point for kind in kinds for point in read_layers(path, kind(BASE))]
 
 
-def _like(problem: Any, dtype: str, numerics: str, direction: str) -> Any:
-    from dataclasses import replace
-
+def _of_kind(problem: ConvProblem, *, dtype: str, numerics: str, direction: str) -> ConvProblem:
+    """The same sizes in the types, rounding and direction that were asked for."""
     types = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
     return replace(problem, **types, numerics=numerics, direction=direction)
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,14 +47,14 @@ def train(
     plan: Annotated[Path | None, typer.Option("--plan", help="Replay this plan; measure nothing.")] = None,
     save_plan: Annotated[Path | None, typer.Option("--save-plan", help="Write the plan to this file.")] = None,
     stock: Annotated[bool, typer.Option("--stock", help="Use PyTorch's own step, to compare with.")] = False,
-    effort: Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")] = "quick",
-    numerics: Annotated[str, typer.Option("--numerics", help="strict, as_torch or half.")] = "as_torch",
+    effort: options.Effort = "quick",
+    numerics: options.Numerics = "as_torch",
     db: options.Db = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
     from convoy.cli.progress import Bar
     from convoy.pipeline.fit import Recipe, fit, with_amp
-    from convoy.zoo import load_dataset, preprocessing
+    from convoy.zoo import load_dataset
 
     recipe = Recipe(
         epochs=epochs,
@@ -76,12 +76,9 @@ def train(
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
     with processes(options.pick_device(device)) as (where, rank, count):
         module = options.load(model, weights, "fp32", where)
-        wanted = preprocessing(model)
-        pixels = size or wanted.size
-        shape = dataclasses.replace(wanted, size=pixels)
-        classes = outputs_of(module, pixels, where)
-        dataset = load_dataset(data, "train", preprocessing=shape, classes=classes, limit=images)
-        test = load_dataset(data, "test", preprocessing=shape, classes=classes, limit=images) if rank == 0 else None
+        read_for = needs_of(module, model, size, where)
+        dataset = load_dataset(data, "train", limit=images, **read_for)
+        test = load_dataset(data, "test", limit=images, **read_for) if rank == 0 else None
         trained = distributed(module, where) if count > 1 else module
 
         def keep(step: TrainingStep) -> None:
@@ -100,6 +97,15 @@ def line(epoch: Epoch) -> str:
     right = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2%}"
     rate = f"  {epoch.images_per_s:.0f} images/s" if epoch.images_per_s else ""
     return f"epoch {epoch.number}: loss {epoch.loss:.4f}{right}{rate}"
+
+
+def needs_of(module: nn.Module, name: str, size: int | None, device: str) -> dict[str, Any]:
+    """What a data set is read for: the model's own preprocessing, of the size asked for, and its classes."""
+    from convoy.zoo import preprocessing
+
+    wanted = preprocessing(name)
+    shape = dataclasses.replace(wanted, size=size or wanted.size)
+    return {"preprocessing": shape, "classes": outputs_of(module, shape.size, device)}
 
 
 def outputs_of(module: nn.Module, size: int, device: str) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from convoy.compare.case import Case
 from convoy.compare.comparison import Observer
 from convoy.compare.limits import Limits
-from convoy.compare.lock import device_lock, others_at_work
+from convoy.compare.lock import claim
 from convoy.compare.manifest import make_manifest
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
 from convoy.compare.samples import NOISY
@@ -73,13 +73,10 @@ def search_options(
     """
     choose(words, cases[0].mode, cases[0].device, dict)  # refuse a wrong name before anything is run
     target = detect_target(cases[0].device)
-    with device_lock(target) as warning:
-        notes = [note for note in (warning, others_at_work(target)) if note]
+    with claim(target, lambda warning: observer(warning, 0, 0)) as notes:
         manifest = make_manifest(
             device=target.device, protocol=PROTOCOL, request={**request, "options": words}, notes=notes
         )
-        for note in notes:
-            observer(f"warning: {note}", 0, 0)
         run = resumed(path, Run("options", manifest), again=again)
         deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
         for case in cases:

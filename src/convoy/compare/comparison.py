@@ -18,7 +18,7 @@ from convoy.compare.case import Case
 from convoy.compare.children import Children
 from convoy.compare.frameworks import Entry
 from convoy.compare.limits import ROUNDS, Limits
-from convoy.compare.lock import device_lock, others_at_work
+from convoy.compare.lock import claim
 from convoy.compare.manifest import ask_gpu, make_manifest
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
 from convoy.compare.samples import ready_row, rounds_for, row_of, settled, with_samples
@@ -74,11 +74,8 @@ def compare(
         InputError: a model, weights or size that cannot be used, or a file of another run.
     """
     target = detect_target(cases[0].device)
-    with device_lock(target) as warning:
-        notes = [note for note in (warning, others_at_work(target)) if note]
+    with claim(target, lambda warning: observer(warning, 0, 0)) as notes:
         fresh = Run("compare", make_manifest(device=target.device, protocol=PROTOCOL, request=request, notes=notes))
-        for note in notes:
-            observer(f"warning: {note}", 0, 0)
         comparison = Comparison(resumed(path, fresh, again=again), path, target, limits, observer)
         with comparison:
             comparison.run_cases(cases, entries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from convoy.target import Target
 
 BUSY_SHARE = 0.5
 """Processes that want to run, per core, from which on a machine is called busy before we begin."""
-
 
 BUSY_PERCENT = 10.0
 """Utilisation of a GPU, as nvidia-smi has it, from which on another program is at work there: an idle one shows 0."""
@@ -47,6 +46,22 @@ def device_lock(target: Target, folder: Path | None = None, count: int = 1) -> I
             except OSError:  # a folder that cannot be written: nobody is noticed, and nobody need be stopped for that
                 continue
         yield warning
+
+
+@contextmanager
+def claim(target: Target, tell: Callable[[str], None], count: int = 1) -> Iterator[list[str]]:
+    """Hold the device's lock for a run; gives what makes its figures doubtful, told as warnings too.
+
+    Args:
+        target: the device.
+        tell: told each warning.
+        count: how many GPUs are used.
+    """
+    with device_lock(target, count=count) as warning:
+        notes = [note for note in (warning, others_at_work(target)) if note]
+        for note in notes:
+            tell(f"warning: {note}")
+        yield notes
 
 
 def gpus(count: int) -> list[str]:

@@ -16,7 +16,7 @@ from convoy.compare.checking import check, relative_error
 from convoy.compare.energy import joules_counter
 from convoy.compare.frameworks.base import Material, UnsupportedCaseError, net_of
 from convoy.compare.kinds import KINDS, by_kind, kind_of
-from convoy.compare.lock import device_lock, others_at_work
+from convoy.compare.lock import claim, device_lock, others_at_work
 from convoy.compare.memory import available_bytes, resident_bytes
 from convoy.errors import InputError
 from convoy.target import Target
@@ -137,6 +137,19 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for words, warned in ((["87"], True), (["3"], False), (["[N/A]"], False), ([], False)):
         monkeypatch.setattr(lock, "ask_gpu", lambda *_, words=words, **__: words)
         assert ("another program keeps the GPU 87 % busy" in others_at_work(gpu)) == warned
+
+
+def test_a_claim_tells_and_gives_what_makes_figures_doubtful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(lock, "others_at_work", lambda _: "")
+    said: list[str] = []
+    with claim(CPU, said.append) as alone:
+        assert (alone, said) == ([], [])
+        monkeypatch.setattr(lock, "others_at_work", lambda _: "busy")
+        with claim(CPU, said.append) as second:
+            assert len(second) == 2
+            assert said == [f"warning: {note}" for note in second]
+            assert second[1] == "busy"
 
 
 def test_nvidia_smi_is_asked_of_the_gpu_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

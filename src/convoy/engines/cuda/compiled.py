@@ -17,6 +17,10 @@ from convoy.errors import CompileError, LaunchError
 from convoy.target import Target
 
 
+class SpillError(CompileError):
+    """The assembler had too few registers: fewer blocks a multiprocessor would leave it more."""
+
+
 @cache
 def absence() -> str:
     """Why NVRTC and the driver cannot be used, as a phrase; empty where they seem to be there."""
@@ -37,7 +41,8 @@ def compile_cubin(engine: str, source: str, target: Target, options: Sequence[st
         options: more options of NVRTC's.
 
     Raises:
-        CompileError: NVRTC is missing or refused the source, or the assembler spilled registers or serialised wgmma.
+        SpillError: the assembler spilled registers.
+        CompileError: NVRTC is missing or refused the source, or the assembler serialised wgmma.
     """
     try:
         from cuda.bindings import nvrtc
@@ -57,7 +62,7 @@ def compile_cubin(engine: str, source: str, target: Target, options: Sequence[st
     if "C7510" in log or "C7515" in log or "serialized" in log:
         raise CompileError(engine, "ptxas serialised the wgmma instructions", log)
     if any(int(spilled) for spilled in re.findall(r"(\d+) bytes spill stores", log)):
-        raise CompileError(engine, "the kernel spills registers", log)
+        raise SpillError(engine, "the kernel spills registers", log)
     return kept[4 + length :], log
 
 

@@ -6,6 +6,7 @@
 
 struct Sizes {
   int threads, groups, strips, bands, h, w, p, q, pad_h, pad_w;  // groups: of four channels; bands: of ROWS output rows
+  int still;                                                     // zero, which the compiler does not know
 };
 
 #if BYTES == 2
@@ -78,6 +79,9 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) load_row(ahead[i], x, input + i * line, pitch, i < INPUT_ROWS && top + i >= 0 && top + i < z.h ? columns : 0);
   float sums[IN_FLIGHT][STRIP][4] = {};
+#if !HELD
+  const Floats* __restrict__ weights = w + group;
+#endif
 #pragma unroll 1
   for (int from = 0; from < INPUT_ROWS; from += PERIOD) {
 #pragma unroll
@@ -87,6 +91,9 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
       float in[COLUMNS][4];
 #pragma unroll
       for (int j = 0; j < COLUMNS; j++) widen(in[j], ahead[u % AHEAD][j]);
+#if !HELD
+      weights += z.still;  // or the assembler would keep them all from one row to the next: there are more than registers
+#endif
       int next = i + AHEAD;
       load_row(ahead[u % AHEAD], x, input + next * line, pitch, next < INPUT_ROWS && top + next >= 0 && top + next < z.h ? columns : 0);
 #pragma unroll
@@ -98,7 +105,7 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
 #if HELD
           const Floats weight = held[r * S + s];
 #else
-          const Floats weight = w[opaque((r * S + s) * z.groups + group)];  // loaded anew: there are more than registers
+          const Floats weight = weights[(r * S + s) * z.groups];
 #endif
 #pragma unroll
           for (int t = 0; t < STRIP; t++)

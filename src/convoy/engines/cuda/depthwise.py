@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.compiled import Function, SpillError, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.source import ACTIVATIONS, defines, options, text
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import conv_support
@@ -26,11 +26,14 @@ CHANNELS = 4
 THREADS = 128
 MOST_FORMS = 24
 MOST_COLUMNS = 32
-LARGEST_FILTER = 49
-"""Taps are unrolled."""
+LARGEST_FILTER = 25
+"""Taps are unrolled. Kernels of 49 taps spilled hundreds of bytes a thread in every form (NVRTC 13.0)."""
 
-MOST_REGISTERS = 245
-"""Of a thread, by the guess: beyond it kernels spill."""
+MOST_REGISTERS = 240
+"""Of a thread, by the guess: beyond it kernels spill, whatever room they have."""
+
+FEWEST_BLOCKS = 2
+"""Of a multiprocessor: with so many a thread has all 255 registers that there are."""
 
 HELD_TAPS = 9
 """Weights of so many taps fit into registers beside the sums."""
@@ -102,6 +105,7 @@ class Form:
         return {
             "threads": groups * strips * bands * problem.n, "groups": groups, "strips": strips, "bands": bands,
             "h": problem.h, "w": problem.w, "p": problem.p, "q": problem.q, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+            "still": 0,
         }  # fmt: skip
 
     def macros(self, problem: ConvProblem, *, dependent: bool = True) -> dict[str, int]:
@@ -153,10 +157,23 @@ class DepthwiseExecutable(Executable):
 
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.form, self.dependent = problem, form, target.capability >= 90
-        content = defines(form.macros(problem, dependent=self.dependent)) + text("hopper.cuh") + text("activation.cuh")
-        chosen = options(problem.epilogue.activation, problem.x_dtype)
-        cubin, self.log = compile_cubin(engine, content + text("depthwise.cu"), target, chosen)
+        cubin, self.log = self._compiled(engine, target)
         self.function = Function(engine, cubin, "depthwise", 0)
+
+    def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
+        """With room for as many blocks as nothing spills with: which that is, the assembler's order of loads decides."""
+        most = self.form.blocks(self.problem)
+        for blocks in range(most, FEWEST_BLOCKS, -1):
+            try:
+                return self._compiled_for(blocks, engine, target)
+            except SpillError:
+                continue
+        return self._compiled_for(min(most, FEWEST_BLOCKS), engine, target)
+
+    def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
+        macros = {**self.form.macros(self.problem, dependent=self.dependent), "BLOCKS": blocks}
+        content = defines(macros) + text("hopper.cuh") + text("activation.cuh") + text("depthwise.cu")
+        return compile_cubin(engine, content, target, options(self.problem.epilogue.activation, self.problem.x_dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""
@@ -186,7 +203,7 @@ class DepthwiseEngine(FormedEngine[Form]):
     form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """As many groups as input and output channels, a multiple of 4; at most 49 taps, no dilation. fp32 is exact."""
+        """As many groups as input and output channels, a multiple of 4; at most 25 taps, no dilation. fp32 is exact."""
         if not (found := conv_support(problem, target, 80)):
             return found
         assert isinstance(problem, ConvProblem)
@@ -196,7 +213,7 @@ class DepthwiseEngine(FormedEngine[Form]):
             return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
         if problem.c % CHANNELS:
             return Support.no(f"needs channels as a multiple of {CHANNELS}, got {problem.c}")
-        if problem.r * problem.s > LARGEST_FILTER or problem.s > 32:
+        if problem.r * problem.s > LARGEST_FILTER:
             return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
         if problem.dilation_h * problem.dilation_w != 1:
             return Support.no("needs dilation 1")

@@ -1,6 +1,7 @@
 """cuda.depthwise: what it takes and refuses, its arithmetic on an emulated device, and what NVRTC makes of it."""
 
 import ctypes
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv
 
 from convoy.engines.cuda import depthwise
-from convoy.engines.cuda.compiled import structure
+from convoy.engines.cuda.compiled import SpillError, structure
 from convoy.engines.cuda.depthwise import ENGINE, THREADS, Form, candidates
 from convoy.engines.cuda.source import defines, text
 from convoy.errors import CompileError, InputError
@@ -24,6 +25,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 FULL = Epilogue(bias=True, residual=True, activation="relu6")
 MOBILE = conv(32, 144, 56, 56, 144, 3, 3, 1, 1, groups=144, epilogue=Epilogue(bias=True, activation="relu6"))
 EFFICIENT = conv(32, 240, 28, 28, 240, 5, 5, 2, 2, groups=240, epilogue=Epilogue(bias=True, activation="silu"))
+SMALL = conv(1, 40, 15, 15, 40, 5, 5, 2, 2, 2, 2, groups=40)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ def library(tmp_path_factory):
         ({"layout": "nchw"}, "needs layout nhwc"),
         ({"groups": 72}, "needs groups = c = k"),
         ({"c": 146, "k": 146, "groups": 146}, "a multiple of 4, got 146"),
-        ({"r": 9, "s": 9, "pad_h": 4, "pad_w": 4}, "at most 49 taps, got 9 x 9"),
+        ({"r": 7, "s": 7, "pad_h": 3, "pad_w": 3}, "at most 25 taps, got 7 x 7"),
         ({"dilation_w": 2}, "dilation 1"),
         ({"n": 30000}, "fewer than 2^31 elements"),
     ],
@@ -95,7 +97,7 @@ CASES = {
     "5x5, fp32": (Form(1, 5, 5), conv(1, 4, 6, 7, 4, 5, 5, 2, 2, groups=4, dtype="fp32", epilogue=FULL)),
     "unlike sides": (Form(2, 3, 1), conv(2, 8, 8, 9, 8, 2, 3, 0, 2, 3, 1, groups=8)),
     "stride over filter": (Form(2, 2, 3), conv(1, 8, 11, 12, 8, 1, 2, 0, 0, 3, 4, groups=8)),
-    "filter over image": (Form(7, 4, 1), conv(1, 4, 3, 3, 4, 7, 7, 3, 3, groups=4)),
+    "filter over image": (Form(7, 4, 1), conv(1, 4, 2, 2, 4, 5, 5, 2, 2, groups=4)),
 }
 
 
@@ -142,15 +144,62 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
     assert not torch.equal(y, expected)
 
 
-@pytest.mark.parametrize("problem", [MOBILE, EFFICIENT], ids=["3x3", "5x5"])
-def test_the_first_guesses_compile_without_spills(problem):
+FIRST = {
+    "3x3": MOBILE,
+    "3x3, few pixels": replace(MOBILE, n=2, h=14, w=14),
+    "5x5": EFFICIENT,
+    "5x5 stride 2, few pixels": SMALL,
+}
+
+
+@pytest.fixture
+def nvrtc():
     bindings = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         bindings.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_guesses_compile_without_spills(name, dtype, nvrtc):
+    problem = replace(FIRST[name], x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype)
     executable = ENGINE.build(problem, ENGINE.space(problem, GPU)[0], GPU)  # one that spills is refused
-    assert "registers" in executable.log
+    assert "0 bytes spill stores" in executable.log
+
+
+def test_weights_of_large_filters_are_loaded_anew_in_each_row(nvrtc):
+    """Kept from row to row they are 100 registers more: with three blocks and 25 taps that spilled 100 bytes."""
+    problem = replace(SMALL, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32")
+    executable = ENGINE.build(problem, Form(1, 14, 1).knobs, GPU)
+    assert int(re.search(r"Used (\d+) registers", executable.log)[1]) <= 168
+
+
+@pytest.mark.parametrize("roomy", [3, 2])
+def test_a_kernel_that_spills_gets_room_for_fewer_blocks(roomy, monkeypatch):
+    tried = []
+
+    def compiler(engine, source, target, options):
+        tried.append(int(re.search(r"#define BLOCKS (\d+)", source)[1]))
+        if tried[-1] > roomy:
+            raise SpillError(engine, "the kernel spills registers")
+        return b"", "a log"
+
+    monkeypatch.setattr(depthwise, "compile_cubin", compiler)
+    form = Form(1, 4, 3)
+    assert form.blocks(MOBILE) == 4
+    assert ENGINE.build(MOBILE, form.knobs, GPU).log == "a log"
+    assert tried == list(range(4, roomy - 1, -1))
+
+
+def test_a_kernel_that_always_spills_is_refused(monkeypatch):
+    def compiler(engine, source, target, options):
+        raise SpillError(engine, "the kernel spills registers", "its log")
+
+    monkeypatch.setattr(depthwise, "compile_cubin", compiler)
+    with pytest.raises(SpillError, match="its log"):
+        ENGINE.build(MOBILE, Form(1, 4, 3).knobs, GPU)
 
 
 def test_every_candidate_keeps_to_its_period():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from convoy.capture.draft import Draft, renamed
-from convoy.graph.ir import Node, Ref, Symbol
+from convoy.graph.ir import Graph, Node, Ref, Symbol
 from convoy.problem import TensorSpec
+from convoy.regions.casts import is_cast
 
 FORWARD: Final = "aten.max_pool2d_with_indices.default"
 BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
@@ -40,6 +41,19 @@ def narrow_indices(draft: Draft) -> None:
         made = [(name, wanted[name]) for name in node.outputs if name in wanted]
         nodes += [_cast(name, narrow, draft.specs[narrow].dtype) for name, narrow in made]
     draft.nodes = nodes
+
+
+def index_casts(graph: Graph) -> frozenset[str]:
+    """Names of the nodes that `narrow_indices` has put into a graph: PyTorch itself keeps the indices as they are."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        indices = node.outputs[1] if node.op == FORWARD and len(node.outputs) > 1 else ""
+        for narrow in graph.users(indices) if indices else ():
+            wide = graph.users(narrow.outputs[0])
+            backward = [reader.op == BACKWARD for one in wide for reader in graph.users(one.outputs[0])]
+            if backward and all(backward) and all(map(is_cast, (narrow, *wide))):
+                found.update(one.name for one in (narrow, *wide))
+    return frozenset(found)
 
 
 def _narrowed(draft: Draft) -> dict[str, str]:

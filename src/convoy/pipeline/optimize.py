@@ -18,19 +18,17 @@ from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.choice import Choice, make_plan, select
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
-    Choice,
     Net,
     Observer,
     Stopwatch,
     capture_net,
     check_target,
     device_of,
-    make_plan,
     measure,
     prediction_notes,
-    select,
     silent,
     target_for,
 )

@@ -1,4 +1,4 @@
-"""The stages between a module and a choice, as plain functions that hand data on: capture, regions, measure, select."""
+"""The stages between a module and a choice, as plain functions that hand data on: capture, regions, measure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
 from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, NORMS, engine_ids
 from convoy.engines.zeros import Shares
-from convoy.errors import InputError, PlanError, SelectionError
-from convoy.graph.text import digest
+from convoy.errors import InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
 from convoy.measurement.search import load
 from convoy.perfdb import Database
-from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem, zeros_by_problem
-from convoy.plan import Plan, serial
+from convoy.pipeline.offers import distinct_problems, layout_problems, zeros_by_problem
+from convoy.plan import Plan
 from convoy.problem import ConvProblem, LayoutProblem, Problem
 from convoy.regions import Region, propose
-from convoy.schedule import plan_memory
-from convoy.selection import Selection, SelectionProblem, solve
-from convoy.settings import Effort, LayoutChoice, Settings, Solver
+from convoy.settings import Effort, LayoutChoice, Settings
 from convoy.target import Target
 
 Observer = Callable[[str, int, int], None]
@@ -80,23 +77,6 @@ class Net:
     def regions_by_nodes(self) -> dict[tuple[str, tuple[str, ...]], Region]:
         """Regions by pattern and nodes: how a plan's step names one."""
         return {(region.pattern, region.nodes): region for region in self.regions}
-
-
-@dataclass(slots=True)
-class Choice:
-    """What selection found, and what the other strategies would have found.
-
-    Attributes:
-        problem: what was on offer.
-        selection: the choice.
-        strategies: predicted total of each strategy that was possible, microseconds, by name.
-        notes: strategies that were not possible, and why.
-    """
-
-    problem: SelectionProblem
-    selection: Selection
-    strategies: dict[str, float]
-    notes: list[str] = field(default_factory=list[str])
 
 
 def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -284,43 +264,6 @@ def _on_tensor_cores(problem: ConvProblem, target: Target) -> bool:
     return plain and problem.numerics != "strict" and (problem.x_dtype in ("fp16", "bf16") or tf32)
 
 
-def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
-    """One choice by the solver asked for, and the totals of the others, so that the gain is always known."""
-    problem = selection_problem(
-        net.captured.graph,
-        net.regions,
-        net.copies,
-        found.rows,
-        layouts=net.layouts,
-        border=net.border,
-        memory_budget_bytes=settings.memory_budget_bytes,
-        zeros=net.zeros,
-        wary=settings.solver is not Solver.SINGLE,
-    )
-    chosen = solve(problem, _solver_name(settings))
-    strategies: dict[str, float] = {}
-    notes: list[str] = []
-    engines = sorted(
-        {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
-    )
-    for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
-        try:
-            strategies[name] = solve(problem, name).total_us
-        except SelectionError as error:
-            notes.append(f"strategy {name} is not possible: {error}")
-    strategies[chosen.solver] = chosen.total_us
-    return Choice(problem, chosen, strategies, notes)
-
-
-def _solver_name(settings: Settings) -> str:
-    if settings.solver is not Solver.SINGLE:
-        return str(settings.solver)
-    if len(settings.only_engines) != 1:
-        expected = "exactly one engine id with solver single"
-        raise InputError("only_engines", settings.only_engines, expected, "Name it with --engine ID.")
-    return f"single:{settings.only_engines[0]}"
-
-
 def prediction_notes(found: SearchResult) -> list[str]:
     """What to tell of a plan that rests on predictions."""
     if not found.predicted:
@@ -328,28 +271,6 @@ def prediction_notes(found: SearchResult) -> list[str]:
     whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
     how = "their times are predicted from other problems on devices of the same name"
     return [f"{whole}, and effort none measures nothing: {how}"]
-
-
-def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
-    """The choice in an order that can be run, as data."""
-    steps = serial(choice.problem, choice.selection)
-    arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
-    graph = net.captured.graph
-    return Plan(
-        model=net.name,
-        graph_digest=digest(graph),
-        inputs=tuple(str(graph.values[name].spec) for name in graph.inputs),
-        target=net.target.to_dict(),
-        numerics=str(settings.numerics),
-        steps=steps,
-        solver=choice.selection.solver,
-        total_us=choice.selection.total_us,
-        bound_us=choice.selection.bound_us,
-        workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
-        activation_bytes=arena.size_bytes,
-        notes=(*net.captured.notes, *choice.notes, *notes),
-        border=net.border,
-    )
 
 
 def check_target(plan: Plan, target: Target) -> None:

@@ -11,8 +11,9 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import expected, kind_of
 from convoy.measurement import SearchResult, floor_us, peaks, protocol_for
 from convoy.perfdb import Measurement
+from convoy.pipeline.choice import Choice
 from convoy.pipeline.offers import rows_at
-from convoy.pipeline.stages import Choice, Net
+from convoy.pipeline.stages import Net
 from convoy.pipeline.verdict import Errors, Timed
 from convoy.plan import Plan, Step
 from convoy.plan.timeline import Span, bounds

@@ -16,17 +16,16 @@ from convoy.engines.flags import convolutions
 from convoy.errors import CaptureError
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Net,
     device_of,
     input_formats,
     make_net,
-    make_plan,
     measure,
     memory_format,
     prediction_notes,
-    select,
     silent,
     target_for,
 )

@@ -22,10 +22,10 @@ from convoy.measurement import SearchResult, protocol_for
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.agreement import agree
+from convoy.pipeline.choice import Choice, make_plan, select
 from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
-    Choice,
     Net,
     Observer,
     Stopwatch,
@@ -33,11 +33,9 @@ from convoy.pipeline.stages import (
     device_of,
     input_formats,
     make_net,
-    make_plan,
     measure,
     memory_format,
     prediction_notes,
-    select,
     silent,
     target_for,
 )
@@ -47,7 +45,8 @@ from convoy.plan import Plan
 from convoy.problem import SubgraphProblem
 from convoy.program import Program, build_program
 from convoy.program.module import eager_of, signature_of
-from convoy.program.step import StepOptions, StepProgram, TrainingStep, scale_of
+from convoy.program.step import TrainingStep, scale_of
+from convoy.program.step_program import StepOptions, StepProgram
 from convoy.program.trace import measured
 from convoy.report.summary import Summary
 from convoy.schedule import Collective, collectives

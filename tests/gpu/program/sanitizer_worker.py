@@ -19,7 +19,8 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.capture import capture_training
 from convoy.perfdb import Database
-from convoy.pipeline.stages import input_formats, make_net, make_plan, measure, select, silent, target_for
+from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.stages import input_formats, make_net, measure, silent, target_for
 from convoy.plan import parallel
 from convoy.program import bind
 from convoy.program.streamed import StreamedProgram

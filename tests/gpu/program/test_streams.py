@@ -12,8 +12,9 @@ from torch import nn
 import convoy
 from convoy.measurement import task
 from convoy.perfdb import Database
+from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.schedules import build_fastest
-from convoy.pipeline.stages import capture_net, make_plan, measure, select, target_for
+from convoy.pipeline.stages import capture_net, measure, target_for
 from convoy.plan import parallel
 from convoy.program import build_program
 from convoy.program.occupancy import shares

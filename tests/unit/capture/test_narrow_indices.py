@@ -6,7 +6,7 @@ from torch import nn
 
 from convoy.capture import capture_training
 from convoy.capture.draft import Draft
-from convoy.capture.narrow_indices import narrow_indices
+from convoy.capture.narrow_indices import index_casts, narrow_indices
 from convoy.engines.interpret import compile_graph
 from convoy.graph.text import parse_graph
 
@@ -57,3 +57,19 @@ def test_a_training_step_keeps_narrow_indices():
     cast = graph.producer(back.args[-1].name)
     (source,) = cast.refs()
     assert graph.values[source].spec.dtype == "i16"
+
+
+def test_what_was_put_into_a_graph_is_found_again():
+    before, after = narrowed(8)
+    assert index_casts(before) == frozenset()
+    assert index_casts(after) == {node.name for node in after.nodes} - {node.name for node in before.nodes}
+    assert len(index_casts(after)) == 2
+
+
+def test_a_models_own_casts_of_indices_are_not_taken_for_ours():
+    own = (
+        "%n: i16[2,4,4,4] = aten._to_copy.default(%i, dtype=dtype.i16)",
+        "%w: i64[2,4,4,4] = aten._to_copy.default(%n, dtype=dtype.i64)",
+    )
+    for more, returned in ((own, "%v, %dx, %w"), (own[:1], "%v, %dx, %n")):
+        assert index_casts(narrowed(8, *more, returned=returned)[1]) == frozenset()

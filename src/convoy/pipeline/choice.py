@@ -1,0 +1,105 @@
+"""The choice: what selection found among the measurements of a net, and what other strategies would have found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from convoy.capture.narrow_indices import index_casts
+from convoy.engines.manifest import engine_ids
+from convoy.errors import InputError, SelectionError
+from convoy.graph.ir import Graph
+from convoy.graph.text import digest
+from convoy.measurement import SearchResult
+from convoy.pipeline.offers import selection_problem
+from convoy.pipeline.stages import Net
+from convoy.plan import Plan, serial
+from convoy.schedule import plan_memory
+from convoy.selection import Selection, SelectionProblem, solve
+from convoy.settings import Settings, Solver
+
+
+@dataclass(slots=True)
+class Choice:
+    """What selection found, and what the other strategies would have found.
+
+    Attributes:
+        problem: what was on offer.
+        selection: the choice.
+        strategies: predicted total of each strategy that was possible, microseconds, by name.
+        notes: strategies that were not possible, and why.
+    """
+
+    problem: SelectionProblem
+    selection: Selection
+    strategies: dict[str, float]
+    notes: list[str] = field(default_factory=list[str])
+
+
+def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
+    """One choice by the solver asked for, and the totals of the others, so that the gain is always known."""
+    problem = selection_problem(
+        net.captured.graph,
+        net.regions,
+        net.copies,
+        found.rows,
+        layouts=net.layouts,
+        border=net.border,
+        memory_budget_bytes=settings.memory_budget_bytes,
+        zeros=net.zeros,
+        wary=settings.solver is not Solver.SINGLE,
+    )
+    chosen = solve(problem, _solver_name(settings))
+    strategies: dict[str, float] = {}
+    notes: list[str] = []
+    engines = sorted(
+        {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
+    )
+    for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
+        try:
+            other = solve(problem, name)
+        except SelectionError as error:
+            notes.append(f"strategy {name} is not possible: {error}")
+        else:
+            strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
+    strategies[chosen.solver] = chosen.total_us
+    return Choice(problem, chosen, strategies, notes)
+
+
+def stock_us(baseline: Selection, problem: SelectionProblem, graph: Graph) -> float:
+    """Predicted time of what PyTorch itself runs: a baseline's without the nodes that capture adds, microseconds."""
+    added = index_casts(graph)
+    ours = (c.median_us for c in baseline.chosen if added.issuperset(problem.regions[c.region].nodes))
+    return baseline.total_us - math.fsum(ours)
+
+
+def _solver_name(settings: Settings) -> str:
+    if settings.solver is not Solver.SINGLE:
+        return str(settings.solver)
+    if len(settings.only_engines) != 1:
+        expected = "exactly one engine id with solver single"
+        raise InputError("only_engines", settings.only_engines, expected, "Name it with --engine ID.")
+    return f"single:{settings.only_engines[0]}"
+
+
+def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
+    """The choice in an order that can be run, as data."""
+    steps = serial(choice.problem, choice.selection)
+    arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
+    graph = net.captured.graph
+    return Plan(
+        model=net.name,
+        graph_digest=digest(graph),
+        inputs=tuple(str(graph.values[name].spec) for name in graph.inputs),
+        target=net.target.to_dict(),
+        numerics=str(settings.numerics),
+        steps=steps,
+        solver=choice.selection.solver,
+        total_us=choice.selection.total_us,
+        bound_us=choice.selection.bound_us,
+        workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
+        activation_bytes=arena.size_bytes,
+        notes=(*net.captured.notes, *choice.notes, *notes),
+        border=net.border,
+    )

@@ -103,8 +103,8 @@ class Batches(Engine):
         for images in sizes(problem):
             small = part(problem, images)
             for engine in INNER:
-                found, wants = inner.settings(engine, small, target), load_engine(engine).workspace_bytes
-                hungry = [knobs for knobs in found[: 4 * MOST_SETTINGS] if wants(small, knobs)]
+                found, wanting = inner.settings(engine, small, target), load_engine(engine)
+                hungry = [knobs for knobs in found[: 4 * MOST_SETTINGS] if inner.wanted_bytes(wanting, small, knobs)]
                 yield from (inner.wrap(engine, knobs, part=images) for knobs in hungry[:MOST_SETTINGS])
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from convoy.engines.base import Engine
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
@@ -17,6 +18,14 @@ def settings(engine: str, problem: ConvProblem, target: Target) -> tuple[Knobs, 
     """An engine's settings for a problem, its favourite first; none where it says no."""
     found = load_engine(engine)
     return tuple(found.space(problem, target)) if found.accepts(problem, target) else ()
+
+
+def wanted_bytes(engine: Engine, problem: ConvProblem, knobs: Knobs) -> int | None:
+    """An inner setting's workspace; None for one that its engine names and then refuses, as cuDNN does with some plans."""
+    try:
+        return engine.workspace_bytes(problem, knobs)
+    except InputError:
+        return None
 
 
 def wrap(engine: str, knobs: Knobs, **more: Any) -> Knobs:

@@ -106,6 +106,23 @@ def test_parts_are_whole_and_begin_at_multiples_of_sixteen_bytes():
     assert "grows with the batch" in batches.ENGINE.supports(replace(BATCH, n=1), GPU).reason
 
 
+def test_a_plan_that_the_inner_engine_names_and_then_refuses_is_no_setting(monkeypatch):
+    wanted = GEMM.workspace_bytes
+
+    def workspace_bytes(problem, knobs):
+        if "refused" in knobs:
+            raise InputError("plan", "refused", "a plan that the library has")
+        return wanted(problem, knobs)
+
+    good = inner.settings("gemm", batches.part(BATCH, 2), GPU)
+    inner.settings.cache_clear()
+    monkeypatch.setattr(GEMM, "workspace_bytes", workspace_bytes)
+    monkeypatch.setattr(GEMM, "space", lambda problem, target: [Knobs.of(refused=1), *good])
+    offered = batches.ENGINE.space(BATCH, GPU)
+    assert offered
+    assert not any("refused" in knobs for knobs in offered)
+
+
 def test_knobs_of_both_engines_stand_side_by_side():
     knobs = inner.wrap("gemm", Knobs.of(images=1, k=2), parts=3)
     assert inner.unwrap(knobs, ("gemm",), "parts") == ("gemm", Knobs.of(images=1, k=2))

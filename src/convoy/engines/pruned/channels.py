@@ -19,6 +19,7 @@ import torch
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import storage
+from convoy.engines.inner import wanted_bytes
 from convoy.engines.manifest import load_engine
 from convoy.engines.pruned.requirements import masked_convolution
 from convoy.engines.pruned.values import check_zeros
@@ -62,7 +63,7 @@ def inner_knobs(engine: str, problem: ConvProblem, target: Target) -> list[Knobs
     inner = load_engine(engine)
     if not inner.accepts(problem, target):
         return []
-    return [knobs for knobs in inner.space(problem, target) if not inner.workspace_bytes(problem, knobs)]
+    return [knobs for knobs in inner.space(problem, target) if wanted_bytes(inner, problem, knobs) == 0]
 
 
 class SmallerConvolution(Executable):

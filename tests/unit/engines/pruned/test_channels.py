@@ -14,7 +14,7 @@ from convoy.engines.pruned.channels import ENGINE, inner_knobs, kept, smaller
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, parse_problem
+from convoy.problem import ConvProblem, Knobs, parse_problem
 from convoy.target import Target
 
 CPU = detect_target("cpu")
@@ -105,3 +105,19 @@ def test_on_a_gpu_an_engine_of_its_own_takes_dense_kernels_without_workspace():
         assert all(load_engine(str(name)).workspace_bytes(smaller(half), knobs) == 0 for knobs in settings)
     assert "needs a GPU" in channels_gpu.ENGINE.supports(half, CPU).reason
     assert "whole filters or channels" in channels_gpu.ENGINE.supports(dead(half), gpu).reason
+
+
+def test_a_plan_that_the_library_names_and_then_refuses_is_no_setting(monkeypatch):
+    inner = load_engine("onednn")
+    refused, hungry, good = (Knobs.of(plan=name) for name in ("refused", "hungry", "good"))
+
+    def workspace_bytes(problem, knobs):
+        if knobs == refused:
+            raise InputError("plan", "refused", "a plan that the library has")
+        return 256 if knobs == hungry else 0
+
+    monkeypatch.setattr(inner, "space", lambda problem, target: [refused, hungry, good])
+    monkeypatch.setattr(inner, "workspace_bytes", workspace_bytes)
+    assert inner_knobs("onednn", smaller(CASES["both"]), CPU) == [good]
+    monkeypatch.setattr(inner, "space", lambda problem, target: [refused])
+    assert ENGINE.space(CASES["both"], CPU) == [Knobs.of(inner="aten")]

@@ -85,7 +85,8 @@ class PaddedConvolution(Executable):
             wide[..., problem.c :].zero_()
             wide[..., : problem.c].copy_(x.permute(0, 2, 3, 1))
             x = wide.permute(0, 3, 1, 2)
-        more = None if workspace is None else workspace[self._scratch.size_bytes :]
+        room = workspace if self._inner.workspace_bytes else None
+        more = None if room is None else room[self._scratch.size_bytes :]
         if self._whole.k == problem.k:
             self._inner.launch(Buffers((x, *residual), buffers.results, buffers.constants), more)
             return

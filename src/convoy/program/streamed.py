@@ -68,7 +68,8 @@ class StreamedProgram(EagerProgram):
                 for before in step.step.waits:
                     stream.wait_event(events[before])
                 buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
-                step.executable.launch(buffers, self._workspaces.get(step.step.stream))
+                wants_none = not step.executable.workspace_bytes
+                step.executable.launch(buffers, None if wants_none else self._workspaces[step.step.stream])
                 if index in self._awaited:
                     events[index] = stream.record_event()
                 for slot, result in zip(step.results, buffers.results, strict=True):

@@ -20,6 +20,7 @@ from convoy.engines.cuda.source import ACTIVATIONS, plain_source
 from convoy.engines.pruned.requirements import masked_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
+from convoy.engines.triton.tensors import scratch
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -109,8 +110,9 @@ class RowsExecutable(Executable):
         starts, entries, *bias = buffers.constants
         x, y = buffers.args[0], buffers.results[0]
         device = x.device.index or 0
-        planes = x if workspace is None else workspace
-        if workspace is not None:
+        room = scratch(workspace, self.workspace_bytes)
+        planes = x if room is None else room
+        if room is not None:
             blocks = -(-problem.n * problem.c * padded(problem)[0] * padded(problem)[1] // THREADS)
             self._pad.launch(device, blocks, THREADS, [pointer(x), pointer(planes), self._sizes])
         blocks = -(-problem.n * problem.p * problem.q // (THREADS * self.pixels)) * problem.k

@@ -180,7 +180,7 @@ class ConvThenPool(Executable):
         made, inner = self.room.views(scratch(workspace, self.workspace_bytes))
         n, k, p, q = self.problem.conv_spec.shape
         made = made.view(n, p, q, k).permute(0, 3, 1, 2)
-        self.dense.launch(Buffers(buffers.args, [made], buffers.constants), inner)
+        self.dense.launch(Buffers(buffers.args, [made], buffers.constants), inner if inner.numel() else None)
         self.pooling.launch(made, y, None, None)
 
 

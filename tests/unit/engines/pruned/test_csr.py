@@ -4,6 +4,7 @@ import ctypes
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from conv_cases import EPILOGUES, SHAPES
 from emulated_cuda import address, compiled
 from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
+from convoy.engines.base import Buffers
 from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.source import defines, text
 from convoy.engines.pruned import csr
 from convoy.engines.pruned.csr import ENGINE, THREADS, Rows, macros, padded, sizes
-from convoy.errors import InputError
+from convoy.errors import InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
@@ -129,6 +131,40 @@ def test_the_space_keeps_multiprocessors_busy():
     assert ENGINE.accepts(large, H100)
     assert [knobs["pixels"] for knobs in ENGINE.space(large, H100)] == [4, 2, 1]
     assert [knobs["pixels"] for knobs in ENGINE.space(small, H100)] == [1]
+
+
+class Launches:
+    """In a kernel's place: what it was launched with."""
+
+    made: ClassVar[list[tuple[str, list[int | None]]]] = []
+
+    def __init__(self, engine, cubin, name, shared_bytes):
+        self.name = name
+
+    def launch(self, device, grid, threads, arguments, **_):
+        self.made.append((self.name, [argument.value for argument in arguments[:2] if hasattr(argument, "value")]))
+
+
+def test_the_workspace_is_used_where_there_is_padding_and_only_there(monkeypatch):
+    monkeypatch.setattr(csr, "compile_cubin", lambda *_: (b"", ""))
+    monkeypatch.setattr(csr, "Function", Launches)
+    for problem, padding in (
+        (pruned(SMALL, "tenth"), True),
+        (pruned(replace(SMALL, pad_h=0, pad_w=0), "tenth"), False),
+    ):
+        executable, data = ENGINE.build(problem, ENGINE.space(problem, H100)[0], H100), make_data(problem, 1, "integer")
+        buffers = Buffers(data.args, [torch.empty(problem.y_spec.shape)], executable.pack(data.constants))
+        x = data.args[0].data_ptr()
+        for workspace in (torch.empty(max(executable.workspace_bytes, 1024), dtype=torch.uint8), None, torch.empty(0)):
+            Launches.made.clear()
+            if padding and (workspace is None or not workspace.numel()):
+                with pytest.raises(LaunchError, match="workspace"):
+                    executable.launch(buffers, workspace)
+                continue
+            executable.launch(buffers, workspace)
+            names, pointers = zip(*Launches.made, strict=True)
+            assert names == (("pad", "csr") if padding else ("csr",))
+            assert pointers[-1][0] == (workspace.data_ptr() if padding else x)
 
 
 def test_values_are_data_and_strays_are_refused():

@@ -42,6 +42,7 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.pooled": "convoy.engines.triton.pooled",
     "triton.pooling": "convoy.engines.triton.pooling",
     "triton.pool_backward": "convoy.engines.triton.pool_backward",
+    "triton.batch_norm": "convoy.engines.triton.batch_norm",
     "triton.stem": "convoy.engines.triton.stem",
     "triton.depthwise": "convoy.engines.triton.depthwise",
     "triton.gemv": "convoy.engines.triton.gemv",
@@ -51,17 +52,16 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.dgrad": "convoy.engines.triton.dgrad",
     "triton.wgrad": "convoy.engines.triton.wgrad",
     "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
+    "triton.depthwise_gradients": "convoy.engines.triton.depthwise_gradients",
     "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
     "cuda.stem": "convoy.engines.cuda.stem",
+    "cuda.depthwise": "convoy.engines.cuda.depthwise",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
     "padded": "convoy.engines.padded",
     "batches": "convoy.engines.batches",
-    "cuda.depthwise": "convoy.engines.cuda.depthwise",
-    "triton.batch_norm": "convoy.engines.triton.batch_norm",
-    "triton.depthwise_gradients": "convoy.engines.triton.depthwise_gradients",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
@@ -81,6 +81,7 @@ SLICING: Final = frozenset(
         "triton.split_fp32",
         "triton.persistent",
         "triton.merged",
+        "triton.batch_norm",
         "cuda.implicit_gemm",
         "cuda.stem",
         "pruned.sparse24",

@@ -19,10 +19,12 @@ from convoy.target import Target
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
 AMPERE = replace(GPU, arch="sm_80", name="an A100 that is not there")
-PIECES = ("triton.merged", "triton.pooled", "triton.pooling", "triton.pool_backward", "triton.stem_wgrad")
+PIECES = (
+    "triton.merged", "triton.pooled", "triton.pooling", "triton.pool_backward", "triton.batch_norm", "triton.stem_wgrad",
+)  # fmt: skip
 """Engines that take more or other things than a convolution, or first layers alone: they have tests of their own."""
 ENGINES = [name for name in MANIFEST if name.startswith("triton.") and name not in PIECES]
-DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad"}
+DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad", "triton.depthwise_gradients": "dgrad"}
 HALF = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
 DGRAD, WGRAD = replace(HALF, direction="dgrad"), replace(HALF, direction="wgrad")
 STRICT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numerics="strict")
@@ -61,11 +63,13 @@ def test_refusals_say_why(engine_id, problem, target, reason):
 
 
 @pytest.mark.parametrize("engine_id", ENGINES)
-def test_each_engine_has_one_direction(engine_id):
+def test_each_engine_has_its_directions(engine_id):
     own = DIRECTIONS.get(engine_id, "fprop")
-    for direction in {"fprop", "dgrad", "wgrad"} - {own}:
+    both = engine_id == "triton.depthwise_gradients"
+    for direction in {"fprop"} if both else {"fprop", "dgrad", "wgrad"} - {own}:
         support = load_engine(engine_id).supports(replace(HALF, direction=direction), GPU)
-        assert f"computes direction {own} only, got {direction}" in support.reason
+        words = "directions dgrad and wgrad only" if both else f"direction {own} only, got {direction}"
+        assert f"computes {words}" in support.reason
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,8 @@ def test_each_engine_has_one_direction(engine_id):
         ("triton.split_fp32", HALF, "splits fp32"),
         ("triton.persistent", replace(HALF, groups=2), "groups = 1"),
         ("triton.persistent", STRICT, "strict"),
+        ("triton.depthwise_gradients", DGRAD, "groups = c = k"),
+        ("triton.depthwise_gradients", replace(WGRAD, groups=64, r=8, s=8, pad_h=4, pad_w=4), "at most 49 taps"),
         ("triton.dgrad", replace(DGRAD, stride_h=2, dilation_h=2), "dilation 1 where it has a stride"),
         ("triton.dgrad", replace(DGRAD, k=60), "multiples of 8"),
         ("triton.dgrad", replace(STRICT, direction="dgrad", numerics="as_torch", k=24), "multiple of 16 in fp32"),
@@ -154,6 +160,8 @@ def typical():
     yield "triton.persistent", replace(point, n=128, c=1024, k=256)
     yield "triton.dgrad", replace(DGRAD, n=32, stride_h=2, stride_w=2)
     yield "triton.dgrad", replace(DGRAD, n=1)
+    yield "triton.depthwise_gradients", replace(DGRAD, groups=64)
+    yield "triton.depthwise_gradients", replace(WGRAD, groups=64)
     yield "triton.wgrad", replace(WGRAD, n=32)
     yield "triton.wgrad", WGRAD
 

@@ -43,7 +43,7 @@ from convoy.measurement import detect_target
 from convoy.pipeline import train_model
 from convoy.pipeline.verdict import Timed, interleave
 from convoy.plan import Plan
-from convoy.program.step import StepOptions
+from convoy.program.step_program import StepOptions
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,googlenet,inception_v3,resnet50,densenet121,mobilenet_v2"

@@ -121,7 +121,7 @@ def train(
 
     from convoy.pipeline import train_model
     from convoy.pipeline.fit import classification_loss
-    from convoy.program.step import StepOptions
+    from convoy.program.step_program import StepOptions
     from convoy.prune.accuracy import class_scores
 
     if amp is not None and amp not in AMP:

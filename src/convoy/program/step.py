@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy import plan as plans
-from convoy.capture import TrainingCapture
 from convoy.capture.joint import LossModule
 from convoy.plan.plan import Plan
 from convoy.program.capturable import has_state, why_not_capturable
@@ -22,50 +20,12 @@ from convoy.program.completion import all_made
 from convoy.program.eager import EagerProgram
 from convoy.program.footing import Footing
 from convoy.program.gradients import Averages, average, clip, has_hooks, put_gradients
-from convoy.program.module import Signature, signature_of
+from convoy.program.module import signature_of
 from convoy.program.overlap import Overlap
-from convoy.program.step_graph import StepGraph
+from convoy.program.step_graph import StepGraph, Work
+from convoy.program.step_program import StepOptions, StepProgram
+from convoy.program.stock import StockWork
 from convoy.program.updates import OvertakenError, Updates, updates_of
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """What belongs to a step besides the model, its loss and the optimizer.
-
-    Attributes:
-        amp: dtype of autocast, or None.
-        scaler: a gradient scaler for fp16, or None.
-        clip_grad_norm: largest joint L2 norm of the gradients, or None.
-        accumulate: micro-batches to an update.
-        group: process group to average gradients over, or None.
-        overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
-        early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way.
-    """
-
-    amp: torch.dtype | None = None
-    scaler: torch.amp.GradScaler | None = None
-    clip_grad_norm: float | None = None
-    accumulate: int = 1
-    group: Any = None
-    overlap: bool = True
-    early_updates: bool = True
-
-
-@dataclass(slots=True)
-class StepProgram:
-    """Loss, gradients and buffers of batches of one signature.
-
-    Attributes:
-        plan: what it runs.
-        capture: the graph's inputs and outputs by name.
-        runnable: (parameters, buffers, batch) → (loss, gradients, new buffers); None where stock PyTorch runs.
-        signature: the batches that it serves.
-    """
-
-    plan: Plan
-    capture: TrainingCapture
-    runnable: EagerProgram | None
-    signature: Signature
 
 
 class TrainingStep:
@@ -135,21 +95,36 @@ class TrainingStep:
             The loss, a tensor without gradient that later calls leave alone.
         """
         last = self._micro + 1 == self.options.accumulate
-        reason = self._why_stock((x, *targets))
+        batch = (x, *targets)
+        reason = self._why_stock(batch)
         if reason:
-            self._warn_once(reason)
-        if reason is not None:
-            loss = self._run_stock((x, *targets), update=last)
+            if self.program.runnable is not None:  # else PyTorch's step runs in any case
+                self._warn_once(reason)
+            loss = self._run_stock(batch, update=last)
         elif self._wants_graph():
-            loss = self._run_graph((x, *targets))
+            loss = self._run_graph(batch)
         else:
-            with torch.no_grad():
-                loss = self._work(self._leaves((x, *targets)), first=self._micro == 0, last=last)
+            loss = self._launch(batch, first=self._micro == 0, last=last)
             self._warm |= last
         self._micro = 0 if last else self._micro + 1
         return loss
 
     # --- the step itself ------------------------------------------------------------------------------------------------
+
+    def _launch(self, batch: tuple[Any, ...], *, first: bool, last: bool) -> torch.Tensor:
+        """One micro-batch kernel by kernel."""
+        if self.program.runnable is None:
+            if self._footing.device.type != "cuda" or has_hooks(self._footing.parameters):
+                return self._run_stock(batch, update=last)
+            return self._stock_work(batch)(self._leaves(batch), first=first, last=last)
+        with torch.no_grad():
+            return self._work(self._leaves(batch), first=first, last=last)
+
+    def _stock_work(self, batch: tuple[Any, ...]) -> StockWork:
+        """PyTorch's step on a batch's tensors."""
+        _, structure = pytree.tree_flatten(self._given(batch))
+        learned = [p for p in self.model.parameters() if p.requires_grad]
+        return StockWork(self._stock, structure, learned, self.options.accumulate, self._update)
 
     def _work(
         self, batch: Sequence[torch.Tensor], *, first: bool, last: bool, updates: Updates | None = None
@@ -200,21 +175,22 @@ class TrainingStep:
             options.scaler.step(self.optimizer)
             options.scaler.update()
 
+    def _given(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A batch as the loss module takes it."""
+        return batch if self.options.scaler is None else (*batch, scale_of(self.options.scaler, _device(batch)))
+
     def _leaves(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
-        leaves = list(pytree.tree_leaves(batch))
-        return leaves if self.options.scaler is None else [*leaves, scale_of(self.options.scaler, leaves[0].device)]
+        return list(pytree.tree_leaves(self._given(batch)))
 
     def _run_stock(self, batch: tuple[Any, ...], *, update: bool) -> torch.Tensor:
-        """The same step by PyTorch's autograd."""
-        learned = [p for p in self.model.parameters() if p.requires_grad]
+        """The same step by PyTorch's autograd, hooks and all."""
         if self._micro == 0:
             self.optimizer.zero_grad(set_to_none=True)
-        given = batch if self.options.scaler is None else (*batch, scale_of(self.options.scaler, _device(batch)))
-        made = self._stock(*given)
+        made = self._stock(*self._given(batch))
         (made[0] / self.options.accumulate).backward()
         if update:
             with torch.no_grad():
-                self._update(learned)
+                self._update([p for p in self.model.parameters() if p.requires_grad])
         return made[-1].detach()
 
     # --- one CUDA graph -------------------------------------------------------------------------------------------------
@@ -239,7 +215,7 @@ class TrainingStep:
         leaves = self._leaves(batch)
         if self._graph is None:
             try:
-                self._graph = self._capture(leaves)
+                self._graph = self._capture(leaves, batch)
             except RuntimeError as error:
                 self._graph_refused = True
                 words = str(error).splitlines()[0]
@@ -247,32 +223,45 @@ class TrainingStep:
                     f"the step could not be captured as a CUDA graph and is launched kernel by kernel: {words}"
                 )
                 self.notes.append(f"the step could not be captured as a CUDA graph: {words}")
-                with torch.no_grad():
-                    return self._work(leaves, first=True, last=self.options.accumulate == 1)
+                return self._launch(batch, first=True, last=self.options.accumulate == 1)
         return self._graph(leaves, self._micro)
 
-    def _capture(self, leaves: Sequence[torch.Tensor]) -> StepGraph:
+    def _capture(self, leaves: Sequence[torch.Tensor], batch: tuple[Any, ...]) -> StepGraph:
         runnable = self.program.runnable
-        assert runnable is not None
-        updates = self._updates_of(runnable)
-        try:
-            made = self._record(runnable, leaves, updates)
-        except OvertakenError:
-            made = self._record(runnable, leaves, None)
+        if runnable is None:
+            made = self._record(self._stock_work(batch), leaves)
+        else:
+            made = self._capture_program(runnable, leaves)
         self._footing = Footing(self.model, self.optimizer)
         return made
 
-    def _record(self, runnable: EagerProgram, leaves: Sequence[torch.Tensor], updates: Updates | None) -> StepGraph:
-        beside = () if updates is None or updates.stream is None else (updates.stream,)
+    def _capture_program(self, runnable: EagerProgram, leaves: Sequence[torch.Tensor]) -> StepGraph:
+        updates = self._updates_of(runnable)
+        streams, keeps = runnable.streams, runnable.workspace()
+        if updates is not None:
+            beside = () if updates.stream is None else (updates.stream,)
+            try:
+                return self._record(partial(self._work, updates=updates), leaves, (*streams, *beside), keeps)
+            except OvertakenError:
+                pass
+        return self._record(self._work, leaves, streams, keeps)
+
+    def _record(
+        self,
+        work: Work,
+        leaves: Sequence[torch.Tensor],
+        streams: Sequence[torch.cuda.Stream] = (),
+        keeps: object = None,
+    ) -> StepGraph:
         return StepGraph(
-            partial(self._work, updates=updates),
+            work,
             leaves,
             self.model,
             self.optimizer,
             scaler=self._scaler(),
             micro=self.options.accumulate,
-            streams=(*runnable.streams, *self._sending(), *beside),
-            keeps=runnable.workspace(),
+            streams=(*streams, *self._sending()),
+            keeps=keeps,
         )
 
     def _updates_of(self, runnable: EagerProgram) -> Updates | None:
@@ -300,9 +289,7 @@ class TrainingStep:
     # --- when stock PyTorch runs ----------------------------------------------------------------------------------------
 
     def _why_stock(self, batch: tuple[Any, ...]) -> str | None:
-        """Why PyTorch's autograd must run; empty where it need not be said; None where the program may run."""
-        if self.program.runnable is None:
-            return ""
+        """Why PyTorch's autograd must run in place of what was made for the step; None where it need not."""
         if signature_of(batch, {}) != self.program.signature:
             return "no plan for this batch's shapes or dtypes: the stock step runs"
         if self._footing.moved():

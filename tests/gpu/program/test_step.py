@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import convoy
 from convoy.measurement import task
 from convoy.pipeline import train_model, verdict
 from convoy.program import updates
-from convoy.program.step import StepOptions, TrainingStep
+from convoy.program.step import TrainingStep
+from convoy.program.step_program import StepOptions
 
 pytestmark = pytest.mark.gpu
 
@@ -78,6 +80,31 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_for_which_nothing_is_faster_is_pytorchs_as_one_graph(
+    db: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    monkeypatch.setattr(verdict, "is_faster", lambda *_: False)
+    model, stock = net(), net()
+    ours, theirs = sgd(model), sgd(stock)
+    options = {"accumulate": accumulate}
+    step = convoy.training_step(model, cross_entropy, ours, batches(1)[0], settings=settings(db), **options)
+    assert step.plan.baseline
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for index, (x, y) in enumerate(batches(6 * accumulate)):
+            loss = step(x, y)
+            if index % accumulate == 0:
+                theirs.zero_grad()
+            wanted = cross_entropy(stock(x), y)
+            (wanted / accumulate).backward()
+            if index % accumulate == accumulate - 1:
+                theirs.step()
+            torch.testing.assert_close(loss, wanted.detach(), rtol=1e-3, atol=1e-3)
+    assert type(step._graph).__name__ == "StepGraph"
+    torch.testing.assert_close(weights(model), weights(stock), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [sgd, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)], ids=["sgd", "adamw"])

@@ -20,7 +20,7 @@ from convoy.pipeline import optimize_model
 from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training import train_model
 from convoy.pipeline.verdict import float_outputs
-from convoy.program.step import StepOptions
+from convoy.program.step_program import StepOptions
 from convoy.report.summary import Summary
 from convoy.zoo import parse_dtype
 

@@ -1,0 +1,53 @@
+"""What a training step is made of: its options, and the program for batches of one signature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convoy.capture import TrainingCapture
+from convoy.plan.plan import Plan
+from convoy.program.eager import EagerProgram
+from convoy.program.module import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """What belongs to a step besides the model, its loss and the optimizer.
+
+    Attributes:
+        amp: dtype of autocast, or None.
+        scaler: a gradient scaler for fp16, or None.
+        clip_grad_norm: largest joint L2 norm of the gradients, or None.
+        accumulate: micro-batches to an update.
+        group: process group to average gradients over, or None.
+        overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
+        early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way.
+    """
+
+    amp: torch.dtype | None = None
+    scaler: torch.amp.GradScaler | None = None
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
+    group: Any = None
+    overlap: bool = True
+    early_updates: bool = True
+
+
+@dataclass(slots=True)
+class StepProgram:
+    """Loss, gradients and buffers of batches of one signature.
+
+    Attributes:
+        plan: what it runs.
+        capture: the graph's inputs and outputs by name.
+        runnable: (parameters, buffers, batch) → (loss, gradients, new buffers); None where stock PyTorch runs.
+        signature: the batches that it serves.
+    """
+
+    plan: Plan
+    capture: TrainingCapture
+    runnable: EagerProgram | None
+    signature: Signature

@@ -26,7 +26,19 @@ _START_US, _COMPRESSED_US, _BLOCK_US, _FLOPS_US, _STEP_US = 5.0, 1.7e5, 1.5e-3, 
 """Of the cost model: launches, values compressed a microsecond, a thread block, operations a microsecond, a step of a block."""
 
 _LENGTH: Final = 256
+"""Places of a window that a thread block of the first pass looks at together, at most."""
+
+_PLACES: Final = 1024
+"""The same of several short windows."""
+
+_FEW: Final = 32
+"""Up to so many filters, a thread block of the second pass does several pixels, `_WORK` results in all: with one filter a warp
+would have one result."""
+
+_WORK: Final = 128
+
 _LOOK_SIZES: Final = (
+    "windows",
     "p",
     "q",
     "h",
@@ -40,7 +52,7 @@ _LOOK_SIZES: Final = (
     "pad_w",
     "all_kept",
 )
-_SIZES: Final = ("p", "q", "k", "y_h", "y_w", "tiles_k", "length")
+_SIZES: Final = ("results", "p", "q", "k", "y_h", "y_w", "tiles_k", "length")
 _ONE: Final = Pool("max", 1, 1, 1, 1)
 
 
@@ -54,11 +66,19 @@ def layout(problem: ConvProblem) -> Scratch:
     return found
 
 
+def pixels_of(block_k: int) -> int:
+    """Result pixels of a thread block of the second pass."""
+    return 1 if block_k > _FEW else max(1, _WORK // block_k)
+
+
 class EcrExecutable(Executable):
     """Compress, then multiply."""
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
         self.problem, self.block_k = problem, knobs.integer("block_k")
+        self.pixels = pixels_of(self.block_k)
+        self.block = min(_LENGTH, 1 << max(4, (problem.reduction_length - 1).bit_length()))
+        self.windows = 1 if self.block == _LENGTH else _PLACES // self.block
         self._layout = layout(problem)
         self.workspace_bytes = self._layout.size_bytes
         self.look = Kernel(self._look_build(engine), target)
@@ -70,7 +90,12 @@ class EcrExecutable(Executable):
         dtype = self.problem.x_dtype
         signature = {"x": f"*{dtype}", "values": f"*{dtype}", "places": "*i32", "counts": "*i32"}
         signature |= dict.fromkeys(_LOOK_SIZES, "i32")
-        constants: dict[str, Any] = {"R": self.problem.r, "S": self.problem.s, "BLOCK": _LENGTH}
+        constants: dict[str, Any] = {
+            "R": self.problem.r,
+            "S": self.problem.s,
+            "WINDOWS": self.windows,
+            "BLOCK": self.block,
+        }
         pointers = ["x", "values", "places", "counts"]
         return Build(engine, compress_windows, signature, constants, pointers, 4, 1, tensor_cores=False)
 
@@ -87,7 +112,8 @@ class EcrExecutable(Executable):
         constants: dict[str, Any] = {
             "WINDOW_H": pool.window_h, "WINDOW_W": pool.window_w, "POOL_STRIDE_H": pool.stride_h,
             "POOL_STRIDE_W": pool.stride_w, "POOL_PAD_H": pool.pad_h, "POOL_PAD_W": pool.pad_w,
-            "AVERAGE": pool.kind == "avg", "COUNT_PAD": pool.count_include_pad, "BLOCK_K": self.block_k,
+            "AVERAGE": pool.kind == "avg", "COUNT_PAD": pool.count_include_pad,
+            "PIXELS": self.pixels, "BLOCK_K": self.block_k,
             "ACTIVATION": problem.epilogue.activation,
         }  # fmt: skip
         pointers = ["values", "places", "counts", "w", "y", "residual", "bias"]
@@ -110,11 +136,12 @@ class EcrExecutable(Executable):
         bias = buffers.constants[1] if epilogue.bias else None
         names = ("p", "q", "h", "w", "c", "stride_h", "stride_w", "dilation_h", "dilation_w", "pad_h", "pad_w")
         looked = [getattr(problem, name) for name in names]
-        self.look((problem.n * problem.p * problem.q, 1, 1), [x, values, places, counts, *looked, int(not finite)])
+        count = problem.n * problem.p * problem.q
+        self.look((-(-count // self.windows), 1, 1), [x, values, places, counts, count, *looked, int(not finite)])
         _, _, y_h, y_w = problem.y_spec.shape
-        tiles_k = -(-problem.k // self.block_k)
-        sizes = [problem.p, problem.q, problem.k, y_h, y_w, tiles_k, problem.reduction_length]
-        grid = (problem.n * y_h * y_w * tiles_k, 1, 1)
+        tiles_k, results = -(-problem.k // self.block_k), problem.n * y_h * y_w
+        sizes = [results, problem.p, problem.q, problem.k, y_h, y_w, tiles_k, problem.reduction_length]
+        grid = (-(-results // self.pixels) * tiles_k, 1, 1)
         self.kernel(grid, [values, places, counts, weight, y, residual, bias, *sizes])
 
 
@@ -122,6 +149,7 @@ class EcrEngine(Engine):
     """fp32, fp16 and bf16; products and sums in fp32."""
 
     id = "zeroskip.ecr"
+    version = 2
     family = "direct"
     trusted = False
     skips_zeros = True
@@ -138,6 +166,9 @@ class EcrEngine(Engine):
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Filters of a thread block."""
+        assert isinstance(problem, ConvProblem)
+        if problem.k <= _FEW:
+            return [Knobs.of(block_k=1 << (problem.k - 1).bit_length(), warps=warps) for warps in (4, 1)]
         return [Knobs.of(block_k=block_k, warps=max(1, block_k // 64)) for block_k in (64, 128, 256)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
@@ -155,7 +186,8 @@ class EcrEngine(Engine):
         left = 1 - (expected(knobs) or 0) / 100
         pool = problem.epilogue.pool or _ONE
         windows = problem.n * problem.p * problem.q * problem.reduction_length
-        blocks = problem.y_spec.elements / problem.k * -(-problem.k // knobs.integer("block_k"))
+        block_k = knobs.integer("block_k")
+        blocks = problem.y_spec.elements / problem.k / pixels_of(block_k) * -(-problem.k // block_k)
         chain = problem.reduction_length * pool.window_h * pool.window_w * _STEP_US
         products = max(problem.flops / _FLOPS_US, chain)
         return _START_US + windows / _COMPRESSED_US + blocks * _BLOCK_US + left * products

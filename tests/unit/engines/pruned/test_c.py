@@ -270,6 +270,7 @@ def test_a_pruned_layer_of_a_net_is_measured_and_runs():
 
     class Rows:
         lookup = related = staticmethod(lambda *_: [])
+        targets = staticmethod(dict)
 
         @staticmethod
         def put(found, *_, **__):

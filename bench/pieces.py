@@ -109,7 +109,7 @@ def main() -> None:
                 for name, row in best.items():
                     took_us = row.median_us
                     recorder.add(
-                        subject=subject, batch=options.batch, dtype=options.dtype, provider=name, metric="kernel_us", unit="us",
+                        subject=subject, batch=options.batch, dtype=options.dtype, provider=f"convoy.{name}", metric="kernel_us", unit="us",
                         p50=took_us, p20=took_us - row.spread_us, p80=took_us + row.spread_us, ok=True,
                         note=f"times={count} {row.config.knobs}",
                     )  # fmt: skip

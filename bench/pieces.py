@@ -109,9 +109,9 @@ def main() -> None:
                 for name, row in best.items():
                     took_us = row.median_us
                     recorder.add(
-                        subject=subject, batch=options.batch, dtype=options.dtype, provider=f"convoy.{name}", metric="kernel_us", unit="us",
-                        p50=took_us, p20=took_us - row.spread_us, p80=took_us + row.spread_us, ok=True,
-                        note=f"times={count} {row.config.knobs}",
+                        subject=subject, batch=options.batch, dtype=options.dtype, provider=f"convoy.{name}",
+                        metric="kernel_us", unit="us", p50=took_us, p20=took_us - row.spread_us, p80=took_us + row.spread_us,
+                        ok=True, note=f"times={count} {row.config.knobs}",
                     )  # fmt: skip
                     line += f"  {name} {took_us:.1f}"
                     kind = " ".join(sorted(engine.id for engine in engines[2:] if engine.accepts(problem, target)))

@@ -1,0 +1,141 @@
+"""`make sanitize` without a GPU: which pairs run, what an outcome is called, and that every engine has something to launch."""
+
+import importlib
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from convoy.engines.base import Executable
+from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.target import Target
+
+GPU = Path(__file__).parents[1] / "gpu"
+SCRIPT = GPU / "sanitize.py"
+H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+LAUNCHED = "7 launches over 5 shapes\n"
+CLEAN = LAUNCHED + "========= ERROR SUMMARY: 0 errors\n"
+HAZARDS = LAUNCHED + "========= RACECHECK SUMMARY: {0} hazards displayed ({0} errors, 0 warnings)\n"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(str(GPU))
+    return importlib.import_module
+
+
+@pytest.fixture
+def jobs(load):
+    return load("sanitize_jobs")
+
+
+def test_every_engine_with_kernels_of_ours_is_watched(jobs):
+    assert {"cuda.stem", "pruned.csr", "triton.merged", "zeroskip.ecr"} <= set(jobs.ENGINES) <= {*MANIFEST, *WAITING}
+    assert not {"aten", "cudnn", "padded", "pruned.c", "zeroskip.cpu"} & set(jobs.ENGINES)
+
+
+def test_pairs_are_tool_by_tool_without_those_that_are_left_out(jobs, monkeypatch):
+    monkeypatch.setattr(jobs, "LEFT_OUT", {("racecheck", "b"): "sees what is not there"})
+    assert jobs.pairs(["a", "b"], ["memcheck", "racecheck"]) == [
+        ("memcheck", "a"),
+        ("memcheck", "b"),
+        ("racecheck", "a"),
+    ]
+
+
+def test_what_is_left_out_is_known_and_has_a_reason(jobs):
+    for (tool, engine), reason in jobs.LEFT_OUT.items():
+        assert tool in jobs.TOOLS
+        assert engine in jobs.ENGINES
+        assert reason
+
+
+def test_commands(jobs):
+    plain, watched = (jobs.command(SCRIPT, tool, "triton.gemv") for tool in ("", "memcheck"))
+    assert plain[1:] == [str(SCRIPT), "triton.gemv"]
+    assert watched[:3] == ["compute-sanitizer", "--tool", "memcheck"]
+    assert watched[-3:] == plain
+    assert "--report-api-errors" in watched
+    assert "--report-api-errors" not in jobs.command(SCRIPT, "initcheck", "triton.gemv")
+
+
+@pytest.mark.parametrize(
+    ("tool", "code", "text", "word"),
+    [
+        ("", 0, LAUNCHED, "clean"),
+        ("", 1, "0 launches over 0 shapes", "failed"),
+        ("memcheck", 0, CLEAN, "clean"),
+        ("memcheck", 1, CLEAN.replace("0 errors", "34 errors"), "findings"),
+        ("memcheck", 0, CLEAN.replace("0 errors", "1 error"), "findings"),
+        ("racecheck", 0, HAZARDS.format(0), "clean"),
+        ("racecheck", 0, HAZARDS.format(12), "findings"),
+        ("initcheck", 1, CLEAN, "failed"),
+        ("synccheck", -6, "Aborted", "failed"),
+        ("synccheck", 0, LAUNCHED, "failed"),
+    ],
+)
+def test_outcomes_are_told_apart(jobs, tool, code, text, word):
+    assert jobs.verdict(tool, code, text) == word
+
+
+def test_a_run_ends_with_one_where_anything_is_not_clean(jobs, monkeypatch, capsys):
+    def run(command, **_):
+        engine, tool = command[-1], command[2] if command[0] == "compute-sanitizer" else ""
+        ran.append((tool, engine))
+        if (tool, engine) == ("racecheck", "slow"):
+            raise subprocess.TimeoutExpired(command, 1, output=b"as far as this")
+        text = HAZARDS.format(0) if tool == "racecheck" else CLEAN if tool else LAUNCHED
+        broken = engine == "broken"
+        return subprocess.CompletedProcess(command, int(broken), "planted" if broken else text)
+
+    ran = []
+    monkeypatch.setattr(jobs.shutil, "which", lambda name: name)
+    monkeypatch.setattr(jobs.subprocess, "run", run)
+    assert jobs.run_all(SCRIPT, ["good"], ["memcheck", "racecheck"], 2) == 0
+    assert sorted(ran) == [("", "good"), ("memcheck", "good"), ("racecheck", "good")]
+    assert "2 clean, 0 not" in capsys.readouterr().out
+    ran.clear()
+    assert jobs.run_all(SCRIPT, ["good", "broken", "slow", "pruned.sparse24"], ["racecheck"], 2) == 1
+    assert sorted(ran) == [*(("", name) for name in ("broken", "good", "pruned.sparse24", "slow")), ("racecheck", "good"),
+                           ("racecheck", "slow")]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "planted" in printed
+    assert "as far as this" in printed
+    assert "left out" in printed
+    assert "1 clean, 2 not" in printed
+
+
+def test_without_the_sanitizer_nothing_is_clean(jobs, monkeypatch, capsys):
+    monkeypatch.setattr(jobs.shutil, "which", lambda name: None)
+    assert jobs.run_all(SCRIPT, ["triton.gemv"], ["memcheck"], 2) == 2
+    assert "CUDA toolkit" in capsys.readouterr().out
+
+
+def test_there_is_something_to_launch(load):
+    found = load("sanitize_problems")
+    assert len(set(found.SIZES)) >= 30
+    for name in load("sanitize_jobs").ENGINES:
+        if name.startswith(("triton.", "zeroskip.")):
+            engine = load_engine(name, waiting())
+            assert any(engine.accepts(problem, H100) for problem in found.problems_of(name)), name
+
+
+class Planted(Executable):
+    """Writes all of its result but for the last of it."""
+
+    def __init__(self, left_out):
+        self.left_out = left_out
+
+    def launch(self, buffers, workspace):
+        result = buffers.results[0]
+        result[: len(result) - self.left_out] = 1
+
+
+def test_a_result_that_is_not_all_written_is_seen(load, monkeypatch):
+    sanitize = load("sanitize")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    sanitize.launch("triton.gemv", Planted(0), [], [torch.full((4,), torch.nan)])
+    with pytest.raises(ValueError, match=r"triton\.gemv"):
+        sanitize.launch("triton.gemv", Planted(1), [], [torch.full((4,), torch.nan)])
+    assert set(load("sanitize_jobs").ENGINES) >= sanitize.STORED_BY_TMA

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -72,9 +72,9 @@ class Outcome:
         return f"{self.tool or 'build':10} {self.engine:26} {self.word:9} {self.seconds:5.0f} s  {what}".rstrip()
 
 
-def pairs(engines: Sequence[str], tools: Sequence[str]) -> list[tuple[str, str]]:
-    """Tool and engine, all engines under the first tool before the next, without those that are left out."""
-    return [(tool, engine) for tool in tools for engine in engines if (tool, engine) not in LEFT_OUT]
+def tools_for(engine: str, tools: Sequence[str]) -> list[str]:
+    """Those that an engine is run under."""
+    return [tool for tool in tools if (tool, engine) not in LEFT_OUT]
 
 
 def command(script: Path, tool: str, engine: str) -> list[str]:
@@ -109,20 +109,21 @@ def run_pair(script: Path, tool: str, engine: str) -> Outcome:
 
 
 def run_all(script: Path, engines: Sequence[str], tools: Sequence[str], jobs: int) -> int:
-    """Every engine without a tool, then those that ended well under each; 0 where all is clean."""
+    """Every engine without a tool, then, where that ended well, under each; 0 where all is clean."""
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not on the path: it comes with the CUDA toolkit")
         return 2
     with ThreadPoolExecutor(jobs) as pool:
-        built = list(pool.map(lambda engine: run_pair(script, "", engine), engines))
-        good = [outcome.engine for outcome in built if outcome.word == "clean"]
-        watched = list(pool.map(lambda pair: run_pair(script, *pair), pairs(good, tools)))
+        builds = [pool.submit(run_pair, script, "", engine) for engine in engines]
+        ready = (build.result().engine for build in as_completed(builds) if build.result().word == "clean")
+        runs = [pool.submit(run_pair, script, tool, engine) for engine in ready for tool in tools_for(engine, tools)]
+    watched = [run.result() for run in runs]
     for (tool, engine), reason in LEFT_OUT.items():
         if tool in tools and engine in engines:
             print(Outcome(tool, engine, "left out", text=reason).line)
-    bad = [outcome for outcome in (*built, *watched) if outcome.word != "clean"]
+    bad = [outcome for outcome in (*(build.result() for build in builds), *watched) if outcome.word != "clean"]
     for outcome in bad:
         print(f"\n{outcome.line}\n" + "\n".join(outcome.text.splitlines()[-_LINES:]))
     clean = sum(outcome.word == "clean" for outcome in watched)
-    print(f"\n{len(built)} engines under {len(tools)} tools: {clean} clean, {len(bad)} not")
+    print(f"\n{len(builds)} engines under {len(tools)} tools: {clean} clean, {len(bad)} not")
     return 1 if bad else 0

@@ -29,6 +29,35 @@ def finish_gathered(
 
 
 @triton.jit
+def gathered(
+    i, row, column, image, pixel_inside, h, width, c, c_group, c_blocks, dilation_h, dilation_w,
+    R: tl.constexpr, S: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """One step of the reduction: where its [pixels, BLOCK_C] values lie and which there are, and the same of its weights."""
+    if FLAT:
+        index = i * BLOCK_C + tl.arange(0, BLOCK_C)
+        tap = index // c_group
+        channel = index - tap * c_group
+        c_inside = index < R * S * c_group
+        rows = row[:, None] + (tap // S * dilation_h)[None, :]
+        columns = column[:, None] + (tap % S * dilation_w)[None, :]
+        inside = pixel_inside[:, None] & c_inside[None, :]
+        inside &= (rows >= 0) & (rows < h) & (columns >= 0) & (columns < width)
+        offset = ((image[:, None] * h + rows) * width + columns) * c + channel[None, :]
+    else:
+        tap = i // c_blocks
+        channel = (i - tap * c_blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
+        index = tap * c_group + channel
+        c_inside = channel < c_group
+        rows = row + tap // S * dilation_h
+        columns = column + tap % S * dilation_w
+        inside = pixel_inside & (rows >= 0) & (rows < h) & (columns >= 0) & (columns < width)
+        inside = inside[:, None] & c_inside[None, :]
+        offset = (((image * h + rows) * width + columns) * c)[:, None] + channel[None, :]
+    return offset, inside, index, c_inside
+
+
+@triton.jit
 def gather_conv(
     x, w, y, residual, bias,
     pixels, p, q, h, width, c, k, pitch, c_group, k_group, c_blocks, iterations, iterations_split, tiles_k,
@@ -66,41 +95,14 @@ def gather_conv(
     last = tl.minimum(first + iterations_split, iterations)
     acc = tl.zeros((BLOCK_K, BLOCK_P), dtype=tl.float32)
     for i in range(first, last):
-        if FLAT:
-            index = i * BLOCK_C + tl.arange(0, BLOCK_C)
-            tap = index // c_group
-            channel = index - tap * c_group
-            c_inside = index < R * S * c_group
-            rows = row[:, None] + (tap // S * dilation_h)[None, :]
-            columns = column[:, None] + (tap % S * dilation_w)[None, :]
-            inside = pixel_inside[:, None] & c_inside[None, :]
-            inside &= (rows >= 0) & (rows < h) & (columns >= 0) & (columns < width)
-            offset = ((image[:, None] * h + rows) * width + columns) * c + channel[None, :]
-        else:
-            tap = i // c_blocks
-            channel = (i - tap * c_blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
-            index = tap * c_group + channel
-            c_inside = channel < c_group
-            rows = row + tap // S * dilation_h
-            columns = column + tap % S * dilation_w
-            inside = pixel_inside & (rows >= 0) & (rows < h) & (columns >= 0) & (columns < width)
-            inside = inside[:, None] & c_inside[None, :]
-            offset = (((image * h + rows) * width + columns) * c)[:, None] + channel[None, :]
+        offset, inside, index, c_inside = gathered(
+            i, row, column, image, pixel_inside, h, width, c, c_group, c_blocks, dilation_h, dilation_w,
+            R, S, BLOCK_C, FLAT,
+        )  # fmt: skip
         values = tl.load(x + offset, mask=inside, other=0.0)
         weights = tl.load(weight_row[:, None] + index[None, :], mask=k_inside[:, None] & c_inside[None, :], other=0.0)
         acc = tl.dot(weights, values.T, acc, input_precision=PRECISION)
     finish_gathered(
-        y,
-        residual,
-        bias,
-        acc.T,
-        pixel,
-        group * k_group + k_local,
-        pixel_inside,
-        k_inside,
-        pixels,
-        k,
-        pitch,
-        ACTIVATION,
-        SPLIT,
-    )
+        y, residual, bias, acc.T, pixel, group * k_group + k_local, pixel_inside, k_inside, pixels, k, pitch,
+        ACTIVATION, SPLIT,
+    )  # fmt: skip

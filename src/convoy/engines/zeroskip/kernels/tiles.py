@@ -6,12 +6,7 @@ import triton
 import triton.language as tl
 
 from convoy.engines.triton.kernels.epilogue import activate
-
-
-@triton.jit
-def larger(a, b):
-    """The maximum as PyTorch's pooling has it: NaN over every number."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+from convoy.engines.triton.kernels.pooled import larger
 
 
 @triton.jit
@@ -102,46 +97,31 @@ def pool_windows(
 
 
 @triton.jit
-def tile_conv(
-    x, w, y, residual, bias, live, counts, scratch,
-    p, q, h, width, c, k, y_h, y_w, tiles_h, tiles_w, tiles_k, dense_from, pad_h, pad_w,
-    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, DILATION_H: tl.constexpr,
-    DILATION_W: tl.constexpr, RESULT_H: tl.constexpr, RESULT_W: tl.constexpr, REGION_W: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, GRANULE: tl.constexpr,
-    POOL: tl.constexpr, AVERAGE: tl.constexpr, COUNT_PAD: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
-    POOL_STRIDE_H: tl.constexpr, POOL_STRIDE_W: tl.constexpr, POOL_PAD_H: tl.constexpr, POOL_PAD_W: tl.constexpr,
-    VECTOR_C: tl.constexpr, VECTOR_K: tl.constexpr, PRECISION: tl.constexpr, CHUNKED: tl.constexpr,
-    ACTIVATION: tl.constexpr, SPLITS: tl.constexpr,
+def conv_pixels(
+    index, first_h, first_w,
+    POOL: tl.constexpr, RESULT_W: tl.constexpr, REGION_W: tl.constexpr, POOL_STRIDE_H: tl.constexpr,
+    POOL_STRIDE_W: tl.constexpr, POOL_PAD_H: tl.constexpr, POOL_PAD_W: tl.constexpr,
 ):  # fmt: skip
-    """One tile of RESULT_H x RESULT_W results by BLOCK_K filters; w is [r·s, c, k].
-
-    The rows of the product are the BLOCK_P pixels of the convolution that the tile needs. POOL is `none` (they are the
-    results), `pairs` (four neighbouring rows are a 2x2 window, reduced in registers) or `windows` (they go to `scratch`, of this
-    thread block alone, and every window is read back from there: through the first-level cache). GRANULE is that
-    of `find_live`: with 1 the channels of the list are gathered, BLOCK_C at a time, unless they are `dense_from` or
-    more; then, and with BLOCK_C, blocks are read as they lie. With CHUNKED the products of one block are summed apart (tensor
-    cores cut what they add: docs/kernels/split_fp32.md). With SPLITS over 1, y is fp32 [splits, pixels, k] and takes bare sums.
-    """
-    c *= VECTOR_C
-    k *= VECTOR_K
-    program = tl.program_id(0)
-    tile = program // tiles_k
-    first_result_h, first_result_w = tile // tiles_w % tiles_h * RESULT_H, tile % tiles_w * RESULT_W
-    image = tile // tiles_w // tiles_h
-    k_index = program % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    k_inside = k_index < k
-    index = tl.arange(0, BLOCK_P)
+    """Row and column of the convolution's pixels that the results from (first_h, first_w) on need."""
     if POOL == "pairs":
-        conv_h = 2 * (first_result_h + index // 4 // RESULT_W) + index % 4 // 2
-        conv_w = 2 * (first_result_w + index // 4 % RESULT_W) + index % 2
+        conv_h = 2 * (first_h + index // 4 // RESULT_W) + index % 4 // 2
+        conv_w = 2 * (first_w + index // 4 % RESULT_W) + index % 2
     elif POOL == "windows":
-        first_h, first_w = first_result_h * POOL_STRIDE_H - POOL_PAD_H, first_result_w * POOL_STRIDE_W - POOL_PAD_W
-        conv_h, conv_w = first_h + index // REGION_W, first_w + index % REGION_W
+        top, left = first_h * POOL_STRIDE_H - POOL_PAD_H, first_w * POOL_STRIDE_W - POOL_PAD_W
+        conv_h, conv_w = top + index // REGION_W, left + index % REGION_W
     else:
-        conv_h, conv_w = first_result_h + index // REGION_W, first_result_w + index % REGION_W
-    pixel_inside = (conv_h >= 0) & (conv_h < p) & (conv_w >= 0) & (conv_w < q)
-    row, column = conv_h * STRIDE_H - pad_h, conv_w * STRIDE_W - pad_w
+        conv_h, conv_w = first_h + index // REGION_W, first_w + index % REGION_W
+    return conv_h, conv_w
 
+
+@triton.jit
+def tile_sum(
+    x, w, live, counts, tile, dense_from, pixel_inside, row, column, image, k_index, k_inside, h, width, c, k,
+    R: tl.constexpr, S: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, GRANULE: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNKED: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_P, BLOCK_K]: this program's share of the products of a tile, over the channels of its list or over all."""
     count = tl.load(counts + tile)
     live += tile * tl.cdiv(c, GRANULE)
     gathers = False
@@ -191,7 +171,19 @@ def tile_conv(
                 x, w, channel, channel < c, pixel_inside, row, column, image, tap, k_index, k_inside, acc,
                 h, width, c, k, S, DILATION_H, DILATION_W, PRECISION,
             )  # fmt: skip
+    return acc
 
+
+@triton.jit
+def finish_tile(
+    acc, y, residual, bias, scratch, program, image, conv_h, conv_w, pixel_inside, k_index, k_inside, first_h, first_w,
+    p, q, k, y_h, y_w, tiles_h, tiles_w, tiles_k,
+    RESULT_H: tl.constexpr, RESULT_W: tl.constexpr, REGION_W: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, POOL: tl.constexpr, AVERAGE: tl.constexpr, COUNT_PAD: tl.constexpr, WINDOW_H: tl.constexpr,
+    WINDOW_W: tl.constexpr, POOL_STRIDE_H: tl.constexpr, POOL_STRIDE_W: tl.constexpr, POOL_PAD_H: tl.constexpr,
+    POOL_PAD_W: tl.constexpr, ACTIVATION: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Store a tile's sums: bare ones of a share, or with bias, residual, activation and pooling."""
     inside = pixel_inside[:, None] & k_inside[None, :]
     pixel = (image * p + conv_h) * q + conv_w
     place = pixel[:, None] * k + k_index[None, :]
@@ -208,7 +200,7 @@ def tile_conv(
             tl.store(y + place, acc.to(y.dtype.element_ty), mask=inside)
         else:
             result = tl.arange(0, BLOCK_R)
-            result_h, result_w = first_result_h + result // RESULT_W, first_result_w + result % RESULT_W
+            result_h, result_w = first_h + result // RESULT_W, first_w + result % RESULT_W
             result_inside = (result < RESULT_H * RESULT_W) & (result_h < y_h) & (result_w < y_w)
             if POOL == "pairs":
                 windows = tl.reshape(acc, (BLOCK_R, 4, BLOCK_K))
@@ -218,12 +210,60 @@ def tile_conv(
                     pooled = tl.reduce(windows, 1, larger)
             else:
                 mine = scratch + program * (BLOCK_P * BLOCK_K)
-                tl.store(mine + index[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :], acc)
+                tl.store(mine + tl.arange(0, BLOCK_P)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :], acc)
                 tl.debug_barrier()
                 pooled = pool_windows(
-                    mine, result_h, result_w, result_inside, first_h, first_w, p, q,
+                    mine, result_h, result_w, result_inside,
+                    first_h * POOL_STRIDE_H - POOL_PAD_H, first_w * POOL_STRIDE_W - POOL_PAD_W, p, q,
                     REGION_W, BLOCK_R, BLOCK_K, AVERAGE, COUNT_PAD, WINDOW_H, WINDOW_W,
                     POOL_STRIDE_H, POOL_STRIDE_W, POOL_PAD_H, POOL_PAD_W,
                 )  # fmt: skip
             to = ((image * y_h + result_h) * y_w + result_w)[:, None] * k + k_index[None, :]
             tl.store(y + to, pooled.to(y.dtype.element_ty), mask=result_inside[:, None] & k_inside[None, :])
+
+
+@triton.jit
+def tile_conv(
+    x, w, y, residual, bias, live, counts, scratch,
+    p, q, h, width, c, k, y_h, y_w, tiles_h, tiles_w, tiles_k, dense_from, pad_h, pad_w,
+    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr, RESULT_H: tl.constexpr, RESULT_W: tl.constexpr, REGION_W: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, GRANULE: tl.constexpr,
+    POOL: tl.constexpr, AVERAGE: tl.constexpr, COUNT_PAD: tl.constexpr, WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr,
+    POOL_STRIDE_H: tl.constexpr, POOL_STRIDE_W: tl.constexpr, POOL_PAD_H: tl.constexpr, POOL_PAD_W: tl.constexpr,
+    VECTOR_C: tl.constexpr, VECTOR_K: tl.constexpr, PRECISION: tl.constexpr, CHUNKED: tl.constexpr,
+    ACTIVATION: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One tile of RESULT_H x RESULT_W results by BLOCK_K filters; w is [r·s, c, k].
+
+    The rows of the product are the BLOCK_P pixels of the convolution that the tile needs. POOL is `none` (they are the
+    results), `pairs` (four neighbouring rows are a 2x2 window, reduced in registers) or `windows` (they go to `scratch`, of this
+    thread block alone, and every window is read back from there: through the first-level cache). GRANULE is that
+    of `find_live`: with 1 the channels of the list are gathered, BLOCK_C at a time, unless they are `dense_from` or
+    more; then, and with BLOCK_C, blocks are read as they lie. With CHUNKED the products of one block are summed apart (tensor
+    cores cut what they add: docs/kernels/split_fp32.md). With SPLITS over 1, y is fp32 [splits, pixels, k] and takes bare sums.
+    """
+    c *= VECTOR_C
+    k *= VECTOR_K
+    program = tl.program_id(0)
+    tile = program // tiles_k
+    first_h, first_w = tile // tiles_w % tiles_h * RESULT_H, tile % tiles_w * RESULT_W
+    image = tile // tiles_w // tiles_h
+    k_index = program % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    k_inside = k_index < k
+    conv_h, conv_w = conv_pixels(
+        tl.arange(0, BLOCK_P), first_h, first_w,
+        POOL, RESULT_W, REGION_W, POOL_STRIDE_H, POOL_STRIDE_W, POOL_PAD_H, POOL_PAD_W,
+    )  # fmt: skip
+    pixel_inside = (conv_h >= 0) & (conv_h < p) & (conv_w >= 0) & (conv_w < q)
+    row, column = conv_h * STRIDE_H - pad_h, conv_w * STRIDE_W - pad_w
+    acc = tile_sum(
+        x, w, live, counts, tile, dense_from, pixel_inside, row, column, image, k_index, k_inside, h, width, c, k,
+        R, S, DILATION_H, DILATION_W, BLOCK_P, BLOCK_K, BLOCK_C, GRANULE, PRECISION, CHUNKED, SPLITS,
+    )  # fmt: skip
+    finish_tile(
+        acc, y, residual, bias, scratch, program, image, conv_h, conv_w, pixel_inside, k_index, k_inside, first_h, first_w,
+        p, q, k, y_h, y_w, tiles_h, tiles_w, tiles_k,
+        RESULT_H, RESULT_W, REGION_W, BLOCK_P, BLOCK_R, BLOCK_K, POOL, AVERAGE, COUNT_PAD, WINDOW_H, WINDOW_W,
+        POOL_STRIDE_H, POOL_STRIDE_W, POOL_PAD_H, POOL_PAD_W, ACTIVATION, SPLITS,
+    )  # fmt: skip

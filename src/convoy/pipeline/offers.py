@@ -80,23 +80,9 @@ def selection_problem(
         for problem in region.problems:
             fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0]) if region.args else None)
             found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
-            found = clearly_faster(found) if wary else found
+            kept = _kept(clearly_faster(found) if wary else found)
             baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
-            kept = frugal_and_fast(found) + [row for row in found if row.config.engine == BASELINE]
-            own = [
-                Candidate(
-                    region=index,
-                    problem=problem.key,
-                    config=row.config,
-                    layout=problem.layout,
-                    median_us=row.median_us,
-                    spread_us=row.spread_us,
-                    workspace_bytes=row.workspace_bytes,
-                    resident_bytes=max(0, row.resident_bytes - constant_bytes),
-                    baseline=baseline_here and row.config.engine == BASELINE,
-                )
-                for row in dict.fromkeys(kept)
-            ]
+            own = [_candidate(index, problem, row, constant_bytes, baseline_here) for row in kept]
             if own and problem.key in in_place.get(region.id, ()):
                 best = min(own, key=lambda candidate: candidate.median_us)
                 own.append(replace(best, median_us=0.0, spread_us=0.0, baseline=False, predicted=True))
@@ -113,6 +99,26 @@ def selection_problem(
         copies={name: Copy(row.problem, row.config) for name, row in fastest.items()},
         border=dict(border),
         memory_budget_bytes=memory_budget_bytes,
+    )
+
+
+def _kept(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Of rows sorted by time those that are offered: the fast, the frugal, and PyTorch's own."""
+    return list(dict.fromkeys(frugal_and_fast(rows) + [row for row in rows if row.config.engine == BASELINE]))
+
+
+def _candidate(region: int, problem: Problem, row: Measurement, constant_bytes: int, baseline_here: bool) -> Candidate:
+    """A row as a candidate for a region; packed constants count beyond the originals' bytes."""
+    return Candidate(
+        region=region,
+        problem=problem.key,
+        config=row.config,
+        layout=problem.layout,
+        median_us=row.median_us,
+        spread_us=row.spread_us,
+        workspace_bytes=row.workspace_bytes,
+        resident_bytes=max(0, row.resident_bytes - constant_bytes),
+        baseline=baseline_here and row.config.engine == BASELINE,
     )
 
 

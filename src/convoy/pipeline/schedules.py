@@ -13,7 +13,7 @@ from convoy.pipeline import verdict
 from convoy.pipeline.stages import Net
 from convoy.plan import Plan, Step, contention, critical_us, device_us, frugal, others, parallel
 from convoy.program import GraphProgram, PackedSteps, Program, build_program
-from convoy.program.bind import peak_bytes
+from convoy.program.lifetimes import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import shares
 from convoy.schedule import Collective

@@ -17,6 +17,7 @@ from convoy.errors import PlanError
 from convoy.measurement.ahead import Ahead
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem, TensorSpec
+from convoy.program.lifetimes import mark_frees
 from convoy.program.marks import link_marks
 from convoy.program.placement import Place, place_results
 from convoy.regions import Region
@@ -111,31 +112,23 @@ def bind(
     """
     check_order(plan.steps)
     graph = captured.graph
-    slots = {name: index for index, name in enumerate(graph.inputs)}
-    for index, step in enumerate(plan.steps):
-        missing = [name for name in step.args if name not in slots]
-        if missing:
-            raise PlanError(f"steps[{index}].args", missing[0], "a value that an earlier step makes")
-        for name in step.results:
-            slots.setdefault(name, len(slots))
+    slots = _slots(graph.inputs, plan.steps)
     problems = [_problem(index, step, captured, regions) for index, step in enumerate(plan.steps)]
     constants = [_constants(index, step, captured, regions) for index, step in enumerate(plan.steps)]
     keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
     packed = {} if packed is None else packed
     _build(plan.steps, problems, constants, keys, packed, target, extra_engines, ahead)
-    steps: list[BoundStep] = []
-    for step, key in zip(plan.steps, keys, strict=True):
-        executable, weights = packed[key]
-        steps.append(
-            BoundStep(
-                step=step,
-                executable=executable,
-                constants=weights,
-                args=tuple(slots[name] for name in step.args),
-                results=tuple(slots[name] for name in step.results),
-                specs=tuple(graph.values[name.partition("@")[0]].spec for name in step.results),
-            )
+    steps = [
+        BoundStep(
+            step=step,
+            executable=packed[key][0],
+            constants=packed[key][1],
+            args=tuple(slots[name] for name in step.args),
+            results=tuple(slots[name] for name in step.results),
+            specs=tuple(graph.values[name.partition("@")[0]].spec for name in step.results),
         )
+        for step, key in zip(plan.steps, keys, strict=True)
+    ]
     outputs = [_output_slot(name, plan, slots) for name in graph.outputs]
     place_results(steps, problems, outputs)
     slot_names = list(slots)
@@ -149,6 +142,18 @@ def bind(
         workspace_bytes=max((b.executable.workspace_bytes for b in steps), default=0),
         resident_bytes=sum(executable.resident_bytes(weights) for executable, weights in packed.values()),
     )
+
+
+def _slots(inputs: Sequence[str], steps: Sequence[Step]) -> dict[str, int]:
+    """A slot for each input and for each value that a step makes, by the slot's name."""
+    slots = {name: index for index, name in enumerate(inputs)}
+    for index, step in enumerate(steps):
+        missing = [name for name in step.args if name not in slots]
+        if missing:
+            raise PlanError(f"steps[{index}].args", missing[0], "a value that an earlier step makes")
+        for name in step.results:
+            slots.setdefault(name, len(slots))
+    return slots
 
 
 def _key(step: Step, constants: Sequence[torch.Tensor]) -> tuple[object, ...]:
@@ -214,73 +219,6 @@ def _output_slot(name: str, plan: Plan, slots: dict[str, int]) -> int:
         if slot_name in slots and (slot_name not in made or wanted in (ANY_LAYOUT, made[slot_name])):
             return slots[slot_name]
     raise PlanError("steps", name, f"a step that makes this output in layout {wanted}")
-
-
-def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
-    """Note after which step each slot's memory may go back: at once on one stream.
-
-    With several, memory goes back to the stream of the step that made it. That is safe right before a later step of that
-    stream that starts only when every reader has finished; a value without such a step stays to the end. So does one that is
-    made in pieces: steps of several streams write to it, so it is allocated before all of them.
-    """
-    order = [(bound.step.stream, bound.step.waits) for bound in steps]
-    known = finished_before(order, 1 + max((stream for stream, _ in order), default=0))
-    used = users(steps)
-    owner = {slot: bound.step.stream for bound in steps for slot in bound.results}
-    frees: list[list[int]] = [[] for _ in steps]
-    wholes = {place.slot for bound in steps for place in bound.places if place is not None}
-    kept = set(outputs) if len(known[0]) == 1 else {*outputs, *wholes}
-    for slot in sorted(used.keys() - kept):
-        at = _first_safe(order, known, used[slot], owner.get(slot, 0))
-        if at is not None:
-            frees[at - 1].append(slot)
-    for bound, slots in zip(steps, frees, strict=True):
-        bound.frees = tuple(slots)
-
-
-def users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
-    """For each slot, the launches that read or write it, in order."""
-    found: dict[int, list[int]] = {}
-    for at, bound in enumerate(steps):
-        for slot in dict.fromkeys(bound.touched()):
-            found.setdefault(slot, []).append(at)
-    return found
-
-
-def peak_bytes(bound: Bound) -> int:
-    """Memory that the values of one run hold at most, and the workspaces: each stream has a pool of its own.
-
-    What a stream gives back serves that stream alone, so the pools' peaks add up. Inputs are the caller's and not counted.
-    """
-    owner: dict[int, tuple[int, int]] = {}
-    held: dict[int, int] = {}
-    peak: dict[int, int] = {}
-    scratch: dict[int, int] = {}
-    for step in bound.steps:
-        stream = step.step.stream
-        scratch[stream] = max(scratch.get(stream, 0), step.executable.workspace_bytes)
-        places = step.places or (None,) * len(step.results)
-        for slot, spec, place in zip(step.results, step.specs, places, strict=True):
-            slot, spec = (slot, spec) if place is None else (place.slot, place.spec)
-            if slot not in owner:
-                owner[slot] = stream, spec.size_bytes
-                held[stream] = held.get(stream, 0) + spec.size_bytes
-        peak[stream] = max(peak.get(stream, 0), held.get(stream, 0))
-        for slot in step.frees:
-            if slot in owner:
-                stream, size = owner.pop(slot)
-                held[stream] -= size
-    return sum(peak.values()) + sum(scratch.values())
-
-
-def _first_safe(
-    order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int], owner: int
-) -> int | None:
-    """The first step of a stream before which all users have finished; the end where there is but one stream."""
-    for at in range(users[-1] + 1, len(order)):
-        if order[at][0] == owner and all(user <= known[at][order[user][0]] for user in users):
-            return at
-    return len(order) if len(known[0]) == 1 else None
 
 
 def check_order(steps: Sequence[Step]) -> None:

@@ -16,7 +16,7 @@ class StreamedProgram(EagerProgram):
     """A bound plan whose steps name streams and waits. Stream 0 is the caller's; the others begin and end with it.
 
     Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it, and given back only
-    when every reader has certainly finished before that stream's next step (`bind.mark_frees`), so that the allocator never
+    when every reader has certainly finished before that stream's next step (`lifetimes.mark_frees`), so that the allocator never
     hands out memory that another stream still reads.
 
     Args:

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from convoy.program.bind import Bound, users
+from convoy.program.bind import Bound
 from convoy.program.capturable import FUSED
 from convoy.program.completion import Completion, all_made
+from convoy.program.lifetimes import users
 from convoy.program.recording import stream_beside
 from convoy.schedule import buckets
 

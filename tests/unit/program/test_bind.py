@@ -9,7 +9,8 @@ import pytest
 from convoy.errors import PlanError
 from convoy.plan import Step, parallel
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import Bound, BoundStep, check_order, mark_frees, peak_bytes
+from convoy.program.bind import Bound, BoundStep, check_order
+from convoy.program.lifetimes import mark_frees, peak_bytes
 from convoy.schedule import finished_before
 
 

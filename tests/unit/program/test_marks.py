@@ -10,8 +10,9 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.plan.plan import Step
 from convoy.problem import EngineConfig, TensorSpec
-from convoy.program.bind import Bound, BoundStep, mark_frees, peak_bytes
+from convoy.program.bind import Bound, BoundStep
 from convoy.program.eager import EagerProgram
+from convoy.program.lifetimes import mark_frees, peak_bytes
 from convoy.program.marks import link_marks
 from convoy.program.placement import Place
 

@@ -51,6 +51,31 @@ def look(x, maxima, alive, pixels, c, words, BLOCK_P: tl.constexpr, WAIT: tl.con
 
 
 @triton.jit
+def live_order(
+    alive, group, channel, c, words, alive_rows, dense_from, all_alive,
+    ROWS: tl.constexpr, WORDS: tl.constexpr, GROUP: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
+    """Where each channel of a group goes, the live ones first; how many are alive; and whether so many that none moves."""
+    C: tl.constexpr = 32 * WORDS
+    # The images of a group lie one after another, each with its slices; the last group may have fewer.
+    line = group * GROUP * alive_rows + tl.arange(0, ROWS)
+    line_inside = (tl.arange(0, ROWS) < GROUP * alive_rows) & (line < IMAGES * alive_rows)
+    word = tl.arange(0, WORDS)
+    bits = tl.load(
+        alive + line[:, None] * words + word[None, :], mask=line_inside[:, None] & (word < words)[None, :], other=0
+    )
+    found = tl.reduce(bits, 0, either)
+    flags = ((found[:, None] >> tl.arange(0, 32)[None, :]) & 1).reshape(C)
+    flags = tl.where(channel < c, flags | all_alive, 0)
+    count = tl.sum(flags, axis=0)
+    before = tl.cumsum(flags, axis=0) - flags
+    dense = count >= dense_from
+    position = tl.where(flags > 0, before, count + channel - before)
+    position = tl.where(dense, channel, position)
+    return position, count, dense
+
+
+@triton.jit
 def split_live(
     x, maxima, alive, inverse, planes, order, counts, w_bytes, pixels, c, words, looked, alive_rows, dense_from, elements,
     all_alive, weight_bytes,
@@ -74,21 +99,9 @@ def split_live(
     value = tl.load(x + row[:, None] + channel[None, :], mask=inside, other=0.0)
     index = tl.arange(0, MAXIMA)
     largest = tl.max(tl.load(maxima + index, mask=index < looked, other=0), axis=0)
-    # The images of a group lie one after another, each with its slices; the last group may have fewer.
-    line = group * GROUP * alive_rows + tl.arange(0, ROWS)
-    line_inside = (tl.arange(0, ROWS) < GROUP * alive_rows) & (line < IMAGES * alive_rows)
-    word = tl.arange(0, WORDS)
-    bits = tl.load(
-        alive + line[:, None] * words + word[None, :], mask=line_inside[:, None] & (word < words)[None, :], other=0
+    position, count, dense = live_order(
+        alive, group, channel, c, words, alive_rows, dense_from, all_alive, ROWS, WORDS, GROUP, IMAGES
     )
-    found = tl.reduce(bits, 0, either)
-    flags = ((found[:, None] >> tl.arange(0, 32)[None, :]) & 1).reshape(C)
-    flags = tl.where(channel < c, flags | all_alive, 0)
-    count = tl.sum(flags, axis=0)
-    before = tl.cumsum(flags, axis=0) - flags
-    dense = count >= dense_from
-    position = tl.where(flags > 0, before, count + channel - before)
-    position = tl.where(dense, channel, position)
     if (tl.program_id(0) == 0) & (image == group * GROUP):
         tl.store(order + group * c + position, channel, mask=channel < c)
         tl.store(counts + group, tl.where(dense, c, count))

@@ -22,6 +22,9 @@ MOST_PARTS = 128
 _LAUNCHES_US, _BYTES_US, _CACHED_US = 3.0, 2.4e6, 5e6
 """Two launches, and bytes a microsecond from memory and from an H100's second-level cache (guesses until a clock has spoken)."""
 
+_ROWS = dict.fromkeys(("rows", "each", "c"), "i32")
+"""What every kernel is told of its rows."""
+
 _CACHE_BYTES = 30e6
 """What is read again within a microsecond or two comes from that cache, where it is no more than this."""
 
@@ -108,60 +111,62 @@ class BatchNormExecutable(Executable):
         return sliced_nhwc(role, tensor) if role == "y" else self._checked(role, tensor)
 
     def _builds(self) -> list[Build]:
-        from convoy.engines.triton.kernels import batch_norm as kernels
-
-        norm = self.norm
-        images = f"*{norm.dtype}"
+        """Two kernels: sums over a share of the rows, and what follows from all of them."""
         shape = {
-            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": norm.unit, "WAIT": self._waits,
+            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": self.norm.unit, "WAIT": self._waits,
         }  # fmt: skip
         sums = {"PARTS": max(16, 1 << (self.parts - 1).bit_length())}
-        rows = dict.fromkeys(("rows", "each", "c"), "i32")
-        last = {**rows, "programs": "i32"}
-        if norm.forward:
-            fused = {"RELU": norm.relu, "RESIDUAL": "residual" in norm.args}
-            floats = dict.fromkeys(("weight", "bias", "mean", "var"), "*fp32")
-            made = {"y": images, **dict.fromkeys(("save_mean", "save_rstd", "new_mean", "new_var"), "*fp32")}
-            numbers = dict.fromkeys(("inverse", "unbiased", "momentum", "eps"), "fp32")
-            residual = images if fused["RESIDUAL"] else "none"
-            rest = {
-                "x": images,
-                **floats,
-                "residual": residual,
-                "parts": "*fp32",
-                **made,
-                **last,
-                "pitch": "i32",
-                **numbers,
-            }
-            return [
-                self._build(kernels.moments, {"x": images, "parts": "*fp32", **rows}, shape),
-                self._build(kernels.normalise, rest, {**shape, **fused, **sums}),
-            ]
+        return self._forward(shape, sums) if self.norm.forward else self._backward(shape, sums)
+
+    def _forward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[Build]:
+        from convoy.engines.triton.kernels import batch_norm as kernels
+
+        norm, images = self.norm, f"*{self.norm.dtype}"
+        fused = {"RELU": norm.relu, "RESIDUAL": "residual" in norm.args}
+        rest = {
+            "x": images,
+            **dict.fromkeys(("weight", "bias", "mean", "var"), "*fp32"),
+            "residual": images if fused["RESIDUAL"] else "none",
+            "parts": "*fp32",
+            "y": images,
+            **dict.fromkeys(("save_mean", "save_rstd", "new_mean", "new_var"), "*fp32"),
+            **_ROWS,
+            "programs": "i32",
+            "pitch": "i32",
+            **dict.fromkeys(("inverse", "unbiased", "momentum", "eps"), "fp32"),
+        }
+        return [
+            self._build(kernels.moments, {"x": images, "parts": "*fp32", **_ROWS}, shape),
+            self._build(kernels.normalise, rest, {**shape, **fused, **sums}),
+        ]
+
+    def _backward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[Build]:
+        from convoy.engines.triton.kernels import batch_norm as kernels
+
+        norm, images = self.norm, f"*{self.norm.dtype}"
         fused = {"MORE": "more" in norm.args, "RELU": norm.relu}
+        masked = "masked" in norm.results
         dy = {
             "dy": images,
             "more": images if fused["MORE"] else "none",
             "y": images if norm.relu else "none",
             "x": images,
         }
-        masked = "masked" in norm.results
         first = {
             **dy,
             "mean": "*fp32",
             "parts": "*fp32",
             "masked": images if masked else "none",
-            **rows,
+            **_ROWS,
             "pitch": "i32",
         }
-        floats = dict.fromkeys(("weight", "mean", "rstd", "parts"), "*fp32")
         rest = {
             **dy,
-            **floats,
+            **dict.fromkeys(("weight", "mean", "rstd", "parts"), "*fp32"),
             "dx": images,
             "dweight": "*fp32",
             "dbias": "*fp32",
-            **rows,
+            **_ROWS,
             "pitch": "i32",
             "programs": "i32",
             "inverse": "fp32",

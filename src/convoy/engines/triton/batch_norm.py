@@ -20,7 +20,11 @@ MOST_PARTS = 128
 """Parts of the rows that are summed apart, at most: each program of the second kernel reads all of its channels' parts."""
 
 _LAUNCHES_US, _BYTES_US, _CACHED_US = 3.0, 2.4e6, 5e6
-"""Two launches, and bytes a microsecond from memory and from an H100's second-level cache (guesses until a clock has spoken)."""
+"""Two launches, and bytes a microsecond from memory and from an H100's second-level cache."""
+
+_UNDER_WAY = 16e3
+"""Bytes that a multiprocessor must have on their way from memory for full bandwidth: 3.35 TB/s times 0.6 µs over 132 of them. Two
+forward norms of GoogLeNet with half of that ran at half of an H100's bandwidth (bench/results/pieces-*.csv, commit 3175e1f)."""
 
 _ROWS = dict.fromkeys(("rows", "each", "c"), "i32")
 """What every kernel is told of its rows."""
@@ -39,7 +43,7 @@ class BatchNormExecutable(Executable):
         self.parts = knobs.integer("parts")
         # Statistics that nobody reads are written all the same, behind the parts.
         self.workspace_bytes = 4 * norm.c * (2 * self.parts + 4)
-        self._warps = knobs.integer("warps")
+        self._warps, self._stages = knobs.integer("warps"), knobs.integer("stages")
         self._waits = target.capability >= 90 and not interpreting()
         self._engine = engine
         self.sums, self.rest = (Kernel(build, target) for build in self._builds())
@@ -113,7 +117,8 @@ class BatchNormExecutable(Executable):
     def _builds(self) -> list[Build]:
         """Two kernels: sums over a share of the rows, and what follows from all of them."""
         shape = {
-            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": self.norm.unit, "WAIT": self._waits,
+            "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": self.norm.unit, "STAGES": self._stages,
+            "WAIT": self._waits,
         }  # fmt: skip
         sums = {"PARTS": max(16, 1 << (self.parts - 1).bit_length())}
         return self._forward(shape, sums) if self.norm.forward else self._backward(shape, sums)
@@ -225,9 +230,10 @@ class BatchNormEngine(Engine):
             if block_c <= most
         ]
         found = [
-            Knobs.of(block_r=r, block_c=c, warps=warps, parts=parts_of(norm, r, c, waves * target.units))
+            Knobs.of(block_r=r, block_c=c, warps=warps, parts=parts_of(norm, r, c, waves * target.units), stages=stages)
             for r, c, warps in tiles
             for waves in (2, 4, 1)
+            for stages in (1, 3)
         ]
         return sorted(dict.fromkeys(found), key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
 
@@ -243,13 +249,21 @@ class BatchNormEngine(Engine):
         others = sum(role == "residual" for role in norm.args)
         others += sum(role in ("y", "dx", "masked") for role in norm.results)
         cached = again * one <= _CACHE_BYTES
-        busy = min(1.0, knobs.integer("parts") * -(-norm.c // knobs.integer("block_c")) / target.units)
-        waste = -(-norm.c // knobs.integer("block_c")) * knobs.integer("block_c") / max(1, norm.c)
+        block_c, width = knobs.integer("block_c"), DTYPE_BYTES[norm.dtype]
+        columns = -(-norm.c // block_c)
+        programs = knobs.integer("parts") * columns / target.units
+        # Of a loop without a pipeline every other moment has loads under way.
+        stages = knobs.integer("stages")
+        under_way = again * knobs.integer("block_r") * block_c * width * programs * (0.5 if stages == 1 else stages - 1)
+        alone = norm.rows <= knobs.integer("parts") * knobs.integer(
+            "block_r"
+        )  # the loop has one turn: nothing to pipeline
+        busy = min(1.0, programs) if alone else under_way / (under_way + _UNDER_WAY / 4)
         moved = (again + others) * one / _BYTES_US + again * one / (_CACHED_US if cached else _BYTES_US)
-        narrow = (
-            1.1 if knobs.integer("block_c") * DTYPE_BYTES[norm.dtype] < 128 else 1.0
-        )  # bytes of a line of the cache
-        return _LAUNCHES_US + moved * waste * narrow / max(busy, 1e-3)
+        narrow = 1.1 if block_c * width < 128 else 1.0  # bytes of a line of the cache
+        waste = columns * block_c / max(1, norm.c)
+        sums = knobs.integer("parts") ** 2 * norm.c * 8  # each program of the second kernel reads its channels' parts
+        return _LAUNCHES_US + sums / _CACHED_US + moved * waste * narrow / max(busy, 1e-3)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile both kernels."""

@@ -16,7 +16,7 @@ from convoy.engines.triton.kernels.begin import follow
 def moments(
     x, parts,
     rows, each, c,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """parts[2, programs, c]: sums of x - first row and of its square, over `each` rows a program."""
     follow(WAIT, WAIT)
@@ -28,7 +28,7 @@ def moments(
     second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     begin = tl.program_id(0) * each
     end = tl.minimum(begin + each, rows)
-    for start in range(begin, end, BLOCK_R):
+    for start in tl.range(begin, end, BLOCK_R, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK_R)
         here = (row < end)[:, None] & known[None, :]
         value = tl.load(x + (row * c)[:, None] + channel[None, :], mask=here, other=0.0).to(tl.float32)
@@ -55,7 +55,7 @@ def normalise(
     x, weight, bias, mean, var, residual, parts, y, save_mean, save_rstd, new_mean, new_var,
     rows, each, c, programs, pitch, inverse, unbiased, momentum, eps,
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """The result y from x and the parts' sums, and all statistics; `inverse` is 1 / rows, `unbiased` rows / (rows - 1)."""
     follow(WAIT, WAIT)
@@ -81,7 +81,7 @@ def normalise(
     offset = tl.load(bias + channel, mask=known, other=0.0)
     begin = tl.program_id(0) * each
     end = tl.minimum(begin + each, rows)
-    for start in range(begin, end, BLOCK_R):
+    for start in tl.range(begin, end, BLOCK_R, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK_R)
         here = (row < end)[:, None] & known[None, :]
         at = (row * c)[:, None] + channel[None, :]
@@ -114,7 +114,7 @@ def gradient_sums(
     dy, more, y, x, mean, parts, masked,
     rows, each, c, pitch,
     MORE: tl.constexpr, RELU: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """parts[2, programs, c]: sums of the gradient and of the gradient times x - mean; the gradient itself where it is wanted."""
     follow(WAIT, WAIT)
@@ -127,7 +127,7 @@ def gradient_sums(
     second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
     begin = tl.program_id(0) * each
     end = tl.minimum(begin + each, rows)
-    for start in range(begin, end, BLOCK_R):
+    for start in tl.range(begin, end, BLOCK_R, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK_R)
         here = (row < end)[:, None] & known[None, :]
         at = (row * c)[:, None] + channel[None, :]
@@ -148,7 +148,7 @@ def gradients(
     dy, more, y, x, weight, mean, rstd, parts, dx, dweight, dbias,
     rows, each, c, pitch, programs, inverse,
     MORE: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, WAIT: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """dx, dweight and dbias from the parts' sums."""
     follow(WAIT, WAIT)
@@ -167,7 +167,7 @@ def gradients(
     scale *= tl.load(weight + channel, mask=known, other=0.0)
     begin = tl.program_id(0) * each
     end = tl.minimum(begin + each, rows)
-    for start in range(begin, end, BLOCK_R):
+    for start in tl.range(begin, end, BLOCK_R, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK_R)
         here = (row < end)[:, None] & known[None, :]
         at = (row * c)[:, None] + channel[None, :]

@@ -142,6 +142,7 @@ TENSOR_CORE = {
     "stride and dilation": nhwc(2, 64, 23, 25, 136, 3, 2, 2, 1, 2, 3, 2, 3, epilogue=FULL),
     "wide": nhwc(32, 256, 14, 14, 256, 3, 3, 1, 1, epilogue=FULL),
     "many filters": nhwc(8, 256, 14, 14, 1024, 1, 1, epilogue=FULL),
+    "deep": nhwc(8, 512, 7, 7, 512, 3, 3, 1, 1, epilogue=FULL),
 }
 
 
@@ -160,7 +161,7 @@ def test_tensor_cores_are_exact(engine, name, target):
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.id)
-@pytest.mark.parametrize("name", ["3x3", "many filters"])
+@pytest.mark.parametrize("name", ["3x3", "many filters", "deep"])
 def test_tensor_cores_are_exact_in_every_setting(engine, name, target):
     problem = masked(engine, name)
     found = [faults(engine, problem, target, knobs) for knobs in engine.space(problem, target)]
@@ -172,6 +173,62 @@ def test_tensor_cores_are_exact_in_every_setting(engine, name, target):
 def test_sparse24_is_exact_in_every_kind_of_tile(rows, consumers, cluster, target):
     form = sparse24.Form(rows, 96, 3, consumers, cluster)
     assert not faults(sparse24.ENGINE, masked(sparse24.ENGINE, "many filters"), target, form.knobs)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("split", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", ["odd blocks", "deep"])
+def test_sparse24_is_exact_in_every_split(name, split, blocks, target):
+    problem = masked(sparse24.ENGINE, name)
+    shapes = [(64, 40, 1, 1), (64, 56, 2, 1), (128, 72, 1, 1), (128, 48, 2, 1), (64, 56, 1, 2)]
+    forms = [
+        sparse24.Form(rows, pixels, 3, consumers, 1, depth, split, blocks)
+        for rows, pixels, consumers, depth in shapes
+        if depth == 1 or name == "deep"
+    ]
+    fit = [form for form in forms if form.shared_bytes <= sparse24.SHARED_BYTES[blocks]]
+    assert len(fit) >= 3
+    found = [faults(sparse24.ENGINE, problem, target, form.knobs) for form in fit]
+    assert not [fault for each in found for fault in each]
+
+
+@pytest.mark.parametrize("change", [{}, {"split": 2}, {"split": 4}, {"cluster": 2}])
+def test_sparse24_gives_the_same_bits_while_the_next_launch_begins(change, target):
+    problem = masked(sparse24.ENGINE, "deep")
+    form = replace(sparse24.Form(64, 64, 4, 2, 1, blocks=2), **change)
+    executable = sparse24.ENGINE.build(problem, form.knobs, target)
+    data = make_data(problem, 3, "normal", "cuda")
+    packed = executable.pack(tuple(constant * 0.02 for constant in data.constants))
+    # A launch reads what the one before wrote: one that does not wait for it gives other bits.
+    results = [torch.empty_like(data.args[1]) for _ in range(8)]
+
+    def chain():
+        given = data.args
+        for y in results:
+            executable.launch(Buffers(given, [y], packed), None)
+            given = (y, y)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        chain()
+    stream.synchronize()
+    given = data.args
+    for y in results:
+        expected = torch.empty_like(y)
+        executable.launch(Buffers(given, [expected], packed), None)
+        torch.cuda.synchronize()
+        assert expected.isfinite().all()
+        assert torch.equal(y, expected)
+        given = (expected, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(20):
+        for y in results:
+            y.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(results[-1], expected)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.id)

@@ -10,6 +10,10 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
 }
 DEVICE u32 shared_word(u32 at) { u32 r; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(at) : "memory"); return r; }
 
+// The two halves of a meeting of a cluster, with work between them.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
 // Rows of 64 bytes in the 64-byte swizzle, eight rows an atom (layout 2, 512 bytes from atom to atom).
 DEVICE u64 sparse_operand(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (32ull << 32) | (2ull << 62); }
 

@@ -1,19 +1,22 @@
 // Convolution with 2:4 sparse weights as an implicit GEMM: y^T[k, pixels] = weight[k, taps and channels] · x^T, persistent and
 // warp-specialised. The weight is the first operand, compressed: of every four channels two values, and which two as metadata.
 //
-// One warpgroup copies: a thread the pixels, by TMA in im2col mode; another weights and metadata, as one run of bytes that the host
-// packed in the order of shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile. With CLUSTER, blocks have the same
-// pixels and different filters: each copies its share of the pixels to all. One iteration is DEPTH blocks, each one tap and 64
-// channels: two products of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's,
-// odd pairs the second's.
+// One warpgroup copies: two threads the pixels in turn, by TMA in im2col mode; another weights and metadata, as one run of bytes
+// that the host packed in the order of shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile.
+// With CLUSTER, blocks have the same pixels and different filters: each copies its share of the pixels to all. With SPLIT, so many
+// blocks of a cluster have one tile and a share of the taps and channels each; they send each other their sums, and each adds
+// and stores a part of the tile, in the order of the ranks. One iteration is DEPTH blocks, each one tap and 64 channels: two
+// products of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the
+// second's. With BLOCKS 2, a multiprocessor has room for two: the next kernel's weights are there before this one has ended.
 //
 // Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
-// CLUSTER, DEPTH, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and multiply_sparse<half>().
+// CLUSTER, SPLIT (one of both is 1), DEPTH, BLOCKS, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and
+// multiply_sparse<half>().
 
 struct Sizes {
-  int pixels, k, pitch, q, pq, groups, units, channels, iterations, span_w;
+  int pixels, k, pitch, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift;
+  u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 
 #define FILTERS (ROWS * CONSUMERS)
@@ -24,46 +27,93 @@ struct Sizes {
 #define SHARE (BN / CLUSTER)
 #define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
 #define SETS (PENDING + 1)
+// Threads that copy pixels. A wait knows rounds by their parity alone: with an odd number of stages, a thread may come to one
+// whose last round it did not fill itself, and arrivals from other blocks might not come in their order.
+#define COPIERS (CLUSTER > 1 && STAGES % 2 ? 1 : 2)
 
-// Units are ordered filters first: those at one time share their pixels.
-DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+// A tile's sums in items of sixteen pixels and the filters of a part: each is stored by one block of a split, the owner.
+#define PAIRS ((GROUPS + 1) / 2)
+#define ITEMS (PARTS * PAIRS)
+#define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
+#define INBOX_BYTES (SPLIT == 1 ? 0 : CONSUMERS * MOST_OWNED * (SPLIT - 1) * 4096)
+
+// This block's iterations of a tile: all of them, or its share.
+DEVICE int first_of(u32 rank, const Sizes& z) { return SPLIT == 1 ? 0 : (int)rank * z.each; }
+DEVICE int count_of(u32 rank, const Sizes& z) {
+  int left = z.iterations - first_of(rank, z);
+  return SPLIT == 1 || left < z.each ? left : z.each;
+}
+
+// Where a block of channels is read: from c on, at a tap that lies so far to the right and down.
+struct Tap {
+  int c, right, down;
+  DEVICE_MEMBER void begin(int iteration, const Sizes& z) {
+    c = right = down = 0;
+#if SPLIT > 1
+    int at = iteration * DEPTH, tap = quotient(at, z.c_blocks_factor, z.c_blocks_shift), row = quotient(tap, z.s_factor, z.s_shift);
+    c = (at - tap * z.c_blocks) * CHANNELS;
+    right = (tap - row * z.s) * z.dilation_w;
+    down = row * z.dilation_h;
+#endif
+  }
+  // The next channels, the next tap of the row, the next row.
+  DEVICE_MEMBER void next(const Sizes& z) {
+    c += CHANNELS;
+    if (c < z.channels) return;
+    c = 0;
+    right += z.dilation_w;
+    if (right >= z.span_w) { right = 0; down += z.dilation_h; }
+  }
+};
+
+// Every other iteration where two threads do it, from `turn` on: to find out where one reads and to ask for it takes a thread
+// longer than a small tile's products. Units are ordered filters first: those at one time share their pixels.
+DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 rank, int turn, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
+  int count = count_of(rank, z);
+  if (turn) ring.next();
   for (int unit = first; unit < z.units; unit += step) {
-    int pixel = quotient(unit, z.groups_factor, z.groups_shift) * BN + (int)rank * SHARE;
+    int pixel = quotient(unit, z.groups_factor, z.groups_shift) * BN + (CLUSTER == 1 ? 0 : (int)rank * SHARE);
     int image = quotient(pixel, z.pq_factor, z.pq_shift), rest = pixel - image * z.pq;
     int line = quotient(rest, z.q_factor, z.q_shift);
     int h = line * z.stride_h - z.pad_h, width = (rest - line * z.q) * z.stride_w - z.pad_w;
-    int c = 0, right = 0, down = 0;
-    for (int i = 0; i < z.iterations; i++) {
+    Tap at;
+    at.begin(first_of(rank, z), z);
+    if (turn)
+      for (int block = 0; block < DEPTH; block++) at.next(z);
+    if (unit == first) wait_for_forerunner();
+    for (int i = turn; i < count; i += COPIERS) {
       u32 pixels = stages + ring.stage * STAGE_BYTES, bar = full + 8 * ring.stage;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       barrier_expect(bar, DEPTH * PIXEL_BYTES);
 #pragma unroll
       for (int block = 0; block < DEPTH; block++, pixels += PIXEL_BYTES) {
 #if CLUSTER == 1
-        copy_pixels(pixels, x, bar, c, width, h, image, (u16)right, (u16)down);
+        copy_pixels(pixels, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down);
 #else
-        copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, c, width, h, image, (u16)right, (u16)down, (1 << CLUSTER) - 1);
+        copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down, (1 << CLUSTER) - 1);
 #endif
-        // The next channels, the next tap of the row, the next row.
-        c += CHANNELS;
-        if (c >= z.channels) {
-          c = 0;
-          right += z.dilation_w;
-          if (right >= z.span_w) { right = 0; down += z.dilation_h; }
-        }
+        at.next(z);
       }
       ring.next();
+#if COPIERS == 2
+#pragma unroll
+      for (int block = 0; block < DEPTH; block++) at.next(z);
+      ring.next();
+#endif
     }
+    if (COPIERS == 2) turn ^= count & 1;  // who had a tile's last iteration does not have the next one's first
   }
 }
 
 DEVICE void produce_weights(const unsigned char* weights, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
+  int count = count_of(rank, z);
   for (int unit = first; unit < z.units; unit += step) {
     int group = unit - quotient(unit, z.groups_factor, z.groups_shift) * z.groups;
-    const unsigned char* chunk = weights + (long long)(group * CLUSTER + (int)rank) * z.iterations * (DEPTH * CHUNK_BYTES);
-    for (int i = 0; i < z.iterations; i++) {
+    if (CLUSTER > 1) group = group * CLUSTER + (int)rank;
+    const unsigned char* chunk = weights + ((long long)group * z.iterations + first_of(rank, z)) * (DEPTH * CHUNK_BYTES);
+    for (int i = 0; i < count; i++) {
       u32 bar = full + 8 * ring.stage;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
       barrier_expect(bar, DEPTH * CHUNK_BYTES);
@@ -107,19 +157,97 @@ DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Ri
   ring.next();
 }
 
-DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int first, int step, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& z) {
+#if SPLIT > 1
+// How many sums an item has: of the last one perhaps the half.
+DEVICE int quads(int item) { return item % PAIRS * 2 + 1 < GROUPS ? 2 : 1; }
+
+// Where an owner gets four of a thread's sums from another rank.
+DEVICE u32 inbox(u32 sums, int who, int owned, u32 other, int quad, int thread) {
+  return sums + ((((who * MOST_OWNED + owned) * (SPLIT - 1) + other) * 2 + quad) * 128 + thread) * 16;
+}
+
+DEVICE u32 inbox_bytes(u32 rank) {
+  u32 bytes = 0;
+#pragma unroll
+  for (int item = 0; item < ITEMS; item++)
+    if (item % SPLIT == rank) bytes += quads(item) * CONSUMERS * (SPLIT - 1) * 128 * 16;
+  return bytes;
+}
+
+DEVICE void send_sums(const float (&d)[PARTS][BN / 2], u32 sums, u32 arrived, u32 rank, int who, int thread) {
+#pragma unroll
+  for (int item = 0; item < ITEMS; item++) {
+    int owner = item % SPLIT;
+    if (owner == rank) continue;
+#pragma unroll
+    for (int quad = 0; quad < quads(item); quad++) {
+      const float* four = &d[item / PAIRS][item % PAIRS * 8 + quad * 4];
+      send(inbox(sums, who, item / SPLIT, rank < owner ? rank : rank - 1, quad, thread), owner, four[0], four[1], four[2], four[3], arrived);
+    }
+  }
+}
+
+// Adds in the order of the ranks: the same bits whoever is first.
+DEVICE void add_sums(float (&d)[BN / 2], int item, u32 sums, u32 rank, int who, int thread) {
+#pragma unroll
+  for (int quad = 0; quad < quads(item); quad++) {
+    float* own = &d[item % PAIRS * 8 + quad * 4];
+    float total[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (u32 from = 0; from < SPLIT; from++) {
+      float four[4] = {own[0], own[1], own[2], own[3]};
+      if (from != rank) receive(four, inbox(sums, who, item / SPLIT, from < rank ? from : from - 1, quad, thread));
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[i] += four[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) own[i] = total[i];
+  }
+}
+
+// The items of this block. Residuals are asked for before the others' sums are there.
+DEVICE void store_owned(float (&d)[PARTS][BN / 2], u32 sums, u32 arrived, u32 rank, int who, int thread, int pixel0, int filter0, const Sizes& z, Value* __restrict__ y, const Value* __restrict__ residual) {
+  int lane = thread % 32;
+#pragma unroll
+  for (int from = 0; from < ITEMS; from += AT_ONCE * SPLIT) {
+    uint4 more[AT_ONCE];
+#pragma unroll
+    for (int item = from; item < from + AT_ONCE * SPLIT && item < ITEMS; item++) {
+      if (item % SPLIT != rank) continue;
+      more[(item - from) / SPLIT] = make_uint4(0, 0, 0, 0);
+#if RESIDUAL
+      Place at = place(item % PAIRS * 2, pixel0, filter0 + item / PAIRS * 64, lane, z.pixels, z.k);
+      if (at.inside) more[(item - from) / SPLIT] = *(const uint4*)(residual + (long long)at.pixel * z.k + at.filter);
+#endif
+    }
+    if (from == 0 && inbox_bytes(rank)) barrier_wait_peers(arrived, 0);
+#pragma unroll
+    for (int item = from; item < from + AT_ONCE * SPLIT && item < ITEMS; item++) {
+      if (item % SPLIT != rank) continue;
+      add_sums(d[item / PAIRS], item, sums, rank, who, thread);
+      Place at = place(item % PAIRS * 2, pixel0, filter0 + item / PAIRS * 64, lane, z.pixels, z.k);
+      store_groups(d[item / PAIRS], item % PAIRS * 2, more[(item - from) / SPLIT], at, lane, z.pitch, y);
+    }
+  }
+}
+#endif
+
+DEVICE void consume(u32 stages, u32 full, u32 empty, u32 sums, u32 arrived, u32 rank, int who, int first, int step, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& z) {
   Ring ring = {0, 0};
-  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, count = count_of(rank, z);
   Ring done = {0, 0};
   for (int unit = first; unit < z.units; unit += step) {
-    int tile = quotient(unit, z.groups_factor, z.groups_shift), pixel0 = tile * BN;
-    int filter0 = ((unit - tile * z.groups) * CLUSTER + (int)rank) * FILTERS + who * ROWS + warp * 16;
+    int tile = quotient(unit, z.groups_factor, z.groups_shift), pixel0 = tile * BN, group = unit - tile * z.groups;
+    if (CLUSTER > 1) group = group * CLUSTER + (int)rank;
+    int filter0 = group * FILTERS + who * ROWS + warp * 16;
     float d[PARTS][BN / 2];
-    begin(d, filter0, lane, z.k, bias);
+    // Of a split, the first block adds the bias: the others' filters all lie behind the last one that has any.
+    begin(d, filter0, lane, SPLIT == 1 || rank == 0 ? z.k : 0, bias);
+    if (unit == first) wait_for_forerunner();
     // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
     u32 metadata[SETS][DEPTH][PARTS];
     int i = 0;
-    for (; i + SETS <= z.iterations; i += SETS)
+    for (; i + SETS <= count; i += SETS)
 #pragma unroll
       for (int set = 0; set < SETS; set++) {
         iterate(d, metadata[set], ring, stages, full, who, thread);
@@ -128,44 +256,60 @@ DEVICE void consume(u32 stages, u32 full, u32 empty, u32 rank, int who, int firs
       }
 #pragma unroll
     for (int set = 0; set < PENDING; set++)
-      if (i + set < z.iterations) {
+      if (i + set < count) {
         iterate(d, metadata[set], ring, stages, full, who, thread);
         products_wait<PENDING>();
         if (i + set >= PENDING) { release(empty + 8 * done.stage, lane); done.next(); }
       }
     products_wait<0>();
+#if SPLIT > 1
+    cluster_wait();  // the others' barriers are there
+    send_sums(d, sums, arrived, rank, who, thread);
+    store_owned(d, sums, arrived, rank, who, thread, pixel0, filter0, z, y, residual);
+#else
     for (; done.stage != ring.stage; done.next()) release(empty + 8 * done.stage, lane);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
       store_sums(d[part], pixel0, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual);
+#endif
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
 sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
   SHARED_MEMORY;
   u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
-  u32 full = base + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-  u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
+  u32 sums = base + STAGES * STAGE_BYTES, full = sums + INBOX_BYTES, empty = full + 8 * STAGES, arrived = empty + 8 * STAGES;
+  u32 rank = CLUSTER * SPLIT == 1 ? 0 : cluster_rank();
+  if (threadIdx.x == 64) prefetch_map(&x);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(full + 8 * i, 2);
       barrier_init(empty + 8 * i, 4 * CONSUMERS * CLUSTER);
     }
+#if SPLIT > 1
+    barrier_init(arrived, 1);
+    barrier_expect(arrived, inbox_bytes(rank));
+#endif
     barrier_init_done();
   }
-  if (CLUSTER == 1) __syncthreads(); else cluster_sync();
-  // Weights were packed long ago: their copies wait for no kernel in front, everything else does.
-  if (threadIdx.x / 32 != 1) wait_for_forerunner();
   let_successor_start();
-  int group = threadIdx.x / 128, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+  if (CLUSTER == 1) __syncthreads(); else cluster_meet();
+#if SPLIT > 1
+  cluster_arrive();
+#endif
+  int group = threadIdx.x / 128, first = blockIdx.x / (CLUSTER * SPLIT), step = gridDim.x / (CLUSTER * SPLIT);
   if (group == 0) {
     registers_fewer<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce_pixels(&x, base, full, empty, rank, first, step, z);
+    // Weights were packed long ago: their copies wait for no kernel in front, everything else does.
+    if (threadIdx.x == 0 || (COPIERS == 2 && threadIdx.x == 64)) produce_pixels(&x, base, full, empty, rank, threadIdx.x / 64, first, step, z);
     if (threadIdx.x == 32) produce_weights(weights, base, full, empty, rank, first, step, z);
+#if SPLIT > 1
+    cluster_wait();
+#endif
   } else {
     registers_more<CONSUMER_REGISTERS>();
-    consume(base, full, empty, rank, group - 1, first, step, y, residual, bias, z);
+    consume(base, full, empty, sums, arrived, rank, group - 1, first, step, y, residual, bias, z);
   }
-  if (CLUSTER > 1) cluster_sync();  // a block's memory must be there until its peers have written to it
+  if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

@@ -8,9 +8,10 @@ one mask; a value where the mask has none is refused when weights are packed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Final
 
 import torch
@@ -31,32 +32,50 @@ from convoy.problem import ConvProblem, Knobs, Problem, WeightMask
 from convoy.support import Support
 from convoy.target import Target
 
-SHARED_BYTES: Final = 232448
+SHARED_BYTES: Final = {1: 232448, 2: 115712}
+"""Of a block, by the number of blocks that a multiprocessor has room for: of its 228 KB, each block costs one more."""
+
 MOST_STAGES: Final = 8
+MOST_SPLIT: Final = 8
 _PIXEL_BYTES: Final = 128
-_EXTRA_BYTES: Final = 1024
-"""What rounding the ring's start up may cost."""
+_EXTRA_BYTES: Final = 1024 + 16
+"""What rounding the ring's start up may cost, and the barrier of a split's sums."""
 
-REGISTERS: Final = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
-"""Registers of a copying and of a multiplying thread, by the number of multiplying warpgroups."""
+REGISTERS: Final = {(1, 1): (40, 232), (2, 1): (40, 232), (3, 1): (32, 160), (1, 2): (40, 216), (2, 2): (32, 104)}
+"""Registers of a copying and of a multiplying thread, by the numbers of multiplying warpgroups and of blocks."""
 
-MOST_SUMS: Final = {1: 192, 2: 192, 3: 96}
-"""Sums of a thread, by the number of multiplying warpgroups: beyond, the assembler spills or refuses."""
+MOST_SUMS: Final = {(1, 1): 192, (2, 1): 192, (3, 1): 96, (1, 2): 128, (2, 2): 48}
+"""Sums of a thread, by the same: beyond, the assembler spills or refuses."""
+
+MOST_SHARED_PIXELS: Final = 200
+"""Of a product with two blocks: its sums and operands must fit the 128 registers that a thread starts with."""
 
 _TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CLOCK_GHZ: Final = 1.7
-_LOAD_BYTES_NS_PER_SM: Final = 90.0
-_STEP_NS: Final = 130.0
-_COPY_NS: Final = 40.0
-"""Of a copying thread: to wait for a stage, and for each copy. Both as `cuda.implicit_gemm` has them together."""
+_LOAD_BYTES_NS_PER_SM: Final = 108.0
+"""64 bytes a clock, which is all that reaches a multiprocessor, whether a copy is its own or comes to a cluster."""
 
-_TOGETHER_NS: Final = {1: 0.0, 2: 150.0, 4: 200.0}
-"""What blocks of a cluster wait for each other in an iteration: of two, as `cuda.implicit_gemm` does; of four a guess."""
+_STEP_NS: Final = 120.0
+_COPY_NS: Final = 45.0
+"""Of a copying thread: to wait for a stage, and for each copy; two threads copy pixels in turn."""
+
+_TOGETHER_NS: Final = {1: 0.0, 2: 800.0, 4: 1200.0}
+"""What a cluster with the same pixels costs, as `cuda.implicit_gemm` shows it for two; for four a guess."""
+
+_MEETING_NS: Final = {1: 0.0, 2: 500.0, 3: 500.0, 4: 900.0}
+"""What a split costs beside the way of its sums; more for larger ones. From splits of `cuda.implicit_gemm`."""
+
+_PEER_BYTES_NS_PER_SM: Final = 24.0
+"""To the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""
 
 _TILE_NS: Final = 150.0
-_STORE_BYTES_NS_PER_SM: Final = 20.0
-_MEMORY_BYTES_NS: Final = 2900.0
-_START_NS: Final = 2500.0
+_STORE_BYTES_NS_PER_SM: Final = 33.0
+_MEMORY_BYTES_NS: Final = 4000.0
+_HOPEFUL: Final = 1.35
+"""A kind of cluster, split and room is tried where its best guess comes within this factor of the best of all."""
+
+_START_NS: Final = {1: 3600.0, 2: 2700.0}
+"""Everything that happens once: 4000 of the first version, less what is now done before the kernel in front has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,8 @@ class Form:
         consumers: multiplying warpgroups.
         cluster: blocks with the same pixels and different filters.
         depth: blocks of 64 channels of an iteration, 1 or 2.
+        split: blocks that share a tile, each with some of the taps and channels; 1 where `cluster` is more.
+        blocks: that a multiprocessor has room for, 1 or 2: with room, the next kernel begins while this one ends.
     """
 
     rows: int
@@ -78,6 +99,8 @@ class Form:
     consumers: int
     cluster: int
     depth: int = 1
+    split: int = 1
+    blocks: int = 1
 
     @property
     def knobs(self) -> Knobs:
@@ -88,18 +111,15 @@ class Form:
     def of(cls, knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
-        right = (
-            form.rows in (64, 128)
-            and form.consumers in REGISTERS
-            and form.cluster in (1, 2, 4)
-            and form.depth in (1, 2)
-        )
-        whole = 8 * form.cluster
-        if not right or not 0 < form.pixels <= 256 or form.pixels % whole or not 2 <= form.stages <= MOST_STAGES:
+        right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.depth in (1, 2)
+        right &= form.cluster in (1, 2, 4) and 1 <= form.split <= (MOST_SPLIT if form.cluster == 1 else 1)
+        right &= 0 < form.pixels <= 256 and form.pixels % (8 * form.cluster) == 0 and 2 <= form.stages <= MOST_STAGES
+        if not right or form.shared_bytes > SHARED_BYTES[form.blocks]:
             raise InputError(
                 "knobs",
                 str(knobs),
-                "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, clusters of 1, 2 or 4, depth 1 or 2",
+                "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, 1 or 2 blocks with room, depth 1 or 2, "
+                "a cluster of 1, 2 or 4 or a split of up to 8",
             )
         return form
 
@@ -114,17 +134,24 @@ class Form:
         return self.depth * self.pixels * _PIXEL_BYTES + -(-self.depth * self.filters * ROW_BYTES // 1024) * 1024
 
     @property
+    def inbox_bytes(self) -> int:
+        """What a block of a split gets from the others: its share of a tile's sums, in items of sixteen pixels."""
+        items = self.rows // 64 * -(-self.pixels // 16)
+        return self.consumers * -(-items // self.split) * (self.split - 1) * 4096
+
+    @property
     def shared_bytes(self) -> int:
-        """The ring, its barriers, and what rounding its start up costs."""
-        return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
+        """The ring, sums from other blocks, barriers, and what rounding the ring's start up costs."""
+        return self.stages * (self.stage_bytes + 16) + self.inbox_bytes + _EXTRA_BYTES
 
     def macros(self, problem: ConvProblem) -> dict[str, int]:
         """The kernel's settings."""
-        fewer, more = REGISTERS[self.consumers]
+        fewer, more = REGISTERS[self.consumers, self.blocks]
         epilogue = problem.epilogue
         return {
             "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
-            "CLUSTER": self.cluster, "DEPTH": self.depth, "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
+            "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "BLOCKS": self.blocks,
+            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
             "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
             "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip
@@ -139,17 +166,31 @@ class Form:
         along_pixels, along_filters = self.tiles(problem)
         return along_pixels * along_filters // self.cluster
 
+    def steps(self, problem: ConvProblem) -> int:
+        """Iterations of a tile."""
+        return iterations(problem) // self.depth
+
+    def each(self, problem: ConvProblem) -> int:
+        """Iterations of a block for one tile; of a split's last block perhaps fewer, but never none."""
+        return -(-self.steps(problem) // self.split)
+
+    def resident(self, units: int) -> int:
+        """Clusters, or single blocks, of one to a multiprocessor: larger ones have to lie in one part of the device."""
+        size = self.cluster * self.split
+        return max(1, units // size if size <= 2 else units * 10 // (size * 11))
+
     def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
         """The kernel's run-time sizes, in the order of its structure."""
         sizes = {
             "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
             "pq": problem.p * problem.q, "groups": self.tiles(problem)[1] // self.cluster,
-            "units": self.units(problem), "channels": problem.c, "iterations": iterations(problem) // self.depth,
+            "units": self.units(problem), "channels": problem.c, "iterations": self.steps(problem),
+            "each": self.each(problem), "s": problem.s, "c_blocks": -(-problem.c // CHANNELS),
             "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
         }  # fmt: skip
-        for name in ("q", "pq", "groups"):
+        for name in ("q", "pq", "groups", "s", "c_blocks"):
             sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
         return sizes
 
@@ -165,67 +206,82 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     A product of 64 filters and 32 channels takes half a clock a pixel, and 16 more: shared memory gives 128 bytes a clock, and
     64 of each pixel and 32 of each filter are read for it.
     """
-    clusters = _clusters(units, form.cluster)
-    work = form.units(problem)
+    blocks = form.each(problem) * form.depth
+    tiles = -(-form.units(problem) // form.resident(units))
     products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
-    loads = (form.filters * ROW_BYTES + form.pixels / form.cluster * _PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
-    copies = _STEP_NS / form.depth + _COPY_NS
-    step = max(products, loads, copies) + _TOGETHER_NS[form.cluster] / form.depth
-    store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
-    busy = -(-work // clusters) * (iterations(problem) * step + store + _TILE_NS)
+    weight = form.filters * ROW_BYTES / _LOAD_BYTES_NS_PER_SM
+    loads = weight + form.pixels * _PIXEL_BYTES / _LOAD_BYTES_NS_PER_SM
+    copies = max((_STEP_NS / form.depth + _COPY_NS) / 2, (_STEP_NS + _COPY_NS) / 2 / form.depth)
+    store = form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM
+    if form.split > 1:
+        sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
+        store += sent / _PEER_BYTES_NS_PER_SM + _MEETING_NS.get(form.split, 1500.0)
+    busy = tiles * (blocks * max(products, loads, copies) + store + _TILE_NS)
+    if form.blocks > 1:  # the ring's first round of weights is there before the kernel in front has ended
+        busy -= 0.7 * min(blocks, form.stages * form.depth) * weight
     memory = problem.bytes_min / _MEMORY_BYTES_NS
-    return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
+    start = _START_NS[form.blocks] + _TOGETHER_NS[form.cluster]
+    return (max(busy, memory) + 0.1 * min(busy, memory) + start) / 1000
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
-    """Forms worth trying, the best guess of each size of cluster first; of each tile the best two."""
-    found = sorted(
-        ((estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))),
-        key=lambda entry: entry[:2],
-    )
-    kept: dict[tuple[int, int], int] = {}
-    chosen: list[Form] = []
-    for _, _, form in found:
-        tile = (form.pixels, form.filters)
-        if kept.get(tile, 0) < 2 and len(chosen) < limit:
-            kept[tile] = kept.get(tile, 0) + 1
-            chosen.append(form)
-    # How much sharing pixels brings is the least certain: each size of cluster is tried before others of the same size.
-    first = {form.cluster: form for form in reversed(chosen)}
-    ahead = sorted(first.values(), key=chosen.index)
-    return [*ahead, *(form for form in chosen if form not in ahead)]
+def forms(problem: ConvProblem, units: int, limit: int = 14) -> list[Form]:
+    """Forms worth trying, by their guess: of each kind of cluster, split and room the best, then what is best beside them."""
+    found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
+    ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
+    # What sharing, splitting and room bring is the least certain: each is tried where it might win.
+    most = _HOPEFUL * min(ordered.values())
+    hopeful = [form for form, guess in ordered.items() if guess <= most]
+    chosen = _first(hopeful, lambda form: (form.cluster, form.split, form.blocks))
+    tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters))
+    kept = set(list(dict.fromkeys([*chosen, *tiles, *ordered]))[:limit])
+    return [form for form in ordered if form in kept]
 
 
-def _clusters(units: int, cluster: int) -> int:
-    """Clusters that run at one time: of four, only whole ones among the 16 or 18 multiprocessors that lie together."""
-    return units // 16 * 4 if cluster == 4 else units // cluster
+def _first(ordered: Iterable[Form], kind: Callable[[Form], tuple[int, ...]]) -> list[Form]:
+    """The first one of each kind."""
+    return list({kind(form): form for form in reversed(list(ordered))}.values())[::-1]
 
 
-def _widths(total: int, groups: int, cluster: int, units: int) -> list[int]:
+_SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
+"""(rows, consumers) of the forms."""
+
+_TOGETHER: Final = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 3), (1, 4))
+"""(cluster, split) of the forms."""
+
+
+def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
     """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device with nothing left over."""
-    whole = 8 * cluster
-    even = (-(-total // max(1, rounds * _clusters(units, cluster) // groups)) for rounds in (1, 2, 3))
+    whole = 8 * form.cluster
+    even = (-(-total // max(1, rounds * form.resident(units) // groups)) for rounds in (1, 2, 3))
     found = {-(-width // whole) * whole for width in (32, 64, 96, 128, 160, 192, 224, 256, *even)}
     return sorted(width for width in found if width <= 256)
 
 
 def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
     total = problem.n * problem.p * problem.q
-    for rows, consumers in ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2)):
+    for (rows, consumers), (cluster, split) in product(_SHAPES, _TOGETHER):
         filters = rows * consumers
-        if filters > 64 and filters >= problem.k + 64:
-            continue
-        for cluster in (1, 2, 4):
-            if cluster > 1 and filters * (cluster - 1) >= problem.k:
-                continue  # a block of the cluster would have no filters
-            for pixels in _widths(total, -(-problem.k // (filters * cluster)), cluster, units):
-                if rows // 64 * pixels // 2 > MOST_SUMS[consumers] or pixels >= total + 32:
-                    continue
-                for depth in (1, 2) if iterations(problem) % 2 == 0 else (1,):
-                    shallow = Form(rows, pixels, 2, consumers, cluster, depth)
-                    stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
-                    if stages >= 3:
-                        yield Form(rows, pixels, stages, consumers, cluster, depth)
+        if (filters > 64 and filters >= problem.k + 64) or (cluster > 1 and filters * (cluster - 1) >= problem.k):
+            continue  # a warpgroup, or a block of the cluster, would have no filters
+        shape = Form(rows, 8, 2, consumers, cluster, split=split)
+        for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
+            for depth, blocks in product((1, 2) if iterations(problem) % 2 == 0 else (1,), (1, 2)):
+                fits = rows // 64 * pixels // 2 <= MOST_SUMS.get((consumers, blocks), 0)
+                if fits and pixels < total + 32 and (blocks == 1 or pixels <= MOST_SHARED_PIXELS):
+                    form = Form(rows, pixels, 2, consumers, cluster, depth, split, blocks)
+                    if form.units(problem) <= form.resident(units) or split == 1:
+                        yield from _deep(form, problem, units)
+
+
+def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
+    """The form with as many stages as there is room and work for; none where three do not fit or a block has no work."""
+    if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
+        return
+    room = SHARED_BYTES[form.blocks] - form.inbox_bytes - _EXTRA_BYTES
+    work = form.each(problem) * -(-form.units(problem) // form.resident(units))
+    stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
+    if stages >= 3:
+        yield replace(form, stages=stages)
 
 
 @lru_cache(maxsize=256)
@@ -267,15 +323,21 @@ class SparseExecutable(Executable):
             self.pixel_map.encode(problem.x_dtype, x), pointer(weight), pointer(y), pointer(residual), pointer(bias),
             structure("Sizes", form.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
-        device, threads = x.device.index or 0, 128 * (form.consumers + 1)
-        clusters = min(form.units(problem), self.function.clusters(device, threads, form.cluster))
-        self.function.launch(device, clusters * form.cluster, threads, arguments, cluster=form.cluster, dependent=True)
+        device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
+        clusters = form.units(problem)
+        if form.split == 1:  # a split's sums have room for one tile
+            clusters = min(clusters, self.function.clusters(device, threads, size))
+        self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
 
 
 class Sparse24Engine(FormedEngine[Form]):
     """Sparse products of compressed weights; see `cuda/sparse24.cu`."""
 
     id = "pruned.sparse24"
+    version = 2
+    quick_settings = 28
+    """All of a space: half of these are tried before any is taken for the best."""
+
     family = "implicit_gemm"
     trusted = False
     reads_mask = True

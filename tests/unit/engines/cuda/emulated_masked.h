@@ -13,6 +13,8 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   std::memcpy(here->memory.data() + to, from, bytes);
   change(here, bar, 0, -(long)bytes);
 }
+DEVICE void cluster_arrive() {}
+DEVICE void cluster_wait() { cluster_sync(); }  // later than the device may go on, and every thread has to come
 DEVICE u32 shared_word(u32 at) { u32 v; std::memcpy(&v, here->memory.data() + at, 4); return v; }
 DEVICE u64 sparse_operand(u32 address) { return address; }
 static inline u32 from_lane(u32 value, int lane) {

@@ -2,21 +2,26 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
+#ifndef SPLIT
+#define SPLIT 1
+#define INBOX_BYTES 0
+#endif
+static const int TOGETHER = CLUSTER * SPLIT;
 template <typename Kernel> static int launch(int grid, Kernel kernel) {
   const int threads = 128 * (CONSUMERS + 1);
   faults = 0;
-  for (int first = 0; first < grid; first += CLUSTER) {
+  for (int first = 0; first < grid; first += TOGETHER) {
     Cluster c;
-    c.all = std::make_unique<Meeting>(threads * CLUSTER);
-    for (int rank = 0; rank < CLUSTER; rank++) {
+    c.all = std::make_unique<Meeting>(threads * TOGETHER);
+    for (int rank = 0; rank < TOGETHER; rank++) {
       auto b = std::make_unique<Block>();
-      b->memory.assign(STAGES * (STAGE_BYTES + 16) + 1024, 0xff);
+      b->memory.assign(STAGES * (STAGE_BYTES + 16) + INBOX_BYTES + 16 + 1024, 0xff);
       b->all = std::make_unique<Meeting>(threads);
       for (int i = 0; i < threads / 32; i++) b->warps.push_back(std::make_unique<Warp>());
       c.blocks.push_back(std::move(b));
     }
     std::vector<std::thread> running;
-    for (int rank = 0; rank < CLUSTER; rank++)
+    for (int rank = 0; rank < TOGETHER; rank++)
       for (int t = 0; t < threads; t++)
         running.emplace_back([&, rank, t] {
           threadIdx = {(unsigned)t, 0, 0};

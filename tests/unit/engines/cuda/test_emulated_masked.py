@@ -94,6 +94,7 @@ def run(library, problem, form, blocks, sliced=0):
         chunks = Packing(positions(problem.mask), form.filters, form.cluster).pack(weight)
         pixels = emulated_map(x, PixelMap.of(problem, form.pixels // form.cluster))
         held, first, grid = (chunks,), [ctypes.byref(pixels), address(chunks)], blocks * form.cluster
+        grid = form.units(problem) * form.split if form.split > 1 else grid
     else:
         lists = Lists(problem, form.filters)
         held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
@@ -118,6 +119,9 @@ TWO = sparse24.Form(64, 24, 2, 2, 1)
 TALL = sparse24.Form(128, 8, 3, 1, 1)
 PAIR = sparse24.Form(64, 32, 6, 1, 2, 2)
 FOUR = sparse24.Form(64, 32, 2, 1, 4)
+HALVES = sparse24.Form(64, 24, 3, 2, 1, split=2)
+THIRDS = sparse24.Form(128, 16, 3, 1, 1, split=3, blocks=2)
+QUARTERS = sparse24.Form(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
 GATHERED = blocks.Form(64, 32, 5, 1)
 GATHERED_WIDE = blocks.Form(128, 16, 3, 2)
 CASES = {
@@ -127,6 +131,9 @@ CASES = {
     "tall tiles, bf16": (TALL, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
     "pair": (PAIR, conv(2, 72, 5, 7, 72, 3, 1, 1, 0, epilogue=FULL)),
     "four, some without filters": (FOUR, conv(1, 8, 7, 9, 144, 3, 1, 1, 0)),
+    "split in two, a pair of eights and a half": (HALVES, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
+    "split in three, an owner of nothing": (THIRDS, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
+    "split in four, unequal shares": (QUARTERS, conv(1, 136, 9, 10, 72, 3, 2, 1, 1, 2, 1, 1, 2, epilogue=FULL)),
     "gathered 3x3": (GATHERED, conv(2, 24, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "gathered, tiles of no pieces": (GATHERED, conv(1, 264, 6, 7, 200, 1, 1, epilogue=FULL)),
     "gathered, stride, dilation, bf16": (

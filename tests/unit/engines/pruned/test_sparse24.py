@@ -1,6 +1,7 @@
 """pruned.sparse24 without a GPU: what is packed, what is refused and proposed, what NVRTC makes of it."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -129,18 +130,41 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(change):
     problem = sparse(replace(PLAIN, **change))
     assert ENGINE.accepts(problem, H100)
     space = list(ENGINE.space(problem, H100))
-    assert 0 < len(space) <= 24
+    assert 0 < len(space) <= ENGINE.quick_settings // 2, "all of it is tried at effort quick"
     assert len(set(space)) == len(space)
     guesses = [ENGINE.estimate_us(problem, knobs, H100) for knobs in space]
-    assert guesses[0] == min(guesses)
-    sizes = [knobs["cluster"] for knobs in space]
-    assert sorted(sizes[: len(set(sizes))]) == sorted(set(sizes))
+    assert guesses == sorted(guesses)
     assert all(0 < guess < math.inf for guess in guesses)
     for knobs in space:
         form = Form.of(knobs)
         assert form.knobs == knobs
-        assert form.shared_bytes <= sparse24.SHARED_BYTES
+        assert form.shared_bytes <= sparse24.SHARED_BYTES[form.blocks]
         assert form.stage_bytes % 1024 == 0
+        assert form.cluster == 1 or form.split == 1
+        steps, each = form.steps(problem), form.each(problem)
+        assert (form.split - 1) * each < steps <= form.split * each, "every block of a split has work"
+
+
+SMALL = sparse(ConvProblem(8, 512, 7, 7, 512, 3, 3, 1, 1, layout="nhwc", **HALF))
+
+
+def test_a_layer_of_few_pixels_and_many_channels_is_split():
+    first, *others = (Form.of(knobs) for knobs in ENGINE.space(SMALL, H100))
+    assert first.split > 1
+    assert first.blocks == 2
+    assert {form.split for form in (first, *others)} >= {1, 2, 3, 4}
+    assert {form.blocks for form in others} == {1, 2}
+
+
+def test_a_split_and_room_for_two_blocks_change_the_guess_as_they_should():
+    def guess(**change):
+        return sparse24.estimate_us(SMALL, replace(Form(64, 56, 5, 2, 1), **change), 132)
+
+    assert guess(split=4) < guess(split=2) < guess()
+    assert guess(blocks=2) < guess()
+    # A large tile of a layer that fills the device as it is gains nothing.
+    wide = Form(64, 96, 5, 2, 1)
+    assert sparse24.estimate_us(SPARSE, wide, 132) < sparse24.estimate_us(SPARSE, replace(wide, split=2), 132)
 
 
 def test_a_large_layer_is_expected_to_gain_on_dense_weights():
@@ -151,10 +175,15 @@ def test_a_large_layer_is_expected_to_gain_on_dense_weights():
 
 
 @pytest.mark.parametrize(
-    "change", [{"rows": 96}, {"pixels": 20}, {"pixels": 264}, {"cluster": 3}, {"stages": 1}, {"depth": 3}]
-)
+    "change",
+    [
+        {"rows": 96}, {"pixels": 20}, {"pixels": 264}, {"cluster": 3}, {"stages": 1}, {"depth": 3}, {"blocks": 3},
+        {"split": 2}, {"cluster": 1, "split": 9}, {"blocks": 2, "consumers": 3}, {"blocks": 2, "pixels": 128},
+        {"stages": 8, "pixels": 192},
+    ],
+)  # fmt: skip
 def test_knobs_that_make_no_kernel_are_refused(change):
-    good = {"rows": 64, "pixels": 64, "stages": 4, "consumers": 2, "cluster": 4, "depth": 2}
+    good = {"rows": 64, "pixels": 64, "stages": 4, "consumers": 2, "cluster": 4, "depth": 2, "split": 1, "blocks": 1}
     assert Form.of(Knobs.of(**good)).filters == 128
     with pytest.raises(InputError, match="knobs"):
         Form.of(Knobs.of(**(good | change)))
@@ -174,11 +203,16 @@ def nvrtc_or_skip():
 
 
 @pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(bias=True, residual=True, activation="relu")])
-def test_the_first_guess_compiles_without_spills_or_serialised_products(epilogue):
+@pytest.mark.parametrize("layer", [SPARSE, SMALL])
+def test_the_first_guess_compiles_without_spills_or_serialised_products(layer, epilogue):
     nvrtc_or_skip()
-    problem = replace(SPARSE, epilogue=epilogue)
+    problem = replace(layer, epilogue=epilogue)
     executable = ENGINE.build(problem, ENGINE.space(problem, H100)[0], H100)
+    threads = 128 * (executable.form.consumers + 1)
+    registers = int(re.search(r"Used (\d+) registers", executable.log)[1])
+    assert threads * registers * executable.form.blocks <= 65536, "the blocks have room beside each other"
     assert "0 bytes spill stores" in executable.log
+    assert "0 bytes stack frame" in executable.log
     assert "serialized" not in executable.log
     weight = torch.ones(problem.weight_spec.shape, dtype=torch.float16)
     with pytest.raises(InputError, match="weight"):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.measurement.predict import kind_of
+from convoy.measurement.likeness import kind_of
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.target import Target
 

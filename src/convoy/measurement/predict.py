@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from convoy.engines.manifest import BASELINE
-from convoy.engines.zeros import expected
 from convoy.errors import InputError
+from convoy.measurement.likeness import LAYERS, Kind, Traits, distance, kind_of, sizes_key, traits_of
+from convoy.measurement.rates import Roofline, fit
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import (
     ConvProblem,
@@ -38,91 +39,8 @@ NEIGHBOURS: Final = 6
 LEAST_SAMPLES: Final = 2
 """A row of one sample was pruned after its first run, which on a GPU holds the launch itself."""
 
-LAUNCH_US: Final = 1.5
-"""Time of a launch that does nothing, where no measurement says better: about what a kernel of a captured graph costs."""
-
 COMPILED: Final = "inductor"
 """The engine that does a piece of several operators in one pass."""
-
-OTHER_FILTER: Final = 1.0
-OTHER_ARITHMETIC: Final = 1.0
-"""Distances, in powers of two, that another filter or another arithmetic amounts to."""
-
-Kind = tuple[object, ...]
-
-
-def kind_of(problem: Problem) -> Kind | None:
-    """What two problems must have in common to be neighbours; None for problems that have none."""
-    if isinstance(problem, LinearProblem):
-        return ("linear", problem.numerics)
-    if not isinstance(problem, ConvProblem):
-        return None
-    p = problem
-    grouping = (
-        "depthwise" if p.is_depthwise else "grouped" if p.groups > 1 else "pointwise" if p.is_pointwise else "dense"
-    )
-    # Where the weight changes from call to call, arranging it is part of the time.
-    return ("conv", p.direction, grouping, p.layout, *(("fresh",) if p.fresh_weight else ()))
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """Where a problem lies among those of its kind.
-
-    Attributes:
-        sizes: of its implicit GEMM (pixels, filters, reduction), logarithms to the base 2.
-        filters: what else decides which code runs: filter, strides, dilation.
-        arithmetic: storage and the rounding allowed.
-    """
-
-    sizes: tuple[float, ...]
-    filters: tuple[object, ...]
-    arithmetic: tuple[str, str]
-
-
-def traits_of(problem: ConvProblem | LinearProblem) -> Traits:
-    """A layer's traits."""
-    p = problem
-    arithmetic = (_width(p.x_spec.dtype), p.numerics)
-    if isinstance(p, LinearProblem):
-        return Traits(_logarithms(p.n, p.k, p.c), (), arithmetic)
-    sizes = _logarithms(p.n * p.p * p.q, p.k, p.c // p.groups * p.r * p.s)
-    return Traits(sizes, (p.r, p.s, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w), arithmetic)
-
-
-def _width(dtype: str) -> str:
-    """fp16 and bf16 run at the same speed on every device that has both."""
-    return "half" if dtype in ("fp16", "bf16") else dtype
-
-
-def _logarithms(*values: int) -> tuple[float, ...]:
-    return tuple(math.log2(max(1, value)) for value in values)
-
-
-def distance(a: Traits, b: Traits) -> float:
-    """Sum of the differences in every size, and what another filter or another arithmetic adds."""
-    apart = sum(abs(x - y) for x, y in zip(a.sizes, b.sizes, strict=True))
-    return apart + OTHER_FILTER * (a.filters != b.filters) + OTHER_ARITHMETIC * (a.arithmetic != b.arithmetic)
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """The best rates that any measurement shows: operations and bytes a microsecond, by dtype."""
-
-    flops_per_us: Mapping[str, float]
-    bytes_per_us: float
-    launch_us: float
-
-    def time_us(self, problem: Problem) -> float:
-        """Time of a problem at these rates, never under a launch."""
-        rate = self.flops_per_us.get(_width(problem.x_spec.dtype)) if isinstance(problem, _LAYERS) else None
-        work_us = problem.flops / rate if rate else 0.0
-        moved_us = problem.bytes_min / self.bytes_per_us if self.bytes_per_us else 0.0
-        return self.launch_us + max(work_us, moved_us)
-
-
-_LAYERS: Final = (ConvProblem, LinearProblem)
-
 
 Estimate = Callable[[Problem, EngineConfig], float | None]
 """An engine's cost model, microseconds; None where it has none."""
@@ -171,16 +89,16 @@ class Experience:
             problem = _read(row.problem) if row.ok and row.samples >= LEAST_SAMPLES else None
             if problem is not None:
                 known.append((problem, row))
-        found = Experience(_fit(known), measurements=len(known), model=model)
+        found = Experience(fit(known), measurements=len(known), model=model)
         for problem, row in known:
             if not row.deterministic:
                 found.unsteady.add(row.config)
             kind = kind_of(problem)
-            if kind is not None and isinstance(problem, _LAYERS):
+            if kind is not None and isinstance(problem, LAYERS):
                 ratio = math.log(row.median_us / found.roofline.time_us(problem))
                 expected_us = model(problem, row.config)
                 against = math.log(row.median_us / expected_us) if expected_us else None
-                seen = _Seen(_sizes_key(problem), traits_of(problem), ratio, against)
+                seen = _Seen(sizes_key(problem), traits_of(problem), ratio, against)
                 found.seen.setdefault(kind, {}).setdefault(row.config, []).append(seen)
         return found
 
@@ -188,7 +106,7 @@ class Experience:
         """The same, had this problem never been measured, in any memory format and with any epilogue: for honest tests."""
         if kind_of(problem) is None:
             return self
-        gone = _sizes_key(problem)
+        gone = sizes_key(problem)
         kept = Experience(self.roofline, measurements=self.measurements, unsteady=self.unsteady, model=self.model)
         for kind, configs in self.seen.items():
             left = {config: [s for s in seen if s.problem != gone] for config, seen in configs.items()}
@@ -215,7 +133,7 @@ class Experience:
         """Times of the configs that something is known of."""
         if not self.measurements:
             return {}
-        return self._layer(problem, space) if isinstance(problem, _LAYERS) else self._pass(problem, space)
+        return self._layer(problem, space) if isinstance(problem, LAYERS) else self._pass(problem, space)
 
     def predict_with(
         self,
@@ -238,7 +156,7 @@ class Experience:
         """
         times = self._evidence(problem, space)
         known = {config.engine for config in times}
-        if isinstance(problem, _LAYERS) and (self.measurements or regrets):
+        if isinstance(problem, LAYERS) and (self.measurements or regrets):
             for engine in (engine for engine in space if engine not in known):
                 promised = {config: value for config in space[engine] if (value := estimate(config)) is not None}
                 if promised:
@@ -319,13 +237,6 @@ _UNKNOWN: Final = 4.0
 the layers of five nets at batch 1 on an H100."""
 
 
-def _sizes_key(problem: Problem) -> str:
-    """Equal for problems that differ in nothing but memory format and epilogue."""
-    if isinstance(problem, ConvProblem):
-        return ":".join(problem.key.split(":")[:7])
-    return ":".join(problem.key.split(":")[:2])
-
-
 def _read(key: str) -> Problem | None:
     """The problem of a key, where its times say something of others'.
 
@@ -339,21 +250,6 @@ def _read(key: str) -> Problem | None:
     except InputError:
         return None
     return None if isinstance(problem, ConvProblem) and problem.weight_mask else problem
-
-
-def _fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
-    """The best rates seen, above the shortest time seen."""
-    launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
-    flops: dict[str, float] = {}
-    moved = 0.0
-    for problem, row in known:
-        if expected(row.config.knobs):  # operations that were skipped are no rate
-            continue
-        moved = max(moved, problem.bytes_min / row.median_us)
-        if isinstance(problem, _LAYERS):
-            width = _width(problem.x_spec.dtype)
-            flops[width] = max(flops.get(width, 0.0), problem.flops / row.median_us)
-    return Roofline(flops, moved, launch_us)
 
 
 def predicted_rows(

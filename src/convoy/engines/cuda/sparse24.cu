@@ -81,7 +81,10 @@ DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 ra
     at.begin(first_of(rank, z), z);
     if (turn)
       for (int block = 0; block < DEPTH; block++) at.next(z);
-    if (unit == first) wait_for_forerunner();
+    if (unit == first) {
+      wait_for_forerunner();
+      let_successor_start();  // not before: of three kernels at one time, some multiprocessors would get two blocks of one
+    }
     for (int i = turn; i < count; i += COPIERS) {
       u32 pixels = stages + ring.stage * STAGE_BYTES, bar = full + 8 * ring.stage;
       barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
@@ -293,7 +296,6 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
 #endif
     barrier_init_done();
   }
-  let_successor_start();
   if (CLUSTER == 1) __syncthreads(); else cluster_meet();
 #if SPLIT > 1
   cluster_arrive();

@@ -16,8 +16,9 @@ from record import Recorder
 
 from convoy.cli.compare import requested
 from convoy.compare.case import Case
-from convoy.compare.comparison import Limits, compare
+from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, find
+from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Row, Run, read
 from convoy.report.sheet import print_sheet, write_sheet

@@ -20,7 +20,7 @@ from record import Recorder
 
 from convoy.cli.compare import requested
 from convoy.compare.ablation import search_options
-from convoy.compare.comparison import Limits
+from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Row, Run, read
 from convoy.report.sheet import print_sheet, write_sheet

@@ -15,8 +15,9 @@ from convoy.measurement.data import Data, with_zeros
 from convoy.measurement.detect import detect_target
 from convoy.plan.plan import Step
 from convoy.problem import ConvProblem, Epilogue, Pool, TensorSpec
-from convoy.program.bind import Bound, BoundStep, mark_frees
+from convoy.program.bind import Bound, BoundStep
 from convoy.program.eager import EagerProgram
+from convoy.program.lifetimes import mark_frees
 from convoy.program.marks import link_marks
 from convoy.regions import propose
 

@@ -20,7 +20,7 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.implicit_gemm import reciprocal
 from convoy.engines.cuda.maps import PixelMap
-from convoy.engines.cuda.source import ACTIVATIONS, masked_source
+from convoy.engines.cuda.source import ACTIVATIONS, DIVIDING, masked_source, options
 from convoy.engines.formed import FormedEngine
 from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.pruned.requirements import hopper_convolution
@@ -216,12 +216,21 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     if form.split > 1:
         sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
         store += sent / _PEER_BYTES_NS_PER_SM + _MEETING_NS.get(form.split, 1500.0)
-    busy = tiles * (blocks * max(products, loads, copies) + store + _TILE_NS)
+    loop = blocks * max(products, loads, copies)
+    # Of two tiles in turn, one's stores hide the next one's loads: as many as the ring has room for, or a second block's all.
+    hidden = min(store, loop if form.blocks > 1 else form.stages * form.depth * loads)
+    busy = tiles * (loop + store + _TILE_NS) - (tiles - 1) * hidden
     if form.blocks > 1:  # the ring's first round of weights is there before the kernel in front has ended
         busy -= 0.7 * min(blocks, form.stages * form.depth) * weight
-    memory = problem.bytes_min / _MEMORY_BYTES_NS
+    memory = _bytes(problem) / _MEMORY_BYTES_NS
     start = _START_NS[form.blocks] + _TOGETHER_NS[form.cluster]
     return (max(busy, memory) + 0.1 * min(busy, memory) + start) / 1000
+
+
+def _bytes(problem: ConvProblem) -> float:
+    """What comes from memory and goes there: of x only what taps reach."""
+    reached = min(1.0, problem.r / problem.stride_h) * min(1.0, problem.s / problem.stride_w)
+    return problem.bytes_min - 2 * problem.n * problem.c * problem.h * problem.w * (1 - reached)
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 14) -> list[Form]:
@@ -266,11 +275,17 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
         shape = Form(rows, 8, 2, consumers, cluster, split=split)
         for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
             for depth, blocks in product((1, 2) if iterations(problem) % 2 == 0 else (1,), (1, 2)):
-                fits = rows // 64 * pixels // 2 <= MOST_SUMS.get((consumers, blocks), 0)
+                fits = rows // 64 * pixels // 2 <= _most_sums(consumers, blocks, problem.epilogue.activation)
                 if fits and pixels < total + 32 and (blocks == 1 or pixels <= MOST_SHARED_PIXELS):
                     form = Form(rows, pixels, 2, consumers, cluster, depth, split, blocks)
                     if form.units(problem) <= form.resident(units) or split == 1:
                         yield from _deep(form, problem, units)
+
+
+def _most_sums(consumers: int, blocks: int, activation: str) -> int:
+    """`MOST_SUMS`; none where there are no registers for so many, fewer where an activation's division wants some."""
+    most = MOST_SUMS.get((consumers, blocks), 0)
+    return most - 8 if consumers == blocks == 2 and activation in DIVIDING else most
 
 
 def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
@@ -296,7 +311,8 @@ class SparseExecutable(Executable):
         assert problem.mask is not None
         self.problem, self.form, self.units = problem, form, target.units
         text = masked_source("sparse24", form.macros(problem), problem.x_dtype, sparse=True)
-        cubin, self.log = compile_cubin(Sparse24Engine.id, text, target)
+        chosen = options(problem.epilogue.activation, problem.x_dtype)
+        cubin, self.log = compile_cubin(Sparse24Engine.id, text, target, chosen)
         self.function = Function(Sparse24Engine.id, cubin, "sparse24", form.shared_bytes)
         self.pixel_map = PixelMap.of(problem, form.pixels // form.cluster)
         mask = positions(problem.mask)

@@ -295,6 +295,8 @@ def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
     room = SHARED_BYTES[form.blocks] - form.inbox_bytes - _EXTRA_BYTES
     work = form.each(problem) * -(-form.units(problem) // form.resident(units))
     stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
+    if form.cluster > 1 and stages > 3:
+        stages -= stages % 2  # with an odd number, one thread alone copies a cluster's pixels
     if stages >= 3:
         yield replace(form, stages=stages)
 

@@ -3,6 +3,7 @@
 Usage: python bench/pruned.py [--device cpu|cuda] [--operators 1 2 ...] [--batches 1 64] [--sparsities 0.9 ...]
                               [--pattern unstructured|channel|2:4|block:RxC] [--resnet] [--least-channels N]
                               [--dtype fp32|fp16] [--effort quick|full] [--seconds S] [--db FILE] [--folder DIR]
+                              [--sparse pruned.sparse24 ...]
 
 The ten operators of "Code generated for pruned weights" (Dong, Liu, Li, Feng; Journal of Software 31(9), 2020), and with
 --resnet the 3x3 and 1x1 layers of ResNet-50 (those of at least N channels and filters); zeros in random places, random filters
@@ -11,7 +12,7 @@ integers bit for bit) before it is timed, as the tuner does it. A row an engine'
 bench/results/pruned-DEVICE.csv: the subject is the problem with its mask, the note names operator, pattern and sparsity. Dense
 engines are timed once for each operator and batch, on the problem without a mask: in strict fp32, on a GPU with TF32 too; with
 --dtype fp16 in nhwc alone, where tensor cores want it. With --db what was measured before is not measured again; with --seconds
-nothing is begun after so long, and what was measured by then is written.
+nothing is begun after so long, and what was measured by then is written. With --sparse only these take pruned weights.
 
 From two sparsities on, each layer's break-even is written too (`break_even`): the least share of zeros from which ours is as fast
 as the provider that the row names, by straight lines between measured points; nan where it never is. `convoy.dense` is the
@@ -197,7 +198,7 @@ class Batch:
         plain = [p for by_numerics in self.dense.values() for same in by_numerics.values() for p in same]
         dense = DENSE if self.options.dtype == "fp32" else DENSE_HALF
         self.found |= measure(plain, dense, self.target, self.settings)
-        self.found |= measure(problems, SPARSE, self.target, self.settings)
+        self.found |= measure(problems, self.options.sparse, self.target, self.settings)
 
     def record(self, recorder: Recorder, ratios: Ratios, evens: Evens) -> None:
         """Rows of every layer; what ours gains over others goes to the sums."""
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--least-channels", type=int, default=0)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "fp16"))
     parser.add_argument("--effort", default="quick", choices=("quick", "full"))
+    parser.add_argument("--sparse", nargs="+", default=list(SPARSE), choices=SPARSE)
     parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--db", type=Path)
     parser.add_argument("--folder", type=Path)

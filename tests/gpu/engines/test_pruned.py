@@ -16,6 +16,7 @@ from pruned_cases import PATTERNS, mask_of, pattern, pruned
 from convoy.engines.base import Buffers
 from convoy.engines.pruned import blocks, channels_gpu, csr, cuda, sparse24
 from convoy.engines.pruned.cuda import ENGINE
+from convoy.engines.pruned.sparse24_form import SHARED_BYTES, Form
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
@@ -171,7 +172,7 @@ def test_tensor_cores_are_exact_in_every_setting(engine, name, target):
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 @pytest.mark.parametrize(("rows", "consumers"), [(64, 1), (64, 2), (64, 3), (128, 1), (128, 2)])
 def test_sparse24_is_exact_in_every_kind_of_tile(rows, consumers, cluster, target):
-    form = sparse24.Form(rows, 96, 3, consumers, cluster)
+    form = Form(rows, 96, 3, consumers, cluster)
     assert not faults(sparse24.ENGINE, masked(sparse24.ENGINE, "many filters"), target, form.knobs)
 
 
@@ -184,11 +185,11 @@ SPLIT_SHAPES = [(64, 40, 3, 1, 1), (64, 56, 3, 2, 1), (128, 72, 3, 1, 1), (128, 
 @pytest.mark.parametrize("name", ["odd blocks", "deep"])
 def test_sparse24_is_exact_in_every_split(name, split, blocks, target):
     problem = masked(sparse24.ENGINE, name)
-    forms = [sparse24.Form(*shape, split=split, blocks=blocks) for shape in SPLIT_SHAPES]
+    forms = [Form(*shape, split=split, blocks=blocks) for shape in SPLIT_SHAPES]
     fit = [
         form
         for form in forms
-        if form.shared_bytes <= sparse24.SHARED_BYTES[blocks] and (split - 1) * form.each(problem) < form.steps(problem)
+        if form.shared_bytes <= SHARED_BYTES[blocks] and (split - 1) * form.each(problem) < form.steps(problem)
     ]
     turn = (split + 2 * blocks + len(name)) % len(fit)
     found = [faults(sparse24.ENGINE, problem, target, form.knobs) for form in (fit[turn], fit[turn - 2])]
@@ -198,7 +199,7 @@ def test_sparse24_is_exact_in_every_split(name, split, blocks, target):
 @pytest.mark.parametrize("change", [{}, {"split": 2}, {"split": 4}, {"cluster": 2}])
 def test_sparse24_gives_the_same_bits_while_the_next_launch_begins(change, target):
     problem = masked(sparse24.ENGINE, "deep")
-    form = replace(sparse24.Form(64, 64, 4, 2, 1, blocks=2), **change)
+    form = replace(Form(64, 64, 4, 2, 1, blocks=2), **change)
     executable = sparse24.ENGINE.build(problem, form.knobs, target)
     data = make_data(problem, 3, "normal", "cuda")
     packed = executable.pack(tuple(constant * 0.02 for constant in data.constants))

@@ -13,9 +13,10 @@ from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import MASKED, defines, text
-from convoy.engines.pruned import blocks, sparse24
+from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing
 from convoy.engines.pruned.pieces import Lists
+from convoy.engines.pruned.sparse24_form import Form
 from convoy.engines.pruned.walk import positions
 from convoy.problem import Epilogue
 
@@ -81,7 +82,7 @@ def run(library, problem, form, blocks, sliced=0):
         drawn = torch.randint(-2, 3, shape, generator=generator).to(dtype)
         return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
 
-    sparse = isinstance(form, sparse24.Form)
+    sparse = isinstance(form, Form)
     x = integers(problem.x_spec.shape)
     weight = (sparse_weight if sparse else blocky_weight)(problem.weight_spec.shape, generator).to(dtype)
     problem = problem.with_mask(mask_of(weight))
@@ -114,14 +115,14 @@ def run(library, problem, form, blocks, sliced=0):
     return y, expected.to(dtype), outside, faults
 
 
-ONE = sparse24.Form(64, 16, 3, 1, 1)
-TWO = sparse24.Form(64, 24, 2, 2, 1)
-TALL = sparse24.Form(128, 8, 3, 1, 1)
-PAIR = sparse24.Form(64, 32, 6, 1, 2, 2)
-FOUR = sparse24.Form(64, 32, 2, 1, 4)
-HALVES = sparse24.Form(64, 24, 3, 2, 1, split=2)
-THIRDS = sparse24.Form(128, 16, 3, 1, 1, split=3, blocks=2)
-QUARTERS = sparse24.Form(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
+ONE = Form(64, 16, 3, 1, 1)
+TWO = Form(64, 24, 2, 2, 1)
+TALL = Form(128, 8, 3, 1, 1)
+PAIR = Form(64, 32, 6, 1, 2, 2)
+FOUR = Form(64, 32, 2, 1, 4)
+HALVES = Form(64, 24, 3, 2, 1, split=2)
+THIRDS = Form(128, 16, 3, 1, 1, split=3, blocks=2)
+QUARTERS = Form(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
 GATHERED = blocks.Form(64, 32, 5, 1)
 GATHERED_WIDE = blocks.Form(128, 16, 3, 2)
 CASES = {

@@ -13,7 +13,9 @@ from convoy.engines.cuda import implicit_gemm
 from convoy.engines.cuda.source import sparse_product
 from convoy.engines.pruned import sparse24
 from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
-from convoy.engines.pruned.sparse24 import ENGINE, Form
+from convoy.engines.pruned.sparse24 import ENGINE
+from convoy.engines.pruned.sparse24_form import SHARED_BYTES, Form
+from convoy.engines.pruned.sparse24_forms import estimate_us, forms
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.prune.patterns import nm_mask, parse_pattern
@@ -138,7 +140,7 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(change):
     for knobs in space:
         form = Form.of(knobs)
         assert form.knobs == knobs
-        assert form.shared_bytes <= sparse24.SHARED_BYTES[form.blocks]
+        assert form.shared_bytes <= SHARED_BYTES[form.blocks]
         assert form.stage_bytes % 1024 == 0
         assert form.cluster == 1 or form.split == 1
         steps, each = form.steps(problem), form.each(problem)
@@ -158,20 +160,18 @@ def test_a_layer_of_few_pixels_and_many_channels_is_split():
 
 def test_a_split_and_room_for_two_blocks_change_the_guess_as_they_should():
     def guess(**change):
-        return sparse24.estimate_us(SMALL, replace(Form(64, 56, 5, 2, 1), **change), 132)
+        return estimate_us(SMALL, replace(Form(64, 56, 5, 2, 1), **change), 132)
 
     assert guess(split=4) < guess(split=2) < guess()
     assert guess(blocks=2) < guess()
     # A large tile of a layer that fills the device as it is gains nothing.
     wide = Form(64, 96, 5, 2, 1)
-    assert sparse24.estimate_us(SPARSE, wide, 132) < sparse24.estimate_us(SPARSE, replace(wide, split=2), 132)
+    assert estimate_us(SPARSE, wide, 132) < estimate_us(SPARSE, replace(wide, split=2), 132)
 
 
 def test_a_large_layer_is_expected_to_gain_on_dense_weights():
     dense = implicit_gemm.forms(PLAIN, 132)[0]
-    assert sparse24.estimate_us(SPARSE, sparse24.forms(SPARSE, 132)[0], 132) < 0.8 * implicit_gemm.estimate_us(
-        PLAIN, dense, 132
-    )
+    assert estimate_us(SPARSE, forms(SPARSE, 132)[0], 132) < 0.8 * implicit_gemm.estimate_us(PLAIN, dense, 132)
 
 
 @pytest.mark.parametrize(

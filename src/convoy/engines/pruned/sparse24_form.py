@@ -1,0 +1,152 @@
+"""How `pruned.sparse24` cuts a convolution, what that takes of a multiprocessor, and what the kernel is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from convoy.engines.cuda.implicit_gemm import reciprocal
+from convoy.engines.cuda.source import ACTIVATIONS
+from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs
+
+SHARED_BYTES: Final = {1: 232448, 2: 115712}
+"""Of a block, by the number of blocks that a multiprocessor has room for: of its 228 KB, each block costs one more."""
+
+MOST_STAGES: Final = 8
+MOST_SPLIT: Final = 8
+PIXEL_BYTES: Final = 128
+EXTRA_BYTES: Final = 1024 + 16
+"""What rounding the ring's start up may cost, and the barrier of a split's sums."""
+
+REGISTERS: Final = {(1, 1): (40, 232), (2, 1): (40, 232), (3, 1): (32, 160), (1, 2): (40, 216), (2, 2): (32, 104)}
+"""Registers of a copying and of a multiplying thread, by the numbers of multiplying warpgroups and of blocks."""
+
+MOST_SUMS: Final = {(1, 1): 192, (2, 1): 192, (3, 1): 96, (1, 2): 128, (2, 2): 48}
+"""Sums of a thread, by the same: beyond, the assembler spills or refuses."""
+
+MOST_SHARED_PIXELS: Final = 200
+"""Of a product with two blocks: its sums and operands must fit the 128 registers that a thread starts with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut.
+
+    Attributes:
+        rows: filters of a multiplying warpgroup, 64 or 128.
+        pixels: of a tile, a multiple of 8 for each block of a cluster.
+        stages: depth of the ring.
+        consumers: multiplying warpgroups.
+        cluster: blocks with the same pixels and different filters.
+        depth: blocks of 64 channels of an iteration, 1 or 2.
+        split: blocks that share a tile, each with some of the taps and channels; 1 where `cluster` is more.
+        blocks: that a multiprocessor has room for, 1 or 2: with room, the next kernel begins while this one ends.
+    """
+
+    rows: int
+    pixels: int
+    stages: int
+    consumers: int
+    cluster: int
+    depth: int = 1
+    split: int = 1
+    blocks: int = 1
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def of(cls, knobs: Knobs) -> Form:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
+        right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.depth in (1, 2)
+        right &= form.cluster in (1, 2, 4) and 1 <= form.split <= (MOST_SPLIT if form.cluster == 1 else 1)
+        right &= 0 < form.pixels <= 256 and form.pixels % (8 * form.cluster) == 0 and 2 <= form.stages <= MOST_STAGES
+        if not right or form.shared_bytes > SHARED_BYTES[form.blocks]:
+            raise InputError(
+                "knobs",
+                str(knobs),
+                "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, 1 or 2 blocks with room, depth 1 or 2, "
+                "a cluster of 1, 2 or 4 or a split of up to 8",
+            )
+        return form
+
+    @property
+    def filters(self) -> int:
+        """Of a tile."""
+        return self.rows * self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands of one iteration; each stage begins at a multiple of 1024."""
+        return self.depth * self.pixels * PIXEL_BYTES + -(-self.depth * self.filters * ROW_BYTES // 1024) * 1024
+
+    @property
+    def inbox_bytes(self) -> int:
+        """What a block of a split gets from the others: its share of a tile's sums, in items of sixteen pixels."""
+        items = self.rows // 64 * -(-self.pixels // 16)
+        return self.consumers * -(-items // self.split) * (self.split - 1) * 4096
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, sums from other blocks, barriers, and what rounding the ring's start up costs."""
+        return self.stages * (self.stage_bytes + 16) + self.inbox_bytes + EXTRA_BYTES
+
+    def macros(self, problem: ConvProblem) -> dict[str, int]:
+        """The kernel's settings."""
+        fewer, more = REGISTERS[self.consumers, self.blocks]
+        epilogue = problem.epilogue
+        return {
+            "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "BLOCKS": self.blocks,
+            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
+            "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+            "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
+        }  # fmt: skip
+
+    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
+        """Tiles along pixels, and along filters up to whole clusters."""
+        pixels = problem.n * problem.p * problem.q
+        return -(-pixels // self.pixels), -(-problem.k // (self.filters * self.cluster)) * self.cluster
+
+    def units(self, problem: ConvProblem) -> int:
+        """Tiles of a whole cluster."""
+        along_pixels, along_filters = self.tiles(problem)
+        return along_pixels * along_filters // self.cluster
+
+    def steps(self, problem: ConvProblem) -> int:
+        """Iterations of a tile."""
+        return iterations(problem) // self.depth
+
+    def each(self, problem: ConvProblem) -> int:
+        """Iterations of a block for one tile; of a split's last block perhaps fewer, but never none."""
+        return -(-self.steps(problem) // self.split)
+
+    def resident(self, units: int) -> int:
+        """Clusters, or single blocks, of one to a multiprocessor: larger ones have to lie in one part of the device."""
+        size = self.cluster * self.split
+        return max(1, units // size if size <= 2 else units * 10 // (size * 11))
+
+    def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
+        """The kernel's run-time sizes, in the order of its structure."""
+        sizes = {
+            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
+            "pq": problem.p * problem.q, "groups": self.tiles(problem)[1] // self.cluster,
+            "units": self.units(problem), "channels": problem.c, "iterations": self.steps(problem),
+            "each": self.each(problem), "s": problem.s, "c_blocks": -(-problem.c // CHANNELS),
+            "span_w": problem.s * problem.dilation_w,
+            "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+            "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
+        }  # fmt: skip
+        for name in ("q", "pq", "groups", "s", "c_blocks"):
+            sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
+        return sizes
+
+
+def iterations(problem: ConvProblem) -> int:
+    """Blocks of channels, over all taps."""
+    return problem.r * problem.s * -(-problem.c // CHANNELS)

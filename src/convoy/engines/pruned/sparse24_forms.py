@@ -1,0 +1,149 @@
+"""Which forms of `pruned.sparse24` are worth a try, by a model of their time (docs/kernels/sparse24.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from convoy.engines.cuda.source import DIVIDING
+from convoy.engines.pruned.pairs import ROW_BYTES
+from convoy.engines.pruned.sparse24_form import (
+    EXTRA_BYTES,
+    MOST_SHARED_PIXELS,
+    MOST_STAGES,
+    MOST_SUMS,
+    PIXEL_BYTES,
+    SHARED_BYTES,
+    Form,
+    iterations,
+)
+from convoy.problem import ConvProblem
+
+_CLOCK_GHZ: Final = 1.7
+_LOAD_BYTES_NS_PER_SM: Final = 108.0
+"""64 bytes a clock, which is all that reaches a multiprocessor, whether a copy is its own or comes to a cluster."""
+
+_STEP_NS: Final = 120.0
+_COPY_NS: Final = 45.0
+"""Of a copying thread: to wait for a stage, and for each copy; two threads copy pixels in turn."""
+
+_TOGETHER_NS: Final = {1: 0.0, 2: 800.0, 4: 1200.0}
+"""What a cluster with the same pixels costs, as `cuda.implicit_gemm` shows it for two; for four a guess."""
+
+_MEETING_NS: Final = {1: 0.0, 2: 500.0, 3: 500.0, 4: 900.0}
+"""What a split costs beside the way of its sums; more for larger ones. From splits of `cuda.implicit_gemm`."""
+
+_PEER_BYTES_NS_PER_SM: Final = 24.0
+"""To the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""
+
+_TILE_NS: Final = 150.0
+_STORE_BYTES_NS_PER_SM: Final = 33.0
+_MEMORY_BYTES_NS: Final = 4000.0
+_HOPEFUL: Final = 1.35
+"""A kind of cluster, split and room is tried where its best guess comes within this factor of the best of all."""
+
+_START_NS: Final = {1: 3600.0, 2: 2700.0}
+"""Everything that happens once: 4000 of the first version, less what is now done before the kernel in front has ended."""
+
+
+def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+    """A guess in microseconds: the busiest multiprocessor's products or loads with its stores, or the memory's bytes.
+
+    A product of 64 filters and 32 channels takes half a clock a pixel, and 16 more: shared memory gives 128 bytes a clock, and
+    64 of each pixel and 32 of each filter are read for it.
+    """
+    blocks = form.each(problem) * form.depth
+    tiles = -(-form.units(problem) // form.resident(units))
+    products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
+    weight = form.filters * ROW_BYTES / _LOAD_BYTES_NS_PER_SM
+    loads = weight + form.pixels * PIXEL_BYTES / _LOAD_BYTES_NS_PER_SM
+    copies = max((_STEP_NS / form.depth + _COPY_NS) / 2, (_STEP_NS + _COPY_NS) / 2 / form.depth)
+    store = form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM
+    if form.split > 1:
+        sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
+        store += sent / _PEER_BYTES_NS_PER_SM + _MEETING_NS.get(form.split, 1500.0)
+    loop = blocks * max(products, loads, copies)
+    # Of two tiles in turn, one's stores hide the next one's loads: as many as the ring has room for, or a second block's all.
+    hidden = min(store, loop if form.blocks > 1 else form.stages * form.depth * loads)
+    busy = tiles * (loop + store + _TILE_NS) - (tiles - 1) * hidden
+    if form.blocks > 1:  # the ring's first round of weights is there before the kernel in front has ended
+        busy -= 0.7 * min(blocks, form.stages * form.depth) * weight
+    memory = _bytes(problem) / _MEMORY_BYTES_NS
+    start = _START_NS[form.blocks] + _TOGETHER_NS[form.cluster]
+    return (max(busy, memory) + 0.1 * min(busy, memory) + start) / 1000
+
+
+def _bytes(problem: ConvProblem) -> float:
+    """What comes from memory and goes there: of x only what taps reach."""
+    reached = min(1.0, problem.r / problem.stride_h) * min(1.0, problem.s / problem.stride_w)
+    return problem.bytes_min - 2 * problem.n * problem.c * problem.h * problem.w * (1 - reached)
+
+
+def forms(problem: ConvProblem, units: int, limit: int = 14) -> list[Form]:
+    """Forms worth trying, by their guess: of each kind of cluster, split and room the best, then what is best beside them."""
+    found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
+    ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
+    # What sharing, splitting and room bring is the least certain: each is tried where it might win.
+    most = _HOPEFUL * min(ordered.values())
+    hopeful = [form for form, guess in ordered.items() if guess <= most]
+    chosen = _first(hopeful, lambda form: (form.cluster, form.split, form.blocks))
+    tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters))
+    kept = set(list(dict.fromkeys([*chosen, *tiles, *ordered]))[:limit])
+    return [form for form in ordered if form in kept]
+
+
+def _first(ordered: Iterable[Form], kind: Callable[[Form], tuple[int, ...]]) -> list[Form]:
+    """The first one of each kind."""
+    return list({kind(form): form for form in reversed(list(ordered))}.values())[::-1]
+
+
+_SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
+"""(rows, consumers) of the forms."""
+
+_TOGETHER: Final = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 3), (1, 4))
+"""(cluster, split) of the forms."""
+
+
+def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
+    """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device with nothing left over."""
+    whole = 8 * form.cluster
+    even = (-(-total // max(1, rounds * form.resident(units) // groups)) for rounds in (1, 2, 3))
+    found = {-(-width // whole) * whole for width in (32, 64, 96, 128, 160, 192, 224, 256, *even)}
+    return sorted(width for width in found if width <= 256)
+
+
+def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
+    total = problem.n * problem.p * problem.q
+    for (rows, consumers), (cluster, split) in product(_SHAPES, _TOGETHER):
+        filters = rows * consumers
+        if (filters > 64 and filters >= problem.k + 64) or (cluster > 1 and filters * (cluster - 1) >= problem.k):
+            continue  # a warpgroup, or a block of the cluster, would have no filters
+        shape = Form(rows, 8, 2, consumers, cluster, split=split)
+        for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
+            for depth, blocks in product((1, 2) if iterations(problem) % 2 == 0 else (1,), (1, 2)):
+                fits = rows // 64 * pixels // 2 <= _most_sums(consumers, blocks, problem.epilogue.activation)
+                if fits and pixels < total + 32 and (blocks == 1 or pixels <= MOST_SHARED_PIXELS):
+                    form = Form(rows, pixels, 2, consumers, cluster, depth, split, blocks)
+                    if form.units(problem) <= form.resident(units) or split == 1:
+                        yield from _deep(form, problem, units)
+
+
+def _most_sums(consumers: int, blocks: int, activation: str) -> int:
+    """`MOST_SUMS`; none where there are no registers for so many, fewer where an activation's division wants some."""
+    most = MOST_SUMS.get((consumers, blocks), 0)
+    return most - 8 if consumers == blocks == 2 and activation in DIVIDING else most
+
+
+def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
+    """The form with as many stages as there is room and work for; none where three do not fit or a block has no work."""
+    if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
+        return
+    room = SHARED_BYTES[form.blocks] - form.inbox_bytes - EXTRA_BYTES
+    work = form.each(problem) * -(-form.units(problem) // form.resident(units))
+    stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
+    if form.cluster > 1 and stages > 3:
+        stages -= stages % 2  # with an odd number, one thread alone copies a cluster's pixels
+    if stages >= 3:
+        yield replace(form, stages=stages)

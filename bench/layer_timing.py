@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 
 import torch
 from layer_data import Data, Layer, check
@@ -67,11 +68,16 @@ def _compile(variant: Variant, target: Target) -> str:
     return ""
 
 
+def _children() -> BaseContext:
+    """How child processes are made: forks of this one, which need no imports; of a fresh one once this one uses a GPU."""
+    return get_context("forkserver" if torch.cuda.is_initialized() else "fork")
+
+
 class Builders:
-    """Child processes that fill the compilers' caches. Made before this process touches CUDA, because they are forks of it."""
+    """Child processes that fill the compilers' caches."""
 
     def __init__(self, jobs: int) -> None:
-        self._pool = ProcessPoolExecutor(jobs, mp_context=get_context("fork"))
+        self._pool = ProcessPoolExecutor(jobs, mp_context=_children())
 
     def submit(self, found: Sequence[Variant], target: Target) -> dict[Variant, Future[str]]:
         """Start building, in order."""
@@ -84,7 +90,7 @@ class Builders:
 
 def device_facts() -> tuple[Target, float, dict[str, float], int]:
     """The device, found and measured by a child process: bytes a second, FLOP a second by dtype, bytes of L2 cache."""
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(1, mp_context=_children()) as pool:
         return pool.submit(_facts).result()
 
 

@@ -34,6 +34,10 @@ LEFT_OUT: Final = {
     ): "it knows no order between cp.async.bulk (weights with their metadata, announced by an "
     "mbarrier) and the other warps' reads of shared memory, and reports every read of metadata; copies by tensor maps, as in "
     "cuda.implicit_gemm with the same barriers, it does know (FlashAttention: AI/RACECHECK_TMA_HAZARD.md)",
+    (
+        "initcheck",
+        "pruned.channels_gpu",
+    ): "its product is a library's: all that is reported is read inside cuDNN's own kernels, below PyTorch's conv2d",
 }
 """Pairs that report what is no fault, with the reason."""
 

@@ -238,7 +238,9 @@ def test_a_page_says_what_the_rows_are_about():
     key, pooled = problem.key, replace(problem, epilogue=replace(problem.epilogue, pool=zeroskip.POOL)).key
     net = {"latency_ms": (0.5, 0.4, 0.2), "accuracy": (0.8, 0.8, 0.8)}
     rows = [
-        row(key, "convoy.dense", 10, "zeros 92 % random a"), row(key, "cudnn.best", 50, "zeros 92 % random b"),
+        *(row(f"conv:fprop:n1c{c}h{side}w{side}k{k}r3s3:", provider, us, f"zeros {zeros} % random a")
+          for (c, k, side), zeros in zip(zeroskip_tables.VGG19, zeroskip_tables.VGG19_ZEROS, strict=True)
+          for provider, us in (("convoy.dense", 10), ("cudnn.best", 50))),
         row(key, "convoy.dense", 10, "zeros 95 % channels a"),
         row(key, "convoy.zeroskip.channels", 4, "zeros 95 % channels b"),
         row(pooled, "convoy.fused", 10, "zeros 90 % random a"), row(pooled, "cudnn.best+pool", 70, "zeros 90 % random"),
@@ -256,7 +258,7 @@ def test_a_page_says_what_the_rows_are_about():
     ]  # fmt: skip
     page = zeroskip_tables.zeroskip_table(rows, "Zeros")
     for line in (
-        "| VGG-19, strict fp32, batch 1: the convolutions | convoy.dense | cudnn.best | 1 | 5.00x | 5.00x | 5.00x |",
+        "| VGG-19, strict fp32, batch 1: the convolutions | convoy.dense | cudnn.best | 16 | 5.00x | 5.00x | 5.00x |",
         "convolution + pooling in one | convoy.fused | cudnn.best+pool | 1 | 7.00x |",
         "512→512 @14, strict fp32, batch 1: 95 % dead channels | convoy.zeroskip.channels | convoy.dense | 1 | 2.50x |",
         "| 512→512 3x3 @14, batch 1 | channels | convoy.zeroskip.channels | -0.90 | -0.100 | 1.08x |  |",
@@ -266,3 +268,5 @@ def test_a_page_says_what_the_rows_are_about():
         "Chosen wrongly, held out inputs, batch 1: 0 wrong of 90 inputs.",
     ):
         assert line in page, line
+    # A layer of the net that another question measured says nothing of the net.
+    assert "the convolutions" not in zeroskip_tables.zeroskip_table(rows[2:], "Zeros")

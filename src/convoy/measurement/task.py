@@ -196,13 +196,14 @@ class Task:
     def first_look(self, protocol: Protocol, effort: Effort) -> Request | None:
         """Every engine's default knobs, the baseline first; all samples at once where there is nothing to choose.
 
-        At effort `quick` engines with a cost model come after the others, and those without hope not at all.
+        At effort `quick` engines with a cost model come after the others and after what another device hints at, and those
+        without hope not at all.
         """
         untried = self._untried(effort)
         untried.sort(key=lambda config: config.engine != BASELINE)
         wanted = untried
         if effort is not Effort.FULL:
-            plain = [config for config in untried if self._estimate_us(config) is None or config.engine == BASELINE]
+            plain = [config for config in untried if self._is_plain(config)]
             wanted = plain or [config for config in untried if not self._is_hopeless(config, effort, HOPELESS)]
             if not wanted:
                 self._pass_over(untried, effort)
@@ -245,6 +246,11 @@ class Task:
             return self._engines[config.engine].estimate_us(self.problem, config.knobs, self.target)
         except Exception:  # a broken cost model is no cost model: the clock decides, and its rows tell
             return None
+
+    def _is_plain(self, config: EngineConfig) -> bool:
+        """Whether there is nothing to be waited for before it is measured: what others take says nothing of its hope."""
+        hinted = config in self._hints.favourites
+        return hinted or config.engine == BASELINE or self._estimate_us(config) is None
 
     def _is_hopeless(self, config: EngineConfig, effort: Effort, ratio: float) -> bool:
         limit_us, estimate = self._limit_us(), self._estimate_us(config)

@@ -104,3 +104,15 @@ def test_effort_none_predicts_from_kin_where_nothing_else_is_known(known, fakes)
     found = run([PROBLEM], engines(fakes), known, Timed(lambda engine, k: 1.0, GPU), GPU, effort=Effort.NONE)
     times = {r.config: r.median_us for r in found.rows[PROBLEM.key]}
     assert min(times, key=times.__getitem__) == KNOWN[1].config
+
+
+def test_what_is_hinted_at_does_not_wait_for_others(known, fakes):
+    def guess(k):
+        return 1.0
+
+    ids = fakes(Fake("aten"), Fake("fast", 40, guess), Fake("near", 40, guess), Fake("slow", 40, guess))
+    runner = Timed(lambda engine, k: 90.0 if engine == "aten" else 20.0 + k, GPU)
+    run([PROBLEM], ids, known, runner, GPU)
+    first = [(config.engine, config.knobs["k"]) for _, config, _ in runner.asked[:3]]
+    assert first == [("aten", 0), ("fast", 3), ("near", 1)]
+    assert sum(map(bool, runner.waves)) == 2  # one with few samples, one with all

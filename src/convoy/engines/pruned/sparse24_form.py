@@ -14,7 +14,9 @@ from convoy.problem import ConvProblem, Knobs
 SHARED_BYTES: Final = {1: 232448, 2: 115712}
 """Of a block, by the number of blocks that a multiprocessor has room for: of its 228 KB, each block costs one more."""
 
-MOST_STAGES: Final = 8
+MOST_STAGES: Final = 12
+"""770 ns from a stage's release to its next full one, and small tiles' iterations of 76 ns: with more, loads are no faster."""
+
 MOST_SPLIT: Final = 8
 PIXEL_BYTES: Final = 128
 EXTRA_BYTES: Final = 1024 + 16
@@ -86,6 +88,13 @@ class Form:
         return self.depth * self.pixels * PIXEL_BYTES + -(-self.depth * self.filters * ROW_BYTES // 1024) * 1024
 
     @property
+    def pending(self) -> int:
+        """Iterations whose products may be under way, as the kernel chooses it: their stages are not free."""
+        if self.rows // 64 * self.pixels >= 384 or self.stages < 4:
+            return 1
+        return 3 if self.stages >= 6 else 2
+
+    @property
     def inbox_bytes(self) -> int:
         """What a block of a split gets from the others: its share of a tile's sums, in items of sixteen pixels."""
         items = self.rows // 64 * -(-self.pixels // 16)
@@ -127,8 +136,13 @@ class Form:
         return -(-self.steps(problem) // self.split)
 
     def resident(self, units: int) -> int:
-        """Clusters, or single blocks, of one to a multiprocessor: larger ones have to lie in one part of the device."""
+        """Clusters, or single blocks, of one to a multiprocessor: larger ones have to lie in one part of the device.
+
+        Forty clusters of three that fill a multiprocessor each took twice as long as with room for two, on 132: as if the
+        fourth of two pairs of multiprocessors stood idle.
+        """
         size = self.cluster * self.split
+        size += size % 2 if size > 1 and self.blocks == 1 else 0
         return max(1, units // size if size <= 2 else units * 10 // (size * 11))
 
     def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:

@@ -120,6 +120,7 @@ TWO = Form(64, 24, 2, 2, 1)
 TALL = Form(128, 8, 3, 1, 1)
 PAIR = Form(64, 32, 6, 1, 2, 2)
 FOUR = Form(64, 32, 2, 1, 4)
+DEEP = Form(64, 16, 11, 1, 1)
 HALVES = Form(64, 24, 3, 2, 1, split=2)
 THIRDS = Form(128, 16, 3, 1, 1, split=3, blocks=2)
 QUARTERS = Form(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
@@ -132,6 +133,7 @@ CASES = {
     "tall tiles, bf16": (TALL, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
     "pair": (PAIR, conv(2, 72, 5, 7, 72, 3, 1, 1, 0, epilogue=FULL)),
     "four, some without filters": (FOUR, conv(1, 8, 7, 9, 144, 3, 1, 1, 0)),
+    "a ring deeper than a tile": (DEEP, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
     "split in two, a pair of eights and a half": (HALVES, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
     "split in three, an owner of nothing": (THIRDS, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
     "split in four, unequal shares": (QUARTERS, conv(1, 136, 9, 10, 72, 3, 2, 1, 1, 2, 1, 1, 2, epilogue=FULL)),

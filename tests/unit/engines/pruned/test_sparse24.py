@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -153,20 +154,36 @@ SMALL = sparse(ConvProblem(8, 512, 7, 7, 512, 3, 3, 1, 1, layout="nhwc", **HALF)
 def test_a_layer_of_few_pixels_and_many_channels_is_split():
     first, *others = (Form.of(knobs) for knobs in ENGINE.space(SMALL, H100))
     assert first.split > 1
-    assert first.blocks == 2
     assert {form.split for form in (first, *others)} >= {1, 2, 3, 4}
-    assert {form.blocks for form in others} == {1, 2}
+    assert {form.blocks for form in (first, *others)} == {1, 2}
+    assert {form.depth for form in (first, *others)} == {1, 2}
 
 
-def test_a_split_and_room_for_two_blocks_change_the_guess_as_they_should():
+def test_a_split_and_more_under_way_change_the_guess_as_they_should():
     def guess(**change):
         return estimate_us(SMALL, replace(Form(64, 56, 5, 2, 1), **change), 132)
 
     assert guess(split=4) < guess(split=2) < guess()
-    assert guess(blocks=2) < guess()
+    assert guess(stages=4) > guess() > guess(stages=8), "too few stages wait for their bytes"
+    assert guess(depth=2) < guess(), "as many stages of twice the bytes"
     # A large tile of a layer that fills the device as it is gains nothing.
     wide = Form(64, 96, 5, 2, 1)
     assert estimate_us(SPARSE, wide, 132) < estimate_us(SPARSE, replace(wide, split=2), 132)
+
+
+def test_clusters_of_three_lie_in_pairs_unless_two_blocks_fit_beside_each_other():
+    form = Form(64, 40, 5, 2, 1, split=3)
+    assert form.units(SMALL) == 40
+    assert form.resident(132) < 40 <= replace(form, blocks=2).resident(132)
+    assert estimate_us(SMALL, form, 132) > 1.2 * estimate_us(SMALL, replace(form, blocks=2), 132)
+
+
+def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
+    source = (files("convoy.engines.cuda") / "sparse24.cu").read_text()
+    assert "#define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)" in source
+    small = Form(64, 96, 6, 1, 1)
+    assert [replace(small, stages=stages).pending for stages in (3, 4, 5, 6, 12)] == [1, 2, 2, 3, 3]
+    assert Form(128, 192, 4, 1, 1).pending == 1
 
 
 def test_a_large_layer_is_expected_to_gain_on_dense_weights():
@@ -179,7 +196,7 @@ def test_a_large_layer_is_expected_to_gain_on_dense_weights():
     [
         {"rows": 96}, {"pixels": 20}, {"pixels": 264}, {"cluster": 3}, {"stages": 1}, {"depth": 3}, {"blocks": 3},
         {"split": 2}, {"cluster": 1, "split": 9}, {"blocks": 2, "consumers": 3}, {"blocks": 2, "pixels": 128},
-        {"stages": 8, "pixels": 192},
+        {"stages": 8, "pixels": 192}, {"stages": 13, "pixels": 8},
     ],
 )  # fmt: skip
 def test_knobs_that_make_no_kernel_are_refused(change):

@@ -78,7 +78,7 @@ def _bytes(problem: ConvProblem) -> float:
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 14) -> list[Form]:
-    """Forms worth trying, by their guess: of each kind of cluster, split, room and depth the best, then the best of other tiles."""
+    """Forms worth trying, by their guess: of each kind of cluster, split, room and depth the best, then of other tiles."""
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
     # What sharing, splitting, room and depth bring is the least certain: each is tried where it might win.

@@ -13,7 +13,7 @@ from convoy.compare.runfile import Figure, Row
 from convoy.errors import SelectionError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
-from convoy.pipeline.offers import selection_problem
+from convoy.pipeline.choice import on_offer
 from convoy.pipeline.stages import Net, Observer, measure
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings
@@ -26,15 +26,7 @@ layer; the optimum."""
 def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> tuple[list[Row], SearchResult]:
     """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
     found = measure(net, settings, database, observer)
-    problem = selection_problem(
-        net.captured.graph,
-        net.regions,
-        net.copies,
-        found.rows,
-        layouts=net.layouts,
-        border=net.border,
-        memory_budget_bytes=settings.memory_budget_bytes,
-    )
+    problem = on_offer(net, found, settings)
     return strategy_rows(problem, _about(net, settings)), found
 
 

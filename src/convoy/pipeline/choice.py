@@ -37,9 +37,9 @@ class Choice:
     notes: list[str] = field(default_factory=list[str])
 
 
-def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
-    """One choice by the solver asked for, and the totals of the others, so that the gain is always known."""
-    problem = selection_problem(
+def on_offer(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
+    """What was measured, beside the regions that it is for."""
+    return selection_problem(
         net.captured.graph,
         net.regions,
         net.copies,
@@ -50,6 +50,11 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
         zeros=net.zeros,
         wary=settings.solver is not Solver.SINGLE,
     )
+
+
+def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
+    """One choice by the solver asked for, and the totals of the others, so that the gain is always known."""
+    problem = on_offer(net, found, settings)
     chosen = solve(problem, _solver_name(settings))
     strategies: dict[str, float] = {}
     notes: list[str] = []

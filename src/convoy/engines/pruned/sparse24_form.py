@@ -138,8 +138,8 @@ class Form:
     def resident(self, units: int) -> int:
         """Clusters, or single blocks, of one to a multiprocessor: larger ones have to lie in one part of the device.
 
-        Forty clusters of three that fill a multiprocessor each took twice as long as with room for two, on 132: as if the
-        fourth of two pairs of multiprocessors stood idle.
+        On 132, forty clusters of three that fill a multiprocessor each took up to 1.3 times as long as with room for two: as if
+        the fourth of two pairs of multiprocessors stood idle.
         """
         size = self.cluster * self.split
         size += size % 2 if size > 1 and self.blocks == 1 else 0

@@ -176,6 +176,15 @@ def test_sparse24_is_exact_in_every_kind_of_tile(rows, consumers, cluster, targe
     assert not faults(sparse24.ENGINE, masked(sparse24.ENGINE, "many filters"), target, form.knobs)
 
 
+@pytest.mark.parametrize(
+    ("stages", "change"), [(12, {}), (11, {}), (12, {"cluster": 2}), (12, {"split": 2}), (12, {"blocks": 2})]
+)
+@pytest.mark.parametrize("name", ["deep", "wide"])
+def test_sparse24_is_exact_in_deep_rings(name, stages, change, target):
+    form = replace(Form(64, 32, stages, 1, 1), **change)
+    assert not faults(sparse24.ENGINE, masked(sparse24.ENGINE, name), target, form.knobs)
+
+
 SPLIT_SHAPES = [(64, 40, 3, 1, 1), (64, 56, 3, 2, 1), (128, 72, 3, 1, 1), (128, 48, 3, 2, 1), (64, 56, 3, 1, 1, 2)]
 """(rows, pixels, stages, consumers, cluster, depth)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 
@@ -36,9 +37,7 @@ class Target:
 
         Part of every database key: a row is never trusted for another digest.
         """
-        fields = asdict(self)
-        del fields["memory_bytes"]
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+        return _digest(self)
 
     def is_like(self, other: Target) -> bool:
         """Whether it is the same device, whatever the versions of the software: its times are a good guess."""
@@ -79,3 +78,11 @@ class Target:
             cache_bytes=int(data["cache_bytes"]),
             versions=tuple(sorted((str(k), str(v)) for k, v in dict(data["versions"]).items())),
         )
+
+
+@cache
+def _digest(target: Target) -> str:
+    """Asked for with every row."""
+    fields = asdict(target)
+    del fields["memory_bytes"]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -41,6 +41,8 @@ class Shares:
 KINDS: Final = tuple(field.name for field in fields(Shares))
 """What an engine may leave out: fields of `Shares`, and knobs."""
 
+_KINDS: Final = frozenset(KINDS)
+
 LEVELS: Final = (0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 """Percent. A share between two is taken for the lower one: a choice then holds for inputs with more zeros too."""
 
@@ -83,7 +85,7 @@ def expecting(knobs: Knobs, percent: int, kind: str = "zeros") -> Knobs:
 
 def kind_of(knobs: Knobs) -> str | None:
     """What a config is for a share of; None where zeros make no difference to it."""
-    return next((kind for kind in KINDS if kind in knobs), None)
+    return next((name for name in knobs if name in _KINDS), None)
 
 
 def expected(knobs: Knobs) -> int | None:

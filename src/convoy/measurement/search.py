@@ -255,6 +255,8 @@ class _Search:
         while waiting:
             asked = [(task, stage(task, self.protocol, self.effort)) for task in waiting]
             waiting = []
+            # What wants no compiler is measured while the builders start and compile the rest.
+            asked.sort(key=lambda pair: pair[1] is not None and pair[0].compiles(pair[1]))
             self.runner.prepare([request for _, request in asked if request is not None])
             for task, request in asked:
                 if request is None:

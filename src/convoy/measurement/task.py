@@ -191,6 +191,10 @@ class Task:
         self._pass_over(untried, effort)
         return not self._best() or all(protocol.is_thorough(r.samples) for r in (*self._bests(), *self._baseline()))
 
+    def compiles(self, request: Request) -> bool:
+        """Whether one of these candidates must be compiled first."""
+        return any(not self._engines[config.engine].trusted for config in request.configs)
+
     # --- the stages -----------------------------------------------------------------------------------------------------
 
     def first_look(self, protocol: Protocol, effort: Effort) -> Request | None:

@@ -48,6 +48,9 @@ class Knobs(Mapping[str, Knob]):
                 return value
         raise KeyError(key)
 
+    def __contains__(self, key: object) -> bool:
+        return any(name == key for name, _ in self.items_)
+
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.items_)
 

@@ -23,6 +23,7 @@ from convoy.problem import (
     TensorSpec,
 )
 from convoy.settings import Effort, Settings
+from convoy.support import Support
 from convoy.target import Target
 
 CPU = Target("cpu", "test", "generic", torch.get_num_threads(), 1 << 34, 0)
@@ -303,3 +304,12 @@ def test_a_lost_context_ends_the_search_and_keeps_the_row(database, monkeypatch)
         run([PROBLEM], ["aten"], database, InProcessRunner(CPU))
     [row] = database.rows()
     assert (row.status, row.reason) == (Status.LAUNCH_ERROR, "illegal memory access")
+
+
+def test_on_a_gpu_what_wants_no_compiler_comes_first(fakes, database):
+    only = Fake("compiled", trusted=False)
+    only.supports = lambda problem, target: Support.yes() if problem == PROBLEM else Support.no("too small")
+    runner = Timed(lambda engine, k: 10.0, GPU)
+    run([PROBLEM, OTHER], fakes(Fake("aten"), only), database, runner, GPU)
+    assert runner.waves[0] == [OTHER.key, PROBLEM.key]
+    assert [key for key, _, _ in runner.asked[:3]] == [OTHER.key, PROBLEM.key, PROBLEM.key]

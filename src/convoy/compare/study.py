@@ -132,7 +132,7 @@ class Study:
     def learn(self, commit: str = "") -> Criteria | None:
         """Criteria from everything that the database knows of this target's layers; None where that is too little."""
         protocol = protocol_for(self.settings.effort, self.target.device).id
-        rows = [row for row in self.database.related(self.target, protocol) if row.target == self.target.digest]
+        rows = [row for row in self.database.related(self.target, (protocol,)) if row.target == self.target.digest]
         if sum(layer.is_choice() for layer in known_layers(rows)) < LEAST_LAYERS:
             return None
         return learn(rows, self.target, protocol=protocol, commit=commit)

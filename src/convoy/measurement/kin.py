@@ -55,14 +55,22 @@ def same_software(target: Target, other: Target) -> bool:
     return all(target.version(name) == other.version(name) for name in SOFTWARE)
 
 
-def hints(rows: Sequence[Measurement], valid: Collection[EngineConfig], source: Target, target: Target) -> Hints:
+def hints(
+    rows: Sequence[Measurement],
+    valid: Collection[EngineConfig],
+    source: Target,
+    target: Target,
+    *,
+    same_clock: bool = True,
+) -> Hints:
     """What a kin's rows of a problem say.
 
     Args:
         rows: all of the kin's rows of it.
         valid: settings that there are here; a row of another is passed over.
-        source: the kin.
+        source: the kin, or this device itself for rows of an earlier protocol.
         target: this device.
+        same_clock: whether the rows are of this protocol; those of an earlier one rule nothing out.
     """
     known = sorted((row for row in rows if row.ok and row.config in valid), key=lambda row: row.median_us)
     if len({row.config.engine for row in known} - {BASELINE}) == 0:
@@ -70,7 +78,7 @@ def hints(rows: Sequence[Measurement], valid: Collection[EngineConfig], source: 
     best_us = known[0].median_us
     near = tuple(row.config for row in known if row.median_us <= NEAR * best_us)[:MOST]
     behind: dict[str, float] = {}
-    if same_software(target, source):
+    if same_clock and same_software(target, source):
         for row in known:
             if row.config.engine != BASELINE:
                 behind.setdefault(row.config.engine, row.median_us / best_us)

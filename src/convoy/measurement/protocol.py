@@ -12,6 +12,10 @@ CLOCKS: Final = ("wall", "events", "graph")
 """`wall`: perf_counter_ns round launches on a CPU. `events`: CUDA events round launches. `graph`: CUDA events round the
 replay of a captured graph of launches, which is how the finished program runs them."""
 
+VERSIONS: Final = {"wall": (4,), "events": (4,), "graph": (5, 4)}
+"""By clock, the version in an id, the present one first. Of `graph`, 4 chose a graph's launches by the host's clock: candidates
+that take the host long had fewer, and up to some microseconds of the graph's start in their times."""
+
 MOST_COPIES: Final = 8
 """Copies of a candidate's packed constants that cold timing goes round, at most: with 8, all constants of an eighth of the
 cache and more come from memory; smaller ones take little time to fetch, and packing many copies takes much."""
@@ -52,8 +56,16 @@ class Protocol:
 
     @property
     def id(self) -> str:
-        """Canonical text; its version is counted up whenever the timer's meaning changes."""
-        return f"v4:{self.clock}:{'cold' if self.cold else 'warm'}:{self.min_sample_us}us"
+        """Canonical text; a clock's version is counted up whenever the timer's meaning changes."""
+        return self._id(VERSIONS[self.clock][0])
+
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """Ids of earlier versions. Their rows are not compared with this one's, but say what is worth measuring."""
+        return tuple(map(self._id, VERSIONS[self.clock][1:]))
+
+    def _id(self, version: int) -> str:
+        return f"v{version}:{self.clock}:{'cold' if self.cold else 'warm'}:{self.min_sample_us}us"
 
     def is_thorough(self, samples: int) -> bool:
         """Whether so many samples are what `rounds` asks for; up to half of the rounds may have been dropped as disturbed."""

@@ -45,7 +45,7 @@ class Store(Interface):
         """Keep rows, and what their targets' digests stand for."""
         ...
 
-    def related(self, target: Target, protocol: str, /) -> Sequence[Measurement]:
+    def related(self, target: Target, protocols: Sequence[str], /) -> Sequence[Measurement]:
         """Good rows of devices like this one."""
         ...
 
@@ -147,12 +147,14 @@ def _silent(done: int, total: int, message: str) -> None:
 
 
 def _take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:
-    """Let tasks know what other devices of the kind found out about their problems."""
+    """Let tasks know what other devices of the kind, or earlier protocols, found out about their problems."""
     kin = kin_of(target, database.targets().values())
+    sources = [(source, protocol.id) for source in kin]
+    sources += [(source, earlier) for earlier in protocol.earlier for source in (target, *kin)]
     for task in tasks:
-        for source in kin:
-            rows = database.lookup(task.problem.key, source.digest, protocol.id)
-            if rows and task.take_hints(rows, source):
+        for source, clock in sources:
+            rows = database.lookup(task.problem.key, source.digest, clock)
+            if rows and task.take_hints(rows, source, same_clock=clock == protocol.id):
                 break
 
 
@@ -169,7 +171,9 @@ def _predict(
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
-        experience = Experience.of(database.related(target, protocol.id), cost_models(engines, target))
+        experience = Experience.of(
+            database.related(target, (protocol.id, *protocol.earlier)), cost_models(engines, target)
+        )
         criteria = find_criteria(target, path)
         for task in unknown:
             task.predict(experience, protocol.id, criteria)

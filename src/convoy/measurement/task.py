@@ -115,13 +115,13 @@ class Task:
         valid = self._valid()
         self.rows.update((row.config, row) for row in rows if row.config in valid)
 
-    def take_hints(self, rows: Sequence[Measurement], source: Target) -> bool:
+    def take_hints(self, rows: Sequence[Measurement], source: Target, *, same_clock: bool = True) -> bool:
         """Take what the rows of another device say is worth measuring (`convoy.measurement.kin`); whether they say anything.
 
         Engines that skip zeros are left out: what they take depends on the data too.
         """
         valid = {config for config in self._valid() if not self._engines[config.engine].skips_zeros}
-        self._hints = kin.hints(rows, valid, source, self.target)
+        self._hints = kin.hints(rows, valid, source, self.target, same_clock=same_clock)
         return bool(self._hints.favourites)
 
     def _valid(self) -> set[EngineConfig]:

@@ -20,8 +20,11 @@ MOST_REPEATS: Final = 1000
 """Launches in one sample, at most."""
 
 GRAPH_LAUNCHES: Final = 64
-"""Launches in one captured graph, at most: capturing costs about 10 µs each, and a graph's own start (about 5 µs) is hidden
-from kernels of a few microseconds by then."""
+"""Launches in one captured graph, at most: capturing costs about 10 µs each, and a graph's own start is hidden from kernels of a
+few microseconds by then."""
+
+GRAPH_START_US: Final = 5.0
+"""About what a graph's start takes beside its launches."""
 
 
 def first_run_us(launch: Launch, device: str) -> float:
@@ -43,6 +46,17 @@ def replayed_us(launch: Launch) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e3
+
+
+def launches_in_graph(once_us: float, min_sample_us: int) -> int:
+    """How many launches a graph gets: two samples' worth, so that its own start is a hundredth of them or less.
+
+    Args:
+        once_us: time of one launch, replayed, never the host's: a launch through Inductor takes the host ten times as long as one
+            of Triton's, and graphs of fewer launches would charge it more of their starts.
+        min_sample_us: see `Protocol`.
+    """
+    return min(GRAPH_LAUNCHES, max(1, round(2 * min_sample_us / max(once_us, 0.1))))
 
 
 def time_rounds(
@@ -90,11 +104,10 @@ def _steady_interpreter() -> Iterator[None]:
 
 
 def _sampler(launch: Launch, protocol: Protocol, device: str) -> Sample:
-    once = max(first_run_us(launch, device), 0.1)
-    wanted = max(1, round(protocol.min_sample_us / once))
     if protocol.clock == "graph":
-        return _graph_sampler(launch, min(wanted, GRAPH_LAUNCHES), protocol)
-    repeats = min(wanted, MOST_REPEATS)
+        return _graph_sampler(launch, launches_in_graph(replayed_us(launch), protocol.min_sample_us), protocol)
+    once = max(first_run_us(launch, device), 0.1)
+    repeats = min(max(1, round(protocol.min_sample_us / once)), MOST_REPEATS)
     if protocol.clock == "events":
         return lambda: _event_us(launch, repeats)
     # A launch before the timed ones: the candidates before have left their own data in the caches. One launch that fills a
@@ -128,11 +141,7 @@ def _event_us(launch: Launch, repeats: int) -> float:
 
 
 def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
-    """Capture several launches; a sample replays them, several times where one replay is too short, and asks the events.
-
-    The number of launches was guessed from the host's clock, which counts the cost of launching them one by one; how often
-    the graph is replayed comes from a replay.
-    """
+    """Capture several launches; a sample replays them, several times where one replay is too short, and asks the events."""
     graph = _capture(launch, launches)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from sqlite3 import Connection
@@ -170,16 +170,24 @@ class Database:
         """The targets that are described, the user's and those that results are shipped for, by digest."""
         return {**(shipped.shipped_descriptions() if self._with_shipped else {}), **self._descriptions()}
 
-    def related(self, target: Target, protocol: str) -> list[Measurement]:
+    def related(self, target: Target, protocols: Sequence[str]) -> list[Measurement]:
         """Good rows of this target and of others on a device of the same name and kind: for prediction, not for replay.
 
         They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones. Where
         there are none, those of devices with the same cores (`Target.is_kin`).
+
+        Args:
+            target: the device.
+            protocols: ids; rows of a later one are used where there are none of those before it.
         """
         described = self.targets()
         like = [digest for digest, found in described.items() if found.is_like(target)]
         kin = [digest for digest, found in described.items() if found.is_kin(target)]
-        return self._good_rows((target.digest, *like), protocol) or self._good_rows(kin, protocol)
+        for digests in ((target.digest, *like), kin):
+            for protocol in protocols:
+                if rows := self._good_rows(digests, protocol):
+                    return rows
+        return []
 
     def _good_rows(self, digests: Iterable[str], protocol: str) -> list[Measurement]:
         """The user's rows of some targets, then the shipped ones."""

@@ -1,5 +1,8 @@
 """The clock on a GPU: graph replay, a context that is lost, builders ahead of the clock."""
 
+import statistics
+import time
+
 import pytest
 import torch
 
@@ -78,6 +81,18 @@ def test_both_clocks_agree_on_a_long_kernel(clock):
     assert min(long) > 20 * min(short) > 0
     if clock == "graph":
         assert min(short) < 10  # without the host's cost of a launch
+
+
+def test_what_the_host_needs_for_a_launch_is_not_charged():
+    small = torch.randn(64, device="cuda")
+
+    def slowly():
+        time.sleep(4e-4)
+        small.mul_(1.0)
+
+    protocol = Protocol("graph", min_sample_us=200)
+    quick, slow = time_rounds([lambda: small.mul_(1.0), slowly], protocol, 7, "cuda")
+    assert abs(statistics.median(slow) / statistics.median(quick) - 1) < 0.1
 
 
 def test_candidates_are_timed_in_graphs():

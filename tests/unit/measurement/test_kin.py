@@ -116,3 +116,23 @@ def test_what_is_hinted_at_does_not_wait_for_others(known, fakes):
     first = [(config.engine, config.knobs["k"]) for _, config, _ in runner.asked[:3]]
     assert first == [("aten", 0), ("fast", 3), ("near", 1)]
     assert sum(map(bool, runner.waves)) == 2  # one with few samples, one with all
+
+
+def test_rows_of_an_earlier_protocol_are_hints_and_rule_nothing_out(database, fakes):
+    (earlier,) = protocol_for(Effort.QUICK, "cuda").earlier
+    database.put([replace(r, protocol=earlier, target=GPU.digest) for r in KNOWN], targets=[GPU])
+    runner = Timed(lambda engine, k: 20.0 + k, GPU)
+    found = run([PROBLEM], engines(fakes), database, runner, GPU)
+    assert found.from_database == 0
+    assert {("aten", 0), ("fast", 3), ("near", 1), ("slow", 0), ("new", 0)} <= asked(runner)
+    again = Timed(lambda engine, k: 1.0, GPU)
+    run([PROBLEM], engines(fakes), database, again, GPU)
+    assert not again.asked
+
+
+def test_effort_none_predicts_from_an_earlier_protocol_where_there_is_nothing_newer(database, fakes):
+    (earlier,) = protocol_for(Effort.QUICK, "cuda").earlier
+    database.put([replace(r, protocol=earlier, target=GPU.digest) for r in KNOWN], targets=[GPU])
+    found = run([PROBLEM], engines(fakes), database, Timed(lambda engine, k: 1.0, GPU), GPU, effort=Effort.NONE)
+    times = {r.config: r.median_us for r in found.rows[PROBLEM.key]}
+    assert min(times, key=times.__getitem__) == KNOWN[1].config

@@ -54,3 +54,9 @@ def test_unknown_devices_and_efforts_are_refused():
         protocol_for("quick", "tpu")
     with pytest.raises(ValueError, match="lazy"):
         protocol_for("lazy", "cpu")
+
+
+def test_earlier_versions_are_other_ids_of_the_same_clock():
+    graph, wall = protocol_for("quick", "cuda"), protocol_for("quick", "cpu")
+    assert graph.earlier == (graph.id.replace("v5", "v4"),)
+    assert wall.earlier == ()

@@ -95,3 +95,18 @@ def test_garbage_collection_comes_back_after_a_failure(clock):
     with pytest.raises(ValueError):  # noqa: PT011
         timer.time_rounds([bad], Protocol("wall"), 2, "cpu")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("once_us", "launches"), [(0.0, 64), (5.0, 64), (9.0, 44), (40.0, 10), (400.0, 1), (1e6, 1)])
+def test_a_graph_is_long_beside_its_own_start(once_us, launches):
+    assert timer.launches_in_graph(once_us, 200) == launches
+    assert launches == 64 or launches * once_us > 75 * timer.GRAPH_START_US
+
+
+def test_the_hosts_time_does_not_choose_a_graphs_launches(monkeypatch):
+    found = []
+    monkeypatch.setattr(timer, "replayed_us", lambda launch: 20.0)
+    monkeypatch.setattr(timer, "first_run_us", lambda launch, device: pytest.fail("the host's clock was asked"))
+    monkeypatch.setattr(timer, "_graph_sampler", lambda launch, launches, protocol: found.append(launches))
+    timer._sampler(lambda: None, Protocol("graph", min_sample_us=200), "cuda")
+    assert found == [20]

@@ -82,10 +82,10 @@ def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
     protocol = row(0).protocol
     with Database.memory(shipped=True) as database:
         assert database.lookup(row(0).problem, TARGET.digest, protocol) == []
-        assert database.related(TARGET, protocol) == [row(0, target=newer.digest)]
-        assert database.related(TARGET, "another") == []
+        assert database.related(TARGET, (protocol,)) == [row(0, target=newer.digest)]
+        assert database.related(TARGET, ("another",)) == []
         database.put([row(2), failure(3)], targets=[TARGET])
-        assert database.related(TARGET, protocol) == [row(2), row(0, target=newer.digest)]
+        assert database.related(TARGET, (protocol,)) == [row(2), row(0, target=newer.digest)]
 
 
 def test_a_damaged_description_is_no_description(tmp_path):

@@ -19,7 +19,8 @@ from convoy.target import Target
 
 NEAR: Final = 1.15
 """A setting is worth measuring here that came within this factor of the best there: what differs between kin (memory, clock)
-moves the settings of one problem alike, and few samples order those within some percent by chance."""
+moves the settings of one problem alike, and few samples order those within some percent by chance. A guess until full searches
+of two kin have been laid side by side."""
 
 MOST: Final = 6
 """Settings taken over for one problem at most, the nearest to the best."""

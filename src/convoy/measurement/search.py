@@ -128,8 +128,9 @@ def search(
     ]
     for task in tasks:
         task.take_known(database.lookup(task.problem.key, target.digest, protocol.id))
-    if settings.effort is not Effort.NONE:
+    if settings.effort is Effort.QUICK:
         _take_hints(tasks, target, protocol, database)
+    if settings.effort is not Effort.NONE:
         _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
     else:
         _predict(tasks, engines, target, protocol, database, settings.db, on_progress or _silent)

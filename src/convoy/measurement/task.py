@@ -118,7 +118,8 @@ class Task:
     def take_hints(self, rows: Sequence[Measurement], source: Target, *, same_clock: bool = True) -> bool:
         """Take what the rows of another device say is worth measuring (`convoy.measurement.kin`); whether they say anything.
 
-        Engines that skip zeros are left out: what they take depends on the data too.
+        For effort `quick` alone: `full` looks at everything anyway. Engines that skip zeros are left out: what they take depends
+        on the data too.
         """
         valid = {config for config in self._valid() if not self._engines[config.engine].skips_zeros}
         self._hints = kin.hints(rows, valid, source, self.target, same_clock=same_clock)
@@ -185,10 +186,10 @@ class Task:
 
         An engine that was passed over as hopeless stays so while the best moves a little: the limit is lower here.
         """
-        untried = self._untried(effort)
+        untried = self._untried()
         if any(not self._is_hopeless(config, effort, HOPELESS / 2) for config in untried):
             return False
-        self._pass_over(untried, effort)
+        self._pass_over(untried)
         return not self._best() or all(protocol.is_thorough(r.samples) for r in (*self._bests(), *self._baseline()))
 
     def compiles(self, request: Request) -> bool:
@@ -203,25 +204,26 @@ class Task:
         At effort `quick` engines with a cost model come after the others and after what another device hints at, and those
         without hope not at all.
         """
-        untried = self._untried(effort)
+        untried = self._untried()
         untried.sort(key=lambda config: config.engine != BASELINE)
         wanted = untried
         if effort is not Effort.FULL:
             plain = [config for config in untried if self._is_plain(config)]
             wanted = plain or [config for config in untried if not self._is_hopeless(config, effort, HOPELESS)]
             if not wanted:
-                self._pass_over(untried, effort)
+                self._pass_over(untried)
         alone = sum(map(len, self._spaces.values())) == 1
         return self._request(wanted, protocol.rounds if alone else protocol.few)
 
     def widen(self, protocol: Protocol, effort: Effort) -> Request | None:
         """Other knobs of the engines that may win: the cost model's favourites, then neighbours of the best so far."""
+        settled = self._settled()
         wanted = [
             config
             for engine in self._engines.values()
+            if engine.id not in settled
             for levels in (self._zeros if engine.skips_zeros else [None])
             for config in self._wider(engine, levels, full=effort is Effort.FULL)
-            if engine.id not in self._settled(effort)
         ]
         return self._request(list(dict.fromkeys(wanted))[:BATCH], protocol.few)
 
@@ -262,11 +264,11 @@ class Task:
             return False
         return estimate > ratio * limit_us
 
-    def _pass_over(self, configs: Sequence[EngineConfig], effort: Effort) -> None:
+    def _pass_over(self, configs: Sequence[EngineConfig]) -> None:
         """Say why engines were not tried."""
         limit_us = self._limit_us()
         tried = {config.engine for config in self.rows}
-        for name, behind in self._settled(effort).items():
+        for name, behind in self._settled().items():
             if name not in tried:
                 self.refusals[name] = (
                     f"not tried at effort quick: on {self._hints.source} it took {behind:.2f} times the best time"
@@ -281,23 +283,20 @@ class Task:
     def _usable(self, row: Measurement) -> bool:
         return row.ok and (row.deterministic or not self._deterministic)
 
-    def _untried(self, effort: Effort) -> list[EngineConfig]:
+    def _untried(self) -> list[EngineConfig]:
         """The default of every engine that has no row: of one that skips zeros, for every share.
 
-        At effort quick also what another device of the kind hints at; of the engines that were searched there nothing else.
+        Also what another device of the kind hints at; of the engines that were searched there nothing else.
         """
-        settled = self._settled(effort)
+        settled = self._settled()
         first: dict[tuple[str, int | None], EngineConfig] = {}
         for config in (config for space in self._spaces.values() for config in space):
             first.setdefault((config.engine, expected(config.knobs)), config)
-        hinted = () if effort is Effort.FULL else self._hints.favourites
         wanted = [config for config in first.values() if config.engine not in settled]
-        return [config for config in dict.fromkeys((*wanted, *hinted)) if config not in self.rows]
+        return [config for config in dict.fromkeys((*wanted, *self._hints.favourites)) if config not in self.rows]
 
-    def _settled(self, effort: Effort) -> Mapping[str, float]:
+    def _settled(self) -> Mapping[str, float]:
         """Engines that need no search here, by how far they were behind there: none once all that was hinted at fails here."""
-        if effort is Effort.FULL:
-            return {}
         tried = [self.rows.get(config) for config in self._hints.favourites]
         failed = bool(tried) and all(row is not None and not self._usable(row) for row in tried)
         return {} if failed else self._hints.behind

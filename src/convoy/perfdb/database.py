@@ -173,21 +173,22 @@ class Database:
     def related(self, target: Target, protocols: Sequence[str]) -> list[Measurement]:
         """Good rows of this target and of others on a device of the same name and kind: for prediction, not for replay.
 
-        They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones. Where
-        there are none, those of devices with the same cores (`Target.is_kin`).
+        They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones. For
+        problems that have no such row also those of earlier protocols, and then of devices with the same cores (`Target.is_kin`).
 
         Args:
             target: the device.
-            protocols: ids; rows of a later one are used where there are none of those before it.
+            protocols: ids, the most wanted first.
         """
         described = self.targets()
         like = [digest for digest, found in described.items() if found.is_like(target)]
         kin = [digest for digest, found in described.items() if found.is_kin(target)]
+        rows: list[Measurement] = []
         for digests in ((target.digest, *like), kin):
             for protocol in protocols:
-                if rows := self._good_rows(digests, protocol):
-                    return rows
-        return []
+                known = {row.problem for row in rows}
+                rows += [row for row in self._good_rows(digests, protocol) if row.problem not in known]
+        return rows
 
     def _good_rows(self, digests: Iterable[str], protocol: str) -> list[Measurement]:
         """The user's rows of some targets, then the shipped ones."""

@@ -13,6 +13,7 @@ from convoy.errors import InputError
 from convoy.perfdb import Database, shipped
 from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions, shipped_folder, shipped_targets, write_shipped
+from convoy.target import Target
 
 
 def test_the_form_is_compressed_csv_with_the_columns_on_top(tmp_path: Path) -> None:
@@ -86,6 +87,17 @@ def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
         assert database.related(TARGET, ("another",)) == []
         database.put([row(2), failure(3)], targets=[TARGET])
         assert database.related(TARGET, (protocol,)) == [row(2), row(0, target=newer.digest)]
+
+
+def test_a_few_own_rows_do_not_hide_what_is_known_of_other_problems():
+    gpu = Target("cuda", "one", "sm_90", 132, 1 << 34, 0)
+    kin = replace(gpu, name="its kin")
+    own, earlier = row(0, target=gpu.digest, protocol="v2"), row(0, target=gpu.digest, protocol="v1")
+    other, far = row(1, target=gpu.digest, protocol="v1"), row(2, target=kin.digest, protocol="v2")
+    hidden = row(1, target=kin.digest, protocol="v2", median_us=1.0)
+    with Database.memory() as database:
+        database.put([own, earlier, other, far, hidden], targets=[gpu, kin])
+        assert database.related(gpu, ("v2", "v1")) == [own, other, far]
 
 
 def test_a_damaged_description_is_no_description(tmp_path):

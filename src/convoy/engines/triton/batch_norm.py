@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
+from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting, shared_limit
 from convoy.engines.triton.norms import Norm, norm_of
 from convoy.engines.triton.requirements import INDEX_LIMIT, piece_support, values_support
 from convoy.engines.triton.tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
@@ -234,6 +234,7 @@ class BatchNormEngine(Engine):
             for r, c, warps in tiles
             for waves in (2, 4, 1)
             for stages in (1, 3)
+            if (stages - 1) * r * c * _read_bytes(norm) <= shared_limit(target)
         ]
         return sorted(dict.fromkeys(found), key=lambda knobs: self.estimate_us(problem, knobs, target) or 0.0)
 
@@ -268,6 +269,11 @@ class BatchNormEngine(Engine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile both kernels."""
         return BatchNormExecutable(self.id, _known(problem), knobs, target)
+
+
+def _read_bytes(norm: Norm) -> int:
+    """Bytes of a value in all that one turn of a loop reads, which a pipeline keeps in shared memory."""
+    return DTYPE_BYTES[norm.dtype] * sum(role in ("dy", "more", "y", "x", "residual") for role in norm.args)
 
 
 def _known(problem: Problem) -> Norm:

@@ -126,7 +126,7 @@ def compile_kernel(build: Build, target: Target) -> Any:
         raise CompileError(build.engine, "Triton could not compile the kernel", str(error)) from error
     _refuse_slow(build, compiled)
     _round_descriptors(build, compiled)
-    if compiled.metadata.shared > _SHARED_LIMIT.get(target.capability, 101376):
+    if compiled.metadata.shared > shared_limit(target):
         raise CompileError(build.engine, f"needs {compiled.metadata.shared} bytes of shared memory a block")
     return compiled
 
@@ -152,6 +152,11 @@ _SPILL_BYTES = 256
 
 _SHARED_LIMIT = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448}
 """Bytes of shared memory that one block may have, by capability (CUDA C++ Programming Guide, technical specifications)."""
+
+
+def shared_limit(target: Target) -> int:
+    """Bytes of shared memory that one block may have."""
+    return _SHARED_LIMIT.get(target.capability, 101376)
 
 
 def _refuse_slow(build: Build, compiled: Any) -> None:

@@ -58,6 +58,20 @@ def test_it_compiles_with_wide_loads_and_without_atomics(make, dtype):
         assert "ld.global.v4.b32" in code or "ld.global.v2.b64" in code or "v4.b32" in code
 
 
+def test_the_largest_pipeline_fits_into_shared_memory():
+    problem = backward(
+        "residual and relu", "fp32"
+    )  # four images are read: 8192 values in three stages would be 256 KiB
+
+    def under_way(knobs):
+        return (knobs.integer("stages") - 1) * knobs.integer("block_r") * knobs.integer("block_c")
+
+    largest = max(ENGINE.space(problem, TARGET), key=under_way)
+    assert under_way(largest) == 2 * 4096
+    executable = ENGINE.build(problem, largest, TARGET)
+    assert executable.rest.shared_bytes > 2 * 4096 * 4
+
+
 def test_parts_fill_the_device_and_no_more():
     norm = norm_of(forward("relu"))
     for rows in (2, 1000, 10**6):

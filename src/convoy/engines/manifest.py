@@ -55,13 +55,13 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.depthwise_gradients": "convoy.engines.triton.depthwise_gradients",
     "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
     "cuda.stem": "convoy.engines.cuda.stem",
+    "cuda.depthwise": "convoy.engines.cuda.depthwise",
     "padded": "convoy.engines.padded",
     "batches": "convoy.engines.batches",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
-    "cuda.depthwise": "convoy.engines.cuda.depthwise",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",

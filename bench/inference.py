@@ -7,12 +7,14 @@ holds beyond the model as it was, and its largest run; compile_s is what it took
 needs a process of its own, is in `bench/compare.py`.
 
     python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
-                              [--peers eager,graph,inductor,max-autotune] [--missing]
+                              [--peers eager,graph,inductor,max-autotune] [--ablation] [--missing]
                               [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
 
-A plan on several streams is timed on one too (`convoy.serial`). Where tuning a net reaches `--tune-seconds`, the rest
-is predicted from what was measured, and the row says so; a later call with the same `--db` goes on. With `--seconds`
-no case is begun that could not end in time; `--missing` takes those cases alone that the results lack.
+A plan on several streams is timed on one too (`convoy.serial`). With `--ablation` a plan in which parallel convolutions are one
+launch is beside the best one that has none of those (`convoy.admission`), and `convoy.serial` is that one on one stream.
+Where tuning a net reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; a later call
+with the same `--db` goes on. With `--seconds` no case is begun that could not end in time; `--missing` takes those cases
+alone that the results lack.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import gc
 import itertools
 import math
 import signal
@@ -38,6 +41,7 @@ from torch import nn
 
 import convoy
 from convoy import plan as plans
+from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, stock_graph
@@ -109,6 +113,7 @@ class Run:
         db: Convoy's database; None: the user's.
         tune_s: seconds that tuning a net may take.
         end: when to be done, by `time.monotonic`.
+        ablation: whether to time what merging and streams give.
     """
 
     peers: tuple[str, ...]
@@ -116,6 +121,7 @@ class Run:
     db: Path | None
     tune_s: float
     end: float
+    ablation: bool = False
 
     @property
     def left_s(self) -> float:
@@ -192,13 +198,13 @@ def peers(model: nn.Module, x: torch.Tensor, run: Run) -> dict[str, Ready]:
     return ready
 
 
-def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run) -> Ready | None:
-    """Convoy's program; where time is up, from what was measured until then."""
+def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[str, ...] = ()) -> Ready | None:
+    """Convoy's program, without some engines; where time is up, from what was measured until then."""
     begun = time.monotonic()
     before = torch.cuda.memory_reserved()
 
     watch = stopping(run.tune_s, lambda: run.left_s, LEAST_S / 2)
-    settings = convoy.Settings(effort=convoy.Effort(run.effort), db=run.db)
+    settings = convoy.Settings(effort=convoy.Effort(run.effort), db=run.db, deny_engines=deny)
     note = ""
     try:
         result = optimize_model(model, (x,), name=case.net, settings=settings, observer=watch)
@@ -207,6 +213,9 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run) -> Ready | No
         settings = dataclasses.replace(settings, effort=convoy.Effort.NONE)
         result = optimize_model(model, (x,), name=case.net, settings=settings)
     took = time.monotonic() - begun
+    for line in result.plan.notes:
+        if line.startswith("streams:"):
+            print(f"    {line}", flush=True)
     program = result.program.programs[0]
     if program.runnable is None:
         print("convoy: keeps the baseline")
@@ -233,6 +242,20 @@ def serial(model: nn.Module, x: torch.Tensor, plan: Plan, run: Run) -> Ready:
     return Ready(runnable.replay, lambda: net(x), time.monotonic() - begun, held)  # type: ignore[union-attr]
 
 
+def stages(model: nn.Module, x: torch.Tensor, case: Case, run: Run, plan: Plan | None) -> dict[str, Ready]:
+    """Convoy with less: no merged convolutions, one stream."""
+    found: dict[str, Ready] = {}
+    if plan is None:
+        return found
+    if run.ablation and any(step.pattern == "merge" for step in plan.steps):
+        apart = tuned(model, x, case, run, deny=(MERGING,))
+        if apart is not None and apart.plan is not None:
+            found["convoy.admission"], plan = apart, apart.plan
+    if found or any(step.stream for step in plan.steps):
+        found["convoy.serial"] = serial(model, x, plan, run)
+    return found
+
+
 def compare(case: Case, run: Run, recorder: Recorder) -> str:
     """Check and time one net; records every figure and returns a line for people."""
     model = load_model(case.net).eval().cuda()
@@ -241,13 +264,11 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
     x = torch.randn(case.batch, 3, side, side, generator=torch.Generator().manual_seed(case.batch)).cuda()
     exact = exact_outputs(model, (x,), {}, 0)
     model, x = model.to(DTYPES[case.dtype]), x.to(DTYPES[case.dtype])
-    torch.cuda.empty_cache()
+    free()
     ours = tuned(model, x, case, run)
     ready = peers(model, x, run)
     if ours is not None:
-        ready["convoy"] = ours
-        if ours.plan is not None and any(step.stream for step in ours.plan.steps):
-            ready["convoy.serial"] = serial(model, x, ours.plan, run)
+        ready |= {"convoy": ours, **stages(model, x, case, run, ours.plan)}
     timed = interleave({name: one.call for name, one in ready.items()}, cuda=True)
     stock = errors_against(model(x), exact).rel_l2_error
     line = f"{case.net:16} b{case.batch:<3} {case.dtype} " + (
@@ -261,6 +282,13 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
     others = [figures.median_ms for name, figures in timed.items() if not name.startswith("convoy")]
     gain = min(others) / timed["convoy"].median_ms if "convoy" in timed and others else math.nan
     return line + f"  gain {gain:.2f}"
+
+
+def free() -> None:
+    """Give back what earlier cases held: what goes later would be subtracted from what a provider of this one holds."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def record(recorder: Recorder, case: Case, name: str, one: Ready, figures: Timed, *, error: float, right: bool) -> None:
@@ -307,13 +335,14 @@ def main() -> None:
     parser.add_argument("--db", type=Path)
     parser.add_argument("--tune-seconds", type=float, default=math.inf)
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--missing", action="store_true")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.backends.cudnn.benchmark = True  # before any call: PyTorch keeps the first plan of a convolution
     end = time.monotonic() + options.seconds
-    run = Run(tuple(options.peers.split(",")), options.effort, options.db, options.tune_seconds, end)
+    run = Run(tuple(options.peers.split(",")), options.effort, options.db, options.tune_seconds, end, options.ablation)
     target = detect_target("cuda")
     recorder = Recorder(
         "inference",

@@ -52,7 +52,7 @@ def test_tuning_that_takes_too_long_is_cut_and_the_rest_predicted(bench, monkeyp
             del args, kwargs
 
         program.runnable = SimpleNamespace(replay=lambda: None)
-        return SimpleNamespace(program=SimpleNamespace(programs=[program]), plan=None)
+        return SimpleNamespace(program=SimpleNamespace(programs=[program]), plan=SimpleNamespace(notes=()))
 
     monkeypatch.setattr(bench, "optimize_model", optimize_model)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)

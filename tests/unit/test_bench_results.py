@@ -43,8 +43,8 @@ WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config"
 """Ways to choose that `bench/criteria.py` compares."""
 WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}
 """Strategies for whole nets that `bench/study.py` compares."""
-WAYS |= {"convoy.serial", "convoy.streams"}
-"""Stages of Convoy in `bench/inference.py` and `bench/training.py`: its plan on one stream, and over several."""
+WAYS |= {f"convoy.{stage}" for stage in ("serial", "streams", "admission", "late_update")}
+"""Stages of Convoy in `bench/inference.py` and `bench/training.py`."""
 NUMERICS = {"strict", "as_torch", "half"}
 
 

@@ -16,7 +16,7 @@ from pruned_cases import PATTERNS, mask_of, pattern, pruned
 from convoy.engines.base import Buffers
 from convoy.engines.pruned import blocks, channels_gpu, csr, cuda, sparse24
 from convoy.engines.pruned.cuda import ENGINE
-from convoy.engines.pruned.sparse24_form import SHARED_BYTES, Form
+from convoy.engines.pruned.sparse24_form import SHARED_BYTES, Form, iterations
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
@@ -205,7 +205,65 @@ def test_sparse24_is_exact_in_every_split(name, split, blocks, target):
     assert not [fault for each in found for fault in each]
 
 
-@pytest.mark.parametrize("change", [{}, {"split": 2}, {"split": 4}, {"cluster": 2}])
+STAGED = [
+    Form(64, 48, 12, 1, 1, staged=1), Form(64, 72, 4, 2, 1, staged=1), Form(128, 96, 5, 1, 1, staged=1),
+    Form(128, 64, 3, 2, 1, depth=2, staged=1), Form(64, 96, 4, 3, 1, staged=1), Form(128, 32, 4, 2, 2, staged=1),
+    Form(64, 56, 4, 1, 1, split=3, blocks=2, staged=1), Form(128, 80, 4, 1, 1, split=2, staged=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", STAGED, ids=lambda form: str(form.knobs))
+@pytest.mark.parametrize("name", ["3x3 bf16", "odd blocks", "stride and dilation", "wide"])
+def test_sparse24_is_exact_with_results_through_shared_memory(name, form, target):
+    problem = masked(sparse24.ENGINE, name)
+    if iterations(problem) % form.depth:
+        form = replace(form, depth=1)
+    assert not faults(sparse24.ENGINE, problem, target, form.knobs)
+
+
+HALOS = [
+    Form(64, 64, 12, 1, 1), Form(64, 64, 4, 1, 1, depth=3, blocks=2), Form(128, 112, 8, 1, 1), Form(64, 224, 4, 1, 1),
+    Form(64, 32, 6, 2, 1, depth=3), Form(128, 48, 4, 2, 1), Form(64, 64, 6, 1, 1, split=2),
+    Form(128, 32, 4, 1, 1, depth=3, split=2), Form(64, 96, 5, 1, 1, split=4, blocks=2),
+]  # fmt: skip
+"""Of tiles of 16 columns a row: of 14 by 14, or of 9 by 11 pixels."""
+
+
+@pytest.mark.parametrize("form", HALOS, ids=lambda form: str(form.knobs))
+@pytest.mark.parametrize("name", ["3x3 bf16", "odd blocks", "wide"])
+def test_sparse24_is_exact_with_pixels_that_all_taps_share(name, form, target):
+    problem = masked(sparse24.ENGINE, name)
+    form = replace(form, staged=1, halo=16)
+    if (form.split - 1) * form.each(problem) >= form.steps(problem):
+        form = replace(form, split=2)
+    assert not faults(sparse24.ENGINE, problem, target, form.knobs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"rows": 128}, {"depth": 3, "stages": 4}, {"split": 2}, {"split": 8}, {"consumers": 2}, {"pixels": 16}],
+)
+def test_sparse24_is_exact_with_rows_whose_padding_is_the_next_ones(change, target):
+    form = replace(Form(64, 56, 8, 1, 1, staged=1, halo=8), **change)
+    assert not faults(sparse24.ENGINE, masked(sparse24.ENGINE, "deep"), target, form.knobs)
+
+
+HELD = {"stages": 4, "pixels": 56, "staged": 1, "halo": 8}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"split": 2},
+        {"split": 4},
+        {"cluster": 2},
+        {"staged": 1},
+        {"staged": 1, "split": 2},
+        HELD,
+        {**HELD, "split": 4},
+    ],
+)
 def test_sparse24_gives_the_same_bits_while_the_next_launch_begins(change, target):
     problem = masked(sparse24.ENGINE, "deep")
     form = replace(Form(64, 64, 4, 2, 1, blocks=2), **change)
@@ -244,10 +302,21 @@ def test_sparse24_gives_the_same_bits_while_the_next_launch_begins(change, targe
         assert torch.equal(results[-1], expected)
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.id)
-def test_tensor_cores_write_a_slice_in_a_graph(engine, target):
+WAYS = {
+    "first guess": lambda engine, problem, target: engine.space(problem, target)[0],
+    "own stores": lambda *_: Form(64, 48, 4, 2, 1).knobs,
+    "staged": lambda *_: Form(64, 48, 4, 2, 1, staged=1).knobs,
+    "halo": lambda *_: Form(64, 64, 4, 2, 1, staged=1, halo=16).knobs,
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "way"), [(blocks.ENGINE, "first guess"), *((sparse24.ENGINE, way) for way in WAYS)],
+    ids=lambda value: getattr(value, "id", value),
+)  # fmt: skip
+def test_tensor_cores_write_a_slice_in_a_graph(engine, way, target):
     problem = masked(engine, "3x3")
-    executable = engine.build(problem, engine.space(problem, target)[0], target)
+    executable = engine.build(problem, WAYS[way](engine, problem, target), target)
     data = make_data(problem, 3, "integer", "cuda")
     n, k, p, q = problem.y_spec.shape
     whole = torch.full((n, p, q, k + 32), math.nan, device="cuda", dtype=torch.float16).permute(0, 3, 1, 2)

@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 
-from convoy.engines.cuda.maps import PixelMap
+from convoy.engines.cuda.maps import BoxMap, PixelMap
 from convoy.problem import ConvProblem
 
 
@@ -13,17 +13,19 @@ class Map(ctypes.Structure):
     _fields_ = [
         ("base", ctypes.c_void_p), ("size", ctypes.c_longlong * 4), ("stride", ctypes.c_longlong * 4),
         ("low", ctypes.c_int * 2), ("high", ctypes.c_int * 2), ("step", ctypes.c_int * 2),
-        ("rows", ctypes.c_int), ("channels", ctypes.c_int),
+        ("rows", ctypes.c_int), ("channels", ctypes.c_int), ("box", ctypes.c_int * 4),
     ]  # fmt: skip
 
 
 def emulated_map(tensor, described):
     """A tensor map of `convoy.engines.cuda.maps` for the emulated copies."""
-    found = Map(tensor.data_ptr(), rows=described.rows, channels=described.channels)
+    found = Map(tensor.data_ptr(), rows=getattr(described, "rows", 0), channels=getattr(described, "channels", 0))
     for index, size in enumerate(described.sizes):
         found.size[index] = size
     for index, stride in enumerate(described.strides):
         found.stride[index + 1] = stride
+    if isinstance(described, BoxMap):
+        found.box[:] = described.box
     if isinstance(described, PixelMap):
         for name in ("low", "high", "step"):
             getattr(found, name)[:] = getattr(described, name)

@@ -92,6 +92,27 @@ class FilterMap:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class BoxMap:
+    """A tensor of four dimensions in plain boxes: sizes and boxes (innermost first), strides in bytes."""
+
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int, int]
+
+    def encode(self, dtype: str, tensor: torch.Tensor) -> Any:
+        """The descriptor of a tensor."""
+        from cuda.bindings import driver
+
+        words, wide = driver.cuuint32_t, driver.cuuint64_t
+        return _checked(
+            driver.cuTensorMapEncodeTiled(
+                _kind(dtype), 4, tensor.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
+                [words(v) for v in self.box], [words(1)] * 4, *_modes(),
+            )
+        )  # fmt: skip
+
+
 def _kind(dtype: str) -> Any:
     """The unit's word for a dtype; of fp32 it rounds what it copies to TF32."""
     from cuda.bindings import driver

@@ -8,6 +8,9 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
+DEVICE void prefetch_bytes(const unsigned char* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 DEVICE u32 shared_word(u32 at) { u32 r; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(at) : "memory"); return r; }
 
 // The two halves of a meeting of a cluster, with work between them.
@@ -23,6 +26,37 @@ DEVICE void gather(u32 to, const void* from, bool inside) {
 }
 DEVICE void gathers_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> DEVICE void gathers_wait() { asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LEFT) : "memory"); }
+
+// Boxes of a tensor of four dimensions, innermost first, to rows of 128 bytes in the 128-byte swizzle, and back. Of stores, what lies
+// outside the tensor is left out; who asked for them may wait until they have read shared memory.
+DEVICE void copy_box(u32 to, const Map* map, u32 bar, int a, int b, int c, int d) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+               ::"r"(to), "l"(map), "r"(bar), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEVICE void store_box(const Map* map, u32 from, int a, int b, int c, int d) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               ::"l"(map), "r"(from), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// What this thread wrote to shared memory may be read by copies that are asked for after a meeting.
+DEVICE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void group_meet(int who) { asm volatile("bar.sync %0, 128;" ::"r"(who + 1) : "memory"); }
+
+// 8x8 matrices of half values, transposed, to or from rows of sixteen bytes: eight lanes in turn give a matrix's rows. Of a matrix,
+// each lane has two neighbours of row lane/4.
+DEVICE void put_matrices(u32 at, const u32 (&v)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+}
+DEVICE void put_two_matrices(u32 at, const u32 (&v)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(v[0]), "r"(v[1]) : "memory");
+}
+DEVICE void get_matrices(u32 (&v)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+}
+DEVICE void get_two_matrices(u32 (&v)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(at) : "memory");
+}
 
 // An 8x8 matrix of half values, of which each lane has two neighbours of row lane/4, transposed.
 DEVICE u32 transposed(u32 v) { u32 r; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }

@@ -69,7 +69,7 @@ def defines(settings: Mapping[str, int]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in settings.items())
 
 
-MASKED: Final = ("activation", "exchange", "ring", "swapped")
+MASKED: Final = ("activation", "exchange", "ring", "swapped", "staged")
 """What kernels for pruned weights on tensor cores share, beside the device's two headers."""
 
 

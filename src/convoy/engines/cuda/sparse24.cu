@@ -7,23 +7,30 @@
 // blocks of a cluster have one tile and a share of the taps and channels each; they send each other their sums, and each adds
 // and stores a part of the tile, in the order of the ranks. One iteration is DEPTH blocks, each one tap and 64 channels: two
 // products of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the
-// second's. With BLOCKS 2, a multiprocessor has room for two: the next kernel's weights are there before this one has ended.
+// second's. With BLOCKS 2, a multiprocessor has room for two: the next kernel's weights are there before this one has ended. With
+// STAGED, results go through shared memory and by TMA.
+//
+// With PITCH, for 3x3 layers of stride 1, a tile is some rows of one image, PITCH columns each, of which the last ones are none of
+// the image's. A block of 64 channels of these rows and their neighbours is copied once, as a plain box, and read at nine places; the
+// ring has weights alone, DEPTH taps an iteration.
 //
 // Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
-// CLUSTER, SPLIT (one of both is 1), DEPTH, BLOCKS, BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and
-// multiply_sparse<half>().
+// CLUSTER, SPLIT (one of both is 1), DEPTH, BLOCKS, STAGED, UNIT (pixels of a split's store), PITCH (0 without), HALO_ROWS, HALOS (boxes of
+// pixels), BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, and multiply_sparse<half>().
 
 struct Sizes {
-  int pixels, k, pitch, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
+  int pixels, k, pitch, p, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 
 #define FILTERS (ROWS * CONSUMERS)
-#define PIXEL_BYTES (BN * 128)
+#define PIXEL_BYTES (PITCH ? 0 : BN * 128)
 #define CHUNK_BYTES (FILTERS * 72)
 #define STAGE_BYTES (DEPTH * PIXEL_BYTES + (DEPTH * CHUNK_BYTES + 1023) / 1024 * 1024)
 #define CHANNELS 64
+#define HALO_BYTES (HALO_ROWS * PITCH * 128)
+#define HALOS_BYTES (HALOS * HALO_BYTES)
 #define SHARE (BN / CLUSTER)
 #define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
 #define SETS (PENDING + 1)
@@ -36,6 +43,25 @@ struct Sizes {
 #define ITEMS (PARTS * PAIRS)
 #define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
 #define INBOX_BYTES (SPLIT == 1 ? 0 : CONSUMERS * MOST_OWNED * (SPLIT - 1) * 4096)
+#define STAGED_BYTES (!STAGED ? 0 : CONSUMERS * (SPLIT == 1 ? PARTS * BN * 128 : MOST_OWNED * 2048))
+
+// Where things lie in shared memory, and which block of the cluster this is.
+struct Room {
+  u32 stages, halos, staged, sums, full, empty, halo_full, halo_empty, given, arrived, rank;
+  DEVICE_MEMBER void lay_out(u32 base) {
+    stages = base;
+    halos = stages + STAGES * STAGE_BYTES;
+    staged = halos + HALOS_BYTES;
+    sums = staged + STAGED_BYTES;
+    full = sums + INBOX_BYTES;
+    empty = full + 8 * STAGES;
+    halo_full = empty + 8 * STAGES;
+    halo_empty = halo_full + 8 * HALOS;
+    given = halo_empty + 8 * HALOS;
+    arrived = given + 8 * CONSUMERS;
+    rank = CLUSTER * SPLIT == 1 ? 0 : cluster_rank();
+  }
+};
 
 // This block's iterations of a tile: all of them, or its share.
 DEVICE int first_of(u32 rank, const Sizes& z) { return SPLIT == 1 ? 0 : (int)rank * z.each; }
@@ -66,35 +92,90 @@ struct Tap {
   }
 };
 
+#if PITCH
+// A place in the ring of boxes, which of its nine places is next, and where its pixels begin.
+struct Halo {
+  int stage;
+  u32 phase, tap, at;
+  DEVICE_MEMBER void advance() {
+    tap = at = 0;
+    if (++stage == HALOS) { stage = 0; phase ^= 1; }
+  }
+  DEVICE_MEMBER void next() {
+    tap += DEPTH;
+    if (tap == 9) return advance();
+    at += DEPTH == 3 ? PITCH * 128 : tap == 3 || tap == 6 ? (PITCH - 2) * 128 : 128;
+  }
+};
+#endif
+
+#if STAGED
+DEVICE Corner corner(int unit, const Sizes& z) {
+  int tile = quotient(unit, z.groups_factor, z.groups_shift);
+#if PITCH
+  int image = quotient(tile, z.pq_factor, z.pq_shift);  // `pq` tiles an image
+  return {0, 0, (tile - image * z.pq) * (BN / PITCH), image};
+#else
+  return {0, tile * BN, 0, 0};
+#endif
+}
+#endif
+
+#if PITCH
+// The boxes of pixels of this block's channels.
+DEVICE void produce_halos(const Map* x, const Room& at, int first, int step, const Sizes& z) {
+  Halo halo = {0, 0, 0, 0};
+  int blocks = count_of(at.rank, z) * DEPTH / 9, c0 = first_of(at.rank, z) * DEPTH / 9 * CHANNELS;
+  for (int unit = first; unit < z.units; unit += step) {
+    Corner from = corner(unit, z);
+    if (unit == first) {
+      wait_for_forerunner();
+      let_successor_start();
+    }
+    for (int i = 0; i < blocks; i++) {
+      u32 bar = at.halo_full + 8 * halo.stage;
+      barrier_wait(at.halo_empty + 8 * halo.stage, halo.phase ^ 1);
+      barrier_expect(bar, HALO_BYTES);
+      copy_box(at.halos + halo.stage * HALO_BYTES, x, bar, c0 + i * CHANNELS, -1, from.row - 1, from.image);
+      halo.advance();
+    }
+  }
+}
+#else
 // Every other iteration where two threads do it, from `turn` on: to find out where one reads and to ask for it takes a thread
 // longer than a small tile's products. Units are ordered filters first: those at one time share their pixels.
-DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 rank, int turn, int first, int step, const Sizes& z) {
+DEVICE void produce_pixels(const Map* x, const Room& room, int turn, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
-  int count = count_of(rank, z);
+  int count = count_of(room.rank, z);
   if (turn) ring.next();
   for (int unit = first; unit < z.units; unit += step) {
-    int pixel = quotient(unit, z.groups_factor, z.groups_shift) * BN + (CLUSTER == 1 ? 0 : (int)rank * SHARE);
+    int pixel = quotient(unit, z.groups_factor, z.groups_shift) * BN + (CLUSTER == 1 ? 0 : (int)room.rank * SHARE);
     int image = quotient(pixel, z.pq_factor, z.pq_shift), rest = pixel - image * z.pq;
-    int line = quotient(rest, z.q_factor, z.q_shift);
+    int line = quotient(rest, z.q_factor, z.q_shift), told = 0;
     int h = line * z.stride_h - z.pad_h, width = (rest - line * z.q) * z.stride_w - z.pad_w;
     Tap at;
-    at.begin(first_of(rank, z), z);
+    at.begin(first_of(room.rank, z), z);
     if (turn)
       for (int block = 0; block < DEPTH; block++) at.next(z);
     if (unit == first) {
+      // The first round's stages are empty, and may know what they will get before the kernel in front has ended.
+      told = count < STAGES ? count : STAGES;
+      for (int i = turn; i < told; i += COPIERS) barrier_expect(room.full + 8 * i, DEPTH * PIXEL_BYTES);
       wait_for_forerunner();
       let_successor_start();  // not before: of three kernels at one time, some multiprocessors would get two blocks of one
     }
     for (int i = turn; i < count; i += COPIERS) {
-      u32 pixels = stages + ring.stage * STAGE_BYTES, bar = full + 8 * ring.stage;
-      barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
-      barrier_expect(bar, DEPTH * PIXEL_BYTES);
+      u32 pixels = room.stages + ring.stage * STAGE_BYTES, bar = room.full + 8 * ring.stage;
+      if (i >= told) {
+        barrier_wait(room.empty + 8 * ring.stage, ring.phase ^ 1);
+        barrier_expect(bar, DEPTH * PIXEL_BYTES);
+      }
 #pragma unroll
       for (int block = 0; block < DEPTH; block++, pixels += PIXEL_BYTES) {
 #if CLUSTER == 1
         copy_pixels(pixels, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down);
 #else
-        copy_pixels_to_all(pixels + rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down, (1 << CLUSTER) - 1);
+        copy_pixels_to_all(pixels + room.rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down, (1 << CLUSTER) - 1);
 #endif
         at.next(z);
       }
@@ -108,19 +189,26 @@ DEVICE void produce_pixels(const Map* x, u32 stages, u32 full, u32 empty, u32 ra
     if (COPIERS == 2) turn ^= count & 1;  // who had a tile's last iteration does not have the next one's first
   }
 }
+#endif
 
-DEVICE void produce_weights(const unsigned char* weights, u32 stages, u32 full, u32 empty, u32 rank, int first, int step, const Sizes& z) {
+DEVICE void produce_weights(const unsigned char* weights, const Room& room, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
-  int count = count_of(rank, z);
+  int count = count_of(room.rank, z);
   for (int unit = first; unit < z.units; unit += step) {
-    int group = unit - quotient(unit, z.groups_factor, z.groups_shift) * z.groups;
-    if (CLUSTER > 1) group = group * CLUSTER + (int)rank;
-    const unsigned char* chunk = weights + ((long long)group * z.iterations + first_of(rank, z)) * (DEPTH * CHUNK_BYTES);
+    int tile = quotient(unit, z.groups_factor, z.groups_shift), group = unit - tile * z.groups;
+    if (CLUSTER > 1) group = group * CLUSTER + (int)room.rank;
+    const unsigned char* chunk = weights + ((long long)group * z.iterations + first_of(room.rank, z)) * (DEPTH * CHUNK_BYTES);
     for (int i = 0; i < count; i++) {
-      u32 bar = full + 8 * ring.stage;
-      barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+      u32 bar = room.full + 8 * ring.stage;
+      if (i == STAGES && unit == first) {
+        // With a full ring there is nothing to do until pixels come: what follows is brought to L2, a share by each block that wants it.
+        int shares = quotient(step, z.groups_factor, z.groups_shift);
+        for (int ahead = tile; ahead < count - i; ahead += shares > 0 ? shares : 1)
+          prefetch_bytes(chunk + ahead * (DEPTH * CHUNK_BYTES), DEPTH * CHUNK_BYTES);
+      }
+      barrier_wait(room.empty + 8 * ring.stage, ring.phase ^ 1);
       barrier_expect(bar, DEPTH * CHUNK_BYTES);
-      copy_bytes(stages + ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES, chunk, DEPTH * CHUNK_BYTES, bar);
+      copy_bytes(room.stages + ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES, chunk, DEPTH * CHUNK_BYTES, bar);
       chunk += DEPTH * CHUNK_BYTES;
       ring.next();
     }
@@ -136,19 +224,39 @@ DEVICE void release(u32 bar, int lane) {
 #endif
 }
 
+// What consumers have read: a stage of the ring, and a box of pixels at its ninth tap.
+struct Read {
+  Ring ring;
+#if PITCH
+  Halo halo;
+#endif
+  DEVICE_MEMBER void next(const Room& room, int lane) {
+    release(room.empty + 8 * ring.stage, lane);
+    ring.next();
+#if PITCH
+    if (halo.tap == 9 - DEPTH) release(room.halo_empty + 8 * halo.stage, lane);
+    halo.next();
+#endif
+  }
+};
+
 // One iteration's products are begun.
-DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Ring& ring, u32 stages, u32 full, int who, int thread) {
-  u32 pixels = stages + ring.stage * STAGE_BYTES, weights = pixels + DEPTH * PIXEL_BYTES;
-  barrier_wait(full + 8 * ring.stage, ring.phase);
+DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Read& at, const Room& room, int who, int thread) {
+  u32 pixels = room.stages + at.ring.stage * STAGE_BYTES, weights = pixels + DEPTH * PIXEL_BYTES;
+  barrier_wait(room.full + 8 * at.ring.stage, at.ring.phase);
 #pragma unroll
   for (int block = 0; block < DEPTH; block++)
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
       metadata[block][part] = shared_word(weights + block * CHUNK_BYTES + FILTERS * 64 + ((who * PARTS + part) * 128 + thread) * 4);
+#if PITCH
+  if (at.halo.tap == 0) barrier_wait(room.halo_full + 8 * at.halo.stage, at.halo.phase);
+  pixels = room.halos + at.halo.stage * HALO_BYTES + at.halo.at;
+#endif
   products_begin();
 #pragma unroll
   for (int block = 0; block < DEPTH; block++) {
-    u32 rows = weights + block * CHUNK_BYTES + who * PARTS * 4096, columns = pixels + block * PIXEL_BYTES;
+    u32 rows = weights + block * CHUNK_BYTES + who * PARTS * 4096, columns = pixels + block * (PITCH ? 128 : PIXEL_BYTES);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
       multiply_sparse<0>(d[part], sparse_operand(rows + part * 4096), operand(columns), metadata[block][part]);
@@ -157,7 +265,10 @@ DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Ri
       multiply_sparse<1>(d[part], sparse_operand(rows + part * 4096 + 32), operand(columns + 64), metadata[block][part]);
   }
   products_commit();
-  ring.next();
+  at.ring.next();
+#if PITCH
+  at.halo.next();
+#endif
 }
 
 #if SPLIT > 1
@@ -208,9 +319,22 @@ DEVICE void add_sums(float (&d)[BN / 2], int item, u32 sums, u32 rank, int who, 
   }
 }
 
+// Where a lane's residual of an item is, and its result where that is not staged.
+DEVICE Place place_of(int item, int pixel0, int filter0, int lane, int unit, const Sizes& z) {
+  Place at = place(item % PAIRS * 2, pixel0, filter0 + item / PAIRS * 64, lane, z.pixels, z.k);
+#if PITCH
+  Corner tile = corner(unit, z);
+  int column = at.pixel - pixel0, row = tile.row + column / PITCH;
+  at.inside = column < BN && column % PITCH < z.q && row < z.p && at.filter < z.k;
+  at.pixel = (tile.image * z.p + row) * z.q + column % PITCH;
+#endif
+  return at;
+}
+
 // The items of this block. Residuals are asked for before the others' sums are there.
-DEVICE void store_owned(float (&d)[PARTS][BN / 2], u32 sums, u32 arrived, u32 rank, int who, int thread, int pixel0, int filter0, const Sizes& z, Value* __restrict__ y, const Value* __restrict__ residual) {
+DEVICE void store_owned(float (&d)[PARTS][BN / 2], const Room& room, int who, int thread, int unit, int pixel0, int filter0, const Sizes& z, Value* __restrict__ y, const Value* __restrict__ residual) {
   int lane = thread % 32;
+  u32 rank = room.rank;
 #pragma unroll
   for (int from = 0; from < ITEMS; from += AT_ONCE * SPLIT) {
     uint4 more[AT_ONCE];
@@ -219,83 +343,159 @@ DEVICE void store_owned(float (&d)[PARTS][BN / 2], u32 sums, u32 arrived, u32 ra
       if (item % SPLIT != rank) continue;
       more[(item - from) / SPLIT] = make_uint4(0, 0, 0, 0);
 #if RESIDUAL
-      Place at = place(item % PAIRS * 2, pixel0, filter0 + item / PAIRS * 64, lane, z.pixels, z.k);
+      Place at = place_of(item, pixel0, filter0, lane, unit, z);
       if (at.inside) more[(item - from) / SPLIT] = *(const uint4*)(residual + (long long)at.pixel * z.k + at.filter);
 #endif
     }
-    if (from == 0 && inbox_bytes(rank)) barrier_wait_peers(arrived, 0);
+    if (from == 0 && inbox_bytes(rank)) barrier_wait_peers(room.arrived, 0);
 #pragma unroll
     for (int item = from; item < from + AT_ONCE * SPLIT && item < ITEMS; item++) {
       if (item % SPLIT != rank) continue;
-      add_sums(d[item / PAIRS], item, sums, rank, who, thread);
-      Place at = place(item % PAIRS * 2, pixel0, filter0 + item / PAIRS * 64, lane, z.pixels, z.k);
+      add_sums(d[item / PAIRS], item, room.sums, rank, who, thread);
+#if STAGED
+      u32 words[4], added[4];
+      spread(added, more[(item - from) / SPLIT], lane);
+      finish(words, d[item / PAIRS], item % PAIRS * 2, added);
+      put_groups(staged_row(room.staged + (who * MOST_OWNED + item / SPLIT) * 2048, thread), item % PAIRS * 2, words);
+#else
+      Place at = place_of(item, pixel0, filter0, lane, unit, z);
       store_groups(d[item / PAIRS], item % PAIRS * 2, more[(item - from) / SPLIT], at, lane, z.pitch, y);
+#endif
     }
   }
 }
+
+#if STAGED
+// What the warpgroup has put together, one copy for UNIT pixels of an item.
+DEVICE void copy_owned(const Room& room, int who, int thread, const Corner& to, int k, const Map* y) {
+  publish_writes();
+  group_meet(who);
+  if (thread) return;
+  for (int item = room.rank; item < ITEMS; item += SPLIT) {
+    int filter = to.filter + item / PAIRS * 64;
+    for (int column = item % PAIRS * 16; column < item % PAIRS * 16 + 16 && column < BN && filter < k; column += UNIT)
+      store_box(y, room.staged + (who * MOST_OWNED + item / SPLIT) * 2048 + column % 16 * 128, filter,
+                PITCH ? column % (PITCH + !PITCH) : to.column + column, PITCH ? to.row + column / (PITCH + !PITCH) : 0, to.image);
+  }
+  stores_commit();
+}
+#endif
 #endif
 
-DEVICE void consume(u32 stages, u32 full, u32 empty, u32 sums, u32 arrived, u32 rank, int who, int first, int step, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Sizes& z) {
-  Ring ring = {0, 0};
-  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, count = count_of(rank, z);
-  Ring done = {0, 0};
+DEVICE void consume(const Room& room, int who, int first, int step, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const Map* y_map, const Map* residual_map, const Sizes& z) {
+  int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, count = count_of(room.rank, z);
+  Read at = {}, done = {};
+#if STAGED && SPLIT == 1
+  u32 staged = room.staged + who * PARTS * BN * 128, given = room.given + 8 * who, round = 0;
+#endif
   for (int unit = first; unit < z.units; unit += step) {
     int tile = quotient(unit, z.groups_factor, z.groups_shift), pixel0 = tile * BN, group = unit - tile * z.groups;
-    if (CLUSTER > 1) group = group * CLUSTER + (int)rank;
+    if (CLUSTER > 1) group = group * CLUSTER + (int)room.rank;
     int filter0 = group * FILTERS + who * ROWS + warp * 16;
     float d[PARTS][BN / 2];
     // Of a split, the first block adds the bias: the others' filters all lie behind the last one that has any.
-    begin(d, filter0, lane, SPLIT == 1 || rank == 0 ? z.k : 0, bias);
+    begin(d, filter0, lane, SPLIT == 1 || room.rank == 0 ? z.k : 0, bias);
     if (unit == first) wait_for_forerunner();
+#if STAGED && SPLIT == 1 && RESIDUAL
+    if (thread == 0) {
+      Corner from = corner(unit, z);
+      from.filter = group * FILTERS + who * ROWS;
+      stores_read();
+      ask_residuals(staged, given, from, z.k, residual_map);
+    }
+#endif
     // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
     u32 metadata[SETS][DEPTH][PARTS];
     int i = 0;
     for (; i + SETS <= count; i += SETS)
 #pragma unroll
       for (int set = 0; set < SETS; set++) {
-        iterate(d, metadata[set], ring, stages, full, who, thread);
+        iterate(d, metadata[set], at, room, who, thread);
         products_wait<PENDING>();
-        if (i + set >= PENDING) { release(empty + 8 * done.stage, lane); done.next(); }
+        if (i + set >= PENDING) done.next(room, lane);
       }
 #pragma unroll
     for (int set = 0; set < PENDING; set++)
       if (i + set < count) {
-        iterate(d, metadata[set], ring, stages, full, who, thread);
+        iterate(d, metadata[set], at, room, who, thread);
         products_wait<PENDING>();
-        if (i + set >= PENDING) { release(empty + 8 * done.stage, lane); done.next(); }
+        if (i + set >= PENDING) done.next(room, lane);
       }
     products_wait<0>();
 #if SPLIT > 1
     cluster_wait();  // the others' barriers are there
-    send_sums(d, sums, arrived, rank, who, thread);
-    store_owned(d, sums, arrived, rank, who, thread, pixel0, filter0, z, y, residual);
+    send_sums(d, room.sums, room.arrived, room.rank, who, thread);
+    store_owned(d, room, who, thread, unit, pixel0, filter0, z, y, residual);
 #else
-    for (; done.stage != ring.stage; done.next()) release(empty + 8 * done.stage, lane);
+    while (done.ring.stage != at.ring.stage) done.next(room, lane);
+#endif
+#if STAGED
+    Corner to = corner(unit, z);
+    to.filter = group * FILTERS + who * ROWS;
+#if SPLIT > 1
+    copy_owned(room, who, thread, to, z.k, y_map);
+#else
+#if RESIDUAL
+    barrier_wait(given, round++ & 1);  // and so has the last tile's copy read what it had to
+#else
+    if (round++) {
+      if (thread == 0) stores_read();
+      group_meet(who);
+    }
+#endif
+    store_staged(d, staged, who, thread, to, z.k, y_map);
+#endif
+#elif SPLIT == 1
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
       store_sums(d[part], pixel0, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual);
 #endif
   }
+#if STAGED
+  if (thread == 0) stores_read();  // a block's memory must be there until then
+#endif
 }
 
+#if STAGED
+#define MAPS , const __grid_constant__ Map y_map, const __grid_constant__ Map residual_map
+#define MAPS_GIVEN &y_map, &residual_map
+#else
+#define MAPS
+#define MAPS_GIVEN nullptr, nullptr
+#endif
+
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
-sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
+sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z MAPS) {
   SHARED_MEMORY;
-  u32 base = opaque((shared_address(shared_memory) + 1023u) & ~1023u);
-  u32 sums = base + STAGES * STAGE_BYTES, full = sums + INBOX_BYTES, empty = full + 8 * STAGES, arrived = empty + 8 * STAGES;
-  u32 rank = CLUSTER * SPLIT == 1 ? 0 : cluster_rank();
-  if (threadIdx.x == 64) prefetch_map(&x);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(full + 8 * i, 2);
-      barrier_init(empty + 8 * i, 4 * CONSUMERS * CLUSTER);
+  Room room;
+  room.lay_out(opaque((shared_address(shared_memory) + 1023u) & ~1023u));
+  // Each barrier by a lane of its own: one after another, they would take longer than all else before the first copy.
+  if (threadIdx.x < 32) {
+    int i = threadIdx.x;
+    if (i < STAGES) {
+      barrier_init(room.full + 8 * i, PITCH ? 1 : 2);
+      barrier_init(room.empty + 8 * i, 4 * CONSUMERS * CLUSTER);
     }
+    if (i < HALOS) {
+      barrier_init(room.halo_full + 8 * i, 1);
+      barrier_init(room.halo_empty + 8 * i, 4 * CONSUMERS);
+    }
+    if (i < CONSUMERS) barrier_init(room.given + 8 * i, 1);
 #if SPLIT > 1
-    barrier_init(arrived, 1);
-    barrier_expect(arrived, inbox_bytes(rank));
+    if (i == 0) {
+      barrier_init(room.arrived, 1);
+      barrier_expect(room.arrived, inbox_bytes(room.rank));
+    }
 #endif
     barrier_init_done();
   }
+  if (threadIdx.x == 64) prefetch_map(&x);
+#if STAGED
+  if (threadIdx.x == 96) {
+    prefetch_map(&y_map);
+    if (RESIDUAL && SPLIT == 1) prefetch_map(&residual_map);
+  }
+#endif
   if (CLUSTER == 1) __syncthreads(); else cluster_meet();
 #if SPLIT > 1
   cluster_arrive();
@@ -304,14 +504,18 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
   if (group == 0) {
     registers_fewer<PRODUCER_REGISTERS>();
     // Weights were packed long ago: their copies wait for no kernel in front, everything else does.
-    if (threadIdx.x == 0 || (COPIERS == 2 && threadIdx.x == 64)) produce_pixels(&x, base, full, empty, rank, threadIdx.x / 64, first, step, z);
-    if (threadIdx.x == 32) produce_weights(weights, base, full, empty, rank, first, step, z);
+#if PITCH
+    if (threadIdx.x == 0) produce_halos(&x, room, first, step, z);
+#else
+    if (threadIdx.x == 0 || (COPIERS == 2 && threadIdx.x == 64)) produce_pixels(&x, room, threadIdx.x / 64, first, step, z);
+#endif
+    if (threadIdx.x == 32) produce_weights(weights, room, first, step, z);
 #if SPLIT > 1
     cluster_wait();
 #endif
   } else {
     registers_more<CONSUMER_REGISTERS>();
-    consume(base, full, empty, sums, arrived, rank, group - 1, first, step, y, residual, bias, z);
+    consume(room, group - 1, first, step, y, residual, bias, MAPS_GIVEN, z);
   }
   if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

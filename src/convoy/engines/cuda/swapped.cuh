@@ -12,24 +12,38 @@ DEVICE Place place(int g, int pixel0, int filter0, int lane, int pixels, int k) 
   return {pixel, filter, g + part / 2 < GROUPS && pixel < pixels && filter < k};
 }
 
-// These two groups: a lane's sums are two neighbouring pixels of a filter.
-DEVICE void store_groups(const float (&d)[BN / 2], int g, uint4 more, const Place& to, int lane, int pitch, Value* __restrict__ y) {
-  u32 words[4], residuals[4] = {more.x, more.y, more.z, more.w};
-#if RESIDUAL
-  transpose(residuals, lane % 4);
-#endif
+// Two groups as halves, with what is added to them: words of two neighbouring pixels of a filter.
+DEVICE void finish(u32 (&words)[4], const float (&d)[BN / 2], int g, const u32 (&added)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     int group = g + i / 2, half = i % 2;
     float low = 0.f, high = 0.f;
     if (group < GROUPS) { low = d[4 * group + 2 * half]; high = d[4 * group + 2 * half + 1]; }
 #if RESIDUAL
-    u32 two = transposed(residuals[i]);
-    low += unpack((u16)(two & 0xffff));
-    high += unpack((u16)(two >> 16));
+    low += unpack((u16)(added[i] & 0xffff));
+    high += unpack((u16)(added[i] >> 16));
 #endif
-    words[i] = transposed(pack(activated(low), activated(high)));
+    words[i] = pack(activated(low), activated(high));
   }
+}
+
+// Sixteen bytes of residual that a lane asked for as what it adds to its sums.
+DEVICE void spread(u32 (&added)[4], uint4 more, int lane) {
+  added[0] = more.x, added[1] = more.y, added[2] = more.z, added[3] = more.w;
+#if RESIDUAL
+  transpose(added, lane % 4);
+#pragma unroll
+  for (int i = 0; i < 4; i++) added[i] = transposed(added[i]);
+#endif
+}
+
+// These two groups to y.
+DEVICE void store_groups(const float (&d)[BN / 2], int g, uint4 more, const Place& to, int lane, int pitch, Value* __restrict__ y) {
+  u32 words[4], added[4];
+  spread(added, more, lane);
+  finish(words, d, g, added);
+#pragma unroll
+  for (int i = 0; i < 4; i++) words[i] = transposed(words[i]);
   transpose(words, lane % 4);
   if (to.inside) *(uint4*)(y + (long long)to.pixel * pitch + to.filter) = make_uint4(words[0], words[1], words[2], words[3]);
 }

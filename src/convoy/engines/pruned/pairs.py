@@ -66,10 +66,14 @@ class Packing:
         mask: booleans [k, c, r, s], 2:4 along c.
         filters: of a chunk, a multiple of 64.
         cluster: tiles of filters that must come together; missing ones are zeros.
+        taps_first: all taps of a block of channels follow each other; otherwise all blocks of a tap do.
     """
 
-    def __init__(self, mask: NDArray[np.bool_], filters: int, cluster: int) -> None:
+    def __init__(self, mask: NDArray[np.bool_], filters: int, cluster: int, *, taps_first: bool = False) -> None:
         self.shape, self.filters = mask.shape, filters
+        taps, blocks = mask.shape[2] * mask.shape[3], -(-mask.shape[1] // CHANNELS)
+        order = torch.arange(taps * blocks)
+        self._order = order.reshape(taps, blocks).T.reshape(-1) if taps_first else order
         k = mask.shape[0]
         self.tiles = -(-k // (filters * cluster)) * cluster
         chosen = np.zeros(
@@ -116,4 +120,5 @@ class Packing:
         place = torch.arange(4, device=weight.device)[None, :] ^ (row // 2 % 4)
         swizzled = pieces.gather(3, place[None, :, None, :, None].expand_as(pieces))
         chunks = swizzled.transpose(1, 2).contiguous().view(torch.uint8).reshape(self.tiles, self.iterations, -1)
-        return torch.cat([chunks, self.metadata.to(weight.device)], dim=2).contiguous()
+        packed = torch.cat([chunks, self.metadata.to(weight.device)], dim=2)
+        return packed.index_select(1, self._order.to(weight.device)).contiguous()

@@ -23,9 +23,11 @@ from convoy.engines.pruned.pairs import Packing, crowded
 from convoy.engines.pruned.requirements import hopper_convolution
 from convoy.engines.pruned.sparse24_form import Form
 from convoy.engines.pruned.sparse24_forms import estimate_us, forms
+from convoy.engines.pruned.sparse24_maps import pixel_map, result_map
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
 from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
+from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem, WeightMask
 from convoy.support import Support
 from convoy.target import Target
@@ -43,15 +45,19 @@ class SparseExecutable(Executable):
 
     def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
         assert problem.mask is not None
+        if not form.fits(problem):
+            raise InputError(
+                "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
+            )
         self.problem, self.form, self.units = problem, form, target.units
         text = masked_source("sparse24", form.macros(problem), problem.x_dtype, sparse=True)
         chosen = options(problem.epilogue.activation, problem.x_dtype)
         cubin, self.log = compile_cubin(Sparse24Engine.id, text, target, chosen)
         self.function = Function(Sparse24Engine.id, cubin, "sparse24", form.shared_bytes)
-        self.pixel_map = PixelMap.of(problem, form.pixels // form.cluster)
+        self.pixel_map = pixel_map(problem, form)
         mask = positions(problem.mask)
         self._mask = torch.from_numpy(mask)
-        self.packing = Packing(mask, form.filters, form.cluster)
+        self.packing = Packing(mask, form.filters, form.cluster, taps_first=form.halo > 0)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Values and metadata in the order in which they are copied; the bias as it is."""
@@ -73,6 +79,11 @@ class SparseExecutable(Executable):
             self.pixel_map.encode(problem.x_dtype, x), pointer(weight), pointer(y), pointer(residual), pointer(bias),
             structure("Sizes", form.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
+        if form.staged:
+            arguments += [
+                result_map(problem, form, pitch_of(y)).encode(problem.y_dtype, y),
+                result_map(problem, form, problem.k).encode(problem.y_dtype, y if residual is None else residual),
+            ]
         device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
         clusters = form.units(problem)
         if form.split == 1:  # a split's sums have room for one tile
@@ -84,8 +95,8 @@ class Sparse24Engine(FormedEngine[Form]):
     """Sparse products of compressed weights; see `cuda/sparse24.cu`."""
 
     id = "pruned.sparse24"
-    version = 2
-    quick_settings = 28
+    version = 3
+    quick_settings = 32
     """All of a space: half of these are tried before any is taken for the best."""
 
     family = "implicit_gemm"

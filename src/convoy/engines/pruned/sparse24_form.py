@@ -19,8 +19,13 @@ MOST_STAGES: Final = 12
 
 MOST_SPLIT: Final = 8
 PIXEL_BYTES: Final = 128
-EXTRA_BYTES: Final = 1024 + 16
-"""What rounding the ring's start up may cost, and the barrier of a split's sums."""
+EXTRA_BYTES: Final = 1024 + 96
+"""What rounding the ring's start up may cost, and barriers that are no stage's."""
+
+HALOS: Final = 3
+"""Boxes of pixels in shared memory, where all taps read one: each is there for nine iterations."""
+
+TAPS: Final = 9
 
 REGISTERS: Final = {(1, 1): (40, 232), (2, 1): (40, 232), (3, 1): (32, 160), (1, 2): (40, 216), (2, 2): (32, 104)}
 """Registers of a copying and of a multiplying thread, by the numbers of multiplying warpgroups and of blocks."""
@@ -45,6 +50,9 @@ class Form:
         depth: blocks of 64 channels of an iteration, 1 or 2.
         split: blocks that share a tile, each with some of the taps and channels; 1 where `cluster` is more.
         blocks: that a multiprocessor has room for, 1 or 2: with room, the next kernel begins while this one ends.
+        staged: 1 where results go through shared memory and by tensor copies, 0 where each lane stores its own.
+        halo: 0, or columns of a row of a tile, for 3x3 layers of stride 1: a tile is some rows of one image, and all taps read
+            the same copy of their pixels; `depth` is 1 or 3 taps then, and `cluster` 1.
     """
 
     rows: int
@@ -55,6 +63,8 @@ class Form:
     depth: int = 1
     split: int = 1
     blocks: int = 1
+    staged: int = 0
+    halo: int = 0
 
     @property
     def knobs(self) -> Knobs:
@@ -65,7 +75,12 @@ class Form:
     def of(cls, knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
-        right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.depth in (1, 2)
+        right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.staged in (0, 1)
+        right &= form.depth in ((1, 3) if form.halo else (1, 2))
+        if form.halo:
+            right &= (
+                form.staged == form.cluster == 1 and form.halo > 0 == form.halo % 8 and form.pixels % form.halo == 0
+            )
         right &= form.cluster in (1, 2, 4) and 1 <= form.split <= (MOST_SPLIT if form.cluster == 1 else 1)
         right &= 0 < form.pixels <= 256 and form.pixels % (8 * form.cluster) == 0 and 2 <= form.stages <= MOST_STAGES
         if not right or form.shared_bytes > SHARED_BYTES[form.blocks]:
@@ -73,7 +88,7 @@ class Form:
                 "knobs",
                 str(knobs),
                 "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, 1 or 2 blocks with room, depth 1 or 2, "
-                "a cluster of 1, 2 or 4 or a split of up to 8",
+                "a cluster of 1, 2 or 4 or a split of up to 8; with a halo staged, cluster 1, depth 1 or 3, whole rows of pixels",
             )
         return form
 
@@ -85,7 +100,8 @@ class Form:
     @property
     def stage_bytes(self) -> int:
         """Both operands of one iteration; each stage begins at a multiple of 1024."""
-        return self.depth * self.pixels * PIXEL_BYTES + -(-self.depth * self.filters * ROW_BYTES // 1024) * 1024
+        pixels = 0 if self.halo else self.depth * self.pixels * PIXEL_BYTES
+        return pixels + -(-self.depth * self.filters * ROW_BYTES // 1024) * 1024
 
     @property
     def pending(self) -> int:
@@ -97,13 +113,57 @@ class Form:
     @property
     def inbox_bytes(self) -> int:
         """What a block of a split gets from the others: its share of a tile's sums, in items of sixteen pixels."""
-        items = self.rows // 64 * -(-self.pixels // 16)
-        return self.consumers * -(-items // self.split) * (self.split - 1) * 4096
+        return self.consumers * self._owned * (self.split - 1) * 4096
+
+    @property
+    def _owned(self) -> int:
+        """Items of a warpgroup that a block of a split stores, at most."""
+        return -(-(self.rows // 64 * -(-self.pixels // 16)) // self.split)
+
+    @property
+    def staged_bytes(self) -> int:
+        """What results go through: a tile's, or the items of a block of a split."""
+        if not self.staged:
+            return 0
+        return self.consumers * self._owned * 2048 if self.split > 1 else self.filters * self.pixels * 2
+
+    def halo_rows(self, width: int) -> int:
+        """Rows of a box of pixels: a tile's, their neighbours, and one more where the last one's last neighbour lies in it."""
+        if not self.halo:
+            return 0
+        return self.pixels // self.halo + (2 if self.halo > width + 1 else 3)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All shared memory but the ring."""
+        halos = HALOS * self.halo_rows(self.halo) * self.halo * PIXEL_BYTES
+        return halos + self.staged_bytes + self.inbox_bytes + EXTRA_BYTES
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, sums from other blocks, barriers, and what rounding the ring's start up costs."""
-        return self.stages * (self.stage_bytes + 16) + self.inbox_bytes + EXTRA_BYTES
+        """The ring, boxes of pixels, results, sums from other blocks, barriers, and what rounding the ring's start up costs."""
+        return self.stages * (self.stage_bytes + 16) + self.fixed_bytes
+
+    @property
+    def unit(self) -> int:
+        """Pixels of one copy of results: a tile's, or of a split's items as many as lie in whole rows or in one."""
+        if self.split == 1:
+            return self.pixels
+        return 16 if self.pixels % 16 == 0 and (self.halo in (0, 8) or self.halo % 16 == 0) else 8
+
+    def fits(self, problem: ConvProblem) -> bool:
+        """Whether the form can do the problem: a halo's taps must be neighbours, and its rows as wide as the image."""
+        if not self.halo:
+            return True
+        ones = (
+            problem.stride_h,
+            problem.stride_w,
+            problem.dilation_h,
+            problem.dilation_w,
+            problem.pad_h,
+            problem.pad_w,
+        )
+        return problem.r == problem.s == 3 and set(ones) == {1} and problem.w < self.halo
 
     def macros(self, problem: ConvProblem) -> dict[str, int]:
         """The kernel's settings."""
@@ -112,6 +172,8 @@ class Form:
         return {
             "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
             "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "BLOCKS": self.blocks,
+            "STAGED": self.staged, "UNIT": self.unit,
+            "PITCH": self.halo, "HALO_ROWS": self.halo_rows(problem.w), "HALOS": HALOS if self.halo else 0,
             "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
             "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
             "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
@@ -119,8 +181,16 @@ class Form:
 
     def tiles(self, problem: ConvProblem) -> tuple[int, int]:
         """Tiles along pixels, and along filters up to whole clusters."""
-        pixels = problem.n * problem.p * problem.q
-        return -(-pixels // self.pixels), -(-problem.k // (self.filters * self.cluster)) * self.cluster
+        return self._along_pixels(problem), -(-problem.k // (self.filters * self.cluster)) * self.cluster
+
+    def _along_pixels(self, problem: ConvProblem) -> int:
+        if self.halo:
+            return problem.n * self._of_image(problem)
+        return -(-problem.n * problem.p * problem.q // self.pixels)
+
+    def _of_image(self, problem: ConvProblem) -> int:
+        """A halo's tiles of one image."""
+        return -(-problem.p // (self.pixels // self.halo))
 
     def units(self, problem: ConvProblem) -> int:
         """Tiles of a whole cluster."""
@@ -133,6 +203,8 @@ class Form:
 
     def each(self, problem: ConvProblem) -> int:
         """Iterations of a block for one tile; of a split's last block perhaps fewer, but never none."""
+        if self.halo:  # of whole boxes
+            return -(-blocks_of_channels(problem) // self.split) * TAPS // self.depth
         return -(-self.steps(problem) // self.split)
 
     def resident(self, units: int) -> int:
@@ -148,11 +220,11 @@ class Form:
     def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
         """The kernel's run-time sizes, in the order of its structure."""
         sizes = {
-            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
-            "pq": problem.p * problem.q, "groups": self.tiles(problem)[1] // self.cluster,
-            "units": self.units(problem), "channels": problem.c, "iterations": self.steps(problem),
-            "each": self.each(problem), "s": problem.s, "c_blocks": -(-problem.c // CHANNELS),
-            "span_w": problem.s * problem.dilation_w,
+            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "p": problem.p,
+            "q": problem.q, "pq": self._of_image(problem) if self.halo else problem.p * problem.q,
+            "groups": self.tiles(problem)[1] // self.cluster, "units": self.units(problem),
+            "channels": problem.c, "iterations": self.steps(problem), "each": self.each(problem), "s": problem.s,
+            "c_blocks": blocks_of_channels(problem), "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
         }  # fmt: skip
@@ -163,4 +235,9 @@ class Form:
 
 def iterations(problem: ConvProblem) -> int:
     """Blocks of channels, over all taps."""
-    return problem.r * problem.s * -(-problem.c // CHANNELS)
+    return problem.r * problem.s * blocks_of_channels(problem)
+
+
+def blocks_of_channels(problem: ConvProblem) -> int:
+    """As many channels as an iteration has of one tap."""
+    return -(-problem.c // CHANNELS)

@@ -10,12 +10,12 @@ from typing import Final
 from convoy.engines.cuda.source import DIVIDING
 from convoy.engines.pruned.pairs import ROW_BYTES
 from convoy.engines.pruned.sparse24_form import (
-    EXTRA_BYTES,
     MOST_SHARED_PIXELS,
     MOST_STAGES,
     MOST_SUMS,
     PIXEL_BYTES,
     SHARED_BYTES,
+    TAPS,
     Form,
     iterations,
 )
@@ -38,13 +38,19 @@ _PEER_BYTES_NS_PER_SM: Final = 18.0
 """To the shared memory of other blocks."""
 
 _TILE_NS: Final = 240.0
-_STORE_BYTES_NS_PER_SM: Final = 20.7
+_STORE_BYTES_NS_PER_SM: Final = {0: 20.7, 1: 40.0}
+"""By the way of results: each lane's own were measured, those through shared memory are a guess: half of what loads get."""
+
+_STAGING_NS: Final = 100.0
+"""A guess too: results to shared memory, a meeting, and a tensor copy's own latency."""
+
 _MEMORY_BYTES_NS: Final = 4200.0
 _HOPEFUL: Final = 1.2
 """A kind of cluster, split, room and depth is tried where its best guess comes within this factor of the best of all."""
 
-_START_NS: Final = 2870.0
-"""Everything that happens once. Room for the next kernel's blocks was measured to save nothing of it."""
+_START_NS: Final = 2700.0
+"""Everything that happens once: 2870 of the second version, less a guess at what goes on side by side now. Room for the next
+kernel's blocks was measured to save nothing of it."""
 
 
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
@@ -57,14 +63,18 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     blocks = form.each(problem) * form.depth
     tiles = -(-form.units(problem) // form.resident(units))
     products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
-    loads = (form.filters * ROW_BYTES + form.pixels * PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
+    box = form.halo_rows(problem.w) * form.halo
+    pixels = box / TAPS if form.halo else form.pixels
+    loads = (form.filters * ROW_BYTES + pixels * PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
     # Of the stages whose products are under way, half are as good as free.
     latency = _LATENCY_NS / (form.stages - form.pending / 2) / form.depth
-    store = form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM
+    store = (
+        form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM[form.staged] + form.staged * _STAGING_NS
+    )
     if form.split > 1:
         sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
         store += sent / _PEER_BYTES_NS_PER_SM + _MEETING_NS
-    loop = blocks * max(products, loads, latency)
+    loop = blocks * max(products, loads, latency) + max(0, box - form.pixels) * PIXEL_BYTES / _LOAD_BYTES_NS_PER_SM
     # Of two tiles in turn, one's stores hide the next one's loads.
     busy = tiles * (loop + store + _TILE_NS) - (tiles - 1) * min(store, loop)
     memory = _bytes(problem) / _MEMORY_BYTES_NS
@@ -77,16 +87,20 @@ def _bytes(problem: ConvProblem) -> float:
     return problem.bytes_min - 2 * problem.n * problem.c * problem.h * problem.w * (1 - reached)
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 14) -> list[Form]:
-    """Forms worth trying, by their guess: of each kind of cluster, split, room and depth the best, then of other tiles."""
+def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:
+    """Forms worth trying, by their guess: of each kind of cluster, split, room, depth and halo the best, then of other tiles.
+
+    The best two whose results go through shared memory are tried without that too.
+    """
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
+    known = [replace(form, staged=0) for form in ordered if not form.halo and form.staged][:2]
     # What sharing, splitting, room and depth bring is the least certain: each is tried where it might win.
     most = _HOPEFUL * min(ordered.values())
     hopeful = [form for form, guess in ordered.items() if guess <= most]
-    chosen = _first(hopeful, lambda form: (form.cluster, form.split, form.blocks, form.depth))
-    tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters))
-    kept = set(list(dict.fromkeys([*chosen, *tiles, *ordered]))[:limit])
+    chosen = _first(hopeful, lambda form: (form.cluster, form.split, form.blocks, form.depth, form.halo))
+    tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters, form.halo))
+    kept = set(list(dict.fromkeys([*(form for form in known if form in ordered), *chosen, *tiles, *ordered]))[:limit])
     return [form for form in ordered if form in kept]
 
 
@@ -110,6 +124,14 @@ def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
     return sorted(width for width in found if width <= 256)
 
 
+def _halos(problem: ConvProblem) -> Iterator[tuple[int, int]]:
+    """(columns of a row, pixels of a tile) where taps may read one copy: an image's rows in so many equal parts."""
+    columns = (problem.w // 8 + 1) * 8
+    if Form(64, columns, 2, 1, 1, staged=1, halo=columns).fits(problem):
+        rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
+        yield from ((columns, count * columns) for count in sorted(rows) if count * columns <= 256)
+
+
 def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
     total = problem.n * problem.p * problem.q
     for (rows, consumers), (cluster, split) in product(_SHAPES, _TOGETHER):
@@ -117,13 +139,25 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
         if (filters > 64 and filters >= problem.k + 64) or (cluster > 1 and filters * (cluster - 1) >= problem.k):
             continue  # a warpgroup, or a block of the cluster, would have no filters
         shape = Form(rows, 8, 2, consumers, cluster, split=split)
+        depths = (1, 2) if iterations(problem) % 2 == 0 else (1,)
         for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
-            for depth, blocks in product((1, 2) if iterations(problem) % 2 == 0 else (1,), (1, 2)):
-                fits = rows // 64 * pixels // 2 <= _most_sums(consumers, blocks, problem.epilogue.activation)
-                if fits and pixels < total + 32 and (blocks == 1 or pixels <= MOST_SHARED_PIXELS):
-                    form = Form(rows, pixels, 2, consumers, cluster, depth, split, blocks)
-                    if form.units(problem) <= form.resident(units) or split == 1:
-                        yield from _deep(form, problem, units)
+            if pixels < total + 32:
+                for depth, blocks, staged in product(depths, (1, 2), (0, 1)):
+                    yield from _held(
+                        Form(rows, pixels, 2, consumers, cluster, depth, split, blocks, staged), problem, units
+                    )
+        for columns, pixels in _halos(problem) if cluster == 1 else ():
+            for depth, blocks in product((1, 3), (1, 2)):
+                form = Form(rows, pixels, 2, consumers, 1, depth, split, blocks, 1, columns)
+                yield from _held(form, problem, units)
+
+
+def _held(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
+    """The form with a ring, if there are registers for its sums, and of a split no more tiles than run at one time."""
+    fits = form.rows // 64 * form.pixels // 2 <= _most_sums(form.consumers, form.blocks, problem.epilogue.activation)
+    fits &= form.blocks == 1 or form.pixels <= MOST_SHARED_PIXELS
+    if fits and (form.split == 1 or form.units(problem) <= form.resident(units)):
+        yield from _deep(form, problem, units)
 
 
 def _most_sums(consumers: int, blocks: int, activation: str) -> int:
@@ -136,7 +170,7 @@ def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
     """The form with as many stages as there is room and work for; none where three do not fit or a block has no work."""
     if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
         return
-    room = SHARED_BYTES[form.blocks] - form.inbox_bytes - EXTRA_BYTES
+    room = SHARED_BYTES[form.blocks] - form.fixed_bytes
     work = form.each(problem) * -(-form.units(problem) // form.resident(units))
     stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
     if form.cluster > 1 and stages > 3:

@@ -26,6 +26,7 @@ struct Map {
   long long size[4], stride[4];  // elements, bytes
   int low[2], high[2], step[2];  // w, h: corners of the box of base pixels, and from one to the next
   int rows, channels;            // of one copy
+  int box[4];                    // of one copy of a plain box
 };
 
 struct Meeting {  // a barrier of so many threads
@@ -84,7 +85,12 @@ static inline void change(Block* b, u32 at, int arrivals, long bytes) {
   found->second.bytes += bytes;
   settle(b, found->second);
 }
-DEVICE void barrier_init(u32 bar, u32 count) { Bar b; b.count = b.pending = count; here->bars[bar] = b; }
+DEVICE void barrier_init(u32 bar, u32 count) {
+  std::lock_guard<std::mutex> l(here->m);
+  Bar b;
+  b.count = b.pending = count;
+  here->bars[bar] = b;
+}
 DEVICE void barrier_init_done() {}
 DEVICE void barrier_expect(u32 bar, u32 bytes) { change(here, bar, 1, bytes); }
 DEVICE void barrier_arrive(u32 bar) { change(here, bar, 1, 0); }

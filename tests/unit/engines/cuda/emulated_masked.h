@@ -57,6 +57,70 @@ template <int HALF> DEVICE void multiply_sparse(float (&d)[BN / 2], u64 a, u64 b
     }
   }
 }
+// Boxes of a tensor: rows of 128 bytes in the swizzle, zeros where they lie outside; of stores, nothing is written there.
+template <typename Row> static void rows_of(const Map* m, int b, int c, int d, Row each) {
+  if (m->box[0] != 64) faults++;
+  for (int z = 0, i = 0; z < m->box[3]; z++)
+    for (int y = 0; y < m->box[2]; y++)
+      for (int x = 0; x < m->box[1]; x++, i++) {
+        long long at[3] = {b + x, c + y, d + z}, offset = 0;
+        bool inside = true;
+        for (int k = 0; k < 3; k++) { inside &= at[k] >= 0 && at[k] < m->size[k + 1]; offset += at[k] * m->stride[k + 1]; }
+        each(i, m->base + offset, inside);
+      }
+}
+DEVICE void copy_box(u32 to, const Map* m, u32 bar, int a, int b, int c, int d) {
+  if (to % 1024 || a < 0) faults++;
+  rows_of(m, b, c, d, [&](int i, const uint8_t* at, bool inside) { row(here, to + i * 128, m, at, a, inside); });
+  change(here, bar, 0, -(long)m->box[1] * m->box[2] * m->box[3] * 128);
+}
+DEVICE void store_box(const Map* m, u32 from, int a, int b, int c, int d) {
+  if (from % 1024 || a < 0 || a >= m->size[0]) faults++;
+  rows_of(m, b, c, d, [&](int i, const uint8_t* at, bool inside) {
+    for (int j = 0; j < 128 && inside; j += 16)
+      if (a + j / 2 < m->size[0]) std::memcpy((uint8_t*)at + a * 2 + j, here->memory.data() + swizzled(from + i * 128 + j), 16);
+  });
+}
+DEVICE void stores_commit() {}
+DEVICE void stores_read() {}
+DEVICE void publish_writes() {}
+DEVICE void prefetch_bytes(const unsigned char*, u32 bytes) { if (bytes % 16) faults++; }
+static std::map<std::pair<Block*, int>, std::unique_ptr<Meeting>> groups;
+static std::mutex groups_mutex;
+DEVICE void group_meet(int who) {
+  Meeting* meeting;
+  {
+    std::lock_guard<std::mutex> l(groups_mutex);
+    auto& found = groups[{here, who}];
+    if (!found) found = std::make_unique<Meeting>(128);
+    meeting = found.get();
+  }
+  if ((int)threadIdx.x / 128 != who + 1) faults++;
+  meeting->meet();
+}
+// Matrices of half values, transposed, to rows of sixteen bytes and back: lane 8·m + r gives row r of matrix m.
+template <typename Element> static void matrices(u32 at, int count, Element each) {
+  int lane = threadIdx.x % 32;
+  for (int m = 0; m < count; m++)
+    for (int j = 0; j < 2; j++) {
+      u32 row = from_lane(at, 8 * m + lane % 4 * 2 + j);
+      if (row % 16) faults++;
+      each(m, j, here->memory.data() + row + lane / 4 * 2);
+    }
+}
+DEVICE void put_some(u32 at, const u32 (&v)[4], int count) {
+  matrices(at, count, [&](int m, int j, uint8_t* to) { u16 half = (u16)(v[m] >> 16 * j); std::memcpy(to, &half, 2); });
+}
+DEVICE void get_some(u32 (&v)[4], u32 at, int count) {
+  u32 got[4] = {0, 0, 0, 0};
+  matrices(at, count, [&](int m, int j, uint8_t* from) { u16 half; std::memcpy(&half, from, 2); got[m] |= (u32)half << 16 * j; });
+  for (int m = 0; m < count; m++) v[m] = got[m];
+  together();
+}
+DEVICE void put_matrices(u32 at, const u32 (&v)[4]) { put_some(at, v, 4); }
+DEVICE void put_two_matrices(u32 at, const u32 (&v)[4]) { put_some(at, v, 2); }
+DEVICE void get_matrices(u32 (&v)[4], u32 at) { get_some(v, at, 4); }
+DEVICE void get_two_matrices(u32 (&v)[4], u32 at) { get_some(v, at, 2); }
 DEVICE void gather(u32 to, const void* from, bool inside) {
   if (to % 16 || (uintptr_t)from % 16) faults++;
   std::lock_guard<std::mutex> l(here->m);  // the host's threads would race for neighbouring bytes

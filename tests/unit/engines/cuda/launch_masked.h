@@ -6,6 +6,10 @@
 #define SPLIT 1
 #define INBOX_BYTES 0
 #endif
+#ifndef STAGED_BYTES
+#define STAGED_BYTES 0
+#define HALOS_BYTES 0
+#endif
 static const int TOGETHER = CLUSTER * SPLIT;
 template <typename Kernel> static int launch(int grid, Kernel kernel) {
   const int threads = 128 * (CONSUMERS + 1);
@@ -15,7 +19,7 @@ template <typename Kernel> static int launch(int grid, Kernel kernel) {
     c.all = std::make_unique<Meeting>(threads * TOGETHER);
     for (int rank = 0; rank < TOGETHER; rank++) {
       auto b = std::make_unique<Block>();
-      b->memory.assign(STAGES * (STAGE_BYTES + 16) + INBOX_BYTES + 16 + 1024, 0xff);
+      b->memory.assign(STAGES * (STAGE_BYTES + 16) + INBOX_BYTES + STAGED_BYTES + HALOS_BYTES + 96 + 1024, 0xff);
       b->all = std::make_unique<Meeting>(threads);
       for (int i = 0; i < threads / 32; i++) b->warps.push_back(std::make_unique<Warp>());
       c.blocks.push_back(std::move(b));

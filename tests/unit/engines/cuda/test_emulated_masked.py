@@ -11,12 +11,12 @@ from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
-from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import MASKED, defines, text
 from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing
 from convoy.engines.pruned.pieces import Lists
 from convoy.engines.pruned.sparse24_form import Form
+from convoy.engines.pruned.sparse24_maps import pixel_map, result_map
 from convoy.engines.pruned.walk import positions
 from convoy.problem import Epilogue
 
@@ -29,8 +29,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a hos
 
 SPARSE24 = """
 extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
-                   const Sizes* z, int grid) {
+                   const Sizes* z, const Map* y_map, const Map* residual_map, int grid) {
+#if STAGED
+  return launch(grid, [=] { sparse24(*x, weights, y, residual, bias, *z, *y_map, *residual_map); });
+#else
   return launch(grid, [=] { sparse24(*x, weights, y, residual, bias, *z); });
+#endif
 }
 """
 BLOCKS = """
@@ -92,17 +96,21 @@ def run(library, problem, form, blocks, sliced=0):
     whole = torch.full((n, p, q, k + 2 * sliced), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
     y = whole.narrow(1, sliced, k)
     if sparse:
-        chunks = Packing(positions(problem.mask), form.filters, form.cluster).pack(weight)
-        pixels = emulated_map(x, PixelMap.of(problem, form.pixels // form.cluster))
+        chunks = Packing(positions(problem.mask), form.filters, form.cluster, taps_first=form.halo > 0).pack(weight)
+        pixels = emulated_map(x, pixel_map(problem, form))
+        results = emulated_map(y, result_map(problem, form, k + 2 * sliced))
+        added = emulated_map(y if residual is None else residual, result_map(problem, form, k))
+        last = [ctypes.byref(results), ctypes.byref(added)]
         held, first, grid = (chunks,), [ctypes.byref(pixels), address(chunks)], blocks * form.cluster
         grid = form.units(problem) * form.split if form.split > 1 else grid
     else:
         lists = Lists(problem, form.filters)
+        last = []
         held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
         first = [address(x), *map(address, held)]
     kernel = library("sparse24" if sparse else "blocks", form.macros(problem))
     sizes = structure("Sizes", form.sizes(problem, k + 2 * sliced))
-    faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), grid)
+    faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), *last, grid)
     del held
     expected = F.conv2d(
         x.double(), weight.double(), None if bias is None else bias.double(), (problem.stride_h, problem.stride_w),
@@ -124,6 +132,14 @@ DEEP = Form(64, 16, 11, 1, 1)
 HALVES = Form(64, 24, 3, 2, 1, split=2)
 THIRDS = Form(128, 16, 3, 1, 1, split=3, blocks=2)
 QUARTERS = Form(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
+STAGED = Form(64, 24, 3, 1, 1, staged=1)
+STAGED_TALL = Form(128, 16, 4, 2, 1, staged=1)
+STAGED_PAIR = Form(64, 32, 4, 1, 2, staged=1)
+STAGED_THIRDS = Form(128, 24, 3, 1, 1, split=3, blocks=2, staged=1)
+HALO = Form(64, 24, 4, 1, 1, staged=1, halo=8)
+HALO_WIDE = Form(128, 32, 7, 1, 1, depth=3, staged=1, halo=16)
+HALO_HALVES = Form(64, 24, 3, 2, 1, split=2, staged=1, halo=8)
+HALO_THIRDS = Form(64, 48, 3, 1, 1, depth=3, split=3, staged=1, halo=16)
 GATHERED = blocks.Form(64, 32, 5, 1)
 GATHERED_WIDE = blocks.Form(128, 16, 3, 2)
 CASES = {
@@ -137,6 +153,18 @@ CASES = {
     "split in two, a pair of eights and a half": (HALVES, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
     "split in three, an owner of nothing": (THIRDS, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
     "split in four, unequal shares": (QUARTERS, conv(1, 136, 9, 10, 72, 3, 2, 1, 1, 2, 1, 1, 2, epilogue=FULL)),
+    "staged, odd groups of pixels": (STAGED, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
+    "staged without residual, several tiles a block": (STAGED, conv(2, 72, 9, 8, 40, 1, 1)),
+    "staged, tall tiles, bf16, filters that are not there": (
+        STAGED_TALL,
+        conv(1, 72, 5, 7, 136, 3, 1, 1, 0, dtype="bf16", epilogue=FULL),
+    ),
+    "staged in a pair": (STAGED_PAIR, conv(2, 72, 5, 7, 72, 3, 1, 1, 0, epilogue=FULL)),
+    "staged split in three": (STAGED_THIRDS, conv(2, 136, 5, 7, 136, 3, 1, 1, 0, 2, 1, epilogue=FULL)),
+    "halo as wide as the image": (HALO, conv(1, 264, 7, 7, 72, 3, 3, 1, 1, epilogue=FULL)),
+    "halo, rows of taps, bf16": (HALO_WIDE, conv(2, 72, 5, 13, 72, 3, 3, 1, 1, dtype="bf16", epilogue=FULL)),
+    "halo split in two": (HALO_HALVES, conv(1, 136, 7, 7, 72, 3, 3, 1, 1, epilogue=FULL)),
+    "halo split in three, no residual": (HALO_THIRDS, conv(1, 136, 7, 9, 72, 3, 3, 1, 1)),
     "gathered 3x3": (GATHERED, conv(2, 24, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "gathered, tiles of no pieces": (GATHERED, conv(1, 264, 6, 7, 200, 1, 1, epilogue=FULL)),
     "gathered, stride, dilation, bf16": (
@@ -154,7 +182,7 @@ def test_exact_on_integers(library, name):
     assert torch.equal(y, expected)
 
 
-@pytest.mark.parametrize("name", ["3x3", "gathered 3x3"])
+@pytest.mark.parametrize("name", ["3x3", "staged in a pair", "halo split in two", "gathered 3x3"])
 def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(library, name):
     form, problem = CASES[name]
     y, expected, outside, faults = run(library, problem, form, 2, sliced=16)

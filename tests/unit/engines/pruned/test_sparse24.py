@@ -198,7 +198,8 @@ def test_a_large_layer_is_expected_to_gain_on_dense_weights():
         {"split": 2}, {"cluster": 1, "split": 9}, {"blocks": 2, "consumers": 3}, {"blocks": 2, "pixels": 128},
         {"stages": 8, "pixels": 192}, {"stages": 13, "pixels": 8}, {"staged": 2}, {"halo": 16}, {"halo": -16},
         {"halo": 16, "cluster": 1, "depth": 1}, {"halo": 16, "cluster": 1, "depth": 2, "staged": 1},
-        {"halo": 24, "cluster": 1, "depth": 1, "staged": 1}, {"halo": 64, "cluster": 1, "depth": 1, "staged": 1, "stages": 12, "consumers": 3},
+        {"halo": 24, "cluster": 1, "depth": 1, "staged": 1},
+        {"halo": 64, "cluster": 1, "depth": 1, "staged": 1, "stages": 12, "consumers": 3},
     ],
 )  # fmt: skip
 def test_knobs_that_make_no_kernel_are_refused(change):

@@ -1,5 +1,5 @@
-/* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros, and
-   `element`, `phases` and `channels` (engines/pruned/emit_cuda.py). */
+/* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros,
+   `element`, and unless RUN the tables `phases` and `channels` (engines/pruned/emit_cuda.py). */
 
 #ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
 static __device__ __forceinline__ float wide(element v)
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void stage_run(
         to += THREADS / ALONG * SPAN;
     }
 }
-#endif
+#else
 
 /* Copy one tile's part of some planes to shared memory, with padding inside; ALONG threads a plane. */
 static __device__ __forceinline__ void stage_list(float *to, const element *x, const int *list, int planes)
@@ -126,6 +126,7 @@ static __device__ __forceinline__ void stage_list(float *to, const element *x, c
         }
     }
 }
+#endif
 
 /* Copy values to shared memory. */
 static __device__ __forceinline__ void stage_values(float *to, const float *from, int count)

@@ -35,6 +35,9 @@ MOST_ROUNDS: Final = 8
 
 UNROLL_NONE: Final = "#pragma unroll 1"
 
+CONSTANT_BYTES: Final = 60 << 10
+"""Of 64 KB of constant memory, what tables may take: all units' together, once they are linked."""
+
 ACTIVATIONS: Final = ("none", "relu", "relu6")
 
 ELEMENT: Final = {"fp32": ("float", 4), "fp16": ("unsigned short", 2)}
@@ -98,9 +101,9 @@ def emit(
         raise ValueError(f"{layout.blocks} blocks: CUDA code computes one block that holds the whole batch")
     if kernel.vectors not in (1, 2, 4):
         raise ValueError(f"{kernel.vectors} pixels of a thread: words have 1, 2 or 4")
-    writer = _Writer(kernel, layout, steps(kernel), buffers_of(kernel, shared_bytes), values)
-    head = writer.head(bias=bias, residual=residual, activation=activation)
     parts = _parts(kernel)
+    writer = _Writer(kernel, layout, steps(kernel), buffers_of(kernel, shared_bytes), values, len(parts) + 1)
+    head = writer.head(bias=bias, residual=residual, activation=activation)
     bodies = ["\n".join(map(writer.function, part)) for part in parts]
     main = writer.kernel()
     bodies = [f"{bodies[0]}\n{main}"] if len(bodies) == 1 else [*bodies, main]
@@ -136,6 +139,7 @@ class _Writer:
         found: list[list[Step]],
         buffers: tuple[int, int],
         values: Sequence[float] | None,
+        units: int,
     ) -> None:
         self.code, self.layout, self.steps, self.values = kernel, layout, found, values
         self.buffers, self.floats = buffers
@@ -155,6 +159,8 @@ class _Writer:
         self.shift = shift if self.fours and shift is not None else 0
         sums = max(len(group.filters) for group in kernel.groups) * kernel.tile * kernel.splits
         self.shared_bytes = 4 * max(self.buffers * self.floats, sums if kernel.splits > 1 else 0)
+        fits = self._table_bytes(units) <= CONSTANT_BYTES
+        self.table = f"static {'__constant__' if fits else '__device__ const'}"
 
     def head(self, *, bias: bool, residual: bool, activation: str) -> str:
         """Sizes and flags as macros, and the functions that all groups use."""
@@ -180,12 +186,20 @@ class _Writer:
             first = layout.channels[0] if layout.channels else 0
             where = dict(zip(where, (*phases[0][:2], first), strict=True))
         table = ", ".join(f"{{{', '.join(map(str, phase))}}}" for phase in phases)
-        return "\n".join([
-            defines(sizes | flags | where) + f"typedef {element} element;",
-            f"static __constant__ int phases[][4] = {{{table}}};",
-            f"static __constant__ int channels[] = {{{', '.join(map(str, layout.channels)) or '0'}}};",
-            text("pruned.cuh"),
-        ])  # fmt: skip
+        tables = [] if self.run else [
+            f"{self.table} int phases[][4] = {{{table}}};",
+            f"{self.table} int channels[] = {{{', '.join(map(str, layout.channels)) or '0'}}};",
+        ]  # fmt: skip
+        return "\n".join([defines(sizes | flags | where) + f"typedef {element} element;", *tables, text("pruned.cuh")])
+
+    def _table_bytes(self, units: int) -> int:
+        """What `_tables` and the head's tables take, in units that are linked to one."""
+        found = sum(16 for group in self.steps for _ in group)
+        found += sum(4 * len(group.filters) for group in self.code.groups if not _is_run(group.filters))
+        if not self.run:
+            found += sum(4 * len(step.stage) for group in self.steps for step in group)
+            found += units * (16 * max(len(self.layout.phases), 1) + 4 * max(len(self.layout.channels), 1))
+        return found
 
     def kernel(self) -> str:
         """The kernel: a row of blocks calls its group's function."""
@@ -215,15 +229,15 @@ class _Writer:
         """Constants of a group: filters and planes that are not neighbours."""
         lines = []
         if not _is_run(group.filters):
-            lines.append(f"static __constant__ int filters_{at}[] = {{{', '.join(map(str, group.filters))}}};")
+            lines.append(f"{self.table} int filters_{at}[] = {{{', '.join(map(str, group.filters))}}};")
         rows = [(step.packed, step.floats, step.stage[0], len(step.stage)) for step in self.steps[at]]
         if rows:
             table = ", ".join(f"{{{', '.join(map(str, row))}}}" for row in rows)
-            lines.append(f"static __constant__ int steps_{at}[][4] = {{{table}}};")
+            lines.append(f"{self.table} int steps_{at}[][4] = {{{table}}};")
         for index, step in enumerate(self.steps[at]):
             if not self.run:
                 planes = ", ".join(map(str, step.stage))
-                lines.append(f"static __constant__ int planes_{at}_{index}[] = {{{planes}}};")
+                lines.append(f"{self.table} int planes_{at}_{index}[] = {{{planes}}};")
         return lines
 
     def _steps(self, at: int) -> list[str]:

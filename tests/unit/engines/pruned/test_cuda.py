@@ -259,6 +259,22 @@ def test_units_are_compiled_apart_and_linked(monkeypatch, folder):
         linked.compile_units(ENGINE.id, source.head, source.bodies[1:], H100, ())
 
 
+@pytest.mark.parametrize(("dead", "where"), [(False, "__constant__"), (True, "__device__ const")])
+def test_tables_of_many_units_are_not_too_many_for_constant_memory(dead, where, monkeypatch):
+    """A table of all channels in each of a dozen units was: nvJitLink said so after all of them were compiled."""
+    nonzero = np.zeros((12, 2048, 1, 1), bool)
+    for channel in range(2048):
+        nonzero[channel * 12 // 2048, channel] = not (dead and channel % 3 == 1)
+    problem = ConvProblem(1, 2048, 7, 7, 12, 1, 1).with_mask(mask_of(nonzero))
+    monkeypatch.setattr(emit_cuda, "UNIT_FMAS", 100)
+    source = write(problem, Form(lanes=64, vectors=1, filters=1, splits=1, channels=64, room=100, resident=1)).source
+    assert len(source.bodies) == 13
+    assert set(re.findall(r"static (__constant__|__device__ const) int \w+\[\]", source.head + source.bodies[0])) == {
+        where
+    }
+    assert compiled(source)[:4] == b"\x7fELF"
+
+
 def test_where_nothing_links_all_units_are_one(monkeypatch, folder):
     monkeypatch.setattr(linked, "unlinked", lambda: "needs nvJitLink: it is not there")
     monkeypatch.setattr(emit_cuda, "UNIT_FMAS", 100)

@@ -36,8 +36,8 @@
 typedef float element;
 static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
 static __constant__ int channels[] = {0, 2};
-/* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros, and
-   `element`, `phases` and `channels` (engines/pruned/emit_cuda.py). */
+/* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros,
+   `element`, and unless RUN the tables `phases` and `channels` (engines/pruned/emit_cuda.py). */
 
 #ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
 static __device__ __forceinline__ float wide(element v)
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void stage_run(
         to += THREADS / ALONG * SPAN;
     }
 }
-#endif
+#else
 
 /* Copy one tile's part of some planes to shared memory, with padding inside; ALONG threads a plane. */
 static __device__ __forceinline__ void stage_list(float *to, const element *x, const int *list, int planes)
@@ -164,6 +164,7 @@ static __device__ __forceinline__ void stage_list(float *to, const element *x, c
         }
     }
 }
+#endif
 
 /* Copy values to shared memory. */
 static __device__ __forceinline__ void stage_values(float *to, const float *from, int count)

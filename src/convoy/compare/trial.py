@@ -32,6 +32,9 @@ LOSS_ERROR_HALF: Final = 0.1
 LOADED_S: Final = 3.0
 """How long a step is fed by a data loader, at least."""
 
+BATCH_S: Final = 60.0
+"""How long one batch may take a data loader: workers that hang end the child, and the row says why."""
+
 PICTURE: Final = 256
 """Height and width of the stored images of the loader's synthetic set, as ImageNet is commonly prepared."""
 
@@ -152,7 +155,9 @@ class Variant:
 
         n, _, height, _ = self._net.x.shape
         pictures = Pictures(n * 10_000, height)
-        loader = DataLoader(pictures, batch_size=n, num_workers=workers, pin_memory=self.case.device == "cuda")
+        limit = BATCH_S if workers else 0.0
+        pinned = self.case.device == "cuda"
+        loader = DataLoader(pictures, batch_size=n, num_workers=workers, pin_memory=pinned, timeout=limit)
         found: list[float] = []
         with self._flags():
             start = last = time.perf_counter()

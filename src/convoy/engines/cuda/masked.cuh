@@ -17,8 +17,21 @@ DEVICE u32 shared_word(u32 at) { u32 r; asm volatile("ld.shared.b32 %0, [%1];" :
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// Rows of 64 bytes in the 64-byte swizzle, eight rows an atom (layout 2, 512 bytes from atom to atom).
-DEVICE u64 sparse_operand(u32 address) { return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (32ull << 32) | (2ull << 62); }
+// Where an operand begins, as its descriptor has it: in steps of sixteen bytes, so that a loop may count it up. Then the descriptors
+// of rows of 64 bytes in the 64-byte swizzle, eight rows an atom (layout 2, 512 bytes from atom to atom), and of rows of 128 bytes as in
+// `operand`. A row of the latter may be any one: what counts for the swizzle is the address alone.
+DEVICE u32 operand_word(u32 address) { return (address & 0x3FFFF) >> 4 | 1u << 16; }
+DEVICE u64 sparse_operand(u32 word) { return (u64)word | (32ull << 32) | (2ull << 62); }
+DEVICE u64 dense_operand(u32 word) { return (u64)word | (64ull << 32) | (1ull << 62); }
+// A value that all lanes of a warp have: kept once for them.
+DEVICE u32 uniform(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
+// For what is there more often than not: what `barrier_wait` counts is not counted for the first try.
+DEVICE void barrier_wait_soon(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  if (!done) barrier_wait(bar, parity);
+}
 
 // Sixteen bytes, or zeros where they lie outside. Who has waited for his gathers makes them seen by products.
 DEVICE void gather(u32 to, const void* from, bool inside) {

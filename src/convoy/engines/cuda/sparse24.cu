@@ -48,6 +48,7 @@ struct Sizes {
 // Where things lie in shared memory, and which block of the cluster this is.
 struct Room {
   u32 stages, halos, staged, sums, full, empty, halo_full, halo_empty, given, arrived, rank;
+  u32 stage_word, halo_word;  // of stages and of halos, as operands
   DEVICE_MEMBER void lay_out(u32 base) {
     stages = base;
     halos = stages + STAGES * STAGE_BYTES;
@@ -59,6 +60,8 @@ struct Room {
     halo_empty = halo_full + 8 * HALOS;
     given = halo_empty + 8 * HALOS;
     arrived = given + 8 * CONSUMERS;
+    stage_word = operand_word(stages);
+    halo_word = operand_word(halos);
     rank = CLUSTER * SPLIT == 1 ? 0 : cluster_rank();
   }
 };
@@ -93,7 +96,7 @@ struct Tap {
 };
 
 #if PITCH
-// A place in the ring of boxes, which of its nine places is next, and where its pixels begin.
+// A place in the ring of boxes, which of its nine places is next, and where its pixels begin, in steps of sixteen bytes.
 struct Halo {
   int stage;
   u32 phase, tap, at;
@@ -104,7 +107,7 @@ struct Halo {
   DEVICE_MEMBER void next() {
     tap += DEPTH;
     if (tap == 9) return advance();
-    at += DEPTH == 3 ? PITCH * 128 : tap == 3 || tap == 6 ? (PITCH - 2) * 128 : 128;
+    at += DEPTH == 3 ? PITCH * 8 : tap == 3 || tap == 6 ? (PITCH - 2) * 8 : 8;
   }
 };
 #endif
@@ -242,27 +245,27 @@ struct Read {
 
 // One iteration's products are begun.
 DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Read& at, const Room& room, int who, int thread) {
-  u32 pixels = room.stages + at.ring.stage * STAGE_BYTES, weights = pixels + DEPTH * PIXEL_BYTES;
-  barrier_wait(room.full + 8 * at.ring.stage, at.ring.phase);
+  u32 columns = room.stage_word + at.ring.stage * (STAGE_BYTES / 16), rows = columns + DEPTH * PIXEL_BYTES / 16 + who * PARTS * 256;
+  u32 places = room.stages + at.ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES + FILTERS * 64 + (who * PARTS * 128 + thread) * 4;
+  barrier_wait_soon(room.full + 8 * at.ring.stage, at.ring.phase);
 #pragma unroll
   for (int block = 0; block < DEPTH; block++)
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-      metadata[block][part] = shared_word(weights + block * CHUNK_BYTES + FILTERS * 64 + ((who * PARTS + part) * 128 + thread) * 4);
+    for (int part = 0; part < PARTS; part++) metadata[block][part] = shared_word(places + block * CHUNK_BYTES + part * 512);
 #if PITCH
-  if (at.halo.tap == 0) barrier_wait(room.halo_full + 8 * at.halo.stage, at.halo.phase);
-  pixels = room.halos + at.halo.stage * HALO_BYTES + at.halo.at;
+  if (at.halo.tap == 0) barrier_wait_soon(room.halo_full + 8 * at.halo.stage, at.halo.phase);
+  columns = room.halo_word + at.halo.stage * (HALO_BYTES / 16) + at.halo.at;
 #endif
   products_begin();
 #pragma unroll
   for (int block = 0; block < DEPTH; block++) {
-    u32 rows = weights + block * CHUNK_BYTES + who * PARTS * 4096, columns = pixels + block * (PITCH ? 128 : PIXEL_BYTES);
+    u32 a = rows + block * CHUNK_BYTES / 16, b = columns + block * (PITCH ? 8 : PIXEL_BYTES / 16);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      multiply_sparse<0>(d[part], sparse_operand(rows + part * 4096), operand(columns), metadata[block][part]);
+      multiply_sparse<0>(d[part], sparse_operand(a + part * 256), dense_operand(b), metadata[block][part]);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      multiply_sparse<1>(d[part], sparse_operand(rows + part * 4096 + 32), operand(columns + 64), metadata[block][part]);
+      multiply_sparse<1>(d[part], sparse_operand(a + part * 256 + 2), dense_operand(b + 4), metadata[block][part]);
   }
   products_commit();
   at.ring.next();
@@ -469,23 +472,24 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
   SHARED_MEMORY;
   Room room;
   room.lay_out(opaque((shared_address(shared_memory) + 1023u) & ~1023u));
-  // Each barrier by a lane of its own: one after another, they would take longer than all else before the first copy.
-  if (threadIdx.x < 32) {
-    int i = threadIdx.x;
-    if (i < STAGES) {
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
       barrier_init(room.full + 8 * i, PITCH ? 1 : 2);
       barrier_init(room.empty + 8 * i, 4 * CONSUMERS * CLUSTER);
     }
-    if (i < HALOS) {
+#pragma unroll
+    for (int i = 0; i < HALOS; i++) {
       barrier_init(room.halo_full + 8 * i, 1);
       barrier_init(room.halo_empty + 8 * i, 4 * CONSUMERS);
     }
-    if (i < CONSUMERS) barrier_init(room.given + 8 * i, 1);
+#if STAGED && RESIDUAL && SPLIT == 1
+#pragma unroll
+    for (int i = 0; i < CONSUMERS; i++) barrier_init(room.given + 8 * i, 1);
+#endif
 #if SPLIT > 1
-    if (i == 0) {
-      barrier_init(room.arrived, 1);
-      barrier_expect(room.arrived, inbox_bytes(room.rank));
-    }
+    barrier_init(room.arrived, 1);
+    barrier_expect(room.arrived, inbox_bytes(room.rank));
 #endif
     barrier_init_done();
   }
@@ -515,7 +519,7 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
 #endif
   } else {
     registers_more<CONSUMER_REGISTERS>();
-    consume(room, group - 1, first, step, y, residual, bias, MAPS_GIVEN, z);
+    consume(room, CONSUMERS == 1 ? 0 : (int)uniform(group - 1), first, step, y, residual, bias, MAPS_GIVEN, z);
   }
   if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

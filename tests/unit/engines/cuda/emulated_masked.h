@@ -16,7 +16,11 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() { cluster_sync(); }  // later than the device may go on, and every thread has to come
 DEVICE u32 shared_word(u32 at) { u32 v; std::memcpy(&v, here->memory.data() + at, 4); return v; }
-DEVICE u64 sparse_operand(u32 address) { return address; }
+DEVICE u32 operand_word(u32 address) { return address / 16; }
+DEVICE u64 sparse_operand(u32 word) { return word * 16; }
+DEVICE u64 dense_operand(u32 word) { return word * 16; }
+DEVICE u32 uniform(u32 value) { return value; }
+DEVICE void barrier_wait_soon(u32 bar, u32 parity) { barrier_wait(bar, parity); }
 static inline u32 from_lane(u32 value, int lane) {
   Warp& w = *here->warps[threadIdx.x / 32];
   w.words[threadIdx.x % 32] = value;

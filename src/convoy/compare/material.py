@@ -124,7 +124,7 @@ def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, oper
         model, x = model.to(case.device), x.to(case.device)
         exact = exact_outputs(model, (x,), {}, operations)
         wanted = {f"out{i}": t.cpu() for i, t in enumerate(exact)}
-        set_flags(case)
+        set_flags(case.device)
         kind = parse_dtype(case.dtype)
         keep = wanted["out0"].shape[0]
         stock = outputs_of(model.to(kind)(x[:keep].to(kind)))
@@ -147,7 +147,7 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     save_file(
         {name: torch.from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"
     )
-    set_flags(case)
+    set_flags(case.device)
     step = Step(Net(model, x, labels), case)
     stock = check_step(step, step.gradients)
     error = relative_error(part(stock, "grad:"), part(exact, "grad:"))

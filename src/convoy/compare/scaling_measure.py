@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from convoy.compare.frameworks.torch_model import set_flags
 from convoy.compare.scaling import MOST_REPEATS, NOISY, rounds_figure
 from convoy.errors import ConvoyError
 from convoy.settings import Settings
@@ -66,7 +67,7 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     """
     request = job["request"]
     stage("building the model")
-    _best_settings(device)
+    set_flags(device.type)
     setup = _Setup.of(job["provider"], request, int(job["batch"]), device)
     stage(f"preparing {job['provider']}")
     trained = _PROVIDERS[job["provider"]](setup, request, stage)
@@ -122,12 +123,6 @@ def relative_spread(values: Sequence[float]) -> float:
     """Half the distance from the 20th to the 80th percentile, over the median."""
     found = rounds_figure("step_ms", values)
     return found.spread / found.p50 if found.p50 else 0.0
-
-
-def _best_settings(device: torch.device) -> None:
-    """What PyTorch offers without touching a model: cuDNN's search among its algorithms."""
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
 
 
 def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
@@ -218,7 +213,7 @@ def _ddp(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         step()
 
     words = ["channels_last", "gradient_as_bucket_view", "buffers not broadcast"]
-    words += ["cudnn.benchmark", "fused SGD"] if setup.device.type == "cuda" else []
+    words += ["cudnn.benchmark", "TF32", "fused SGD"] if setup.device.type == "cuda" else []
     words += [f"autocast {str(setup.amp).rpartition('.')[2]}"] if setup.amp else []
     return Trained({"step": step, "compute": alone, "input": fed}, ", ".join(words))
 

@@ -39,7 +39,7 @@ def _words(case: Case) -> str:
 
 def _infer(case: Case, material: Material, layout: str) -> Built:
     net = load_net(case, material, layout)
-    set_flags(case)
+    set_flags(case.device)
     if case.device == "cuda":
         replay = stock_graph(net.model, (net.x,), {})
         return built(replay, lambda: outputs_of(replay()), case)
@@ -53,7 +53,7 @@ def _infer(case: Case, material: Material, layout: str) -> Built:
 
 def _train(case: Case, material: Material, layout: str) -> Built:
     net = load_net(case, material, layout)
-    set_flags(case)
+    set_flags(case.device)
     step = Step(net, case)
     if case.device == "cuda" and step.scaler is None:
         replay, check = captured(net, step)

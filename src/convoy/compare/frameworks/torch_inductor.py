@@ -55,7 +55,7 @@ def _build(case: Case, material: Material, layout: str, mode: str) -> Built:
     torch._dynamo.reset()
     net = load_net(case, material, layout)
     config.freezing = not case.training
-    set_flags(case)
+    set_flags(case.device)
     compiled = torch.compile(net.model, mode=mode, dynamic=False)
     if case.training:
         step = Step(net, case, compiled)

@@ -140,9 +140,9 @@ def outputs_of(result: Any) -> Outputs:
     return {f"out{i}": t.detach().float().cpu().numpy().copy() for i, t in enumerate(float_outputs(result))}
 
 
-def set_flags(case: Case) -> None:
+def set_flags(device: str) -> None:
     """PyTorch's flags for speed on a GPU: cuDNN tries its algorithms, and fp32 is TF32 in matrix products too."""
-    if case.device == "cuda":
+    if device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True

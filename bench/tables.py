@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 
+from ablation_tables import STAGES, ablation_table
 from compare_tables import options_table, strategies_table
 from pruned_tables import pruned_net_table, pruned_table
 from zeroskip_tables import zeroskip_table
@@ -44,8 +45,13 @@ def rows_of(question: str) -> list[list[Row]]:
 
 
 def preferred_first(devices: Sequence[list[Row]]) -> list[list[Row]]:
-    """The same devices, H100s first: the device that the project is made for."""
-    return sorted(devices, key=lambda rows: "H100" not in rows[0]["device"])
+    """The same devices: GPUs first, of them the one on which most cases were measured, then H100s."""
+
+    def order(rows: list[Row]) -> tuple[bool, int, bool]:
+        cases = {(row["subject"], row["dtype"], row["batch"]) for row in rows if row["provider"].startswith("convoy")}
+        return "NVIDIA" not in rows[0]["device"], -len(cases), "H100" not in rows[0]["device"]
+
+    return sorted(devices, key=order)
 
 
 def settings(rows: Sequence[Row]) -> dict[Setting, dict[str, Row]]:
@@ -66,7 +72,9 @@ def geometric_mean(values: Sequence[float]) -> float:
 def latency_table(rows: Sequence[Row], title: str) -> str:
     """Nets down, providers across, and Convoy's gain over the best of the others."""
     cases = settings(rows)
-    providers = list(dict.fromkeys(name for by_provider in cases.values() for name in by_provider))
+    providers = list(
+        dict.fromkeys(name for by_provider in cases.values() for name in by_provider if name not in STAGES)
+    )
     providers.sort(key=lambda name: name == "convoy")
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     versions = "; ".join(dict.fromkeys(row["versions"] for row in rows))
@@ -231,6 +239,12 @@ def section(question: str, table: Callable[[Sequence[Row], str], str], title: st
     return "\n\n".join(table(rows, title) for rows in devices[: None if all_devices else 1]) or "Not measured yet."
 
 
+def ablations(question: str, title: str) -> str:
+    """The tables of those devices on which steps were timed apart."""
+    found = [ablation_table(rows, title) for rows in preferred_first(rows_of(question))]
+    return "\n\n".join(filter(None, found)) or "Not measured yet."
+
+
 def render(page: Path) -> dict[str, str]:
     """Marker name → text, for one page."""
     every = page.name != "README.md"
@@ -246,6 +260,8 @@ def render(page: Path) -> dict[str, str]:
         "strategies": section("study", strategies_table, "Strategies", all_devices=every),
         "study-figure": figures("study", page, all_devices=every),
         "training": section("training", latency_table, "A training step, update included", all_devices=every),
+        "training-ablation": ablations("training", "A training step by steps"),
+        "inference-ablation": ablations("inference", "Inference by steps"),
         "scaling-figure": figures("scaling", page, all_devices=every),
         "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
         "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),

@@ -3,7 +3,7 @@
 Run it to draw; with `--check` it exits 1 where a figure is not what the files say. The pictures are plain SVG, the same bytes
 for the same figures, with their own background in light and dark. Run `bench/tables.py` afterwards: it links them.
 
-One device of a question is the one that README.md shows (an H100 where there is one) and has the short file name; the others'
+One device of a question is the one that README.md shows (the GPU with most cases) and has the short file name; the others'
 files end in the device's name.
 """
 

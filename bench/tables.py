@@ -1,7 +1,7 @@
 """Writes the figures of README.md and docs/results.md from bench/results/*.csv, between their markers; never by hand.
 
 Run it to rewrite the pages, after bench/plots.py where figures have changed; with `--check` it exits 1 where they are not what
-the files say. README.md shows one device of each question (an H100 where there is one), docs/results.md all.
+the files say. README.md shows one device of each question (the GPU with most cases), docs/results.md all.
 """
 
 from __future__ import annotations

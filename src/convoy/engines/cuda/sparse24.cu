@@ -454,9 +454,6 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
       store_sums(d[part], pixel0, filter0 + part * 64, lane, z.pixels, z.k, z.pitch, y, residual);
 #endif
   }
-#if STAGED
-  if (thread == 0) stores_read();  // a block's memory must be there until then
-#endif
 }
 
 #if STAGED
@@ -521,5 +518,8 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
     registers_more<CONSUMER_REGISTERS>();
     consume(room, CONSUMERS == 1 ? 0 : (int)uniform(group - 1), first, step, y, residual, bias, MAPS_GIVEN, z);
   }
+#if STAGED
+  stores_read();  // of whoever asked for any; within the branch above, the assembler would not count on its registers
+#endif
   if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

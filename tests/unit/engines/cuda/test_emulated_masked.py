@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ CASES = {
     "split in two, a pair of eights and a half": (HALVES, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
     "split in three, an owner of nothing": (THIRDS, conv(1, 72, 5, 7, 128, 3, 1, 1, 0, dtype="bf16", epilogue=FULL)),
     "split in four, unequal shares": (QUARTERS, conv(1, 136, 9, 10, 72, 3, 2, 1, 1, 2, 1, 1, 2, epilogue=FULL)),
-    "staged, odd groups of pixels": (STAGED, conv(2, 8, 9, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
+    "staged, odd groups of pixels": (STAGED, conv(2, 8, 5, 8, 72, 3, 3, 1, 1, epilogue=FULL)),
     "staged without residual, several tiles a block": (STAGED, conv(2, 72, 9, 8, 40, 1, 1)),
     "staged, tall tiles, bf16, filters that are not there": (
         STAGED_TALL,
@@ -161,10 +162,10 @@ CASES = {
     ),
     "staged in a pair": (STAGED_PAIR, conv(2, 72, 5, 7, 72, 3, 1, 1, 0, epilogue=FULL)),
     "staged split in three": (STAGED_THIRDS, conv(2, 136, 5, 7, 136, 3, 1, 1, 0, 2, 1, epilogue=FULL)),
-    "halo as wide as the image": (HALO, conv(1, 264, 7, 7, 72, 3, 3, 1, 1, epilogue=FULL)),
-    "halo, rows of taps, bf16": (HALO_WIDE, conv(2, 72, 5, 13, 72, 3, 3, 1, 1, dtype="bf16", epilogue=FULL)),
-    "halo split in two": (HALO_HALVES, conv(1, 136, 7, 7, 72, 3, 3, 1, 1, epilogue=FULL)),
-    "halo split in three, no residual": (HALO_THIRDS, conv(1, 136, 7, 9, 72, 3, 3, 1, 1)),
+    "halo as wide as the image": (HALO, conv(1, 264, 4, 7, 24, 3, 3, 1, 1, epilogue=FULL)),
+    "halo, rows of taps, bf16": (HALO_WIDE, conv(2, 72, 3, 13, 72, 3, 3, 1, 1, dtype="bf16", epilogue=FULL)),
+    "halo split in two": (HALO_HALVES, conv(2, 72, 4, 7, 72, 3, 3, 1, 1, epilogue=FULL)),
+    "halo split in three, no residual": (HALO_THIRDS, conv(1, 136, 4, 9, 24, 3, 3, 1, 1)),
     "gathered 3x3": (GATHERED, conv(2, 24, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "gathered, tiles of no pieces": (GATHERED, conv(1, 264, 6, 7, 200, 1, 1, epilogue=FULL)),
     "gathered, stride, dilation, bf16": (
@@ -203,6 +204,21 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
         return chunks
 
     monkeypatch.setattr(Packing, "pack", wrong)
+    y, expected, _, _ = run(library, problem, form, 1)
+    assert not torch.equal(y, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "sizes"),
+    [
+        ("halo split in two", "pixel_map", (72, 6, 4, 2)),  # a column of x less
+        ("halo, rows of taps, bf16", "result_map", (64, 13, 3, 2)),  # eight filters of y less
+    ],
+)
+def test_a_planted_fault_in_a_map_is_seen(library, monkeypatch, name, of, sizes):
+    form, problem = CASES[name]
+    right = globals()[of]
+    monkeypatch.setitem(globals(), of, lambda *given: replace(right(*given), sizes=sizes))
     y, expected, _, _ = run(library, problem, form, 1)
     assert not torch.equal(y, expected)
 

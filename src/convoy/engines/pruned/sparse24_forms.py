@@ -94,13 +94,14 @@ def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:
     """
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
-    known = [replace(form, staged=0) for form in ordered if not form.halo and form.staged][:2]
+    own = {replace(form, stages=0): form for form in ordered if not form.staged}
+    known = [own[replace(form, stages=0, staged=0)] for form in ordered if not form.halo and form.staged][:2]
     # What sharing, splitting, room and depth bring is the least certain: each is tried where it might win.
     most = _HOPEFUL * min(ordered.values())
     hopeful = [form for form, guess in ordered.items() if guess <= most]
     chosen = _first(hopeful, lambda form: (form.cluster, form.split, form.blocks, form.depth, form.halo))
     tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters, form.halo))
-    kept = set(list(dict.fromkeys([*(form for form in known if form in ordered), *chosen, *tiles, *ordered]))[:limit])
+    kept = set(list(dict.fromkeys([*known, *chosen, *tiles, *ordered]))[:limit])
     return [form for form in ordered if form in kept]
 
 

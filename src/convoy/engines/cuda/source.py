@@ -77,7 +77,13 @@ def masked_source(kernel: str, settings: Mapping[str, int], dtype: str, *, spars
     """The same for a kernel for pruned weights; `sparse` products take 2:4 weights."""
     headers = "".join(text(f"{name}.cuh") for name in ("hopper", "masked", *MASKED))
     made = (sparse_product if sparse else product)(settings["BN"], dtype)
-    return defines(settings) + headers + made + text(f"{kernel}.cu")
+    return defines(settings) + headers + made + masked_text(kernel)
+
+
+def masked_text(kernel: str) -> str:
+    """A kernel for pruned weights without what it shares with others, in the order of its parts."""
+    parts = ("sparse24_room.cuh", "sparse24_copy.cuh", "sparse24_split.cuh") if kernel == "sparse24" else ()
+    return "".join(text(name) for name in (*parts, f"{kernel}.cu"))
 
 
 def plain_source(kernel: str, settings: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
-from convoy.engines.cuda.source import MASKED, defines, text
+from convoy.engines.cuda.source import MASKED, defines, masked_text, text
 from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing
 from convoy.engines.pruned.pieces import Lists
@@ -54,7 +54,7 @@ def library(tmp_path_factory):
     def kernel(name, macros):
         content = defines({**macros, "BYTES": 2}) + (HERE / "emulated.h").read_text()
         content += (HERE / "emulated_masked.h").read_text() + "".join(text(f"{header}.cuh") for header in MASKED)
-        content += text(f"{name}.cu") + (HERE / "launch_masked.h").read_text()
+        content += masked_text(name) + (HERE / "launch_masked.h").read_text()
         return build(content + {"sparse24": SPARSE24, "blocks": BLOCKS}[name])
 
     return kernel

@@ -156,7 +156,7 @@ def test_a_layer_of_few_pixels_and_many_channels_is_split():
     assert max(form.split for form in found[:3]) > 1
     assert {form.split for form in found} >= {1, 2, 4}
     assert {form.blocks for form in found} == {1, 2}
-    assert {form.depth for form in found} >= {1, 2}
+    assert len({form.depth for form in found}) > 1
 
 
 def test_a_split_and_more_under_way_change_the_guess_as_they_should():

@@ -209,6 +209,8 @@ STAGED = [
     Form(64, 48, 12, 1, 1, staged=1), Form(64, 72, 4, 2, 1, staged=1), Form(128, 96, 5, 1, 1, staged=1),
     Form(128, 64, 3, 2, 1, depth=2, staged=1), Form(64, 96, 4, 3, 1, staged=1), Form(128, 32, 4, 2, 2, staged=1),
     Form(64, 56, 4, 1, 1, split=3, blocks=2, staged=1), Form(128, 80, 4, 1, 1, split=2, staged=1),
+    Form(64, 48, 9, 1, 1, blocks=2, staged=2), Form(128, 96, 5, 1, 1, blocks=2, staged=2), Form(64, 72, 4, 2, 1, staged=2),
+    Form(128, 64, 4, 2, 2, staged=2), Form(128, 56, 5, 1, 1, split=4, blocks=2, staged=2),
 ]  # fmt: skip
 
 
@@ -218,13 +220,16 @@ def test_sparse24_is_exact_with_results_through_shared_memory(name, form, target
     problem = masked(sparse24.ENGINE, name)
     if iterations(problem) % form.depth:
         form = replace(form, depth=1)
+    if (form.split - 1) * form.each(problem) >= form.steps(problem):
+        form = replace(form, split=3)
     assert not faults(sparse24.ENGINE, problem, target, form.knobs)
 
 
 HALOS = [
     Form(64, 64, 12, 1, 1), Form(64, 64, 4, 1, 1, depth=3, blocks=2), Form(128, 112, 8, 1, 1), Form(64, 224, 4, 1, 1),
     Form(64, 32, 6, 2, 1, depth=3), Form(128, 48, 4, 2, 1), Form(64, 64, 6, 1, 1, split=2),
-    Form(128, 32, 4, 1, 1, depth=3, split=2), Form(64, 96, 5, 1, 1, split=4, blocks=2),
+    Form(128, 32, 4, 1, 1, depth=3, split=2), Form(64, 64, 4, 1, 1, depth=3, blocks=2, staged=2),
+    Form(64, 96, 5, 1, 1, split=4, blocks=2),
 ]  # fmt: skip
 """Of tiles of 16 columns a row: of 14 by 14, or of 9 by 11 pixels."""
 
@@ -233,7 +238,7 @@ HALOS = [
 @pytest.mark.parametrize("name", ["3x3 bf16", "odd blocks", "wide"])
 def test_sparse24_is_exact_with_pixels_that_all_taps_share(name, form, target):
     problem = masked(sparse24.ENGINE, name)
-    form = replace(form, staged=1, halo=16)
+    form = replace(form, staged=max(form.staged, 1), halo=16)
     if (form.split - 1) * form.each(problem) >= form.steps(problem):
         form = replace(form, split=2)
     assert not faults(sparse24.ENGINE, problem, target, form.knobs)
@@ -260,7 +265,9 @@ HELD = {"stages": 4, "pixels": 56, "staged": 1, "halo": 8}
         {"cluster": 2},
         {"staged": 1},
         {"staged": 1, "split": 2},
+        {"staged": 2},
         HELD,
+        {**HELD, "staged": 2},
         {**HELD, "split": 4},
     ],
 )

@@ -56,6 +56,9 @@ DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: 
 DEVICE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void group_meet(int who) { asm volatile("bar.sync %0, 128;" ::"r"(who + 1) : "memory"); }
 
+// The same of all that multiply.
+template <int WARPGROUPS> DEVICE void consumers_meet() { asm volatile("bar.sync 4, %0;" ::"n"(128 * WARPGROUPS) : "memory"); }
+
 // 8x8 matrices of half values, transposed, to or from rows of sixteen bytes: eight lanes in turn give a matrix's rows. Of a matrix,
 // each lane has two neighbours of row lane/4.
 DEVICE void put_matrices(u32 at, const u32 (&v)[4]) {

@@ -8,7 +8,7 @@
 // and stores a part of the tile, in the order of the ranks. One iteration is DEPTH blocks, each one tap and 64 channels: two
 // products of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the
 // second's. With BLOCKS 2, a multiprocessor has room for two: the next kernel's weights are there before this one has ended. With
-// STAGED, results go through shared memory and by TMA.
+// STAGED, results go through shared memory and by TMA: 1, through some of their own; 2, through the ring's, where a block has one tile.
 //
 // With PITCH, for 3x3 layers of stride 1, a tile is some rows of one image, PITCH columns each, of which the last ones are none of
 // the image's. A block of 64 channels of these rows and their neighbours is copied once, as a plain box, and read at nine places; the
@@ -89,12 +89,14 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
     // Of a split, the first block adds the bias: the others' filters all lie behind the last one that has any.
     begin(d, filter0, lane, SPLIT == 1 || room.rank == 0 ? z.k : 0, bias);
     if (unit == first) wait_for_forerunner();
-#if STAGED && SPLIT == 1 && RESIDUAL
+#if STAGED
+    Corner to = corner(unit, z);
+    to.filter = group * FILTERS + who * ROWS;
+#endif
+#if STAGED == 1 && SPLIT == 1 && RESIDUAL
     if (thread == 0) {
-      Corner from = corner(unit, z);
-      from.filter = group * FILTERS + who * ROWS;
       stores_read();
-      ask_residuals(staged, given, from, z.k, residual_map);
+      ask_residuals(staged, given, to, z.k, residual_map);
     }
 #endif
     // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
@@ -115,6 +117,12 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
         if (i + set >= PENDING) done.next(room, lane);
       }
     products_wait<0>();
+#if STAGED == 2
+    consumers_meet<CONSUMERS>();  // nobody reads the ring any more, and nothing comes to it
+#if SPLIT == 1 && RESIDUAL
+    if (thread == 0) ask_residuals(staged, given, to, z.k, residual_map);
+#endif
+#endif
 #if SPLIT > 1
     cluster_wait();  // the others' barriers are there
     send_sums(d, room.sums, room.arrived, room.rank, who, thread);
@@ -123,8 +131,6 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
     while (done.ring.stage != at.ring.stage) done.next(room, lane);
 #endif
 #if STAGED
-    Corner to = corner(unit, z);
-    to.filter = group * FILTERS + who * ROWS;
 #if SPLIT > 1
     copy_owned(room, who, thread, to, z.k, y_map);
 #else

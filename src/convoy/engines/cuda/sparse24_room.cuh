@@ -25,7 +25,7 @@ struct Sizes {
 #define ITEMS (PARTS * PAIRS)
 #define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
 #define INBOX_BYTES (SPLIT == 1 ? 0 : CONSUMERS * MOST_OWNED * (SPLIT - 1) * 4096)
-#define STAGED_BYTES (!STAGED ? 0 : CONSUMERS * (SPLIT == 1 ? PARTS * BN * 128 : MOST_OWNED * 2048))
+#define STAGED_BYTES (STAGED != 1 ? 0 : CONSUMERS * (SPLIT == 1 ? PARTS * BN * 128 : MOST_OWNED * 2048))
 
 // Where things lie in shared memory, and which block of the cluster this is.
 struct Room {
@@ -34,8 +34,8 @@ struct Room {
   DEVICE_MEMBER void lay_out(u32 base) {
     stages = base;
     halos = stages + STAGES * STAGE_BYTES;
-    staged = halos + HALOS_BYTES;
-    sums = staged + STAGED_BYTES;
+    sums = halos + HALOS_BYTES + STAGED_BYTES;
+    staged = STAGED == 2 ? stages : halos + HALOS_BYTES;
     full = sums + INBOX_BYTES;
     empty = full + 8 * STAGES;
     halo_full = empty + 8 * STAGES;

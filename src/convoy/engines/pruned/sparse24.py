@@ -86,7 +86,7 @@ class SparseExecutable(Executable):
             ]
         device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
         clusters = form.units(problem)
-        if form.split == 1:  # a split's sums have room for one tile
+        if form.split == 1 and form.staged < 2:  # otherwise sums or results have room for one tile
             clusters = min(clusters, self.function.clusters(device, threads, size))
         self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
 

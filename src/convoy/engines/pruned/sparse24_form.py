@@ -50,7 +50,8 @@ class Form:
         depth: blocks of 64 channels of an iteration, 1 or 2.
         split: blocks that share a tile, each with some of the taps and channels; 1 where `cluster` is more.
         blocks: that a multiprocessor has room for, 1 or 2: with room, the next kernel begins while this one ends.
-        staged: 1 where results go through shared memory and by tensor copies, 0 where each lane stores its own.
+        staged: 0 where each lane stores its own results; where they go through shared memory and by tensor copies 1 if some is
+            kept for them, 2 if it is the ring's: then a block has one tile.
         halo: 0, or columns of a row of a tile, for 3x3 layers of stride 1: a tile is some rows of one image, and all taps read
             the same copy of their pixels; `depth` is 1 or 3 taps then, and `cluster` 1.
     """
@@ -75,14 +76,19 @@ class Form:
     def of(cls, knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
-        right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.staged in (0, 1)
+        right = form.rows in (64, 128) and (form.consumers, form.blocks) in REGISTERS and form.staged in (0, 1, 2)
         right &= form.depth in ((1, 3) if form.halo else (1, 2))
         if form.halo:
             right &= (
-                form.staged == form.cluster == 1 and form.halo > 0 == form.halo % 8 and form.pixels % form.halo == 0
+                form.staged > 0
+                and form.cluster == 1
+                and form.halo > 0 == form.halo % 8
+                and form.pixels % form.halo == 0
             )
         right &= form.cluster in (1, 2, 4) and 1 <= form.split <= (MOST_SPLIT if form.cluster == 1 else 1)
         right &= 0 < form.pixels <= 256 and form.pixels % (8 * form.cluster) == 0 and 2 <= form.stages <= MOST_STAGES
+        if form.staged == 2:
+            right &= form.result_bytes <= form.stages * form.stage_bytes
         if not right or form.shared_bytes > SHARED_BYTES[form.blocks]:
             raise InputError(
                 "knobs",
@@ -122,9 +128,12 @@ class Form:
 
     @property
     def staged_bytes(self) -> int:
-        """What results go through: a tile's, or the items of a block of a split."""
-        if not self.staged:
-            return 0
+        """What is kept for results."""
+        return self.result_bytes if self.staged == 1 else 0
+
+    @property
+    def result_bytes(self) -> int:
+        """A tile's results, or those of a block of a split, in whole items."""
         return self.consumers * self._owned * 2048 if self.split > 1 else self.filters * self.pixels * 2
 
     def halo_rows(self, width: int) -> int:

@@ -38,7 +38,7 @@ _PEER_BYTES_NS_PER_SM: Final = 18.0
 """To the shared memory of other blocks."""
 
 _TILE_NS: Final = 240.0
-_STORE_BYTES_NS_PER_SM: Final = {0: 20.7, 1: 40.0}
+_STORE_BYTES_NS_PER_SM: Final = {False: 20.7, True: 40.0}
 """By the way of results: each lane's own were measured, those through shared memory are a guess: half of what loads get."""
 
 _STAGING_NS: Final = 100.0
@@ -71,9 +71,8 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     loads = (form.filters * ROW_BYTES + pixels * PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
     # Of the stages whose products are under way, half are as good as free.
     latency = _LATENCY_NS / (form.stages - form.pending / 2) / form.depth
-    store = (
-        form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM[form.staged] + form.staged * _STAGING_NS
-    )
+    store = form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM[form.staged > 0]
+    store += _STAGING_NS if form.staged else 0.0
     if form.split > 1:
         sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
         store += sent / _PEER_BYTES_NS_PER_SM + _MEETING_NS
@@ -147,14 +146,20 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
         depths = (1, 2) if iterations(problem) % 2 == 0 else (1,)
         for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
             if pixels < total + 32:
-                for depth, blocks, staged in product(depths, (1, 2), (0, 1)):
-                    yield from _held(
-                        Form(rows, pixels, 2, consumers, cluster, depth, split, blocks, staged), problem, units
-                    )
+                for depth, blocks in product(depths, (1, 2)):
+                    form = Form(rows, pixels, 2, consumers, cluster, depth, split, blocks)
+                    yield from _held(form, problem, units)
+                    yield from _held(_staged(form, problem, units), problem, units)
         for columns, pixels in _halos(problem) if cluster == 1 else ():
             for depth, blocks in product((1, 3), (1, 2)):
                 form = Form(rows, pixels, 2, consumers, 1, depth, split, blocks, 1, columns)
-                yield from _held(form, problem, units)
+                yield from _held(_staged(form, problem, units), problem, units)
+
+
+def _staged(form: Form, problem: ConvProblem, units: int) -> Form:
+    """The form with results through the ring, where each block has one tile; residuals had better come before its end."""
+    alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
+    return replace(form, staged=2 if alone else 1)
 
 
 def _held(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
@@ -180,5 +185,5 @@ def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
     stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
     if form.cluster > 1 and stages > 3:
         stages -= stages % 2  # with an odd number, one thread alone copies a cluster's pixels
-    if stages >= 3:
+    if stages >= 3 and (form.staged < 2 or form.result_bytes <= stages * form.stage_bytes):
         yield replace(form, stages=stages)

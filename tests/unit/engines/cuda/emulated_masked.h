@@ -91,17 +91,21 @@ DEVICE void publish_writes() {}
 DEVICE void prefetch_bytes(const unsigned char*, u32 bytes) { if (bytes % 16) faults++; }
 static std::map<std::pair<Block*, int>, std::unique_ptr<Meeting>> groups;
 static std::mutex groups_mutex;
-DEVICE void group_meet(int who) {
+static void some_meet(int who, int threads) {
   Meeting* meeting;
   {
     std::lock_guard<std::mutex> l(groups_mutex);
     auto& found = groups[{here, who}];
-    if (!found) found = std::make_unique<Meeting>(128);
+    if (!found) found = std::make_unique<Meeting>(threads);
     meeting = found.get();
   }
-  if ((int)threadIdx.x / 128 != who + 1) faults++;
   meeting->meet();
 }
+DEVICE void group_meet(int who) {
+  if ((int)threadIdx.x / 128 != who + 1) faults++;
+  some_meet(who, 128);
+}
+template <int WARPGROUPS> DEVICE void consumers_meet() { some_meet(3, 128 * WARPGROUPS); }
 // Matrices of half values, transposed, to rows of sixteen bytes and back: lane 8·m + r gives row r of matrix m.
 template <typename Element> static void matrices(u32 at, int count, Element each) {
   int lane = threadIdx.x % 32;

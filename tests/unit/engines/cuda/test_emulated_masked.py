@@ -103,7 +103,7 @@ def run(library, problem, form, blocks, sliced=0):
         added = emulated_map(y if residual is None else residual, result_map(problem, form, k))
         last = [ctypes.byref(results), ctypes.byref(added)]
         held, first, grid = (chunks,), [ctypes.byref(pixels), address(chunks)], blocks * form.cluster
-        grid = form.units(problem) * form.split if form.split > 1 else grid
+        grid = form.units(problem) * form.cluster * form.split if form.split > 1 or form.staged == 2 else grid
     else:
         lists = Lists(problem, form.filters)
         last = []
@@ -141,6 +141,10 @@ HALO = Form(64, 24, 4, 1, 1, staged=1, halo=8)
 HALO_WIDE = Form(128, 32, 7, 1, 1, depth=3, staged=1, halo=16)
 HALO_HALVES = Form(64, 24, 3, 2, 1, split=2, staged=1, halo=8)
 HALO_THIRDS = Form(64, 48, 3, 1, 1, depth=3, split=3, staged=1, halo=16)
+IN_RING = Form(64, 24, 3, 2, 1, staged=2)
+IN_RING_THIRDS = replace(STAGED_THIRDS, staged=2)
+IN_RING_PAIR = replace(STAGED_PAIR, staged=2)
+HALO_IN_RING = Form(64, 48, 3, 1, 1, depth=3, split=2, blocks=2, staged=2, halo=16)
 GATHERED = blocks.Form(64, 32, 5, 1)
 GATHERED_WIDE = blocks.Form(128, 16, 3, 2)
 CASES = {
@@ -166,6 +170,10 @@ CASES = {
     "halo, rows of taps, bf16": (HALO_WIDE, conv(2, 72, 3, 13, 72, 3, 3, 1, 1, dtype="bf16", epilogue=FULL)),
     "halo split in two": (HALO_HALVES, conv(2, 72, 4, 7, 72, 3, 3, 1, 1, epilogue=FULL)),
     "halo split in three, no residual": (HALO_THIRDS, conv(1, 136, 4, 9, 24, 3, 3, 1, 1)),
+    "results in the ring": (IN_RING, conv(1, 72, 5, 8, 136, 3, 1, 1, 0, epilogue=FULL)),
+    "results in the ring, split": (IN_RING_THIRDS, conv(1, 136, 5, 7, 136, 3, 1, 1, 0, 2, 1, epilogue=FULL)),
+    "results in the ring, pair": (IN_RING_PAIR, conv(1, 72, 5, 7, 72, 1, 1)),
+    "halo, results in the ring": (HALO_IN_RING, conv(1, 136, 4, 9, 24, 3, 3, 1, 1, epilogue=FULL)),
     "gathered 3x3": (GATHERED, conv(2, 24, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "gathered, tiles of no pieces": (GATHERED, conv(1, 264, 6, 7, 200, 1, 1, epilogue=FULL)),
     "gathered, stride, dilation, bf16": (

@@ -196,7 +196,7 @@ def test_a_large_layer_is_expected_to_gain_on_dense_weights():
     [
         {"rows": 96}, {"pixels": 20}, {"pixels": 264}, {"cluster": 3}, {"stages": 1}, {"depth": 3}, {"blocks": 3},
         {"split": 2}, {"cluster": 1, "split": 9}, {"blocks": 2, "consumers": 3}, {"blocks": 2, "pixels": 128},
-        {"stages": 8, "pixels": 192}, {"stages": 13, "pixels": 8}, {"staged": 2}, {"halo": 16}, {"halo": -16},
+        {"stages": 8, "pixels": 192}, {"stages": 13, "pixels": 8}, {"staged": 3}, {"halo": 16}, {"halo": -16},
         {"halo": 16, "cluster": 1, "depth": 1}, {"halo": 16, "cluster": 1, "depth": 2, "staged": 1},
         {"halo": 24, "cluster": 1, "depth": 1, "staged": 1},
         {"halo": 64, "cluster": 1, "depth": 1, "staged": 1, "stages": 12, "consumers": 3},
@@ -235,7 +235,7 @@ def test_a_3x3_layer_is_offered_with_a_halo_and_results_both_ways():
     for problem in (SPARSE, SMALL):
         found = [Form.of(knobs) for knobs in ENGINE.space(problem, H100)]
         assert {form.halo > 0 for form in found} == {True, False}
-        assert {form.staged for form in found} == {0, 1}
+        assert {form.staged for form in found} >= {0, 2}
         assert {form.depth for form in found if form.halo} == {1, 3}
         assert all(form.fits(problem) for form in found)
 

@@ -36,6 +36,24 @@ static __device__ __forceinline__ element narrow(float v)
                  :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
 #define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
 #define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+/* The multiply-adds of a piece, as instructions: compiled as expressions they take NVRTC more than twice as long. A thread's sums
+   are operands from 0 on, then come the addresses of its inputs and of the values. */
+typedef unsigned address;
+#define ADDRESS(p) ((address)__cvta_generic_to_shared(p))
+#define BEGIN_CODE(inputs, values) \
+    asm volatile("{\n.reg .u32 x, w;\nmov.u32 x, %" #inputs ";\nmov.u32 w, %" #values ";\n"
+#define LOAD1(word, at) ".reg .f32 x" #word ";\nld.shared.f32 x" #word ", [x+" #at "];\n"
+#define LOAD2(word, at) \
+    ".reg .f32 x" #word "x, x" #word "y;\nld.shared.v2.f32 {x" #word "x, x" #word "y}, [x+" #at "];\n"
+#define FOUR_OF(name) name "x, " name "y, " name "z, " name "w"
+#define LOAD4(word, at) \
+    ".reg .f32 " FOUR_OF("x" #word) ";\nld.shared.v4.f32 {" FOUR_OF("x" #word) "}, [x+" #at "];\n"
+#define VALUES(word, at) \
+    ".reg .f32 " FOUR_OF("w" #word) ";\nld.shared.v4.f32 {" FOUR_OF("w" #word) "}, [w+" #at "];\n"
+#define FMA(sum, input, value) "fma.rn.f32 %" #sum ", " #input ", " #value ", %" #sum ";\n"
+#define FMA_BITS(sum, input, bits) "fma.rn.f32 %" #sum ", " #input ", 0f" #bits ", %" #sum ";\n"
+#define SUM(a) "+f"(a)
+#define END_CODE(...) "}" : __VA_ARGS__ : "r"(inputs), "r"(weights) : "memory");
 #define SHARED extern __shared__ __align__(16) float staged[]
 /* A linked function does not see that its arguments are a kernel's. */
 #define GLOBAL(p) __builtin_assume(__isGlobal(p))

@@ -39,7 +39,7 @@ LEAST_CAPABILITY: Final = 80
 """cp.async."""
 
 MOST_NONZEROS: Final = 240_000
-"""NVRTC 13 takes a third of a millisecond a multiply-add on one core: 16 cores take five seconds, of one pixel a thread."""
+"""NVRTC 13 takes half a millisecond a multiply-add on one core: 16 cores take seven seconds, of one pixel a thread."""
 
 UNLINKED_NONZEROS: Final = 8_000
 """Where nothing links units, one core compiles everything."""
@@ -143,7 +143,7 @@ class PrunedCuda(Engine):
     """Specialised CUDA C for forward convolutions in fp32 and fp16, nchw."""
 
     id = "pruned.cuda"
-    version = 3
+    version = 4
     family = "direct"
     trusted = False
     reads_mask = True

@@ -22,7 +22,7 @@ STEP_FMAS: Final = 64
 """Multiply-adds of a thread in one step, at least: a barrier costs as much as some ten."""
 
 MOST_FMAS: Final = 400_000
-"""Multiply-add instructions of one form, at most: at a third of a millisecond each, ten seconds of 16 cores."""
+"""Multiply-add instructions of one form, at most: at half a millisecond each, twelve seconds of 16 cores."""
 
 SPACE_FMAS: Final = 1_000_000
 """The same of all forms of a space."""

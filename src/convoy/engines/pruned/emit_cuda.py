@@ -13,10 +13,11 @@ change. Every name and number in the text is made from integers and floats of ch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from convoy.engines.cuda.source import defines, text
 from convoy.engines.pruned.ir import Group, Kernel, Piece
@@ -24,11 +25,13 @@ from convoy.engines.pruned.layout import Layout
 from convoy.engines.pruned.steps import WORD, Step, buffers_of, steps
 
 UNIT_FMAS: Final = 4000
-"""Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each, and units are compiled
-side by side."""
+"""Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each (one, where they are not
+instructions but expressions), and units are compiled side by side."""
 
 FOUR: Final = 4
 """Floats of the widest copy."""
+
+FLOAT_BYTES: Final = 4
 
 MOST_ROUNDS: Final = 8
 """Positions of a tile that a thread copies in each plane, at most: it remembers where they are, a register each."""
@@ -143,8 +146,8 @@ class _Writer:
     ) -> None:
         self.code, self.layout, self.steps, self.values = kernel, layout, found, values
         self.buffers, self.floats = buffers
-        self.tiles = kernel.positions // kernel.tile
-        self.threads = kernel.lanes * kernel.splits
+        self.tiles, self.splits = kernel.positions // kernel.tile, kernel.splits
+        self.threads = kernel.lanes * self.splits
         self.planes = max((len(step.stage) for group in found for step in group), default=0)
         shift = fours(layout, kernel.tile)
         copied = kernel.span if shift is None else kernel.span // FOUR
@@ -157,8 +160,8 @@ class _Writer:
         )
         self.fours = self.run and shift is not None
         self.shift = shift if self.fours and shift is not None else 0
-        sums = max(len(group.filters) for group in kernel.groups) * kernel.tile * kernel.splits
-        self.shared_bytes = 4 * max(self.buffers * self.floats, sums if kernel.splits > 1 else 0)
+        sums = max(len(group.filters) for group in kernel.groups) * kernel.tile * self.splits
+        self.shared_bytes = 4 * max(self.buffers * self.floats, sums if self.splits > 1 else 0)
         fits = self._table_bytes(units) <= CONSTANT_BYTES
         self.table = f"static {'__constant__' if fits else '__device__ const'}"
 
@@ -171,7 +174,7 @@ class _Writer:
             "N": problem.n, "C": problem.c, "H": problem.h, "W": problem.w, "K": problem.k, "P": problem.p, "Q": problem.q,
             "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "PAD_H": problem.pad_h, "PAD_W": problem.pad_w,
             "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "PHASES": len(phases), "LANES": kernel.lanes,
-            "VECTORS": kernel.vectors, "SPLITS": kernel.splits, "TILE": kernel.tile, "SPAN": kernel.span,
+            "VECTORS": kernel.vectors, "SPLITS": self.splits, "TILE": kernel.tile, "SPAN": kernel.span,
             "TILES": self.tiles, "THREADS": self.threads, "ALONG": self.along, "ROUNDS": self.rounds,
             "SHIFT": self.shift,
         }  # fmt: skip
@@ -214,7 +217,7 @@ class _Writer:
     def function(self, at: int) -> str:
         """A group's function."""
         kernel, group = self.code, self.code.groups[at]
-        sums = [f"a{total}_{v} = 0" for total in range(len(group.filters)) for v in range(kernel.vectors)]
+        sums = [f"a{index} = 0" for index in range(len(group.filters) * kernel.vectors)]
         lines = [f'extern "C" __device__ GROUP void group_{at}({_ARGUMENTS})', "{", "    SHARED;"]
         lines.append("    GLOBAL(bias); GLOBAL(residual); GLOBAL(y);")
         lines.append("    const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;")
@@ -242,12 +245,12 @@ class _Writer:
 
     def _steps(self, at: int) -> list[str]:
         """Every step's multiply-adds, with as many steps as fit on their way."""
-        count = len(self.steps[at])
+        count, sums = len(self.steps[at]), len(self.code.groups[at].filters) * self.code.vectors
         under_way = min(self.buffers, count)
         lines = [*self._values(at, 0, under_way), "    AWAIT;", *self._planes(at, 0, under_way)]
         for index, step in enumerate(self.steps[at]):
             lines += [f"    WAIT({under_way - index - 1});", "    __syncthreads();"]
-            lines += self._code(step, index % self.buffers * self.floats)
+            lines += self._code(step, index % self.buffers * self.floats, sums)
             if under_way < count:
                 first, under_way = under_way, under_way + 1
                 lines.append("    __syncthreads();")
@@ -278,72 +281,72 @@ class _Writer:
             lines += [f"    stage_list({base}, x, planes_{at}_{index}, {len(step.stage)});", "    COMMIT;"]
         return lines
 
-    def _code(self, step: Step, base: int) -> list[str]:
+    def _code(self, step: Step, base: int, sums: int) -> list[str]:
         """A step's multiply-adds: each split runs its own."""
         lines = ["    {"]
-        lines.append(f"    const WORDS *const x = (const WORDS *)(staged + {base + step.floats}) + lane;")
-        if self.values is None:
-            lines.append(f"    const float4 *const w = (const float4 *)(staged + {base});")
-        if self.code.splits > 1:
+        lines.append(f"    const address inputs = ADDRESS((const WORDS *)(staged + {base + step.floats}) + lane);")
+        lines.append(f"    const address weights = ADDRESS(staged + {base});")
+        if self.splits > 1:
             lines.append("    switch (split) {")
         for piece in step.pieces:
-            if self.code.splits > 1:
+            if self.splits > 1:
                 lines.append(f"    case {piece.split}: {{")
-            lines += self._piece(piece, step.first)
-            if self.code.splits > 1:
+            lines += self._piece(piece, step.first, sums)
+            if self.splits > 1:
                 lines.append("    } break;")
-        if self.code.splits > 1:
+        if self.splits > 1:
             lines.append("    }")
         return [*lines, "    }"]
 
-    def _piece(self, piece: Piece, first: int) -> list[str]:
-        """A piece's multiply-adds; a word is loaded where it is used first."""
+    def _piece(self, piece: Piece, first: int, sums: int) -> list[str]:
+        """A piece's multiply-adds, in the words of pruned.cuh; a word is loaded where it is used first."""
         vectors = self.code.vectors
         inputs: set[int] = set()
         weights: set[int] = set()
-        lines: list[str] = []
+        lines = [f"    BEGIN_CODE({sums}, {sums + 1})"]
         for load in piece.loads:
             needed = [load.offset + self.shift + v for v in range(vectors)]
             for word in dict.fromkeys(place // vectors for place in needed):
                 if word not in inputs:
                     inputs.add(word)
-                    lines.append(f"    const WORDS x{word} = x[{word}];")
+                    lines.append(f"    LOAD{vectors}({word}, {FLOAT_BYTES * vectors * word})")
             for total, value in load.uses:
-                weight, word = self._weight(value, first)
+                multiply, weight, word = self._weight(value, first)
                 if self.values is None and word not in weights:
                     weights.add(word)
-                    lines.append(f"    const float4 w{word} = w[{word}];")
+                    lines.append(f"    VALUES({word}, {FLOAT_BYTES * WORD * word})")
                 products = [
-                    f"a{total}_{v} = fmaf({self._part(f'x{place // vectors}', place)}, {weight}, a{total}_{v});"
+                    f"{multiply}({total * vectors + v}, {self._part(place)}, {weight})"
                     for v, place in enumerate(needed)
                 ]
                 lines.append("    " + " ".join(products))
-        return lines
+        return [*lines, f"    END_CODE({', '.join(f'SUM(a{index})' for index in range(sums))})"]
 
-    def _part(self, word: str, place: int) -> str:
-        """One float of a word of inputs."""
-        return word if self.code.vectors == 1 else f"{word}.{'xyzw'[place % self.code.vectors]}"
+    def _part(self, place: int) -> str:
+        """The name of one input of a thread's words."""
+        word, part = divmod(place, self.code.vectors)
+        return f"x{word}" if self.code.vectors == 1 else f"x{word}{'xyzw'[part]}"
 
-    def _weight(self, value: int, first: int) -> tuple[str, int]:
-        """A value as an operand, and the word that holds it."""
+    def _weight(self, value: int, first: int) -> tuple[str, str, int]:
+        """What multiplies by a value, the value as an operand, and the word that holds it."""
         if self.values is not None:
-            return _literal(self.values[value]), 0
+            return "FMA_BITS", _bits(self.values[value]), 0
         word, place = divmod(value - first, WORD)
-        return f"w{word}.{'xyzw'[place]}", word
+        return "FMA", f"w{word}{'xyzw'[place]}", word
 
     def _results(self, at: int, group: Group) -> list[str]:
         """Sums to y, with what follows, where the position is a pixel."""
         kernel, count = self.code, len(group.filters)
-        names = [f"a{total}_{{}}" for total in range(count)]
-        if kernel.splits == 1:
+        names = [[f"a{total * kernel.vectors + v}" for v in range(kernel.vectors)] for total in range(count)]
+        if self.splits == 1:
             lines = ["    PLACE(lane);"]
-            for name, k in zip(names, group.filters, strict=True):
-                sums = ", ".join(name.format(v) for v in range(kernel.vectors))
+            for own, k in zip(names, group.filters, strict=True):
+                sums = ", ".join(own)
                 lines += [f"    {{ const float sums[] = {{{sums}}}; store({k}, place, sums, bias, residual, y); }}"]
             return lines
         lines = ["    __syncthreads();", f"    float *const sums = staged + split * {count} * TILE + VECTORS * lane;"]
-        for total, name in enumerate(names):
-            lines += [f"    sums[{total} * TILE + {v}] = {name.format(v)};" for v in range(kernel.vectors)]
+        for total, own in enumerate(names):
+            lines += [f"    sums[{total} * TILE + {v}] = {name};" for v, name in enumerate(own)]
         filters = f"{group.filters[0]} + total" if _is_run(group.filters) else f"filters_{at}[total]"
         return [
             *lines, "    __syncthreads();", "    PLACE(lane);", UNROLL_NONE,
@@ -385,10 +388,6 @@ def _is_run(numbers: Sequence[int]) -> bool:
     return tuple(numbers) == tuple(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
 
 
-def _literal(value: float) -> str:
-    """A float as C: exact, whatever it is."""
-    if math.isnan(value):
-        return "__int_as_float(0x7fc00000)"
-    if math.isinf(value):
-        return f"__int_as_float({'0x7f800000' if value > 0 else '0xff800000'})"
-    return f"{float(value).hex()}f"
+def _bits(value: float) -> str:
+    """A float's bits in hexadecimal: exact, whatever it is."""
+    return f"{int(np.float32(value).view(np.uint32)):08X}"

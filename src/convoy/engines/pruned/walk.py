@@ -163,9 +163,10 @@ def _runs(entries: NDArray[np.int64], keys: NDArray[np.int64]) -> list[NDArray[n
 
 def _together(loads: Sequence[NDArray[np.int64]], phases: int) -> Iterator[list[NDArray[np.int64]]]:
     """Loads of one channel after another."""
+    channels = [int(load[0, _PLANE]) // phases for load in loads]
     start = 0
     for at in range(1, len(loads) + 1):
-        if at == len(loads) or loads[at][0, _PLANE] // phases != loads[start][0, _PLANE] // phases:
+        if at == len(loads) or channels[at] != channels[start]:
             yield list(loads[start:at])
             start = at
 
@@ -205,11 +206,15 @@ def _piece(
     """The IR of one piece, whose values begin at `done`."""
     base = {plane: index * layout.span for index, plane in enumerate(stage)}
     pitch = layout.plane
+    sizes = [len(load) for load in loads]
+    whole = np.concatenate(loads)
+    heads = whole[np.cumsum([0, *sizes[:-1]])]
+    sums = whole[:, _SUM].tolist()
     code: list[Load] = []
-    for load in loads:
-        plane, offset = int(load[0, _PLANE]), int(load[0, _OFFSET])
+    at = 0
+    for plane, offset, size in zip(heads[:, _PLANE].tolist(), heads[:, _OFFSET].tolist(), sizes, strict=True):
         start = base[plane] if stage else plane * pitch
-        uses = tuple(zip(load[:, _SUM].tolist(), range(done, done + len(load)), strict=True))
+        uses = tuple(zip(sums[at : at + size], range(done + at, done + at + size), strict=True))
         code.append(Load(start + offset, uses))
-        done += len(uses)
+        at += size
     return Piece(begins, tuple(code), stage, split)

@@ -74,6 +74,24 @@ static __device__ __forceinline__ element narrow(float v)
                  :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
 #define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
 #define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+/* The multiply-adds of a piece, as instructions: compiled as expressions they take NVRTC more than twice as long. A thread's sums
+   are operands from 0 on, then come the addresses of its inputs and of the values. */
+typedef unsigned address;
+#define ADDRESS(p) ((address)__cvta_generic_to_shared(p))
+#define BEGIN_CODE(inputs, values) \
+    asm volatile("{\n.reg .u32 x, w;\nmov.u32 x, %" #inputs ";\nmov.u32 w, %" #values ";\n"
+#define LOAD1(word, at) ".reg .f32 x" #word ";\nld.shared.f32 x" #word ", [x+" #at "];\n"
+#define LOAD2(word, at) \
+    ".reg .f32 x" #word "x, x" #word "y;\nld.shared.v2.f32 {x" #word "x, x" #word "y}, [x+" #at "];\n"
+#define FOUR_OF(name) name "x, " name "y, " name "z, " name "w"
+#define LOAD4(word, at) \
+    ".reg .f32 " FOUR_OF("x" #word) ";\nld.shared.v4.f32 {" FOUR_OF("x" #word) "}, [x+" #at "];\n"
+#define VALUES(word, at) \
+    ".reg .f32 " FOUR_OF("w" #word) ";\nld.shared.v4.f32 {" FOUR_OF("w" #word) "}, [w+" #at "];\n"
+#define FMA(sum, input, value) "fma.rn.f32 %" #sum ", " #input ", " #value ", %" #sum ";\n"
+#define FMA_BITS(sum, input, bits) "fma.rn.f32 %" #sum ", " #input ", 0f" #bits ", %" #sum ";\n"
+#define SUM(a) "+f"(a)
+#define END_CODE(...) "}" : __VA_ARGS__ : "r"(inputs), "r"(weights) : "memory");
 #define SHARED extern __shared__ __align__(16) float staged[]
 /* A linked function does not see that its arguments are a kernel's. */
 #define GLOBAL(p) __builtin_assume(__isGlobal(p))
@@ -264,7 +282,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     SHARED;
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
-    float a0_0 = 0;
+    float a0 = 0;
     AWAIT;
     stage_list(staged + 4, x, planes_0_0, 1);
     COMMIT;
@@ -273,19 +291,25 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     WAIT(1);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
-    const WORDS x0 = x[0];
-    a0_0 = fmaf(x0, 0x0.0p+0f, a0_0);
+    const address inputs = ADDRESS((const WORDS *)(staged + 4) + lane);
+    const address weights = ADDRESS(staged + 0);
+    BEGIN_CODE(1, 2)
+    LOAD1(0, 0)
+    FMA_BITS(0, x0, 00000000)
+    END_CODE(SUM(a0))
     }
     WAIT(0);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 40) + lane;
-    const WORDS x0 = x[0];
-    a0_0 = fmaf(x0, 0x1.6000000000000p+2f, a0_0);
+    const address inputs = ADDRESS((const WORDS *)(staged + 40) + lane);
+    const address weights = ADDRESS(staged + 36);
+    BEGIN_CODE(1, 2)
+    LOAD1(0, 0)
+    FMA_BITS(0, x0, 40B00000)
+    END_CODE(SUM(a0))
     }
     PLACE(lane);
-    { const float sums[] = {a0_0}; store(0, place, sums, bias, residual, y); }
+    { const float sums[] = {a0}; store(0, place, sums, bias, residual, y); }
     END;
 }
 
@@ -299,7 +323,7 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     SHARED;
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
-    float a0_0 = 0, a1_0 = 0;
+    float a0 = 0, a1 = 0;
     AWAIT;
     stage_list(staged + 4, x, planes_1_0, 1);
     COMMIT;
@@ -308,24 +332,30 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     WAIT(1);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
-    const WORDS x0 = x[0];
-    a0_0 = fmaf(x0, 0x1.b000000000000p+2f, a0_0);
-    const WORDS x6 = x[6];
-    a1_0 = fmaf(x6, 0x1.6400000000000p+4f, a1_0);
+    const address inputs = ADDRESS((const WORDS *)(staged + 4) + lane);
+    const address weights = ADDRESS(staged + 0);
+    BEGIN_CODE(2, 3)
+    LOAD1(0, 0)
+    FMA_BITS(0, x0, 40D80000)
+    LOAD1(6, 24)
+    FMA_BITS(1, x6, 41B20000)
+    END_CODE(SUM(a0), SUM(a1))
     }
     WAIT(0);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 40) + lane;
-    const WORDS x5 = x[5];
-    a0_0 = fmaf(x5, 0x1.a000000000000p+3f, a0_0);
-    const WORDS x16 = x[16];
-    a1_0 = fmaf(x16, 0x1.9c00000000000p+4f, a1_0);
+    const address inputs = ADDRESS((const WORDS *)(staged + 40) + lane);
+    const address weights = ADDRESS(staged + 36);
+    BEGIN_CODE(2, 3)
+    LOAD1(5, 20)
+    FMA_BITS(0, x5, 41500000)
+    LOAD1(16, 64)
+    FMA_BITS(1, x16, 41CE0000)
+    END_CODE(SUM(a0), SUM(a1))
     }
     PLACE(lane);
-    { const float sums[] = {a0_0}; store(1, place, sums, bias, residual, y); }
-    { const float sums[] = {a1_0}; store(3, place, sums, bias, residual, y); }
+    { const float sums[] = {a0}; store(1, place, sums, bias, residual, y); }
+    { const float sums[] = {a1}; store(3, place, sums, bias, residual, y); }
     END;
 }
 
@@ -335,10 +365,10 @@ extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const fl
     SHARED;
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
-    float a0_0 = 0;
+    float a0 = 0;
     AWAIT;
     PLACE(lane);
-    { const float sums[] = {a0_0}; store(2, place, sums, bias, residual, y); }
+    { const float sums[] = {a0}; store(2, place, sums, bias, residual, y); }
     END;
 }
 

@@ -74,6 +74,24 @@ static __device__ __forceinline__ element narrow(float v)
                  :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory")
 #define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
 #define WAIT(n) asm volatile("cp.async.wait_group %0;" :: "n"(n) : "memory")
+/* The multiply-adds of a piece, as instructions: compiled as expressions they take NVRTC more than twice as long. A thread's sums
+   are operands from 0 on, then come the addresses of its inputs and of the values. */
+typedef unsigned address;
+#define ADDRESS(p) ((address)__cvta_generic_to_shared(p))
+#define BEGIN_CODE(inputs, values) \
+    asm volatile("{\n.reg .u32 x, w;\nmov.u32 x, %" #inputs ";\nmov.u32 w, %" #values ";\n"
+#define LOAD1(word, at) ".reg .f32 x" #word ";\nld.shared.f32 x" #word ", [x+" #at "];\n"
+#define LOAD2(word, at) \
+    ".reg .f32 x" #word "x, x" #word "y;\nld.shared.v2.f32 {x" #word "x, x" #word "y}, [x+" #at "];\n"
+#define FOUR_OF(name) name "x, " name "y, " name "z, " name "w"
+#define LOAD4(word, at) \
+    ".reg .f32 " FOUR_OF("x" #word) ";\nld.shared.v4.f32 {" FOUR_OF("x" #word) "}, [x+" #at "];\n"
+#define VALUES(word, at) \
+    ".reg .f32 " FOUR_OF("w" #word) ";\nld.shared.v4.f32 {" FOUR_OF("w" #word) "}, [w+" #at "];\n"
+#define FMA(sum, input, value) "fma.rn.f32 %" #sum ", " #input ", " #value ", %" #sum ";\n"
+#define FMA_BITS(sum, input, bits) "fma.rn.f32 %" #sum ", " #input ", 0f" #bits ", %" #sum ";\n"
+#define SUM(a) "+f"(a)
+#define END_CODE(...) "}" : __VA_ARGS__ : "r"(inputs), "r"(weights) : "memory");
 #define SHARED extern __shared__ __align__(16) float staged[]
 /* A linked function does not see that its arguments are a kernel's. */
 #define GLOBAL(p) __builtin_assume(__isGlobal(p))
@@ -264,7 +282,7 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     SHARED;
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
-    float a0_0 = 0, a0_1 = 0;
+    float a0 = 0, a1 = 0;
 #pragma unroll 1
     for (int i = 0; i < 2; i++)
         stage_values(staged + i % 2 * 52, values + steps_0[i][0], steps_0[i][1]);
@@ -276,33 +294,37 @@ extern "C" __device__ GROUP void group_0(const element *__restrict__ x, const fl
     WAIT(1);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
-    const float4 *const w = (const float4 *)(staged + 0);
+    const address inputs = ADDRESS((const WORDS *)(staged + 4) + lane);
+    const address weights = ADDRESS(staged + 0);
     switch (split) {
     case 1: {
-    const WORDS x0 = x[0];
-    const float4 w0 = w[0];
-    a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
+    BEGIN_CODE(2, 3)
+    LOAD2(0, 0)
+    VALUES(0, 0)
+    FMA(0, x0x, w0x) FMA(1, x0y, w0x)
+    END_CODE(SUM(a0), SUM(a1))
     } break;
     }
     }
     WAIT(0);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 56) + lane;
-    const float4 *const w = (const float4 *)(staged + 52);
+    const address inputs = ADDRESS((const WORDS *)(staged + 56) + lane);
+    const address weights = ADDRESS(staged + 52);
     switch (split) {
     case 1: {
-    const WORDS x0 = x[0];
-    const float4 w0 = w[0];
-    a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
+    BEGIN_CODE(2, 3)
+    LOAD2(0, 0)
+    VALUES(0, 0)
+    FMA(0, x0x, w0x) FMA(1, x0y, w0x)
+    END_CODE(SUM(a0), SUM(a1))
     } break;
     }
     }
     __syncthreads();
     float *const sums = staged + split * 1 * TILE + VECTORS * lane;
-    sums[0 * TILE + 0] = a0_0;
-    sums[0 * TILE + 1] = a0_1;
+    sums[0 * TILE + 0] = a0;
+    sums[0 * TILE + 1] = a1;
     __syncthreads();
     PLACE(lane);
 #pragma unroll 1
@@ -321,7 +343,7 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     SHARED;
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
-    float a0_0 = 0, a0_1 = 0, a1_0 = 0, a1_1 = 0;
+    float a0 = 0, a1 = 0, a2 = 0, a3 = 0;
 #pragma unroll 1
     for (int i = 0; i < 2; i++)
         stage_values(staged + i % 2 * 52, values + steps_1[i][0], steps_1[i][1]);
@@ -333,46 +355,54 @@ extern "C" __device__ GROUP void group_1(const element *__restrict__ x, const fl
     WAIT(1);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 4) + lane;
-    const float4 *const w = (const float4 *)(staged + 0);
+    const address inputs = ADDRESS((const WORDS *)(staged + 4) + lane);
+    const address weights = ADDRESS(staged + 0);
     switch (split) {
     case 0: {
-    const WORDS x0 = x[0];
-    const float4 w0 = w[0];
-    a0_0 = fmaf(x0.x, w0.x, a0_0); a0_1 = fmaf(x0.y, w0.x, a0_1);
+    BEGIN_CODE(4, 5)
+    LOAD2(0, 0)
+    VALUES(0, 0)
+    FMA(0, x0x, w0x) FMA(1, x0y, w0x)
+    END_CODE(SUM(a0), SUM(a1), SUM(a2), SUM(a3))
     } break;
     case 1: {
-    const WORDS x3 = x[3];
-    const WORDS x4 = x[4];
-    const float4 w0 = w[0];
-    a1_0 = fmaf(x3.y, w0.y, a1_0); a1_1 = fmaf(x4.x, w0.y, a1_1);
+    BEGIN_CODE(4, 5)
+    LOAD2(3, 24)
+    LOAD2(4, 32)
+    VALUES(0, 0)
+    FMA(2, x3y, w0y) FMA(3, x4x, w0y)
+    END_CODE(SUM(a0), SUM(a1), SUM(a2), SUM(a3))
     } break;
     }
     }
     WAIT(0);
     __syncthreads();
     {
-    const WORDS *const x = (const WORDS *)(staged + 56) + lane;
-    const float4 *const w = (const float4 *)(staged + 52);
+    const address inputs = ADDRESS((const WORDS *)(staged + 56) + lane);
+    const address weights = ADDRESS(staged + 52);
     switch (split) {
     case 0: {
-    const WORDS x3 = x[3];
-    const float4 w0 = w[0];
-    a0_0 = fmaf(x3.x, w0.x, a0_0); a0_1 = fmaf(x3.y, w0.x, a0_1);
+    BEGIN_CODE(4, 5)
+    LOAD2(3, 24)
+    VALUES(0, 0)
+    FMA(0, x3x, w0x) FMA(1, x3y, w0x)
+    END_CODE(SUM(a0), SUM(a1), SUM(a2), SUM(a3))
     } break;
     case 1: {
-    const WORDS x12 = x[12];
-    const float4 w0 = w[0];
-    a1_0 = fmaf(x12.x, w0.y, a1_0); a1_1 = fmaf(x12.y, w0.y, a1_1);
+    BEGIN_CODE(4, 5)
+    LOAD2(12, 96)
+    VALUES(0, 0)
+    FMA(2, x12x, w0y) FMA(3, x12y, w0y)
+    END_CODE(SUM(a0), SUM(a1), SUM(a2), SUM(a3))
     } break;
     }
     }
     __syncthreads();
     float *const sums = staged + split * 2 * TILE + VECTORS * lane;
-    sums[0 * TILE + 0] = a0_0;
-    sums[0 * TILE + 1] = a0_1;
-    sums[1 * TILE + 0] = a1_0;
-    sums[1 * TILE + 1] = a1_1;
+    sums[0 * TILE + 0] = a0;
+    sums[0 * TILE + 1] = a1;
+    sums[1 * TILE + 0] = a2;
+    sums[1 * TILE + 1] = a3;
     __syncthreads();
     PLACE(lane);
 #pragma unroll 1
@@ -387,12 +417,12 @@ extern "C" __device__ GROUP void group_2(const element *__restrict__ x, const fl
     SHARED;
     GLOBAL(bias); GLOBAL(residual); GLOBAL(y);
     const int lane = threadIdx.x % LANES, split = threadIdx.x / LANES;
-    float a0_0 = 0, a0_1 = 0;
+    float a0 = 0, a1 = 0;
     AWAIT;
     __syncthreads();
     float *const sums = staged + split * 1 * TILE + VECTORS * lane;
-    sums[0 * TILE + 0] = a0_0;
-    sums[0 * TILE + 1] = a0_1;
+    sums[0 * TILE + 0] = a0;
+    sums[0 * TILE + 1] = a1;
     __syncthreads();
     PLACE(lane);
 #pragma unroll 1

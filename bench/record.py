@@ -109,8 +109,8 @@ class Recorder:
         A subject's providers are replaced together: peers of another run are no comparison.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        measured = {_setting(row) for row in self.rows}
-        kept = [row for row in _read(self.path) if _setting(row) not in measured]
+        measured = {setting(row) for row in self.rows}
+        kept = [row for row in _read(self.path) if setting(row) not in measured]
         with self.path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
@@ -118,10 +118,15 @@ class Recorder:
         return self.path
 
 
-def _setting(row: dict[str, Any]) -> tuple[str, ...]:
-    """What rows of one comparison share; where inputs have zeros, with how many and how they lie: the note's first words."""
+def setting(row: dict[str, Any]) -> tuple[str, ...]:
+    """What rows of one comparison share.
+
+    Where inputs have zeros, with how many and how they lie, and where weights are pruned, of which list of layers: the note's
+    first words. (One of the ten operators is a layer of ResNet-50 too.)
+    """
     words = tuple(str(row[name]) for name in ("subject", "batch", "dtype", "numerics", "metric"))
-    return (*words, *row["note"].split()[:4]) if row["note"].startswith("zeros ") else words
+    of_zeros = row["note"].startswith("zeros ")
+    return (*words, *row["note"].split()[: 4 if of_zeros else int(row["question"] == "pruned")])
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -95,9 +95,9 @@ def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytes
     assert rows
     for number, row in enumerate(rows, start=2):
         assert not defects(row, file, peers), f"{file.name}, line {number}"
-    words = ["subject", "batch", "dtype", "numerics", "provider", "metric"]
-    words += ["note"] if rows[0]["question"] == "zeroskip" else []  # which holds the share of zeros
-    keys = [tuple(row[c] for c in words) for row in rows]
+    setting = bench_module("record", monkeypatch).setting
+    notes = [row["note"] if row["question"] == "zeroskip" else "" for row in rows]  # which hold the share of zeros
+    keys = [(*setting(row), row["provider"], note) for row, note in zip(rows, notes, strict=True)]
     assert len(set(keys)) == len(keys)
 
 

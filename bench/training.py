@@ -6,7 +6,7 @@ timing each has made the same number of steps, and its loss must be PyTorch's.
 
 With `--ablation`, what each step gave: `torch.eager`, `torch.graph`, then Convoy's plan with its algorithms on one stream
 (`convoy.serial`), over streams (`convoy.streams`), with admission (`convoy.admission`), with merged convolutions
-(`convoy.late_update`), and with updates that begin during the backward pass (`convoy`).
+(`convoy.late_update`), and with updates that begin during the backward pass where they are many (`convoy`).
 
     python bench/training.py [--nets resnet50,googlenet] [--batch 32,128] [--dtype bf16,fp32]
                              [--peers graph,inductor,default,max-autotune] [--ablation] [--missing]

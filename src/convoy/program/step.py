@@ -25,7 +25,7 @@ from convoy.program.overlap import Overlap
 from convoy.program.step_graph import StepGraph, Work
 from convoy.program.step_program import StepOptions, StepProgram
 from convoy.program.stock import StockWork
-from convoy.program.updates import OvertakenError, Updates, updates_of
+from convoy.program.updates import OvertakenError, Updates, pays_early, updates_of
 
 
 class TrainingStep:
@@ -268,10 +268,13 @@ class TrainingStep:
         """What updates parameters while the backward pass goes on; None where an update wants all gradients."""
         options, capture = self.options, self.program.capture
         together = (options.scaler, options.clip_grad_norm, options.group) != (None, None, None)
-        if together or options.accumulate > 1 or not options.early_updates:
+        learned = self._learned()
+        wanted = options.early_updates
+        wanted = pays_early(learned, self.plan.total_us) if wanted is None else wanted
+        if together or options.accumulate > 1 or not wanted:
             return None
         slots = [capture.parameters.index(name) for name in capture.learned]
-        return updates_of(runnable.bound, self._learned(), slots, self.optimizer, runnable.streams)
+        return updates_of(runnable.bound, learned, slots, self.optimizer, runnable.streams)
 
     def _sending(self) -> tuple[torch.cuda.Stream, ...]:
         stream = None if self._averages is None else self._averages.stream

@@ -24,7 +24,8 @@ class StepOptions:
         accumulate: micro-batches to an update.
         group: process group to average gradients over, or None.
         overlap: whether gradients travel while the backward pass goes on; the averages have the same bits either way.
-        early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way.
+        early_updates: whether a captured step updates parameters while the backward pass goes on; the same bits either way. None:
+            where their update is a large part of the step (`convoy.program.updates.EARLY_BYTES_US`).
     """
 
     amp: torch.dtype | None = None
@@ -33,7 +34,7 @@ class StepOptions:
     accumulate: int = 1
     group: Any = None
     overlap: bool = True
-    early_updates: bool = True
+    early_updates: bool | None = None
 
 
 @dataclass(slots=True)

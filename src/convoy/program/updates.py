@@ -19,6 +19,17 @@ BUCKET_BYTES = 4 << 20
 """Gradients that are updated together: enough to fill a device, little enough that most are done before the pass ends."""
 
 
+EARLY_BYTES_US = 3e4
+"""Bytes of parameters for each microsecond of a step from which their update begins during the backward pass. Updates disturb the
+launches beside them: with 0.9e4 bytes GoogLeNet's step was 3 % slower for it, with 1.0e4 InceptionV3's 4 % (batch 32, bf16, H200:
+`convoy.late_update` in bench/results/training-nvidia-h200.csv, commits 76e5ef6, b8b9169). AlexNet's, of 16e4, has most to win."""
+
+
+def pays_early(parameters: Sequence[nn.Parameter], step_us: float) -> bool:
+    """Whether the update of some parameters is a large part of a step that takes so long; not where that is unknown."""
+    return 0.0 < step_us * EARLY_BYTES_US <= sum(p.numel() * p.element_size() for p in parameters)
+
+
 class OvertakenError(RuntimeError):
     """Raised where a launch reads a parameter that was updated before: the update must wait for the end."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,20 @@ def test_updates_begin_before_the_pass_ends(monkeypatch: pytest.MonkeyPatch):
     last = len(made._steps) - 1
     assert seen[0][0] < last / 2 + last / 4  # the classifier's, with three quarters of the launches queued at most
     assert len(seen) >= 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "step_us", "early"),
+    [(None, 0.0, False), (None, 1e-3, True), (None, 1e6, False), (True, 1e6, True), (False, 1e-3, False)],
+)
+def test_parameters_that_are_a_small_part_of_the_step_are_updated_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool | None, step_us: float, early: bool
+):
+    step = trained(monkeypatch, "sgd")
+    step.options = replace(step.options, early_updates=wanted)
+    step.program.plan = replace(step.program.plan, total_us=step_us)
+    assert step.program.runnable is not None
+    assert (step._updates_of(step.program.runnable) is not None) == early
 
 
 def test_a_parameter_that_is_still_to_be_read_is_noticed(monkeypatch: pytest.MonkeyPatch):

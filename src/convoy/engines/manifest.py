@@ -62,6 +62,7 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
+    "pruned.direct": "convoy.engines.pruned.direct",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",

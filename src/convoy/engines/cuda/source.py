@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -86,9 +86,10 @@ def masked_text(kernel: str) -> str:
     return "".join(text(name) for name in (*parts, f"{kernel}.cu"))
 
 
-def plain_source(kernel: str, settings: Mapping[str, int]) -> str:
-    """The same for kernels without tensor cores."""
-    return defines(settings) + text("plain.cuh") + text("activation.cuh") + text(f"{kernel}.cu")
+def plain_source(kernel: str, settings: Mapping[str, int], *, more: Sequence[str] = ()) -> str:
+    """The same for kernels without tensor cores; `more` names headers besides."""
+    headers = "".join(text(f"{name}.cuh") for name in ("plain", "activation", *more))
+    return defines(settings) + headers + text(f"{kernel}.cu")
 
 
 def source(kernel: str, settings: Mapping[str, int], dtype: str) -> str:

@@ -14,8 +14,9 @@ from conv_cases import EPILOGUES, SHAPES
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.pruned import blocks, channels_gpu, csr, cuda, sparse24
+from convoy.engines.pruned import blocks, channels_gpu, csr, cuda, direct, sparse24
 from convoy.engines.pruned.cuda import ENGINE
+from convoy.engines.pruned.direct_form import Form as DirectForm
 from convoy.engines.pruned.sparse24_form import SHARED_BYTES, Form, iterations
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.detect import detect_target
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.gpu
 
 LAYER = ConvProblem(4, 64, 28, 28, 64, 3, 3, 1, 1, epilogue=Epilogue(bias=True, residual=True, activation="relu"))
 SETTINGS_LAYER = replace(LAYER, c=32, k=32)
-DIRECT = (cuda.ENGINE, csr.ENGINE)
+DIRECT = (cuda.ENGINE, csr.ENGINE, direct.ENGINE)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,68 @@ def test_nan_weights_are_values_and_infinite_inputs_meet_no_zero(target):
         y = torch.zeros(problem.y_spec.shape, device="cuda")
         executable.launch(Buffers((torch.full((1, 2, 9, 9), inputs, device="cuda"),), [y], packed), workspace)
         assert bool(y.isnan().any()) is math.isnan(value)
+
+
+def check_chain(executable, data, packed):
+    """Launches of which each reads what the one before wrote: bits are those of launches that are waited for."""
+    results = [torch.empty_like(data.args[1]) for _ in range(8)]
+
+    def chain():
+        given = data.args
+        for y in results:
+            executable.launch(Buffers(given, [y], packed), None)
+            given = (y, y)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        chain()
+    stream.synchronize()
+    given = data.args
+    for y in results:
+        expected = torch.empty_like(y)
+        executable.launch(Buffers(given, [expected], packed), None)
+        torch.cuda.synchronize()
+        assert expected.isfinite().all()
+        assert torch.equal(y, expected)
+        given = (expected, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(20):
+        for y in results:
+            y.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(results[-1], expected)
+
+
+FEW_PIXELS = {
+    "1x1, 7x7": ConvProblem(1, 2048, 7, 7, 512, 1, 1, epilogue=Epilogue(bias=True, activation="relu")),
+    "1x1, 7x7, many filters": ConvProblem(1, 512, 7, 7, 2048, 1, 1, epilogue=LAYER.epilogue),
+    "1x1, 14x14": ConvProblem(1, 1024, 14, 14, 256, 1, 1, epilogue=Epilogue(bias=True, activation="relu6")),
+    "1x1 stride 2": ConvProblem(1, 1024, 14, 14, 2048, 1, 1, 0, 0, 2, 2, epilogue=Epilogue(bias=True)),
+    "3x3, 7x7": ConvProblem(1, 512, 7, 7, 512, 3, 3, 1, 1, epilogue=LAYER.epilogue),
+    "3x3 stride 2": ConvProblem(2, 512, 14, 14, 512, 3, 3, 1, 1, 2, 2, epilogue=Epilogue(bias=True, activation="relu")),
+    "3x3, 14x14": ConvProblem(1, 256, 14, 14, 256, 3, 3, 1, 1, epilogue=LAYER.epilogue),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", FEW_PIXELS)
+def test_direct_is_exact_on_layers_of_few_pixels_in_every_setting(name, dtype, target):
+    problem = typed(pruned(FEW_PIXELS[name], "tenth"), dtype)
+    found = [faults(direct.ENGINE, problem, target, knobs) for knobs in direct.ENGINE.space(problem, target)]
+    assert not [fault for each in found for fault in each]
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", ["3x3, 7x7", "3x3, 14x14"])
+def test_direct_gives_the_same_bits_while_the_next_launch_begins(name, slices, target):
+    problem = pruned(FEW_PIXELS[name], "tenth")
+    form = DirectForm(vectors=2, filters=8, slices=slices, parts=1, each=2, steps=2)
+    executable = direct.ENGINE.build(problem, form.knobs, target)
+    data = make_data(problem, 3, "normal", "cuda")
+    check_chain(executable, data, executable.pack(tuple(constant * 0.02 for constant in data.constants)))
 
 
 # --- tensor cores -------------------------------------------------------------------------------------------------------
@@ -277,36 +340,7 @@ def test_sparse24_gives_the_same_bits_while_the_next_launch_begins(change, targe
     executable = sparse24.ENGINE.build(problem, form.knobs, target)
     data = make_data(problem, 3, "normal", "cuda")
     packed = executable.pack(tuple(constant * 0.02 for constant in data.constants))
-    # A launch reads what the one before wrote: one that does not wait for it gives other bits.
-    results = [torch.empty_like(data.args[1]) for _ in range(8)]
-
-    def chain():
-        given = data.args
-        for y in results:
-            executable.launch(Buffers(given, [y], packed), None)
-            given = (y, y)
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        chain()
-    stream.synchronize()
-    given = data.args
-    for y in results:
-        expected = torch.empty_like(y)
-        executable.launch(Buffers(given, [expected], packed), None)
-        torch.cuda.synchronize()
-        assert expected.isfinite().all()
-        assert torch.equal(y, expected)
-        given = (expected, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    for _ in range(20):
-        for y in results:
-            y.fill_(math.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(results[-1], expected)
+    check_chain(executable, data, packed)
 
 
 WAYS = {

@@ -66,6 +66,9 @@ FOUR_CLOCKS: Final = 60.0
 POSITION_CLOCKS: Final = 6.0
 """The same for each position of a lane. A guess: registers are for some of the loads at a time."""
 
+EXPOSED: Final = 0.3
+"""Of that, what other warps do not hide although shared memory is busy. A guess that asks for more warps."""
+
 BLOCK_CLOCKS: Final = 1500.0
 """The first copy and the last store of a block that is not a multiprocessor's first."""
 
@@ -98,11 +101,9 @@ def most_entries(problem: ConvProblem, form: Form) -> int:
 @lru_cache(maxsize=256)
 def forms(problem: ConvProblem, target: Target) -> tuple[Form, ...]:
     """Forms to try, best first by the model: of each number of positions and slices the best that finds room."""
-    found = sorted(
-        {*_all(problem, target), *_smallest(problem, target)}, key=lambda form: estimate_us(problem, form, target)
-    )
-    firsts: dict[tuple[int, int, int], Form] = {}
-    for form in found:
+    all_ = dict.fromkeys([*_all(problem, target), *_smallest(problem, target)])
+    firsts: dict[tuple[int, int], Form] = {}
+    for form in sorted(all_, key=lambda form: estimate_us(problem, form, target)):
         key = (form.vectors, form.slices)
         if key in firsts:
             continue
@@ -172,7 +173,8 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     if geometry.copy != FLAT:
         issue += floats / LANES * COPY_INSTRUCTIONS / 4
     alone = entries / FOUR / warps * (FOUR_CLOCKS + POSITION_CLOCKS * form.vectors) + (form.each + form.steps) * 60
-    compute = max(rounds * max(shared, issue), -(-rounds // resident) * alone)
+    alone *= -(-rounds // resident)
+    compute = max(rounds * max(shared, issue) + EXPOSED * alone, alone)
     bytes_in = 4 * floats * rounds * INPUT_CLOCKS
     shares = form.slices * form.parts
     sums = 4 * form.filters * form.parts * LANES * form.width
@@ -184,9 +186,10 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
         exchange = -(-rounds // resident) * between + rounds * moved
     written = DTYPE_BYTES[problem.y_dtype] * problem.n * problem.p * problem.q * problem.k
     outputs = written / min(geometry.grid, target.units) * OUTPUT_CLOCKS
-    # Behind a first step's copies the others come while it is multiplied; and so do those of blocks side by side.
+    # Behind a first step's copies the others come while each warp's first filter is multiplied, and those of blocks side by side.
     first = bytes_in / (form.steps * resident)
-    busy = max(compute, bytes_in - first)
+    early = compute / (form.each if form.steps > 1 and resident == 1 else 1)
+    busy = max(early, bytes_in - first) + compute - early
     begun = START_CLOCKS + (rounds / resident - 1) * BLOCK_CLOCKS + (form.steps - 1) * 80
     fetch = (_instructions(geometry) - COMMON_INSTRUCTIONS) * INSTRUCTION_BYTES * CACHED_CLOCKS * rounds / resident
     return (begun + first + busy + exchange + outputs + fetch) / CLOCKS_US

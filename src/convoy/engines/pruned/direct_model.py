@@ -72,6 +72,13 @@ EXPOSED: Final = 0.3
 BLOCK_CLOCKS: Final = 1500.0
 """The first copy and the last store of a block that is not a multiprocessor's first."""
 
+LIST_CLOCKS: Final = 1000.0
+"""Until the first entries are there: a block waits for them where it finds no room before the last kernel's have ended. A guess:
+memory's latency, twice."""
+
+MEMORY_CLOCKS: Final = 1 / 1900
+"""Of the whole device for a byte of entries: 3.35 TB/s, as an H100 has."""
+
 COPY_INSTRUCTIONS: Final = 5
 """Of a warp for 32 floats, one by one."""
 
@@ -165,7 +172,8 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     runs = form.filters * form.steps
     entries = nonzeros + min((FOUR - 1) / 2 * runs, (FOUR - 1) * nonzeros)
     rounds = -(-geometry.grid // target.units)  # blocks of the busiest multiprocessor
-    resident = max(1, min(_resident(geometry, entries, target), rounds))
+    most = _resident(geometry, entries, target)
+    resident = max(1, min(most, rounds))
     # Shared memory gives a word for each lane in a clock, and two entries to all of them in one.
     shared = entries * (form.vectors + 0.5)
     issue = (entries * (2 * form.vectors + 4.5) + warps * (90 + 4 * form.each * form.vectors)) / 4
@@ -192,7 +200,10 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     busy = max(early, bytes_in - first) + compute - early
     begun = START_CLOCKS + (rounds / resident - 1) * BLOCK_CLOCKS + (form.steps - 1) * 80
     fetch = (_instructions(geometry) - COMMON_INSTRUCTIONS) * INSTRUCTION_BYTES * CACHED_CLOCKS * rounds / resident
-    return (begun + first + busy + exchange + outputs + fetch) / CLOCKS_US
+    lists = (
+        0.0 if most > resident else LIST_CLOCKS + ENTRY_BYTES * entries * geometry.grid / geometry.tiles * MEMORY_CLOCKS
+    )
+    return (begun + first + busy + exchange + outputs + fetch + lists) / CLOCKS_US
 
 
 def _registers(form: Form) -> int:

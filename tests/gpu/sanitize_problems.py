@@ -144,6 +144,7 @@ def pieces(name: str) -> Iterator[Problem]:
     elif name == "triton.pool_backward":
         for case, indices in product(pool_backward_cases.CASES, ("i64", "i16")):
             yield pool_backward_cases.piece(case, indices=indices)
+        yield from map(pool_backward_cases.average_piece, pool_backward_cases.AVERAGES)
     else:
         for (n, c, side), (window, stride, pad) in product(
             ((2, 64, 14), (1, 37, 9)), ((3, 2, 1), (2, 2, 0), (3, 1, 1))

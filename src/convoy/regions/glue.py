@@ -29,7 +29,10 @@ from convoy.regions.casts import is_cast
 from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
 
-BY_THEMSELVES: Final = ("aten.max_pool2d_with_indices_backward.default",)
+INDEXED: Final = "aten.max_pool2d_with_indices_backward.default"
+"""Its kernel reads its indices as they are kept: the cast that widens them is its own."""
+
+BY_THEMSELVES: Final = (INDEXED, "aten.avg_pool2d_backward.default")
 """Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse."""
 
 
@@ -60,7 +63,7 @@ def glue_regions(
 
 
 def _with_cast(graph: Graph, node: Node) -> tuple[str, ...]:
-    """A node with the casts that widen what it reads, for it alone: its kernel reads them as they are."""
+    """A node, with the casts that widen what it reads for it alone where its kernel reads them as they are."""
     makers = [graph.node(name) for name in dict.fromkeys(_makers(graph, node))]
     return (*(one.name for one in makers if _late_reader(graph, one) == node.name), node.name)
 
@@ -113,7 +116,7 @@ def depths(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> di
 def _late_reader(graph: Graph, node: Node) -> str:
     """The one node that reads a cast, where a kernel of that node's own does the cast too: both are of one depth."""
     users = graph.users(node.outputs[0]) if is_cast(node) else ()
-    return users[0].name if len(users) == 1 and users[0].op in BY_THEMSELVES else ""
+    return users[0].name if len(users) == 1 and users[0].op == INDEXED else ""
 
 
 def _makers(graph: Graph, node: Node) -> Iterator[str]:

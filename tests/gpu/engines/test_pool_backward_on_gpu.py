@@ -9,6 +9,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))  # what tests without a GPU have too
 
 from dealt import dealt
+from pool_backward_cases import AVERAGES, average_piece
 
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE
@@ -56,6 +57,17 @@ def test_every_setting_is_right(name, dtype, indices, target):
     problem = piece(name, dtype, 3, indices)
     place = list(SHAPES).index(name) + DTYPES.index((dtype, indices))
     for knobs in dealt(ENGINE.space(problem, target), place, len(DTYPES)):
+        executable = ENGINE.build(problem, knobs, target)
+        for kind in ("integer", "normal"):
+            verdict = judge(executable, ENGINE.family, problem, make_data(problem, 5, kind, "cuda"), kind)
+            assert verdict.ok, f"[{knobs}] {kind}: {verdict.reason}"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_every_setting_of_an_average_is_right(name, dtype, target):
+    problem = average_piece(name, dtype)
+    for knobs in dealt(ENGINE.space(problem, target), list(AVERAGES).index(name), 2):
         executable = ENGINE.build(problem, knobs, target)
         for kind in ("integer", "normal"):
             verdict = judge(executable, ENGINE.family, problem, make_data(problem, 5, kind, "cuda"), kind)

@@ -38,3 +38,29 @@ def piece(name, dtype="", indices="i64"):
         "return %v4",
     ]
     return SubgraphProblem("\n".join(lines) + "\n", "nhwc")
+
+
+AVERAGES = {
+    # n, c, h, w, window, stride, padding, ceil mode, whether the padding counts, divisor
+    "inception's": (2, 40, 7, 6, (3, 3), (1, 1), (1, 1), False, True, None),
+    "without the padding": (1, 24, 6, 9, (3, 3), (1, 1), (1, 1), False, False, None),
+    "densenet's": (2, 33, 8, 6, (2, 2), (2, 2), (0, 0), False, True, None),
+    "last windows stand out": (1, 16, 8, 11, (3, 3), (2, 2), (1, 1), True, True, None),
+    "the same, without the padding": (1, 16, 8, 11, (3, 3), (2, 2), (1, 1), True, False, None),
+    "a divisor": (1, 8, 9, 9, (3, 2), (2, 3), (1, 0), False, True, 5),
+}
+
+
+def average_piece(name, dtype="fp32"):
+    """The piece of an average's case, in NHWC."""
+    n, c, h, w, window, stride, padding, ceil_mode, counts, divisor = AVERAGES[name]
+    p, q = (_side(*along, ceil_mode) for along in zip((h, w), window, stride, padding, strict=True))
+    arguments = f"%v0, %v1, {window}, {stride}, {padding}, {ceil_mode}, {counts}, {divisor}"
+    lines = [
+        "graph 1",
+        f"input %v0: {dtype}[{n},{c},{p},{q}]",
+        f"input %v1: {dtype}[{n},{c},{h},{w}]",
+        f"%v2: {dtype}[{n},{c},{h},{w}] = aten.avg_pool2d_backward.default({arguments})",
+        "return %v2",
+    ]
+    return SubgraphProblem("\n".join(lines) + "\n", "nhwc")

@@ -284,6 +284,22 @@ return %t, %s
     assert found == ["glue(j+p+t+s)", "glue(t+s)", "glue(j+p)"]
 
 
+def test_a_backward_average_is_left_out_of_its_group_and_casts_stay_in_it():
+    text = """\
+input %x: fp32[1,4,8,8]
+input %m: fp32[1,4,8,8]
+input %dy: bf16[1,4,4,4]
+%j: fp32[1,4,4,4] = aten._to_copy.default(%dy, dtype=dtype.fp32)
+%p: fp32[1,4,8,8] = aten.avg_pool2d_backward.default(%j, %x, (2, 2), (2, 2), (0, 0), False, True, None)
+%a: fp32[1,4,8,8] = aten.add.Tensor(%p, %m)
+%t: fp32[1,4,8,8] = aten.threshold_backward.default(%a, %m, 0)
+return %t
+"""
+    found = proposed(text)
+    assert [region for region in found if region.startswith("glue")] == ["glue(j+p+a+t)", "glue(a+t)"]
+    assert "op(p)" in found or any(region.endswith("(p)") for region in found)
+
+
 def test_indices_cross_from_pass_to_pass_as_they_are_kept():
     """The cast that widens them belongs to the pass that reads them, a layer later."""
     text = """\

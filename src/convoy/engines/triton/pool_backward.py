@@ -1,9 +1,9 @@
-"""triton.pool_backward: the backward pass of a maximum pooling, NHWC, by gathering (docs/kernels/pool_backward.md)."""
+"""triton.pool_backward: backward passes of maximum and average poolings, NHWC, by gathering (docs/kernels/pool_backward.md)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +14,14 @@ from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import piece_support, values_support
 from convoy.engines.triton.tensors import dense_nhwc, vector
 from convoy.errors import LaunchError
-from convoy.graph.ir import Ref
+from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
 
-OP = "aten.max_pool2d_with_indices_backward.default"
+MAXIMUM = "aten.max_pool2d_with_indices_backward.default"
+AVERAGE = "aten.avg_pool2d_backward.default"
 MOST_WINDOWS = 25
 """Windows that a pixel may lie in: they are unrolled."""
 
@@ -45,8 +46,21 @@ class Windows:
     dilation: tuple[int, int]
     order: tuple[str, ...]
     """Which of `dy`, `x`, `indices` each arg of the piece is."""
-    indices: str
-    """Dtype that the indices are kept in."""
+    indices: str = ""
+    """Dtype that a maximum pooling's indices are kept in; empty for an average."""
+    divisor: int = 0
+    """What each window of an average divides by; 0: by its pixels."""
+    pads: bool = True
+    """Whether an average counts the padding's pixels."""
+
+    @property
+    def even(self) -> int:
+        """What all windows of an average divide by; 0 where they differ."""
+        if self.divisor:
+            return self.divisor
+        sides = zip((self.h, self.w), (self.p, self.q), self.kernel, self.stride, self.padding, strict=True)
+        stands_out = any((p - 1) * stride + k > size + 2 * pad for size, p, k, stride, pad in sides)
+        return 0 if stands_out or (any(self.padding) and not self.pads) else math.prod(self.kernel)
 
     @property
     def covering(self) -> int:
@@ -60,12 +74,18 @@ class Windows:
 
 
 def windows_of(problem: SubgraphProblem) -> Windows | None:
-    """The backward pooling that a piece is, alone or with the cast that widens its indices; None for any other piece."""
+    """The backward pooling that a piece is, a maximum's perhaps with the cast that widens its indices; None for other pieces."""
     graph = read(problem.text)
     *before, last = graph.nodes or (None,)
-    if last is None or last.op != OP or len(before) > 1:
+    if last is None or len(before) > (last.op == MAXIMUM):
         return None
-    dy, x, kernel, stride, padding, dilation, _, indices = last.args
+    return (
+        _maximum(graph, last, before) if last.op == MAXIMUM else _average(graph, last) if last.op == AVERAGE else None
+    )
+
+
+def _maximum(graph: Graph, node: Node, before: Sequence[Node]) -> Windows | None:
+    dy, x, kernel, stride, padding, dilation, _, indices = node.args
     if not (isinstance(dy, Ref) and isinstance(x, Ref) and isinstance(indices, Ref)):
         return None
     kept = indices.name
@@ -73,16 +93,37 @@ def windows_of(problem: SubgraphProblem) -> Windows | None:
         if not is_cast(before[0]) or before[0].outputs != (kept,):
             return None
         (kept,) = before[0].refs()
-    given, images = graph.values[dy.name].spec, graph.values[x.name].spec
-    if len(images.shape) != 4 or {dy.name, x.name, kept} != set(graph.inputs) or len(graph.inputs) != 3:
-        return None
     roles = {dy.name: "dy", x.name: "x", kept: "indices"}
+    sizes = _sizes(graph, roles)
+    if sizes is None:
+        return None
     sides = [_pair(arg) for arg in (kernel, stride or kernel, padding, dilation)]
+    return Windows(*sizes, *sides, tuple(roles[v] for v in graph.inputs), indices=graph.values[kept].spec.dtype)
+
+
+def _average(graph: Graph, node: Node) -> Windows | None:
+    dy, x, kernel, stride, padding, _, pads, divisor = node.args
+    if not (isinstance(dy, Ref) and isinstance(x, Ref)):
+        return None
+    roles = {dy.name: "dy", x.name: "x"}
+    sizes = _sizes(graph, roles)
+    if sizes is None:
+        return None
+    sides = [_pair(arg) for arg in (kernel, stride or kernel, padding)]
+    order = tuple(roles[v] for v in graph.inputs)
+    return Windows(*sizes, *sides, (1, 1), order, divisor=int(divisor or 0), pads=bool(pads))  # type: ignore[arg-type]
+
+
+def _sizes(graph: Graph, roles: Mapping[str, str]) -> tuple[int, int, int, int, int, int, str] | None:
+    """n, c, h, w, p, q and dtype of a piece whose inputs have these roles; None where it has others, or other images."""
+    if len(graph.inputs) != len(set(roles.values())) or roles.keys() != set(graph.inputs):
+        return None
+    names = {role: name for name, role in roles.items()}
+    given, images = (graph.values[names[role]].spec for role in ("dy", "x"))
+    if len(images.shape) != 4:
+        return None
     n, c, h, w = images.shape
-    return Windows(
-        n, c, h, w, given.shape[2], given.shape[3], images.dtype, *sides,
-        order=tuple(roles[v] for v in graph.inputs), indices=graph.values[kept].spec.dtype,
-    )  # fmt: skip
+    return n, c, h, w, given.shape[2], given.shape[3], images.dtype
 
 
 def _pair(arg: object) -> tuple[int, int]:
@@ -102,20 +143,21 @@ class PoolBackwardExecutable(Executable):
             self.kernel = Kernel(self._build(engine, knobs.integer("warps"), dependent), target)
 
     def _build(self, engine: str, warps: int, dependent: bool) -> Build:
-        from convoy.engines.triton.kernels.pool_backward import max_pool_backward
+        from convoy.engines.triton.kernels.pool_backward import avg_pool_backward, max_pool_backward
 
         found = self.windows
         names = ("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w")
-        pointers = {"dy": found.dtype, "indices": found.indices, "dx": found.dtype}
+        pointers = {"dy": found.dtype, **({"indices": found.indices} if found.indices else {}), "dx": found.dtype}
         signature = {**{name: f"*{dtype}" for name, dtype in pointers.items()}, **dict.fromkeys(names, "i32")}
         constants = {
             "R": found.kernel[0], "S": found.kernel[1], "STRIDE_H": found.stride[0], "STRIDE_W": found.stride[1],
             "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "VECTOR": vector(found.c), "WAIT": dependent,
         }  # fmt: skip
-        return Build(
-            engine, max_pool_backward, signature, constants, ["dy", "indices", "dx"], warps, 1, dependent,
-            tensor_cores=False,
-        )  # fmt: skip
+        kernel = max_pool_backward
+        if not found.indices:
+            kernel, signature = avg_pool_backward, {**signature, "share": "fp32"}
+            constants |= {"EVEN": found.even > 0, "PADS": found.pads}
+        return Build(engine, kernel, signature, constants, [*pointers], warps, 1, dependent, tensor_cores=False)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""
@@ -135,7 +177,9 @@ class PoolBackwardExecutable(Executable):
             pixels, found.h, found.w, found.p, found.q, found.c // vector(found.c), found.padding[0], found.padding[1],
         ]  # fmt: skip
         grid = (-(-pixels // self.block_p), -(-found.c // self.block_c), 1)
-        self.kernel(grid, [given["dy"], given["indices"], dense_nhwc("dx", result), *sizes])
+        tensors = [*(given[name] for name in ("dy", "indices") if name in given), dense_nhwc("dx", result)]
+        share = [] if found.indices else [1.0 / (found.even or 1)]
+        self.kernel(grid, [*tensors, *sizes, *share])
 
 
 class PoolBackwardEngine(Engine):
@@ -146,13 +190,13 @@ class PoolBackwardEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece that is one backward maximum pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
+        """A piece that is one backward pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
         if not (found := piece_support(problem, target, "does backward poolings")):
             return found
         assert isinstance(problem, SubgraphProblem)
         windows = windows_of(problem)
         if windows is None:
-            return Support.no("computes a backward maximum pooling by itself, got another piece")
+            return Support.no("computes a backward pooling by itself, got another piece")
         if not (found := values_support(windows.dtype, windows.elements)):
             return found
         if windows.dilation != (1, 1):
@@ -181,7 +225,7 @@ class PoolBackwardEngine(Engine):
         found = windows_of(problem)
         assert found is not None
         item = 4 if found.dtype == "fp32" else 2
-        pair = DTYPE_BYTES[found.indices] + item
+        pair = (DTYPE_BYTES[found.indices] if found.indices else 0) + item
         read = found.n * found.c * found.p * found.q * pair
         written = found.n * found.c * found.h * found.w * item
         waste = -(-found.c // knobs.integer("block_c")) * knobs.integer("block_c") / max(1, found.c)

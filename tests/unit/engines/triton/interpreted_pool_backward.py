@@ -8,7 +8,7 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from pool_backward_cases import CASES, piece
+from pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE
@@ -38,4 +38,14 @@ for name in CASES:
         print(json.dumps({"case": name, "knobs": str(knobs), "wrong": wrong, "of": of}))
 wrong, of = wrong_places("2x2", ENGINE.space(piece("2x2"), TARGET)[0], fault=True)
 print(json.dumps({"case": "planted", "knobs": "", "wrong": wrong, "of": of}))
+for name in AVERAGES:
+    problem = average_piece(name)
+    data = make_data(problem, 3, "normal")
+    (wanted,) = oracle(problem, data)
+    space = ENGINE.space(problem, TARGET)
+    for knobs in (space[0], space[-1]):
+        result = torch.full_like(data.args[1], 77)
+        ENGINE.build(problem, knobs, TARGET).launch(Buffers(data.args, [result], ()), None)
+        error = float((result.double() - wanted).norm() / wanted.norm())
+        print(json.dumps({"case": name, "knobs": str(knobs), "error": error}))
 sys.stdout.flush()

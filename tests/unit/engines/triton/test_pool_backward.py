@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from pool_backward_cases import CASES, piece
+from pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 from convoy.engines.base import Buffers
-from convoy.engines.triton.pool_backward import ENGINE
+from convoy.engines.triton.pool_backward import ENGINE, windows_of
 from convoy.errors import LaunchError
 from convoy.measurement.data import make_data
 from convoy.target import Target
@@ -42,6 +42,31 @@ def test_every_place_is_exact(outcomes, name):
     assert len(outcomes[name]) == 2
     for said in outcomes[name]:
         assert said["wrong"] == 0, said
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_averages_are_right(outcomes, name):
+    assert len(outcomes[name]) == 2
+    for said in outcomes[name]:
+        assert said["error"] < 1e-6, said
+
+
+def test_what_windows_divide_by_is_told_apart():
+    """A constant where all windows have as many pixels: a kernel that took one for the others would be wrong."""
+    even = {name: windows_of(average_piece(name)).even for name in AVERAGES}
+    assert even == {
+        "inception's": 9, "without the padding": 0, "densenet's": 4, "last windows stand out": 0,
+        "the same, without the padding": 0, "a divisor": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["inception's", "the same, without the padding"])
+def test_an_average_compiles_with_wide_loads(name):
+    problem = average_piece(name, "bf16")
+    assert ENGINE.supports(problem, TARGET)
+    code = ENGINE.build(problem, ENGINE.space(problem, TARGET)[0], TARGET).kernel.compiled.asm["ptx"]
+    assert "ld.global.v4.b32" in code
+    assert "atom." not in code
 
 
 def test_a_planted_fault_is_seen(outcomes):

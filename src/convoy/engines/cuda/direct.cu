@@ -108,7 +108,8 @@ DEVICE void finish(float sum, float more, int filter, int place, const float* bi
   y[place] = narrow(activated(sum));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// RESIDENT, because ptxas else takes 32 registers and waits for every two or three inputs.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 direct(const Value* x, const uint4* lists, const int* begins, const float* bias, const Value* residual, Value* y) {
   SHARED_MEMORY;
   let_successor_start();

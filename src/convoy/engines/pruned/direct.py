@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer
+from convoy.engines.cuda.compiled import Function, SpillError, absence, compile_cubin, pointer
 from convoy.engines.cuda.source import options, plain_source
 from convoy.engines.pruned.direct_entries import entries_of
 from convoy.engines.pruned.direct_form import (
@@ -58,9 +58,7 @@ class DirectConvolution(Executable):
         self._words, self._begins, self._values, self._places = (
             torch.from_numpy(a) for a in (entries.words, entries.begins, entries.values, entries.places)
         )
-        content = plain_source("direct", self.geometry.macros(), more=("direct",))
-        chosen = options(problem.epilogue.activation, problem.x_dtype)
-        cubin, self.log = compile_cubin(PrunedDirect.id, content, target, chosen)
+        cubin, self.log = _compiled(self.geometry, target)
         self._function = Function(PrunedDirect.id, cubin, "direct", self.geometry.room(entries.most))
         self._dependent = target.capability >= 90
         self._aligned = self.geometry.copy in (FLAT, FOURS)
@@ -94,6 +92,17 @@ class DirectConvolution(Executable):
             cluster=form.slices,
             dependent=self._dependent,
         )
+
+
+def _compiled(geometry: Geometry, target: Target) -> tuple[bytes, str]:
+    """A cubin and its log; with all of a multiprocessor's registers for one block, where half of them are too few."""
+    problem, macros = geometry.problem, geometry.macros()
+    chosen = options(problem.epilogue.activation, problem.x_dtype)
+    try:
+        return compile_cubin(PrunedDirect.id, plain_source("direct", macros, more=("direct",)), target, chosen)
+    except SpillError:
+        alone = macros | {"RESIDENT": 1}
+        return compile_cubin(PrunedDirect.id, plain_source("direct", alone, more=("direct",)), target, chosen)
 
 
 class PrunedDirect(Engine):

@@ -24,6 +24,16 @@ ONE_BY_ONE, FOURS, FLAT = range(3)
 MOST_ROUNDS: Final = 4
 """Floats of a plane that a thread copies, where more threads can go along it: each has a register."""
 
+REGISTERS: Final = 1 << 16
+"""Of a multiprocessor."""
+
+LEAST_REGISTERS: Final = 26
+"""Of a thread, besides a sum and an input for each position."""
+
+SPARE_REGISTERS: Final = 28
+POSITION_REGISTERS: Final = 5
+"""What ptxas takes where it may: it loads further ahead then."""
+
 MOST_PHASES: Final = 7
 MOST_STRIDE: Final = 255
 """Rows that taps begin at are bytes of a macro, and columns."""
@@ -63,6 +73,21 @@ class Form:
     def threads(self) -> int:
         """Threads of a block."""
         return LANES * self.filters * self.parts // self.each
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor's registers shall be enough for: two, so that the next kernel's find room."""
+        return 2 if self.threads * (LEAST_REGISTERS + 2 * self.vectors) <= REGISTERS // 2 else 1
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, about: seen in sm_90 code."""
+        return min(REGISTERS // (self.threads * self.resident), SPARE_REGISTERS + POSITION_REGISTERS * self.vectors)
+
+    @property
+    def is_cramped(self) -> bool:
+        """Whether a thread has fewer registers than it could use."""
+        return self.registers < SPARE_REGISTERS + POSITION_REGISTERS * self.vectors
 
     @property
     def outputs(self) -> int:
@@ -206,7 +231,7 @@ class Geometry:
             "ROWS_OF_PHASES": int.from_bytes(bytes(self.rows), "little"),
             "COLUMNS_OF_PHASES": int.from_bytes(bytes(self.columns), "little"),
             "COPY": self.copy, "COPY_FLOATS": FOUR if self.copy == FOURS else 1, "ALONG": self.along,
-            "WIDTH": form.width, "PIECE": min(form.width, FOUR),
+            "RESIDENT": form.resident, "WIDTH": form.width, "PIECE": min(form.width, FOUR),
             "ZEROS_B": self.zeros_bytes, "BARRIER_B": self.received_bytes - BARRIER_BYTES, "RECEIVED_B": self.received_bytes,
             "LIST_B": self.list_bytes, "HEAD": self.head,
             "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),

@@ -24,7 +24,16 @@ from convoy.engines.pruned.cuda_model import (
     OUTPUT_CLOCKS,
     START_CLOCKS,
 )
-from convoy.engines.pruned.direct_form import ENTRY_BYTES, FLAT, FOUR, LANES, Form, Geometry
+from convoy.engines.pruned.direct_form import (
+    ENTRY_BYTES,
+    FLAT,
+    FOUR,
+    LANES,
+    LEAST_REGISTERS,
+    REGISTERS,
+    Form,
+    Geometry,
+)
 from convoy.engines.pruned.walk import positions
 from convoy.problem import ConvProblem, WeightMask
 from convoy.problem.spec import DTYPE_BYTES
@@ -40,9 +49,6 @@ STEPS: Final = (1, 2, 4)
 MOST_FORMS: Final = 12
 MOST_OUTPUTS: Final = 8
 """Results of a thread that come from other warps and blocks: each is code of its own."""
-
-REGISTERS: Final = 28
-"""Besides a lane's sums and as many inputs."""
 
 MOST_THREADS: Final = 1024
 LEAST_THREADS: Final = 64
@@ -64,7 +70,10 @@ FOUR_CLOCKS: Final = 60.0
 """Of a warp that has a multiprocessor to itself, for four entries: loads, and sums that wait for one another. A guess."""
 
 POSITION_CLOCKS: Final = 6.0
-"""The same for each position of a lane. A guess: registers are for some of the loads at a time."""
+"""The same for each position of a lane. A guess."""
+
+CRAMPED: Final = 2.0
+"""The same where registers are short: inputs are waited for in twos and threes. A guess."""
 
 EXPOSED: Final = 0.3
 """Of that, what other warps do not hide although shared memory is busy. A guess that asks for more warps."""
@@ -159,7 +168,7 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
             form = Form(vectors, filters, slices, parts, each, steps)
             if slices * parts > 1 and form.outputs > MOST_OUTPUTS:
                 continue
-            if slices * steps <= group_channels and _registers(form) * threads <= 65536:
+            if slices * steps <= group_channels and (LEAST_REGISTERS + 2 * vectors) * threads <= REGISTERS:
                 yield form
 
 
@@ -181,7 +190,7 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     if geometry.copy != FLAT:
         issue += floats / LANES * COPY_INSTRUCTIONS / 4
     alone = entries / FOUR / warps * (FOUR_CLOCKS + POSITION_CLOCKS * form.vectors) + (form.each + form.steps) * 60
-    alone *= -(-rounds // resident)
+    alone *= -(-rounds // resident) * (CRAMPED if form.is_cramped else 1)
     compute = max(rounds * max(shared, issue) + EXPOSED * alone, alone)
     bytes_in = 4 * floats * rounds * INPUT_CLOCKS
     shares = form.slices * form.parts
@@ -206,11 +215,6 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     return (begun + first + busy + exchange + outputs + fetch + lists) / CLOCKS_US
 
 
-def _registers(form: Form) -> int:
-    """Of a thread, about."""
-    return max(32, REGISTERS + 2 * form.vectors)
-
-
 def _instructions(geometry: Geometry) -> int:
     """Of the code that is run once the kernel before has ended: seen in sm_90 code."""
     form = geometry.form
@@ -225,4 +229,4 @@ def _resident(geometry: Geometry, entries: float, target: Target) -> int:
     form = geometry.form
     room = geometry.list_bytes + ENTRY_BYTES * entries * 1.2 + 4 * geometry.head + RESERVED_BYTES
     by_room = int((block_bytes(target) + RESERVED_BYTES) // room)
-    return min(by_room, 2048 // form.threads, 65536 // (form.threads * _registers(form)), 32)
+    return min(by_room, 2048 // form.threads, REGISTERS // (form.threads * form.registers), 32)

@@ -15,6 +15,7 @@ from emulated_cuda import address, compiled
 from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
+from convoy.engines.cuda.compiled import SpillError
 from convoy.engines.cuda.source import defines, text
 from convoy.engines.pruned import direct, direct_form, direct_model
 from convoy.engines.pruned.direct import ENGINE
@@ -239,6 +240,20 @@ def test_one_kernel_serves_all_masks_of_a_shape(monkeypatch):
     for name in PATTERNS:
         ENGINE.build(pruned(SMALL, name), Form(2, 4, 2, 1, 1, 1).knobs, H100)
     assert len(made) == 1
+
+
+def test_a_kernel_that_spills_gets_room_for_one_block(monkeypatch):
+    asked = []
+
+    def compile_cubin(engine, content, *_):
+        asked.append(int(re.search(r"#define RESIDENT (\d)", content)[1]))
+        if len(asked) == 1:
+            raise SpillError(engine, "the kernel spills registers", "")
+        return b"", ""
+
+    monkeypatch.setattr(direct, "compile_cubin", compile_cubin)
+    ENGINE.build(pruned(SMALL, "tenth"), Form(2, 4, 2, 1, 1, 1).knobs, H100)
+    assert asked == [2, 1]
 
 
 def test_older_devices_have_no_clusters():

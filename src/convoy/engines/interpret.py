@@ -61,6 +61,28 @@ _VIEWS: Final[Mapping[str, str]] = {
     "aten._unsafe_view.default": "aten.reshape.default",
 }
 
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a kernel of PyTorch's would run on a GPU; not while a graph is traced."""
+    return type(tensor) is torch.Tensor and tensor.is_cuda
+
+
+def _average_gradient(
+    dy: torch.Tensor, x: torch.Tensor, kernel: Any, stride: Any, padding: Sequence[int], *rest: Any
+) -> torch.Tensor:
+    """The gradient of an average pooling, in nchw where PyTorch reads wrong windows.
+
+    On a GPU its kernel for channels_last leaves the padding out (pytorch/pytorch#188344, seen with 2.11): wrong gradients, and no
+    word of it.
+    """
+    if any(padding) and _is_on_gpu(dy):
+        dy, x = dy.contiguous(), x.contiguous()
+    return torch.ops.aten.avg_pool2d_backward.default(dy, x, kernel, stride, padding, *rest)
+
+
+_MENDED: Final[Mapping[str, Callable[..., Any]]] = {"aten.avg_pool2d_backward.default": _average_gradient}
+"""Operators that some PyTorch gets wrong, and what is run instead."""
+
 _STRIDED: Final = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """They read memory by strides, so their result would depend on the memory format of their input."""
 
@@ -149,7 +171,7 @@ def resolve(op: str) -> Callable[..., Any]:
         raise InputError("operator", op, "an operator that makes new values, and overwrites none")
     if name in _STRIDED:
         raise InputError("operator", op, "an operator whose result does not depend on its input's strides")
-    return _QUICK.get(op, found)
+    return _MENDED.get(op) or _QUICK.get(op, found)
 
 
 def _returns_many(op: str) -> bool:

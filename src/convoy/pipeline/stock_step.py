@@ -41,19 +41,25 @@ class StockStep:
         return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
 
     def exact(self) -> list[torch.Tensor]:
-        """The same in float64, without autocast."""
-        wide = copy_module(self._module).double()
+        """The same in float64, without autocast; in nchw, for PyTorch has kernels for channels_last that are wrong.
+
+        (`convoy.engines.interpret` names one.) A stock step that runs them is then as far off as it is.
+        """
+        wide = copy_module(self._module).double().to(memory_format=torch.contiguous_format)
         wide.amp = None
         twin = StockStep.__new__(StockStep)
         twin._module = wide
-        twin._batch = pytree.tree_map(
-            lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, self._batch
-        )
+        twin._batch = pytree.tree_map(_wide, self._batch)
         return twin.run()
 
     def captured(self) -> Callable[[], object]:
         """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""
         return verdict.capture_stock(self.run, reads=self)
+
+
+def _wide(value: Any) -> Any:
+    """A tensor of numbers in float64 and nchw; anything else as it is."""
+    return value.double().contiguous() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def _seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:

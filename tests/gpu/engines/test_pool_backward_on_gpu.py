@@ -11,9 +11,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))  # what 
 from dealt import dealt
 from pool_backward_cases import AVERAGES, average_piece
 
+from convoy.engines.aten import ENGINE as BASELINE
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE
 from convoy.measurement.accuracy import judge, make_data
+from convoy.measurement.data import Data, oracle
 from convoy.measurement.detect import detect_target
 from convoy.problem import SubgraphProblem
 
@@ -72,6 +74,20 @@ def test_every_setting_of_an_average_is_right(name, dtype, target):
         for kind in ("integer", "normal"):
             verdict = judge(executable, ENGINE.family, problem, make_data(problem, 5, kind, "cuda"), kind)
             assert verdict.ok, f"[{knobs}] {kind}: {verdict.reason}"
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_the_baseline_of_an_average_is_right_too(name, target):
+    """PyTorch's own kernel is not, in channels_last with padding, and the oracle must not be what is wrong."""
+    problem = average_piece(name)
+    data = make_data(problem, 5, "normal", "cuda")
+    (found,) = oracle(problem, data)
+    plain = Data(tuple(t.cpu() for t in data.args), ())
+    torch.testing.assert_close(found.cpu(), oracle(problem, plain)[0])
+    verdict = judge(
+        BASELINE.build(problem, BASELINE.space(problem, target)[0], target), BASELINE.family, problem, data, "normal"
+    )
+    assert verdict.ok, verdict.reason
 
 
 def test_replays_of_a_graph_give_the_same_bits(target):

@@ -247,3 +247,17 @@ def test_quick_entry_points_take_the_same_arguments(op: str):
         "max_pool2d": (x, [3, 3], [2, 2], [1, 1], [1, 1], True),
     }.get(name, (x,))
     torch.testing.assert_close(resolve(op)(*args), original(*args), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("on_gpu", "padding", "nchw"), [(True, 1, True), (True, 0, False), (False, 1, False)])
+def test_a_padded_average_has_its_gradient_in_nchw_on_a_gpu(monkeypatch, on_gpu, padding, nchw):
+    """PyTorch's kernel for channels_last is wrong there."""
+    monkeypatch.setattr(interpret, "_is_on_gpu", lambda tensor: on_gpu)
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    y = F.avg_pool2d(x, 3, 1, padding)
+    dy = torch.randn_like(y)
+    (wanted,) = torch.autograd.grad(y, x, dy)
+    gradient = resolve("aten.avg_pool2d_backward.default")
+    found = gradient(dy, x.detach(), [3, 3], [1, 1], [padding, padding], False, True, None)
+    assert found.is_contiguous() == nchw
+    torch.testing.assert_close(found, wanted)

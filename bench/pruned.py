@@ -63,7 +63,9 @@ PROVIDERS = {
 }
 """By device, peers' engine ids → names of the providers in results."""
 
-OURS = ("pruned.c", "pruned.channels", "pruned.channels_gpu", "pruned.cuda", "pruned.sparse24", "pruned.blocks")
+OURS = (
+    "pruned.c", "pruned.channels", "pruned.channels_gpu", "pruned.cuda", "pruned.direct", "pruned.sparse24", "pruned.blocks"
+)  # fmt: skip
 RIVALS = ("cudnn", "onednn", "sparse_csr")
 """Whom the targets are set against."""
 

@@ -6,9 +6,9 @@ checked against float64, timed in turn in one process. Weights are random, so th
     python bench/pruned_net.py [--net resnet50] [--batch 1] [--sparsity 0.9] [--pattern unstructured] [--dtype fp32]
                                [--device cpu|cuda] [--settings default|quick] [--seconds S] [--db FILE] [--folder DIR]
 
-The engines that read masks are measured with their default settings alone, or with `--settings quick` as `convoy optimize` does
-it: every layer has a mask of its own, and so code of its own to be compiled. From a database that has the dense net's rows,
-ResNet-50 takes two minutes on 16 cores.
+The engines that read masks, those that wait for a first run on a GPU too, are measured with their default settings alone, or with
+`--settings quick` as `convoy optimize` does it: every layer has a mask of its own, and so code of its own to be compiled. From a
+database that has the dense net's rows, ResNet-50 takes two minutes on 16 cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from record import Recorder
 from torch import nn
 
 from convoy import Settings
-from convoy.engines.manifest import load_engine
+from convoy.engines.manifest import load_engine, waiting
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
@@ -59,7 +59,7 @@ def measure_masks(model: nn.Module, x: torch.Tensor, name: str, target: Target, 
     found = {p.key: p for region in net.regions for p in region.problems if isinstance(p, ConvProblem) and p.mask}
     problems = [problem for key, problem in found.items() if key not in shorter]
     engines = [load_engine(engine, settings.engines) for engine in competing_engines(settings)]
-    readers = [engine for engine in engines if engine.reads_mask and engine.id != "pruned.csr"]
+    readers = [engine for engine in engines if engine.reads_mask]
 
     def tell(done: int, total: int, what: str) -> None:
         if done % 10 == 0:
@@ -89,7 +89,8 @@ def runs_of(program: OptimizedModule, x: torch.Tensor) -> Callable[[], object]:
 def choose(models: dict[str, nn.Module], x: torch.Tensor, options: argparse.Namespace, target: Target) -> Results:
     """Both plans; raises TimeIsUpError."""
     numerics = "strict" if options.dtype == "fp32" else "half"
-    settings = Settings(numerics=numerics, db=options.db, timeout_s=120.0)
+    extra = waiting("pruned.") if options.device == "cuda" else ()
+    settings = Settings(numerics=numerics, db=options.db, timeout_s=120.0, engines=extra)
     results: Results = {}
     for name, model in models.items():
         began, effort = time.perf_counter(), Effort.QUICK

@@ -17,7 +17,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.source import ACTIVATIONS, plain_source
-from convoy.engines.pruned.requirements import masked_convolution
+from convoy.engines.pruned.requirements import cuda_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
 from convoy.engines.triton.tensors import scratch
@@ -26,7 +26,6 @@ from convoy.support import Support
 from convoy.target import Target
 
 THREADS: Final = 128
-LEAST_CAPABILITY: Final = 80
 _BYTES: Final = {"fp32": 4, "fp16": 2}
 _INDEX_LIMIT: Final = 2**31
 
@@ -140,15 +139,9 @@ class PrunedCsr(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions in nchw, fp32 and fp16, whose mask is there."""
-        if target.capability < LEAST_CAPABILITY:
-            return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
-        if not (support := masked_convolution(problem)):
+        if not (support := cuda_convolution(problem, target)):
             return support
         assert isinstance(problem, ConvProblem)
-        if problem.x_dtype not in _BYTES:
-            return Support.no(f"needs fp32 or fp16, got {problem.x_dtype}")
-        if problem.layout != "nchw":
-            return Support.no(f"needs layout nchw, got {problem.layout}")
         largest = max(sizes(problem)["planes"], problem.y_spec.elements)
         if largest >= _INDEX_LIMIT:
             return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")

@@ -27,16 +27,13 @@ from convoy.engines.pruned.emit_cuda import ACTIVATIONS, ELEMENT, Source, emit
 from convoy.engines.pruned.ir import Kernel, verify
 from convoy.engines.pruned.layout import Layout
 from convoy.engines.pruned.linked import compile_units, unlinked
-from convoy.engines.pruned.requirements import masked_convolution
+from convoy.engines.pruned.requirements import cuda_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import Cut, positions, walk
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
-
-LEAST_CAPABILITY: Final = 80
-"""cp.async."""
 
 MOST_NONZEROS: Final = 240_000
 """NVRTC 13 takes half a millisecond a multiply-add on one core: 16 cores take seven seconds, of one pixel a thread."""
@@ -151,16 +148,10 @@ class PrunedCuda(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions in nchw whose mask is there and not too large."""
-        if target.capability < LEAST_CAPABILITY:
-            return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
-        if not (support := masked_convolution(problem)):
+        if not (support := cuda_convolution(problem, target)):
             return support
         assert isinstance(problem, ConvProblem)
         assert problem.mask is not None
-        if problem.x_dtype not in ELEMENT:
-            return Support.no(f"needs fp32 or fp16, got {problem.x_dtype}")
-        if problem.layout != "nchw":
-            return Support.no(f"needs layout nchw, got {problem.layout}")
         largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
         if 2 * largest >= _INDEX_LIMIT:
             return Support.no(f"indexes tensors of fewer than 2^30 elements, got {largest}")

@@ -30,7 +30,7 @@ from convoy.engines.pruned.direct_form import (
     starts_of_phases,
 )
 from convoy.engines.pruned.direct_model import estimate_us, fits, forms
-from convoy.engines.pruned.requirements import masked_convolution
+from convoy.engines.pruned.requirements import cuda_convolution
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
 from convoy.errors import LaunchError
@@ -38,10 +38,6 @@ from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-LEAST_CAPABILITY: Final = 80
-"""cp.async."""
-
-_DTYPES: Final = ("fp32", "fp16")
 _INDEX_LIMIT: Final = 2**31
 _ALIGNED: Final = 16
 
@@ -116,15 +112,9 @@ class PrunedDirect(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions in nchw, fp32 and fp16, whose mask is there."""
-        if target.capability < LEAST_CAPABILITY:
-            return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
-        if not (support := masked_convolution(problem)):
+        if not (support := cuda_convolution(problem, target)):
             return support
         assert isinstance(problem, ConvProblem)
-        if problem.x_dtype not in _DTYPES:
-            return Support.no(f"needs fp32 or fp16, got {problem.x_dtype}")
-        if problem.layout != "nchw":
-            return Support.no(f"needs layout nchw, got {problem.layout}")
         largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
         if 2 * largest >= _INDEX_LIMIT:
             return Support.no(f"indexes tensors of fewer than 2^30 elements, got {largest}")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from convoy.engines.conditions import plain_convolution
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
+
+LEAST_CAPABILITY: Final = 80
+"""cp.async."""
 
 _INDEX_LIMIT = 2**31
 
@@ -26,6 +31,20 @@ def masked_convolution(problem: Problem, *, empty: bool = False) -> Support:
         return Support.no(f"needs the positions of mask {problem.weight_mask}, got its digest alone")
     if problem.n == 0 and not empty:
         return Support.no("needs a batch of at least 1, got 0")
+    return Support.yes()
+
+
+def cuda_convolution(problem: Problem, target: Target) -> Support:
+    """A masked convolution for CUDA C that copies asynchronously: fp32 or fp16, nchw, on capability 8.0 and newer."""
+    if target.capability < LEAST_CAPABILITY:
+        return Support.no(f"needs a CUDA device of capability 8.0 or newer, got {target.name}")
+    if not (support := masked_convolution(problem)):
+        return support
+    assert isinstance(problem, ConvProblem)
+    if problem.x_dtype not in ("fp32", "fp16"):
+        return Support.no(f"needs fp32 or fp16, got {problem.x_dtype}")
+    if problem.layout != "nchw":
+        return Support.no(f"needs layout nchw, got {problem.layout}")
     return Support.yes()
 
 

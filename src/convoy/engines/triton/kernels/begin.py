@@ -25,3 +25,18 @@ def box_origin(
     p0 = (line % tiles_h) * BLOCK_H
     n0 = (line // tiles_h) * BLOCK_N
     return n0, p0, q0
+
+
+@triton.jit
+def pixel_tile(pixels, h, width, c, pad_h, pad_w, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """A tile of pixels by channels of an NHWC image: its pixels, channels, images, places in the image (row · width + column),
+    rows and columns in the padded image, and which of its elements there are.
+    """
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    image = pixel // (h * width)
+    place = pixel % (h * width)
+    row = place // width + pad_h
+    column = place % width + pad_w
+    here = (pixel < pixels)[:, None] & (channel < c)[None, :]
+    return pixel, channel, image, place, row, column, here

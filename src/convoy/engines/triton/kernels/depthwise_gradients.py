@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from convoy.engines.triton.kernels.begin import follow
+from convoy.engines.triton.kernels.begin import follow, pixel_tile
 
 
 @triton.jit
@@ -34,13 +34,7 @@ def depthwise_dgrad(
     """One [BLOCK_P pixels, BLOCK_C channels] tile of dx; pixels = n·h·width, w is [R·S, c], c comes as a multiple of VECTOR."""
     follow(WAIT, WAIT)
     c *= VECTOR
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    image = pixel // (h * width)
-    place = pixel % (h * width)
-    row = place // width + pad_h
-    column = place % width + pad_w
-    here = (pixel < pixels)[:, None] & (channel < c)[None, :]
+    pixel, channel, image, _, row, column, here = pixel_tile(pixels, h, width, c, pad_h, pad_w, BLOCK_P, BLOCK_C)
     acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     for r in tl.static_range(R):
         for s in tl.static_range(S):

@@ -5,7 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from convoy.engines.triton.kernels.begin import follow
+from convoy.engines.triton.kernels.begin import follow, pixel_tile
+
+
+@triton.jit
+def window_of(
+    row, column, r, s, p, q,
+    R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+):  # fmt: skip
+    """The r-th and s-th last window that may hold a place of the padded image: its row, its column, and whether it does."""
+    window_row = row // STRIDE_H - r
+    window_column = column // STRIDE_W - s
+    inside = (window_row >= 0) & (window_row < p) & (row - window_row * STRIDE_H < R)
+    inside &= (window_column >= 0) & (window_column < q) & (column - window_column * STRIDE_W < S)
+    return window_row, window_column, inside
 
 
 @triton.jit
@@ -22,20 +35,11 @@ def max_pool_backward(
     """
     follow(WAIT, WAIT)
     c *= VECTOR
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    image = pixel // (h * width)
-    place = pixel % (h * width)
-    row = place // width + pad_h
-    column = place % width + pad_w
-    here = (pixel < pixels)[:, None] & (channel < c)[None, :]
+    pixel, channel, image, place, row, column, here = pixel_tile(pixels, h, width, c, pad_h, pad_w, BLOCK_P, BLOCK_C)
     acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     for r in tl.static_range((R + STRIDE_H - 1) // STRIDE_H):
         for s in tl.static_range((S + STRIDE_W - 1) // STRIDE_W):
-            window_row = row // STRIDE_H - r
-            window_column = column // STRIDE_W - s
-            inside = (window_row >= 0) & (window_row < p) & (row - window_row * STRIDE_H < R)
-            inside &= (window_column >= 0) & (window_column < q) & (column - window_column * STRIDE_W < S)
+            window_row, window_column, inside = window_of(row, column, r, s, p, q, R, S, STRIDE_H, STRIDE_W)
             offset = (((image * p + window_row) * q + window_column) * c)[:, None] + channel[None, :]
             known = inside[:, None] & here
             named = tl.load(indices + offset, mask=known, other=-1).to(tl.int32)
@@ -59,20 +63,11 @@ def avg_pool_backward(
     """
     follow(WAIT, WAIT)
     c *= VECTOR
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    image = pixel // (h * width)
-    place = pixel % (h * width)
-    row = place // width + pad_h
-    column = place % width + pad_w
-    here = (pixel < pixels)[:, None] & (channel < c)[None, :]
+    pixel, channel, image, _, row, column, here = pixel_tile(pixels, h, width, c, pad_h, pad_w, BLOCK_P, BLOCK_C)
     acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     for r in tl.static_range((R + STRIDE_H - 1) // STRIDE_H):
         for s in tl.static_range((S + STRIDE_W - 1) // STRIDE_W):
-            window_row = row // STRIDE_H - r
-            window_column = column // STRIDE_W - s
-            inside = (window_row >= 0) & (window_row < p) & (row - window_row * STRIDE_H < R)
-            inside &= (window_column >= 0) & (window_column < q) & (column - window_column * STRIDE_W < S)
+            window_row, window_column, inside = window_of(row, column, r, s, p, q, R, S, STRIDE_H, STRIDE_W)
             offset = (((image * p + window_row) * q + window_column) * c)[:, None] + channel[None, :]
             gradient = tl.load(dy + offset, mask=inside[:, None] & here, other=0.0).to(tl.float32)
             if not EVEN:

@@ -29,8 +29,9 @@ def box_origin(
 
 @triton.jit
 def pixel_tile(pixels, h, width, c, pad_h, pad_w, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """A tile of pixels by channels of an NHWC image: its pixels, channels, images, places in the image (row · width + column),
-    rows and columns in the padded image, and which of its elements there are.
+    """A tile of pixels by channels of NHWC images: which pixels and channels it has, and which of its elements there are.
+
+    Of each pixel also the image, the place in it (row · width + column), and row and column in the padded image.
     """
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     pixel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -35,7 +35,7 @@ class Target:
     def digest(self) -> str:
         """Sixteen hex digits over every field but `memory_bytes`, which a virtual machine may report a little off.
 
-        Part of every database key: a row is never trusted for another digest.
+        Part of every database key: a row is never trusted for another digest, but for twins (`measurement.precision`).
         """
         return _digest(self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from typing import Protocol as Interface
@@ -15,6 +15,7 @@ from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
 from convoy.measurement.criteria_file import find_criteria
 from convoy.measurement.kin import kin_of
+from convoy.measurement.precision import heeds, twins
 from convoy.measurement.predict import Estimate, Experience
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
@@ -126,8 +127,9 @@ def search(
         )
         for p in distinct
     ]
+    alike = twins(target, database.targets().values())
     for task in tasks:
-        task.take_known(database.lookup(task.problem.key, target.digest, protocol.id))
+        task.take_known(_known_rows(task.problem, target, alike, protocol, database))
     if settings.effort is Effort.QUICK:
         _take_hints(tasks, target, protocol, database)
     if settings.effort is not Effort.NONE:
@@ -145,6 +147,17 @@ def search(
 
 def _silent(done: int, total: int, message: str) -> None:
     del done, total, message
+
+
+def _known_rows(
+    problem: Problem, target: Target, alike: Sequence[Target], protocol: Protocol, database: Store
+) -> list[Measurement]:
+    """A problem's rows on a target, and on its twins where torch's precision settings do not matter; its own come first."""
+    found = {row.config: row for row in database.lookup(problem.key, target.digest, protocol.id)}
+    for twin in alike if not heeds(problem) else ():
+        for row in database.lookup(problem.key, twin.digest, protocol.id):
+            found.setdefault(row.config, replace(row, target=target.digest))
+    return list(found.values())
 
 
 def _take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:

@@ -19,7 +19,7 @@ as the provider that the row names, by straight lines between measured points; n
 fastest dense engine of all in strict fp32 (or in fp16), ours included.
 
 On a GPU the engines that wait for one take part. The rows of `cudnn` are those of its best plan; `gemm` is cuBLAS on im2col,
-`sparse_csr` cuSPARSE on im2col, `pruned.csr` our own index arrays.
+`sparse_csr` cuSPARSE on im2col, `pruned.csr` and `pruned.direct` our own index arrays.
 """
 
 from __future__ import annotations

@@ -153,10 +153,10 @@ SMALL = sparse(ConvProblem(8, 512, 7, 7, 512, 3, 3, 1, 1, layout="nhwc", **HALF)
 
 def test_a_layer_of_few_pixels_and_many_channels_is_split():
     found = [Form.of(knobs) for knobs in ENGINE.space(SMALL, H100)]
-    assert max(form.split for form in found[:3]) > 1
+    assert found[0].split > 1
     assert {form.split for form in found} >= {1, 2, 4}
     assert {form.blocks for form in found} == {1, 2}
-    assert len({form.depth for form in found}) > 1
+    assert {form.depth for form in found} >= {1, 3}  # a halo's taps one by one, or a row of them
 
 
 def test_a_split_and_more_under_way_change_the_guess_as_they_should():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from convoy.capture.draft import Draft, renamed
-from convoy.graph.ir import Graph, Node, Ref, Symbol
+from convoy.graph.ir import MAX_POOL_BACKWARD, Graph, Node, Ref, Symbol
 from convoy.problem import TensorSpec
 from convoy.regions.casts import is_cast
 
 FORWARD: Final = "aten.max_pool2d_with_indices.default"
-BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
 _PIXELS_OF_I16: Final = 1 << 15
 """An index counts the pixels of one image: up to 181x181 fit into 16 bits with a sign, all others into 32."""
 
@@ -50,7 +49,7 @@ def index_casts(graph: Graph) -> frozenset[str]:
         indices = node.outputs[1] if node.op == FORWARD and len(node.outputs) > 1 else ""
         for narrow in graph.users(indices) if indices else ():
             wide = graph.users(narrow.outputs[0])
-            backward = [reader.op == BACKWARD for one in wide for reader in graph.users(one.outputs[0])]
+            backward = [reader.op == MAX_POOL_BACKWARD for one in wide for reader in graph.users(one.outputs[0])]
             if backward and all(backward) and all(map(is_cast, (narrow, *wide))):
                 found.update(one.name for one in (narrow, *wide))
     return frozenset(found)
@@ -67,7 +66,9 @@ def _narrowed(draft: Draft) -> dict[str, str]:
         if node.op != FORWARD or len(node.outputs) < 2 or not node.outputs[1]:
             continue
         indices, x = node.outputs[1], node.args[0]
-        alone = all(reader.op == BACKWARD and reader.args[-1] == Ref(indices) for reader in readers.get(indices, []))
+        alone = all(
+            reader.op == MAX_POOL_BACKWARD and reader.args[-1] == Ref(indices) for reader in readers.get(indices, [])
+        )
         if indices in draft.outputs or not readers.get(indices) or not alone or not isinstance(x, Ref):
             continue
         height, width = draft.specs[x.name].shape[-2:]

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import linear
 
 from convoy.errors import InputError
-from convoy.graph.ir import GRADIENTS, LAYERS, Arg, Graph, Node, Ref, Symbol
+from convoy.graph.ir import AVG_POOL_BACKWARD, GRADIENTS, LAYERS, Arg, Graph, Node, Ref, Symbol
 from convoy.graph.layers import gradient_problem
 from convoy.graph.text import print_arg
 from convoy.graph.verify import verify
@@ -80,7 +80,7 @@ def _average_gradient(
     return torch.ops.aten.avg_pool2d_backward.default(dy, x, kernel, stride, padding, *rest)
 
 
-_MENDED: Final[Mapping[str, Callable[..., Any]]] = {"aten.avg_pool2d_backward.default": _average_gradient}
+_MENDED: Final[Mapping[str, Callable[..., Any]]] = {AVG_POOL_BACKWARD: _average_gradient}
 """Operators that some PyTorch gets wrong, and what is run instead."""
 
 _STRIDED: Final = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})

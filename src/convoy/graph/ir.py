@@ -21,6 +21,10 @@ GRADIENTS: Final = ("conv2d_dgrad", "conv2d_wgrad")
 LAYERS: Final = ("conv2d", "linear", *GRADIENTS)
 """Operators whose arguments Convoy understands."""
 
+MAX_POOL_BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
+AVG_POOL_BACKWARD: Final = "aten.avg_pool2d_backward.default"
+"""Backward passes of poolings, for which there is a kernel of our own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:

@@ -6,14 +6,11 @@ atomic operations would queue at one place, and kernels that look for indices in
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
-from convoy.graph.ir import Arg, Graph, Node, Ref
+from convoy.graph.ir import MAX_POOL_BACKWARD, Arg, Graph, Node, Ref
 from convoy.regions.casts import is_cast
 
-_BACKWARD: Final = "aten.max_pool2d_with_indices_backward.default"
 _X, _KERNEL, _STRIDE, _PADDING, _DILATION, _INDICES = 1, 2, 3, 4, 5, 7
 """Places of the operator's arguments: grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices."""
 
@@ -22,7 +19,7 @@ def readers_of_indices(graph: Graph) -> dict[str, Node]:
     """The backward pooling that reads an input of the graph as its indices, as it is or widened, by the input's name."""
     found: dict[str, Node] = {}
     for node in graph.nodes:
-        if node.op != _BACKWARD or not isinstance(given := node.args[_INDICES], Ref):
+        if node.op != MAX_POOL_BACKWARD or not isinstance(given := node.args[_INDICES], Ref):
             continue
         maker = graph.producer(given.name)
         source = next(iter(maker.refs()), "") if maker is not None and is_cast(maker) else given.name

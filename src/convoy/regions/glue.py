@@ -23,17 +23,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from convoy.graph.ir import LAYERS, Graph, Node
+from convoy.graph.ir import AVG_POOL_BACKWARD, LAYERS, MAX_POOL_BACKWARD, Graph, Node
 from convoy.graph.randomness import draws
 from convoy.regions.casts import is_cast
 from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
 
-INDEXED: Final = "aten.max_pool2d_with_indices_backward.default"
-"""Its kernel reads its indices as they are kept: the cast that widens them is its own."""
-
-BY_THEMSELVES: Final = (INDEXED, "aten.avg_pool2d_backward.default")
-"""Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse."""
+BY_THEMSELVES: Final = (MAX_POOL_BACKWARD, AVG_POOL_BACKWARD)
+"""Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse. The first one's reads its
+indices as they are kept: the cast that widens them is its own."""
 
 
 def glue_regions(
@@ -116,7 +114,7 @@ def depths(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> di
 def _late_reader(graph: Graph, node: Node) -> str:
     """The one node that reads a cast, where a kernel of that node's own does the cast too: both are of one depth."""
     users = graph.users(node.outputs[0]) if is_cast(node) else ()
-    return users[0].name if len(users) == 1 and users[0].op == INDEXED else ""
+    return users[0].name if len(users) == 1 and users[0].op == MAX_POOL_BACKWARD else ""
 
 
 def _makers(graph: Graph, node: Node) -> Iterator[str]:

@@ -14,14 +14,12 @@ from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.requirements import piece_support, values_support
 from convoy.engines.triton.tensors import dense_nhwc, vector
 from convoy.errors import LaunchError
-from convoy.graph.ir import Graph, Node, Ref
+from convoy.graph.ir import AVG_POOL_BACKWARD, MAX_POOL_BACKWARD, Graph, Node, Ref
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.regions.casts import is_cast
 from convoy.support import Support
 from convoy.target import Target
 
-MAXIMUM = "aten.max_pool2d_with_indices_backward.default"
-AVERAGE = "aten.avg_pool2d_backward.default"
 MOST_WINDOWS = 25
 """Windows that a pixel may lie in: they are unrolled."""
 
@@ -77,10 +75,14 @@ def windows_of(problem: SubgraphProblem) -> Windows | None:
     """The backward pooling that a piece is, a maximum's perhaps with the cast that widens its indices; None for other pieces."""
     graph = read(problem.text)
     *before, last = graph.nodes or (None,)
-    if last is None or len(before) > (last.op == MAXIMUM):
+    if last is None or len(before) > (last.op == MAX_POOL_BACKWARD):
         return None
     return (
-        _maximum(graph, last, before) if last.op == MAXIMUM else _average(graph, last) if last.op == AVERAGE else None
+        _maximum(graph, last, before)
+        if last.op == MAX_POOL_BACKWARD
+        else _average(graph, last)
+        if last.op == AVG_POOL_BACKWARD
+        else None
     )
 
 

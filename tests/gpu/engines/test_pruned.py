@@ -168,7 +168,7 @@ def test_direct_is_exact_on_layers_of_few_pixels_in_every_setting(name, dtype, t
 @pytest.mark.parametrize("name", ["3x3, 7x7", "3x3, 14x14"])
 def test_direct_gives_the_same_bits_while_the_next_launch_begins(name, slices, target):
     problem = pruned(FEW_PIXELS[name], "tenth")
-    form = DirectForm(vectors=2, filters=8, slices=slices, parts=1, each=2, steps=2)
+    form = DirectForm(vectors=2, filters=8, slices=slices, parts=1, each=2)
     executable = direct.ENGINE.build(problem, form.knobs, target)
     data = make_data(problem, 3, "normal", "cuda")
     check_chain(executable, data, executable.pack(tuple(constant * 0.02 for constant in data.constants)))

@@ -23,12 +23,23 @@ typedef float Value;
 // All channels lie as they do in memory: one run.
 DEVICE void stage(float* to, const Value* x, int channel, int channels, int) {
   const Value* from = x + channel * (H * W);
-#pragma unroll 1
+#pragma unroll 4
   for (int i = 4 * threadIdx.x; i < channels * (H * W); i += 4 * THREADS) copy16(to + i, from + i, true);
 }
+#elif COPY == 1
+// Pixels of a 1x1 filter lie as they do in memory, a tile's of each channel as one run of fours.
+DEVICE void stage(float* to, const Value* x, int channel, int channels, int base) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < channels * (SPAN / 4); i += THREADS) {
+    const int at = base + i % (SPAN / 4) * 4, image = at / (H * W);
+    const bool inside = image < N;
+    copy16(to + 4 * i, x + (inside ? (image * C + channel + i / (SPAN / 4)) * (H * W) + at % (H * W) : 0), inside);
+  }
+}
 #else
-#define WORDS (SPAN / COPY_FLOATS)
-#define ROUNDS ((WORDS + ALONG - 1) / ALONG)
+#define ROUNDS ((SPAN + ALONG - 1) / ALONG)
+#define ASIDE (THREADS / ALONG)
+#define BATCH (ROUNDS < ON_THEIR_WAY ? ON_THEIR_WAY / ROUNDS : 1)  // planes
 // ALONG threads go along a plane; each finds out once where its positions are in a channel's image.
 DEVICE void stage(float* to, const Value* x, int channel, int channels, int base) {
   const int start = threadIdx.x % ALONG;
@@ -38,29 +49,31 @@ DEVICE void stage(float* to, const Value* x, int channel, int channels, int base
     int source[ROUNDS];
 #pragma unroll
     for (int round = 0; round < ROUNDS; round++) {
-      const int at = base + COPY_FLOATS * (start + round * ALONG), line = at / PITCH;
+      const int at = base + start + round * ALONG, line = at / PITCH;
       const int image = line / IMAGE_ROWS < N ? line / IMAGE_ROWS : N - 1;
       const int h = (line - image * IMAGE_ROWS) * STRIDE_H + row - PAD_H, w = at % PITCH * STRIDE_W + column - PAD_W;
       source[round] = h >= 0 && h < H && w >= 0 && w < W ? image * (C * H * W) + h * W + w : -1;
     }
+    const int first = threadIdx.x / ALONG;
+    // Through registers, many on their way at once: copies of four bytes past them come at a third of the speed.
 #pragma unroll 1
-    for (int plane = threadIdx.x / ALONG; plane < channels; plane += THREADS / ALONG) {
-      const Value* from = x + (channel + plane) * (H * W);
-      float* there = to + (plane * (PHASES_H * PHASES_W) + phase) * SPAN;
+    for (int plane = first; plane < channels; plane += ASIDE * BATCH) {
+      Value got[BATCH][ROUNDS];
 #pragma unroll
-      for (int round = 0; round < ROUNDS; round++) {
-        const int i = start + round * ALONG;
-        const bool inside = source[round] >= 0;
-        const Value* mine = from + (inside ? source[round] : 0);
-        if (i >= WORDS) continue;
-#if HALF
-        there[i] = inside ? wide(*mine) : 0.f;
-#elif COPY == 1
-        copy16(there + 4 * i, mine, inside);
-#else
-        copy4(there + i, mine, inside);
-#endif
-      }
+      for (int b = 0; b < BATCH; b++)
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+          const int p = plane + b * ASIDE;
+          const bool inside = source[round] >= 0;
+          got[b][round] = read(x + (channel + p) * (H * W) + (inside ? source[round] : 0), inside && p < channels);
+        }
+#pragma unroll
+      for (int b = 0; b < BATCH; b++)
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+          const int p = plane + b * ASIDE, i = start + round * ALONG;
+          if (p < channels && i < SPAN) put(to + (p * (PHASES_H * PHASES_W) + phase) * SPAN + i, wide(got[b][round]));
+        }
     }
   }
 }
@@ -83,15 +96,6 @@ DEVICE void add(float (&sums)[WIDTH], const char* lane, const uint4* entries, in
   }
 }
 
-// All copies but those of so many steps have come, to all threads.
-DEVICE void wait_for_copies(int steps) {
-  if (STEPS > 3 && steps == 3) copies_wait<3>();
-  else if (STEPS > 2 && steps == 2) copies_wait<2>();
-  else if (STEPS > 1 && steps == 1) copies_wait<1>();
-  else copies_wait<0>();
-  __syncthreads();
-}
-
 // Where a position's pixel of filter 0 is in y; -1: between the rows.
 DEVICE int place_of(int at) {
   const int line = at / PITCH, column = at % PITCH, image = line / IMAGE_ROWS, row = line % IMAGE_ROWS;
@@ -108,8 +112,8 @@ DEVICE void finish(float sum, float more, int filter, int place, const float* bi
   y[place] = narrow(activated(sum));
 }
 
-// RESIDENT, because ptxas else takes 32 registers and waits for every two or three inputs.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+// One block of a multiprocessor, because ptxas else takes 32 registers and waits for every two or three inputs.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 direct(const Value* x, const uint4* lists, const int* begins, const float* bias, const Value* residual, Value* y) {
   SHARED_MEMORY;
   let_successor_start();
@@ -133,12 +137,9 @@ direct(const Value* x, const uint4* lists, const int* begins, const float* bias,
 #endif
   wait_for_forerunner();
 
-#pragma unroll 1
-  for (int step = 0; step < STEPS; step++) {
-    const int channel = (rank * STEPS + step) * CHANNELS, left = GROUP_CHANNELS - channel;
-    stage((float*)shared_memory + step * STEP_FLOATS, x, group * GROUP_CHANNELS + channel, left < CHANNELS ? left : CHANNELS, tile * TILE);
-    copies_commit();
-  }
+  const int channel = rank * CHANNELS, left = GROUP_CHANNELS - channel;
+  stage((float*)shared_memory, x, group * GROUP_CHANNELS + channel, left < CHANNELS ? left : CHANNELS, tile * TILE);
+  copies_commit();
 #if SHARES == 1
   int found[VECTORS];
 #pragma unroll
@@ -147,19 +148,16 @@ direct(const Value* x, const uint4* lists, const int* begins, const float* bias,
   float* const received = (float*)(shared_memory + RECEIVED_B);
 #endif
 
-  // The first filter waits for its channels step by step; for all others they are there.
+  copies_wait();
+  __syncthreads();
   const int* const starts = (const int*)list;
 #pragma unroll 1
   for (int e = 0; e < EACH; e++) {
     float sums[WIDTH];
 #pragma unroll
     for (int v = 0; v < WIDTH; v++) sums[v] = 0.f;
-#pragma unroll 1
-    for (int step = e ? STEPS - 1 : 0; step < STEPS; step++) {
-      if (!e) wait_for_copies(STEPS - 1 - step);
-      const int first = starts[(filter + e) * STEPS + (e ? 0 : step)], count = starts[(filter + e) * STEPS + step + 1] - first;
-      add(sums, shared_memory + 4 * lane, list + HEAD / 4, first + count * part / PARTS, first + count * (part + 1) / PARTS);
-    }
+    const int first = starts[filter + e], count = starts[filter + e + 1] - first;
+    add(sums, shared_memory + 4 * lane, list + HEAD / 4, first + count * part / PARTS, first + count * (part + 1) / PARTS);
 #if SHARES == 1
     const int f = first_filter + filter + e, k = group * GROUP_FILTERS + f;
 #pragma unroll

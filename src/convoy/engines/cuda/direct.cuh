@@ -5,14 +5,13 @@
 
 DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 // Where nothing is inside, the copy is of zeros.
-DEVICE void copy4(void* to, const void* from, bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(inside ? 4 : 0) : "memory");
-}
 DEVICE void copy16(void* to, const void* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
+template <class T> DEVICE T read(const T* from, bool inside) { return inside ? *from : (T)0; }
+DEVICE void put(float* to, float v) { *to = v; }
 DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+DEVICE void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 #if __CUDA_ARCH__ >= 900
 DEVICE void wait_for_forerunner() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -16,8 +16,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.cuda.compiled import Function, SpillError, absence, compile_cubin, pointer
+from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer
 from convoy.engines.cuda.source import options, plain_source
+from convoy.engines.pruned.cuda_form import block_bytes
 from convoy.engines.pruned.direct_entries import entries_of
 from convoy.engines.pruned.direct_form import (
     FLAT,
@@ -55,7 +56,9 @@ class DirectConvolution(Executable):
             torch.from_numpy(a) for a in (entries.words, entries.begins, entries.values, entries.places)
         )
         cubin, self.log = _compiled(self.geometry, target)
-        self._function = Function(PrunedDirect.id, cubin, "direct", self.geometry.room(entries.most))
+        self._function = Function(
+            PrunedDirect.id, cubin, "direct", self.geometry.asked(entries.most, block_bytes(target))
+        )
         self._dependent = target.capability >= 90
         self._aligned = self.geometry.copy in (FLAT, FOURS)
         self.workspace_bytes = 0
@@ -91,14 +94,10 @@ class DirectConvolution(Executable):
 
 
 def _compiled(geometry: Geometry, target: Target) -> tuple[bytes, str]:
-    """A cubin and its log; with all of a multiprocessor's registers for one block, where half of them are too few."""
-    problem, macros = geometry.problem, geometry.macros()
+    """A cubin and its log."""
+    problem = geometry.problem
     chosen = options(problem.epilogue.activation, problem.x_dtype)
-    try:
-        return compile_cubin(PrunedDirect.id, plain_source("direct", macros, more=("direct",)), target, chosen)
-    except SpillError:
-        alone = macros | {"RESIDENT": 1}
-        return compile_cubin(PrunedDirect.id, plain_source("direct", alone, more=("direct",)), target, chosen)
+    return compile_cubin(PrunedDirect.id, plain_source("direct", geometry.macros(), more=("direct",)), target, chosen)
 
 
 class PrunedDirect(Engine):
@@ -128,7 +127,7 @@ class PrunedDirect(Engine):
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Positions of a lane (`vectors`), `filters` of a block and of `each` warp; `slices`, `parts` and `steps` of channels.
+        """Positions of a lane (`vectors`), `filters` of a block and of `each` warp; `slices` and `parts` of channels.
 
         What a model of the kernel thinks fastest, best first; see `direct_form` and `direct_model`.
         """

@@ -1,4 +1,4 @@
-"""A pruned weight's non-zeros as `cuda/direct.cu` reads them: by block, filter and step, in fours. No torch here."""
+"""A pruned weight's non-zeros as `cuda/direct.cu` reads them: by block and filter, in fours. No torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Entries:
     """The lists of all blocks, one behind another; blocks that differ in their tile alone share one.
 
     Attributes:
-        words: int32; a list is its filters' and steps' first fours, the end, and entries of two words: bytes from a block's
+        words: int32; a list is its filters' first fours, the end, and entries of two words: bytes from a block's
             input on, and the bits of a value in fp32, zero here. Fours are filled up with zeros times a place that is zero.
         begins: int32, where each list begins and the last ends, in sixteen bytes.
         values: int64, the words that hold values.
@@ -44,16 +44,15 @@ def entries_of(mask: NDArray[np.bool_], geometry: Geometry) -> Entries:
     k, c, r, s = np.nonzero(mask)
     group, within = np.divmod(k, geometry.group_filters)
     block, filter_ = np.divmod(within, form.filters)
-    step, cell = np.divmod(c, geometry.channels)
-    slice_, step = np.divmod(step, form.steps)
+    slice_, cell = np.divmod(c, geometry.channels)
     phases, offsets = _taps(geometry)
-    offset = step * geometry.step_floats + (cell * geometry.phases + phases[r, s]) * geometry.span + offsets[r, s]
+    offset = (cell * geometry.phases + phases[r, s]) * geometry.span + offsets[r, s]
     lists = problem.groups * geometry.blocks * form.slices
-    run = (((group * geometry.blocks + block) * form.slices + slice_) * form.filters + filter_) * form.steps + step
+    run = ((group * geometry.blocks + block) * form.slices + slice_) * form.filters + filter_
     order = np.lexsort((offset, run))
     run, offset = run[order], offset[order]
 
-    counts = np.bincount(run, minlength=lists * form.filters * form.steps).reshape(lists, -1)
+    counts = np.bincount(run, minlength=lists * form.filters).reshape(lists, -1)
     fours = -(-counts // FOUR)
     ends = np.cumsum(fours, axis=1)
     sizes = geometry.head // _UNIT + ends[:, -1] * (FOUR * ENTRY_BYTES // 16)

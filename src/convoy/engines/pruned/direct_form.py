@@ -24,15 +24,17 @@ ONE_BY_ONE, FOURS, FLAT = range(3)
 MOST_ROUNDS: Final = 4
 """Floats of a plane that a thread copies, where more threads can go along it: each has a register."""
 
+ON_THEIR_WAY: Final = 16384
+"""Floats of a block that are asked for before the first has come, some 700 clocks later."""
+
+MOST_ON_THEIR_WAY: Final = 48
+"""Of a thread: each has a register."""
+
 REGISTERS: Final = 1 << 16
 """Of a multiprocessor."""
 
 LEAST_REGISTERS: Final = 26
 """Of a thread, besides a sum and an input for each position."""
-
-SPARE_REGISTERS: Final = 28
-POSITION_REGISTERS: Final = 5
-"""What ptxas takes where it may: it loads further ahead then."""
 
 MOST_PHASES: Final = 7
 MOST_STRIDE: Final = 255
@@ -49,7 +51,6 @@ class Form:
         slices: blocks of a cluster, each with a part of the channels.
         parts: warps of a block that share a filter's entries.
         each: filters of a warp, one after another.
-        steps: parts of a block's channels whose copies are waited for one after another.
     """
 
     vectors: int
@@ -57,7 +58,6 @@ class Form:
     slices: int
     parts: int
     each: int
-    steps: int
 
     @property
     def tile(self) -> int:
@@ -75,21 +75,6 @@ class Form:
         return LANES * self.filters * self.parts // self.each
 
     @property
-    def resident(self) -> int:
-        """Blocks that a multiprocessor's registers shall be enough for: two, so that the next kernel's find room."""
-        return 2 if self.threads * (LEAST_REGISTERS + 2 * self.vectors) <= REGISTERS // 2 else 1
-
-    @property
-    def registers(self) -> int:
-        """Of a thread, about: seen in sm_90 code."""
-        return min(REGISTERS // (self.threads * self.resident), SPARE_REGISTERS + POSITION_REGISTERS * self.vectors)
-
-    @property
-    def is_cramped(self) -> bool:
-        """Whether a thread has fewer registers than it could use."""
-        return self.registers < SPARE_REGISTERS + POSITION_REGISTERS * self.vectors
-
-    @property
     def outputs(self) -> int:
         """Results of a thread, where they come from other warps or blocks."""
         return -(-(self.filters // self.slices * LANES * self.width) // self.threads)
@@ -98,13 +83,13 @@ class Form:
     def knobs(self) -> Knobs:
         """As settings."""
         return Knobs.of(
-            vectors=self.vectors, filters=self.filters, slices=self.slices, parts=self.parts, each=self.each, steps=self.steps
-        )  # fmt: skip
+            vectors=self.vectors, filters=self.filters, slices=self.slices, parts=self.parts, each=self.each
+        )
 
 
 def form_of(knobs: Knobs) -> Form:
     """The inverse of `Form.knobs`."""
-    return Form(*(knobs.integer(name) for name in ("vectors", "filters", "slices", "parts", "each", "steps")))
+    return Form(*(knobs.integer(name) for name in ("vectors", "filters", "slices", "parts", "each")))
 
 
 def starts_of_phases(problem: ConvProblem) -> tuple[list[int], list[int]]:
@@ -131,7 +116,7 @@ class Geometry:
     def __init__(self, problem: ConvProblem, form: Form) -> None:
         self.problem, self.form = problem, form
         self.group_channels, self.group_filters = problem.c // problem.groups, problem.k // problem.groups
-        self.channels = -(-self.group_channels // (form.slices * form.steps))
+        self.channels = -(-self.group_channels // form.slices)
         self.blocks = -(-self.group_filters // form.filters)
         self.rows, self.columns = starts_of_phases(problem)
         self.phases = len(self.rows) * len(self.columns)
@@ -172,23 +157,27 @@ class Geometry:
         return self.problem.h * self.problem.w if self.copy == FLAT else self.layout.span
 
     @property
-    def step_floats(self) -> int:
-        """Floats of a step's channels; behind those that lie as in memory are what a last tile's idle lanes read."""
+    def floats(self) -> int:
+        """Floats of a block's input; behind those that lie as in memory are what a last tile's idle lanes read."""
         floats = self.channels * self.phases * self.span + (self.form.tile if self.copy == FLAT else 0)
         return -(-floats // FOUR) * FOUR
 
     @property
     def along(self) -> int:
         """Threads that go along a plane as it is copied: a part of the block's."""
-        words = self.span // FOUR if self.copy == FOURS else self.span
         warps = self.form.threads // LANES
         ways = [LANES * count for count in range(1, warps + 1) if not warps % count]
-        return next((way for way in ways if -(-words // way) <= MOST_ROUNDS), ways[-1])
+        return next((way for way in ways if -(-self.span // way) <= MOST_ROUNDS), ways[-1])
+
+    @property
+    def on_their_way(self) -> int:
+        """Floats that a thread asks for before it stores them, where they are copied one by one."""
+        return max(1, min(MOST_ON_THEIR_WAY, ON_THEIR_WAY // self.form.threads))
 
     @property
     def zeros_bytes(self) -> int:
         """Where zeros begin."""
-        return self.form.steps * self.step_floats * 4
+        return self.floats * 4
 
     @property
     def received_bytes(self) -> int:
@@ -198,14 +187,18 @@ class Geometry:
     @property
     def list_bytes(self) -> int:
         """Where a block's entries begin."""
+        return self.received_bytes + (self.sums_bytes if self.form.slices * self.form.parts > 1 else 0)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Sums of a block's warps, where they are added to those of others."""
         form = self.form
-        sums = form.filters * form.parts * LANES * form.width * 4
-        return self.received_bytes + (sums if form.slices * form.parts > 1 else 0)
+        return form.filters * form.parts * LANES * form.width * 4
 
     @property
     def head(self) -> int:
-        """Words before the entries: where each filter's in each step begin, and the end, up to whole fours."""
-        return -(-(self.form.filters * self.form.steps + 1) // FOUR) * FOUR
+        """Words before the entries: where each filter's begin, and the end, up to whole fours."""
+        return -(-(self.form.filters + 1) // FOUR) * FOUR
 
     @property
     def grid(self) -> int:
@@ -216,22 +209,35 @@ class Geometry:
         """Shared memory of a block with so many entries, padding counted; four more are loaded and not used."""
         return self.list_bytes + 4 * self.head + ENTRY_BYTES * (entries + FOUR)
 
+    def asked(self, entries: int, most: int) -> int:
+        """Shared memory that a block asks for: more than half of a multiprocessor's, so that there is one block on each.
+
+        Blocks of a launch that starts before the last one has ended would else be put two and three on those multiprocessors that
+        are free, while others have none.
+
+        Args:
+            entries: of the longest list.
+            most: bytes that a block may have.
+        """
+        return max(self.room(entries), most // 2 + 1)
+
     def macros(self) -> dict[str, int]:
         """What direct.cu is given."""
         problem, form, layout = self.problem, self.form, self.layout
         epilogue = problem.epilogue
         return {
             "HALF": int(problem.x_dtype == "fp16"), "VECTORS": form.vectors, "FILTERS": form.filters, "SLICES": form.slices,
-            "PARTS": form.parts, "EACH": form.each, "STEPS": form.steps, "CHANNELS": self.channels, "BLOCKS": self.blocks,
+            "PARTS": form.parts, "EACH": form.each, "CHANNELS": self.channels, "BLOCKS": self.blocks,
             "GROUP_CHANNELS": self.group_channels, "GROUP_FILTERS": self.group_filters, "TILES": self.tiles,
             "N": problem.n, "C": problem.c, "H": problem.h, "W": problem.w, "K": problem.k, "P": problem.p, "Q": problem.q,
             "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "PAD_H": problem.pad_h, "PAD_W": problem.pad_w,
-            "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "SPAN": self.span, "STEP_FLOATS": self.step_floats,
+            "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "SPAN": self.span,
             "PHASES_H": len(self.rows), "PHASES_W": len(self.columns),
             "ROWS_OF_PHASES": int.from_bytes(bytes(self.rows), "little"),
             "COLUMNS_OF_PHASES": int.from_bytes(bytes(self.columns), "little"),
-            "COPY": self.copy, "COPY_FLOATS": FOUR if self.copy == FOURS else 1, "ALONG": self.along,
-            "RESIDENT": form.resident, "WIDTH": form.width, "PIECE": min(form.width, FOUR),
+            "COPY": self.copy, "ALONG": self.along,
+            "ON_THEIR_WAY": self.on_their_way,
+            "WIDTH": form.width, "PIECE": min(form.width, FOUR),
             "ZEROS_B": self.zeros_bytes, "BARRIER_B": self.received_bytes - BARRIER_BYTES, "RECEIVED_B": self.received_bytes,
             "LIST_B": self.list_bytes, "HEAD": self.head,
             "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),

@@ -1,7 +1,7 @@
 """A model of the time that a form of `pruned.direct` takes, and the forms to try by it. No torch here.
 
-It counts what a block does (words from shared memory, instructions, bytes that it copies and sends) and prices it with the
-constants below, those of `cuda_model` where they mean the same. What it says of layers is in docs/kernels/pruned_direct.md.
+It counts what a block does (words from shared memory, entries, bytes that it copies and sends) and prices it with the constants
+below. What it says of layers is in docs/kernels/pruned_direct.md.
 """
 
 from __future__ import annotations
@@ -14,37 +14,28 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from convoy.engines.pruned.cuda_form import RESERVED_BYTES, block_bytes
-from convoy.engines.pruned.cuda_model import (
-    CACHED_CLOCKS,
-    CLOCKS_US,
-    COMMON_INSTRUCTIONS,
-    INPUT_CLOCKS,
-    INSTRUCTION_BYTES,
-    OUTPUT_CLOCKS,
-    START_CLOCKS,
-)
+from convoy.engines.pruned.cuda_form import block_bytes
 from convoy.engines.pruned.direct_form import (
     ENTRY_BYTES,
     FLAT,
     FOUR,
+    FOURS,
     LANES,
     LEAST_REGISTERS,
+    ONE_BY_ONE,
     REGISTERS,
     Form,
     Geometry,
 )
 from convoy.engines.pruned.walk import positions
 from convoy.problem import ConvProblem, WeightMask
-from convoy.problem.spec import DTYPE_BYTES
 from convoy.target import Target
 
 VECTORS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 13)
-FILTERS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+FILTERS: Final = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 SLICES: Final = (1, 2, 4, 8)
 PARTS: Final = (1, 2, 4)
 EACH: Final = (1, 2, 4, 8)
-STEPS: Final = (1, 2, 4)
 
 MOST_FORMS: Final = 12
 MOST_OUTPUTS: Final = 8
@@ -57,39 +48,53 @@ ENOUGH_THREADS: Final = 256
 
 CLUSTER_CAPABILITY: Final = 90
 
-CLUSTER_CLOCKS: Final = 900.0
-"""A cluster's sums: a meeting of its blocks, and words on their way between them. A guess: half a microsecond."""
+CLOCKS_US: Final = 1755.0
+"""Clocks of a microsecond under load."""
 
-PARTS_CLOCKS: Final = 120.0
-"""The same within a block."""
+START_CLOCKS: Final = 1500.0
+"""A launch in a graph, the lists' way, the last store's. This and what follows without another source: fitted to 318 forms of 27
+layers on an H200 (docs/kernels/pruned_direct.md)."""
 
-SEND_CLOCKS: Final = 1 / 24
-"""A byte to another block's shared memory. A guess: no faster than from L2."""
+BLOCK_CLOCKS: Final = 1450.0
+"""More for a block that is not a multiprocessor's first."""
 
-FOUR_CLOCKS: Final = 60.0
-"""Of a warp that has a multiprocessor to itself, for four entries: loads, and sums that wait for one another. A guess."""
+WORD_CLOCKS: Final = 0.82
+"""Of shared memory for a word for each lane; a probe found 1.04 at 1.98 GHz."""
 
-POSITION_CLOCKS: Final = 6.0
-"""The same for each position of a lane. A guess."""
+ENTRY_CLOCKS: Final = 0.86
+"""The same for an entry: a load of two, by all lanes from one place, took 2.26 in the probe."""
 
-CRAMPED: Final = 2.0
-"""The same where registers are short: inputs are waited for in twos and threes. A guess."""
+FOUR_CLOCKS: Final = 25.0
+"""Of a warp that has a multiprocessor to itself, for four entries: loads and sums that wait for one another."""
 
-EXPOSED: Final = 0.3
-"""Of that, what other warps do not hide although shared memory is busy. A guess that asks for more warps."""
+FILTER_CLOCKS: Final = 160.0
+"""The same for a filter's beginning and end."""
 
-BLOCK_CLOCKS: Final = 1500.0
-"""The first copy and the last store of a block that is not a multiprocessor's first."""
+EXPOSED: Final = 0.85
+"""Of that, what other warps do not hide although shared memory is busy."""
 
-LIST_CLOCKS: Final = 1000.0
-"""Until the first entries are there: a block waits for them where it finds no room before the last kernel's have ended. A guess:
-memory's latency, twice."""
+COPY_CLOCKS: Final = {ONE_BY_ONE: 0.036, FOURS: 0.02, FLAT: 0.0117}
+"""A byte of input. FLAT is fitted: blocks ask for the same lines, which come from L2 once for several. The others are copied
+another way since (0.048 and 0.034 then): guesses."""
 
-MEMORY_CLOCKS: Final = 1 / 1900
-"""Of the whole device for a byte of entries: 3.35 TB/s, as an H100 has."""
+STRIDED: Final = 1.1
+"""Times as many where every other float of a line is read."""
 
-COPY_INSTRUCTIONS: Final = 5
-"""Of a warp for 32 floats, one by one."""
+LIST_CLOCKS: Final = 0.02
+"""A byte of entries."""
+
+CLUSTER_CLOCKS: Final = 470.0
+"""A meeting of a cluster's blocks."""
+
+SEND_CLOCKS: Final = 0.1
+"""A byte to another block's shared memory: 10 a clock, what the network between them gives to all at once."""
+
+PARTS_CLOCKS: Final = 60.0
+"""A meeting of a block's warps."""
+
+FOUND: Final = {1: 100, 2: 100, 4: 91, 8: 91}
+"""Per cent of a device's multiprocessors that clusters of so many blocks find: 66 clusters of two on an H200, 30 of four, 15 of
+eight. The others are in rows that are too short."""
 
 
 @lru_cache(maxsize=64)
@@ -107,11 +112,10 @@ def most_entries(problem: ConvProblem, form: Form) -> int:
     """Entries of the longest list, at most: every filter's last four may be filled up."""
     assert problem.mask is not None
     geometry = Geometry(problem, form)
-    deep = geometry.channels * form.steps
-    counts = np.add.reduceat(_counts(problem.mask), np.arange(0, geometry.group_channels, deep), axis=1)
+    counts = np.add.reduceat(_counts(problem.mask), np.arange(0, geometry.group_channels, geometry.channels), axis=1)
     grouped = counts.reshape(problem.groups, geometry.group_filters, -1)
     blocks = np.add.reduceat(grouped, np.arange(0, geometry.group_filters, form.filters), axis=1)
-    return int(blocks.max(initial=0)) + (FOUR - 1) * form.filters * form.steps
+    return int(blocks.max(initial=0)) + (FOUR - 1) * form.filters
 
 
 @lru_cache(maxsize=256)
@@ -148,7 +152,7 @@ def _slices(problem: ConvProblem, target: Target) -> list[int]:
 def _smallest(problem: ConvProblem, target: Target) -> Iterator[Form]:
     """One position of a lane, one filter of a slice."""
     for slices in _slices(problem, target):
-        yield Form(1, slices, slices, 1, 1, 1)
+        yield Form(1, slices, slices, 1, 1)
 
 
 def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
@@ -164,11 +168,11 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
             continue
         if (each > 1 and threads < ENOUGH_THREADS) or (parts > 1 and threads > ENOUGH_THREADS):
             continue
-        for vectors, steps in product(shapes, STEPS):
-            form = Form(vectors, filters, slices, parts, each, steps)
+        for vectors in shapes:
+            form = Form(vectors, filters, slices, parts, each)
             if slices * parts > 1 and form.outputs > MOST_OUTPUTS:
                 continue
-            if slices * steps <= group_channels and (LEAST_REGISTERS + 2 * vectors) * threads <= REGISTERS:
+            if slices <= group_channels and (LEAST_REGISTERS + 2 * vectors) * threads <= REGISTERS:
                 yield form
 
 
@@ -176,57 +180,24 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     """What the model says of a form, in microseconds."""
     assert problem.mask is not None
     geometry = Geometry(problem, form)
-    warps = form.threads // LANES
     nonzeros = _nonzeros(problem.mask) / (problem.groups * geometry.blocks * form.slices)
-    runs = form.filters * form.steps
-    entries = nonzeros + min((FOUR - 1) / 2 * runs, (FOUR - 1) * nonzeros)
-    rounds = -(-geometry.grid // target.units)  # blocks of the busiest multiprocessor
-    most = _resident(geometry, entries, target)
-    resident = max(1, min(most, rounds))
-    # Shared memory gives a word for each lane in a clock, and two entries to all of them in one.
-    shared = entries * (form.vectors + 0.5)
-    issue = (entries * (2 * form.vectors + 4.5) + warps * (90 + 4 * form.each * form.vectors)) / 4
-    floats = geometry.channels * form.steps * geometry.phases * geometry.span
-    if geometry.copy != FLAT:
-        issue += floats / LANES * COPY_INSTRUCTIONS / 4
-    alone = entries / FOUR / warps * (FOUR_CLOCKS + POSITION_CLOCKS * form.vectors) + (form.each + form.steps) * 60
-    alone *= -(-rounds // resident) * (CRAMPED if form.is_cramped else 1)
-    compute = max(rounds * max(shared, issue) + EXPOSED * alone, alone)
-    bytes_in = 4 * floats * rounds * INPUT_CLOCKS
-    shares = form.slices * form.parts
-    sums = 4 * form.filters * form.parts * LANES * form.width
-    exchange = 0.0
-    if shares > 1:
-        own = form.filters // form.slices * form.tile
-        between = CLUSTER_CLOCKS if form.slices > 1 else PARTS_CLOCKS
-        moved = sums * (SEND_CLOCKS if form.slices > 1 else 1 / 128) + own * shares / LANES
-        exchange = -(-rounds // resident) * between + rounds * moved
-    written = DTYPE_BYTES[problem.y_dtype] * problem.n * problem.p * problem.q * problem.k
-    outputs = written / min(geometry.grid, target.units) * OUTPUT_CLOCKS
-    # Behind a first step's copies the others come while each warp's first filter is multiplied, and those of blocks side by side.
-    first = bytes_in / (form.steps * resident)
-    early = compute / (form.each if form.steps > 1 and resident == 1 else 1)
-    busy = max(early, bytes_in - first) + compute - early
-    begun = START_CLOCKS + (rounds / resident - 1) * BLOCK_CLOCKS + (form.steps - 1) * 80
-    fetch = (_instructions(geometry) - COMMON_INSTRUCTIONS) * INSTRUCTION_BYTES * CACHED_CLOCKS * rounds / resident
-    lists = (
-        0.0 if most > resident else LIST_CLOCKS + ENTRY_BYTES * entries * geometry.grid / geometry.tiles * MEMORY_CLOCKS
-    )
-    return (begun + first + busy + exchange + outputs + fetch + lists) / CLOCKS_US
+    entries = nonzeros + min((FOUR - 1) / 2 * form.filters, (FOUR - 1) * nonzeros)
+    shared = entries * (WORD_CLOCKS * form.vectors + ENTRY_CLOCKS)
+    fours = entries / FOUR / (form.threads // LANES)
+    alone = fours * FOUR_CLOCKS + form.each * FILTER_CLOCKS
+    block = max(shared + EXPOSED * alone, alone)
+    copy = COPY_CLOCKS[geometry.copy]
+    if geometry.copy == ONE_BY_ONE and problem.stride_w > 1:
+        copy *= STRIDED
+    block += 4 * geometry.channels * geometry.phases * geometry.span * copy + ENTRY_BYTES * entries * LIST_CLOCKS
+    if form.slices > 1:
+        block += CLUSTER_CLOCKS + geometry.sums_bytes * (form.slices - 1) / form.slices * SEND_CLOCKS
+    elif form.parts > 1:
+        block += PARTS_CLOCKS
+    rounds = -(-geometry.grid // (form.slices * clusters(form.slices, target)))  # blocks of the busiest multiprocessor
+    return (START_CLOCKS + rounds * block + (rounds - 1) * BLOCK_CLOCKS) / CLOCKS_US
 
 
-def _instructions(geometry: Geometry) -> int:
-    """Of the code that is run once the kernel before has ended: seen in sm_90 code."""
-    form = geometry.form
-    rounds = -(-geometry.span // geometry.along)
-    copies = 30 if geometry.copy == FLAT else 60 + 22 * rounds
-    results = 50 + 45 * form.outputs if form.slices * form.parts > 1 else 25 * form.vectors
-    return 80 + 9 * form.vectors + copies + results
-
-
-def _resident(geometry: Geometry, entries: float, target: Target) -> int:
-    """Blocks of a form that a multiprocessor holds at once."""
-    form = geometry.form
-    room = geometry.list_bytes + ENTRY_BYTES * entries * 1.2 + 4 * geometry.head + RESERVED_BYTES
-    by_room = int((block_bytes(target) + RESERVED_BYTES) // room)
-    return min(by_room, 2048 // form.threads, REGISTERS // (form.threads * form.registers), 32)
+def clusters(slices: int, target: Target) -> int:
+    """Clusters of so many blocks that run at one time, each block on a multiprocessor of its own."""
+    return max(1, target.units * FOUND[slices] // (100 * slices))

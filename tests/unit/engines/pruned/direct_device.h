@@ -45,10 +45,20 @@ static inline void copy(void* to, const void* from, bool inside, size_t bytes) {
   }
   if (inside) memcpy(to, from, bytes); else memset(to, 0, bytes);
 }
-DEVICE void copy4(void* to, const void* from, bool inside) { copy(to, from, inside, 4); }
+template <class T> DEVICE T read(const T* from, bool inside) {
+  bool known = !inside;
+  for (auto& r : readable) known |= (const char*)from >= r.from && (const char*)(from + 1) <= r.from + r.bytes;
+  if (!known) faults++;
+  return known && inside ? *from : (T)0;
+}
+DEVICE void put(float* to, float v) {
+  SHARED_MEMORY;
+  if ((char*)to < shared_memory || (char*)(to + 1) > here->memory.data() + here->memory.size()) faults++;
+  else *to = v;
+}
 DEVICE void copy16(void* to, const void* from, bool inside) { copy(to, from, inside, 16); }
 DEVICE void copies_commit() {}
-template <int LEFT> DEVICE void copies_wait() {}
+DEVICE void copies_wait() {}
 DEVICE void wait_for_forerunner() {}
 DEVICE void let_successor_start() {}
 DEVICE void cluster_arrive() {}

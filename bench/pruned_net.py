@@ -4,11 +4,13 @@ The net in strict fp32 as Convoy runs it dense, and with most weights of each la
 checked against float64, timed in turn in one process. Weights are random, so that zeros lie in random places.
 
     python bench/pruned_net.py [--net resnet50] [--batch 1] [--sparsity 0.9] [--pattern unstructured] [--dtype fp32]
-                               [--device cpu|cuda] [--settings default|quick] [--seconds S] [--db FILE] [--folder DIR]
+                               [--device cpu|cuda] [--settings default|quick] [--without ENGINE ...] [--seconds S] [--db FILE]
+                               [--folder DIR]
 
 The engines that read masks, those that wait for a first run on a GPU too, are measured with their default settings alone, or with
 `--settings quick` as `convoy optimize` does it: every layer has a mask of its own, and so code of its own to be compiled. From a
-database that has the dense net's rows, ResNet-50 takes two minutes on 16 cores.
+database that has the dense net's rows, ResNet-50 takes two minutes on 16 cores. Engines named by `--without` do not compete: one
+that compiles code for each mask may take most of the time and win no layer.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def choose(models: dict[str, nn.Module], x: torch.Tensor, options: argparse.Name
     """Both plans; raises TimeIsUpError."""
     numerics = "strict" if options.dtype == "fp32" else "half"
     extra = waiting("pruned.") if options.device == "cuda" else ()
-    settings = Settings(numerics=numerics, db=options.db, timeout_s=120.0, engines=extra)
+    settings = Settings(
+        numerics=numerics, db=options.db, timeout_s=120.0, engines=extra, deny_engines=tuple(options.without)
+    )
     results: Results = {}
     for name, model in models.items():
         began, effort = time.perf_counter(), Effort.QUICK
@@ -114,6 +118,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "fp16"))
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--settings", default="default", choices=("default", "quick"))
+    parser.add_argument("--without", nargs="+", default=[], metavar="ENGINE")
     parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--db", type=Path)
     parser.add_argument("--folder", type=Path)

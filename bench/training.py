@@ -43,6 +43,7 @@ from convoy.measurement import detect_target
 from convoy.pipeline import train_model
 from convoy.pipeline.verdict import Timed, interleave
 from convoy.plan import Plan
+from convoy.program.recording import recording
 from convoy.program.step_program import StepOptions
 from convoy.zoo import input_size, load_model
 
@@ -136,10 +137,11 @@ def graph(case: Case) -> Step:
     with torch.cuda.stream(stream):
         for _ in range(WARMUP):
             step()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, stream=stream):
-            loss = step()
-    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with recording(
+        captured, stream
+    ):  # cuBLAS's workspace is the graph's then: one from before is freed by whoever captures next
+        loss = step()
 
     def replay(reads: Step = step) -> torch.Tensor:
         del reads  # held: the graph reads its model and its batch

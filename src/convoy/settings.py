@@ -58,7 +58,8 @@ class Settings:
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
         isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
         streams: most streams that a program on a GPU may use; the clock decides how many it does.
-        stream_memory: most memory that a schedule on several streams may hold, as a multiple of what it holds on one.
+        stream_memory: most memory that a schedule on several streams may hold, weights and inputs counted, as a multiple of what
+            it holds on one.
         timeout_s: a candidate that takes longer to build or to run is recorded as `timeout`.
         only_engines: restrict the choice to these ids (the baseline always competes); empty: all.
         deny_engines: ids that must not be used.

@@ -68,7 +68,7 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     request = job["request"]
     stage("building the model")
     set_flags(device.type)
-    setup = _Setup.of(job["provider"], request, int(job["batch"]), device)
+    setup = _Setup.of(request, int(job["batch"]), device)
     stage(f"preparing {job['provider']}")
     trained = _PROVIDERS[job["provider"]](setup, request, stage)
     stage("warming up")
@@ -148,14 +148,12 @@ class _Setup:
     amp: torch.dtype | None
 
     @staticmethod
-    def of(provider: str, request: Mapping[str, Any], batch: int, device: torch.device) -> _Setup:
+    def of(request: Mapping[str, Any], batch: int, device: torch.device) -> _Setup:
         name = request["model"]
-        # Convoy changes memory formats where that pays; DDP is given the one that is best for convolutions.
-        form = torch.channels_last if provider == "torch.ddp" else torch.contiguous_format
-        model = load_model(name).to(device).to(memory_format=form)
+        model = load_model(name).to(device).to(memory_format=torch.channels_last)
         wanted = preprocessing(name)
         args = example_args(model, batch=batch, size=request["size"] or None, default_size=wanted.size)
-        host = args[0].contiguous(memory_format=form)
+        host = args[0].contiguous(memory_format=torch.channels_last)
         if device.type == "cuda":
             host = host.pin_memory()
         x = host.to(device)
@@ -250,7 +248,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         setup.refill()
         together(*batch)
 
-    return Trained({**steps, "input": fed}, f"training_step, effort {request['effort']}", notes)
+    return Trained({**steps, "input": fed}, f"channels_last, training_step, effort {request['effort']}", notes)
 
 
 _PROVIDERS: Final[dict[str, Callable[[_Setup, Mapping[str, Any], Stage], Trained]]] = {

@@ -202,5 +202,7 @@ def _order(steps: Sequence[Step]) -> tuple[object, ...]:
 
 
 def _bytes(program: Program) -> int:
+    """All that a program holds while it runs: inputs (in training parameters too), packed weights, values, workspaces."""
     assert program.runnable is not None
-    return peak_bytes(eager_of(program.runnable).bound)
+    bound = eager_of(program.runnable).bound
+    return peak_bytes(bound) + bound.resident_bytes + sum(spec.size_bytes for spec, _ in bound.inputs)

@@ -85,6 +85,15 @@ def test_what_holds_too_much_memory_is_named_and_left_out(monkeypatch: pytest.Mo
     assert len(made.measured) == 3  # it still tells how steps slow one another
 
 
+def test_weights_and_inputs_count_beside_values(monkeypatch: pytest.MonkeyPatch):
+    """A net of batch 1 is mostly weights: values that live side by side are little of what it holds."""
+    spec = SimpleNamespace(size_bytes=7)
+    bound = SimpleNamespace(resident_bytes=1000, inputs=[(spec, "nhwc"), (spec, "nchw")])
+    monkeypatch.setattr(schedules, "eager_of", lambda _: SimpleNamespace(bound=bound))
+    monkeypatch.setattr(schedules, "peak_bytes", lambda _: 100)
+    assert schedules._bytes(SimpleNamespace(runnable=object())) == 1114  # type: ignore[arg-type]
+
+
 def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch):
     made = contest(monkeypatch, Clock({1: 4.0, 2: 2.0, 3: 1.0}), full_from=3)
     assert made.name == "2"

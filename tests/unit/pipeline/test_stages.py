@@ -18,9 +18,12 @@ from convoy.pipeline.stages import (
     in_nchw_too,
     memory_format,
     outdone,
+    prefer_measured,
     share_of,
 )
-from convoy.problem import LayoutProblem, TensorSpec
+from convoy.measurement import SearchResult
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import EngineConfig, Knobs, LayoutProblem, Problem, TensorSpec
 from convoy.regions import Region, propose
 from convoy.settings import LayoutChoice, Settings
 from convoy.target import Target
@@ -48,6 +51,28 @@ def test_a_convolution_leaves_its_activation_to_the_region_that_has_both() -> No
     found = regions("%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n")
     assert set(found) == {"conv(c)", "conv(c+a)", "op(a)"}
     assert named(found, outdone(list(found.values()))) == {"conv(c)"}
+
+
+def test_what_was_measured_outdoes_what_is_predicted_in_another_format() -> None:
+    """Else the best of many predictions is chosen, which is one that is too good."""
+    alone, whole = (
+        regions("%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n")[name]
+        for name in ("conv(c)", "conv(c+a)")
+    )
+
+    def rows(problem: Problem, samples: int) -> list[Measurement]:
+        return [
+            Measurement(problem.key, EngineConfig(engine, 1, Knobs()), "0" * 16, "p-1", Status.OK, samples, us, 0.1)
+            for engine, us in (("aten", 9.0), ("gemm", 3.0))
+        ]
+
+    measured, predicted = sorted(whole.problems, key=lambda problem: problem.layout == "nchw")
+    found = SearchResult({p.key: rows(p, 5 if p is measured else 0) for p in (*whole.problems, *alone.problems)})
+    prefer_measured([alone, whole], found)
+    engines = {key: [row.config.engine for row in kept] for key, kept in found.rows.items()}
+    assert engines[measured.key] == ["aten", "gemm"]
+    assert engines[predicted.key] == ["aten"]
+    assert all(engines[problem.key] == ["aten", "gemm"] for problem in alone.problems)  # nothing of it was measured
 
 
 def test_a_convolution_alone_is_measured() -> None:

@@ -46,6 +46,7 @@ from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, stock_graph
 from convoy.plan import Plan
+from convoy.program.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
@@ -185,23 +186,32 @@ def peers(model: nn.Module, x: torch.Tensor, run: Run) -> dict[str, Ready]:
     for name, make in makers.items():
         if WORDS[name] not in run.peers:
             continue
-        torch.cuda.empty_cache()
-        before, begun = torch.cuda.memory_reserved(), time.perf_counter()
+        before, begun = reserved(), time.perf_counter()
         try:
             call = make()
         except Exception as error:  # a peer that fails is said to have failed
             print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
             continue
         took = time.perf_counter() - begun
-        torch.cuda.empty_cache()
-        ready[name] = Ready(call, call, took, torch.cuda.memory_reserved() - before)
+        ready[name] = Ready(call, call, took, reserved() - before)
     return ready
+
+
+def reserved() -> int:
+    """Bytes that PyTorch holds on the device and needs: without its caches, and without the libraries' workspaces.
+
+    Whoever captures a graph frees those; they would count as less than nothing for him.
+    """
+    forget_library_workspaces()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
 
 
 def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[str, ...] = ()) -> Ready | None:
     """Convoy's program, without some engines; where time is up, from what was measured until then."""
     begun = time.monotonic()
-    before = torch.cuda.memory_reserved()
+    before = reserved()
 
     watch = stopping(run.tune_s, lambda: run.left_s, LEAST_S / 2)
     settings = convoy.Settings(effort=convoy.Effort(run.effort), db=run.db, deny_engines=deny)
@@ -221,15 +231,14 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[s
         print("convoy: keeps the baseline")
         return None
     program((x,), {})
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved() - before
+    held = reserved() - before
     replay = program.runnable.replay  # type: ignore[attr-defined]
     return Ready(replay, lambda: result.program(x), took, held, f" tuning_s={took:.0f}{note}", result.plan)
 
 
 def serial(model: nn.Module, x: torch.Tensor, plan: Plan, run: Run) -> Ready:
     """The same plan on one stream."""
-    begun, before = time.monotonic(), torch.cuda.memory_reserved()
+    begun, before = time.monotonic(), reserved()
     plan = dataclasses.replace(plan, steps=plans.parallel(plan.steps, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
@@ -237,8 +246,7 @@ def serial(model: nn.Module, x: torch.Tensor, plan: Plan, run: Run) -> Ready:
         net = convoy.load(model, path, (x,), settings=convoy.Settings(db=run.db))
     runnable = net.programs[0].runnable
     net(x)
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved() - before
+    held = reserved() - before
     return Ready(runnable.replay, lambda: net(x), time.monotonic() - begun, held)  # type: ignore[union-attr]
 
 

@@ -35,7 +35,6 @@ MANIFEST: Final[dict[str, str]] = {
     "pruned.sparse24": "convoy.engines.pruned.sparse24",
     "pruned.blocks": "convoy.engines.pruned.blocks",
     "pruned.channels_gpu": "convoy.engines.pruned.channels_gpu",
-    "pruned.csr": "convoy.engines.pruned.csr",
     "pruned.direct": "convoy.engines.pruned.direct",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
@@ -63,6 +62,7 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
+    "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
     "zeroskip.blocks": "convoy.engines.zeroskip.blocks",

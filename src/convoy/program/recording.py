@@ -23,12 +23,12 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
     device = stream.device
     caller = torch.cuda.current_stream(device)
     stream.wait_stream(caller)
-    _forget_library_workspaces()
+    forget_library_workspaces()
     try:
         with torch.cuda.device(device), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             yield
     finally:
-        _forget_library_workspaces()
+        forget_library_workspaces()
     caller.wait_stream(stream)
 
 
@@ -43,7 +43,7 @@ def stream_beside(device: torch.device, taken: Collection[torch.cuda.Stream] = (
     return stream
 
 
-def _forget_library_workspaces() -> None:
+def forget_library_workspaces() -> None:
     """Have cuBLAS allocate its workspaces anew, before a capture and after it.
 
     PyTorch keeps one workspace for each stream, and its own CUDA-graph compiler frees them all when it captures: a graph

@@ -11,6 +11,8 @@ from torch import nn
 from convoy.engines.manifest import FRUGAL, MANIFEST
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
+from convoy.measurement import SearchResult
+from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.stages import (
     allowed_layouts,
     competing_engines,
@@ -21,8 +23,6 @@ from convoy.pipeline.stages import (
     prefer_measured,
     share_of,
 )
-from convoy.measurement import SearchResult
-from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs, LayoutProblem, Problem, TensorSpec
 from convoy.regions import Region, propose
 from convoy.settings import LayoutChoice, Settings

@@ -35,8 +35,9 @@ from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
-MOST_NONZEROS: Final = 240_000
-"""NVRTC 13 takes half a millisecond a multiply-add on one core: 16 cores take seven seconds, of one pixel a thread."""
+MOST_NONZEROS: Final = 150_000
+"""16 cores compile 105 000 in 5 s, 210 000 and more in 10 to 18 (commit 60bf1b2), and `pruned.direct` is several times as fast on
+such layers."""
 
 UNLINKED_NONZEROS: Final = 8_000
 """Where nothing links units, one core compiles everything."""

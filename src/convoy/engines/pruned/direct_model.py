@@ -29,6 +29,7 @@ from convoy.engines.pruned.direct_form import (
 )
 from convoy.engines.pruned.walk import positions
 from convoy.problem import ConvProblem, WeightMask
+from convoy.problem.spec import DTYPE_BYTES
 from convoy.target import Target
 
 VECTORS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 13)
@@ -51,45 +52,50 @@ CLUSTER_CAPABILITY: Final = 90
 CLOCKS_US: Final = 1755.0
 """Clocks of a microsecond under load."""
 
-START_CLOCKS: Final = 1500.0
-"""A launch in a graph, the lists' way, the last store's. This and what follows without another source: fitted to 318 forms of 27
-layers on an H200 (docs/kernels/pruned_direct.md)."""
+START_CLOCKS: Final = 1650.0
+"""A launch in a graph, the lists' way, the last store's. This and what follows without another source: fitted to 810 rows of the
+tuner on an H200, which lie 8 % about the model then (docs/kernels/pruned_direct.md)."""
 
-BLOCK_CLOCKS: Final = 1450.0
+BLOCK_CLOCKS: Final = 2270.0
 """More for a block that is not a multiprocessor's first."""
 
-WORD_CLOCKS: Final = 0.82
-"""Of shared memory for a word for each lane; a probe found 1.04 at 1.98 GHz."""
+WORD_CLOCKS: Final = 1.02
+"""Of shared memory for a word for each lane; 1.04 in a probe."""
 
-ENTRY_CLOCKS: Final = 0.86
+ENTRY_CLOCKS: Final = 0.84
 """The same for an entry: a load of two, by all lanes from one place, took 2.26 in the probe."""
 
-FOUR_CLOCKS: Final = 25.0
+FOUR_CLOCKS: Final = 26.0
 """Of a warp that has a multiprocessor to itself, for four entries: loads and sums that wait for one another."""
 
-FILTER_CLOCKS: Final = 160.0
+FILTER_CLOCKS: Final = 36.0
 """The same for a filter's beginning and end."""
 
-EXPOSED: Final = 0.85
+EXPOSED: Final = 0.72
 """Of that, what other warps do not hide although shared memory is busy."""
 
-COPY_CLOCKS: Final = {ONE_BY_ONE: 0.036, FOURS: 0.02, FLAT: 0.0117}
-"""A byte of input. FLAT is fitted: blocks ask for the same lines, which come from L2 once for several. The others are copied
-another way since (0.048 and 0.034 then): guesses."""
+COPY_CLOCKS: Final = {ONE_BY_ONE: 0.039, FOURS: 0.033, FLAT: 0.015}
+"""A byte of input. FLAT is more than L2 gives all multiprocessors: blocks ask for the same lines at the same time."""
 
-STRIDED: Final = 1.1
+STRIDED: Final = 1.37
 """Times as many where every other float of a line is read."""
 
-LIST_CLOCKS: Final = 0.02
+OUTPUT_CLOCKS: Final = 0.042
+"""A byte of results."""
+
+RESIDUAL_CLOCKS: Final = 0.053
+"""A byte that is added to them."""
+
+LIST_CLOCKS: Final = 0.01
 """A byte of entries."""
 
-CLUSTER_CLOCKS: Final = 470.0
+CLUSTER_CLOCKS: Final = 430.0
 """A meeting of a cluster's blocks."""
 
-SEND_CLOCKS: Final = 0.1
-"""A byte to another block's shared memory: 10 a clock, what the network between them gives to all at once."""
+SEND_CLOCKS: Final = 0.145
+"""A byte to another block's shared memory: 7 a clock, what the network between them gives to all at once."""
 
-PARTS_CLOCKS: Final = 60.0
+PARTS_CLOCKS: Final = 150.0
 """A meeting of a block's warps."""
 
 FOUND: Final = {1: 100, 2: 100, 4: 91, 8: 91}
@@ -194,6 +200,8 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
         block += CLUSTER_CLOCKS + geometry.sums_bytes * (form.slices - 1) / form.slices * SEND_CLOCKS
     elif form.parts > 1:
         block += PARTS_CLOCKS
+    written = DTYPE_BYTES[problem.y_dtype] * problem.y_spec.elements / geometry.grid
+    block += written * (OUTPUT_CLOCKS + (RESIDUAL_CLOCKS if problem.epilogue.residual else 0.0))
     rounds = -(-geometry.grid // (form.slices * clusters(form.slices, target)))  # blocks of the busiest multiprocessor
     return (START_CLOCKS + rounds * block + (rounds - 1) * BLOCK_CLOCKS) / CLOCKS_US
 

@@ -26,9 +26,9 @@ import argparse
 import csv
 import itertools
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,12 @@ from convoy.compare.manifest import commit
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
+from convoy.measurement.precision import heeds, twins
 from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
 from convoy.measurement.search import cost_models
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions
-from convoy.problem import ConvProblem, EngineConfig
+from convoy.problem import ConvProblem, EngineConfig, parse_problem
 from convoy.target import Target
 
 FOLDER = Path(__file__).parent / "layers"
@@ -189,16 +190,29 @@ def by_nets(measured: Measured, recorder: Recorder) -> None:
 
 
 def measurements(db: Path | None) -> tuple[Target, list[Measurement]]:
-    """Rows of the one target of a database, or of the first that results are shipped for."""
+    """Rows of the one target of a database, or of the first that results are shipped for.
+
+    Targets that differ in torch's precision settings are one, for layers that do not heed them.
+    """
     if db is None:
         digest, target = next(iter(shipped_descriptions().items()))
         return target, read_shipped(digest)
     with Database.open(db, shipped=False, create=False) as database:
         rows = database.rows()
-        target = database.target(rows[0].target) if rows else None
-    if target is None or len({row.target for row in rows}) != 1:
+        known = database.targets()
+    counts = Counter(row.target for row in rows)
+    target = known.get(max(counts, key=counts.__getitem__)) if counts else None
+    if target is None or counts.keys() - {target.digest, *(twin.digest for twin in twins(target, known.values()))}:
         raise SystemExit("--db: the database must hold measurements of one described target")
-    return target, rows
+    own = [row for row in rows if row.target == target.digest]
+    seen = {(row.problem, row.config) for row in own}
+    others = [row for row in rows if row.target != target.digest and (row.problem, row.config) not in seen]
+    return target, own + [replace(row, target=target.digest) for row in others if not _heeds(row.problem)]
+
+
+def _heeds(key: str) -> bool:
+    """Whether torch's precision settings may change what a problem takes; of a piece of the graph its key does not tell."""
+    return key.startswith("subgraph:") or heeds(parse_problem(key, ""))
 
 
 def main() -> None:

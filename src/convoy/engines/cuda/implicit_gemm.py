@@ -40,8 +40,8 @@ _TILE_NS = 125.0
 _STORE_BYTES_NS_PER_SM = 74.0
 _START_NS = 1100.0
 """Operations, bytes from L2, an iteration at least, what waiting for each other adds in a pair, what lies between two tiles,
-bytes stored: fitted to 56 timings of plain layers on an H100 (10 % root mean square error). The shortest iteration is a guess. What
-happens once: by 1158 rows of an H200 and a clock that leaves a graph's start out (23 %; 1500 is as good over all, 1100 for the shortest)."""
+bytes stored: fitted to 56 timings of plain layers on an H100 (10 % root mean square error). The shortest iteration is a guess.
+What happens once: by 1158 rows of an H200 and a clock that leaves a graph's start out (23 %; for the shortest kernels)."""
 
 _PEER_BYTES_NS_PER_SM = 24.0
 """To the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""

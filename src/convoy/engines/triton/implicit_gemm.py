@@ -182,7 +182,7 @@ class ImplicitGemmEngine(Engine):
         return split_bytes(problem, knobs)
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The tiles' cost model; gathering (fitted to 1078 rows of an H200) and, for exact fp32, plain multiply-adds cost more."""
+        """The tiles' cost model; gathering (by 1078 rows of an H200) and, for exact fp32, plain multiply-adds cost more."""
         assert isinstance(problem, ConvProblem)
         guess = estimate_us(group_view(problem, is_flat(problem, knobs)), tile_of(knobs), target.units)
         return guess * 12.0 if is_strict(problem) else max(0.7 * guess, 1.1 * guess - 0.7)

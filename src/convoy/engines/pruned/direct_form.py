@@ -34,7 +34,8 @@ REGISTERS: Final = 1 << 16
 """Of a multiprocessor."""
 
 LEAST_REGISTERS: Final = 26
-"""Of a thread, besides a sum and an input for each position."""
+POSITION_REGISTERS: Final = 4
+"""Of a thread, and of each of its positions: 1024 threads spill ten of them."""
 
 MOST_PHASES: Final = 7
 MOST_STRIDE: Final = 255

@@ -23,6 +23,7 @@ from convoy.engines.pruned.direct_form import (
     LANES,
     LEAST_REGISTERS,
     ONE_BY_ONE,
+    POSITION_REGISTERS,
     REGISTERS,
     Form,
     Geometry,
@@ -178,7 +179,7 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
             form = Form(vectors, filters, slices, parts, each)
             if slices * parts > 1 and form.outputs > MOST_OUTPUTS:
                 continue
-            if slices <= group_channels and (LEAST_REGISTERS + 2 * vectors) * threads <= REGISTERS:
+            if slices <= group_channels and (LEAST_REGISTERS + POSITION_REGISTERS * vectors) * threads <= REGISTERS:
                 yield form
 
 

@@ -11,7 +11,7 @@ from convoy.program.recording import forget_library_workspaces, recording  # noq
 
 
 def test_a_graph_keeps_its_librarys_workspace() -> None:
-    """A product that is split along its sum, warmed up on the stream of the capture: AlexNet's step, captured so, wrote elsewhere."""
+    """A product that is split along its sum, warmed up on the stream of the capture: a step captured so wrote elsewhere."""
     draw = torch.Generator("cuda").manual_seed(0)
     left = torch.randint(-3, 4, (64, 1 << 16), generator=draw, device="cuda").bfloat16()
     right = torch.randint(-3, 4, (1 << 16, 64), generator=draw, device="cuda").bfloat16()
@@ -22,12 +22,11 @@ def test_a_graph_keeps_its_librarys_workspace() -> None:
     graph = torch.cuda.CUDAGraph()
     with recording(graph, stream):
         found = left @ right
-    del warm
     forget_library_workspaces()
     torch.cuda.empty_cache()
     others = torch.full((64 << 20,), 7, dtype=torch.uint8, device="cuda")
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(found, (left.double() @ right.double()).bfloat16())
+    assert torch.equal(found, warm)
     assert bool((others == 7).all())

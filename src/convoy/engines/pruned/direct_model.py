@@ -164,7 +164,7 @@ def _smallest(problem: ConvProblem, target: Target) -> Iterator[Form]:
 
 def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
     """Every form that makes sense, whether it finds room or not."""
-    group_channels, group_filters = problem.c // problem.groups, problem.k // problem.groups
+    group_filters = problem.k // problem.groups
     lines = problem.n * problem.p * problem.q
     shapes = [v for v in VECTORS if v == 1 or LANES * (v - 1) < 1.25 * lines]
     for filters, slices, parts, each in product(FILTERS, _slices(problem, target), PARTS, EACH):
@@ -179,7 +179,7 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
             form = Form(vectors, filters, slices, parts, each)
             if slices * parts > 1 and form.outputs > MOST_OUTPUTS:
                 continue
-            if slices <= group_channels and (LEAST_REGISTERS + POSITION_REGISTERS * vectors) * threads <= REGISTERS:
+            if (LEAST_REGISTERS + POSITION_REGISTERS * vectors) * threads <= REGISTERS:
                 yield form
 
 

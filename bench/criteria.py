@@ -28,7 +28,7 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from convoy.compare.manifest import commit
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
-from convoy.measurement.precision import heeds, twins
+from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
 from convoy.measurement.search import cost_models
 from convoy.perfdb import Database, Measurement
@@ -205,9 +205,8 @@ def measurements(db: Path | None) -> tuple[Target, list[Measurement]]:
     if target is None or counts.keys() - {target.digest, *(twin.digest for twin in twins(target, known.values()))}:
         raise SystemExit("--db: the database must hold measurements of one described target")
     own = [row for row in rows if row.target == target.digest]
-    seen = {(row.problem, row.config) for row in own}
-    others = [row for row in rows if row.target != target.digest and (row.problem, row.config) not in seen]
-    return target, own + [replace(row, target=target.digest) for row in others if not _heeds(row.problem)]
+    others = [row for row in rows if row.target != target.digest and not _heeds(row.problem)]
+    return target, adopted(own, others, target)
 
 
 def _heeds(key: str) -> bool:

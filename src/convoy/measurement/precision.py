@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
+from convoy.perfdb.row import Measurement
 from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
@@ -32,6 +33,14 @@ def twins(target: Target, others: Collection[Target]) -> list[Target]:
     plain = _without_settings(target)
     found = [other for other in others if other.digest != target.digest and _without_settings(other) == plain]
     return sorted(found, key=lambda other: other.digest)
+
+
+def adopted(own: Iterable[Measurement], twins_rows: Iterable[Measurement], target: Target) -> list[Measurement]:
+    """A target's rows, and those of its twins that it has none of itself, as its own: of problems that heed no setting."""
+    found = {(row.problem, row.config): row for row in own}
+    for row in twins_rows:
+        found.setdefault((row.problem, row.config), replace(row, target=target.digest))
+    return list(found.values())
 
 
 def _without_settings(target: Target) -> Target:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 from typing import Protocol as Interface
@@ -15,7 +16,7 @@ from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
 from convoy.measurement.criteria_file import find_criteria
 from convoy.measurement.kin import kin_of
-from convoy.measurement.precision import heeds, twins
+from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.predict import Estimate, Experience
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
@@ -153,11 +154,9 @@ def _known_rows(
     problem: Problem, target: Target, alike: Sequence[Target], protocol: Protocol, database: Store
 ) -> list[Measurement]:
     """A problem's rows on a target, and on its twins where torch's precision settings do not matter; its own come first."""
-    found = {row.config: row for row in database.lookup(problem.key, target.digest, protocol.id)}
-    for twin in alike if not heeds(problem) else ():
-        for row in database.lookup(problem.key, twin.digest, protocol.id):
-            found.setdefault(row.config, replace(row, target=target.digest))
-    return list(found.values())
+    own = database.lookup(problem.key, target.digest, protocol.id)
+    others = [] if heeds(problem) else [database.lookup(problem.key, twin.digest, protocol.id) for twin in alike]
+    return adopted(own, chain.from_iterable(others), target)
 
 
 def _take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:

@@ -14,6 +14,7 @@ from convoy.capture.copies import copy_module
 from convoy.capture.joint import LossModule
 from convoy.engines.flags import convolutions
 from convoy.pipeline import verdict
+from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
 from convoy.pipeline.summarize import Outcome
 from convoy.program import Program
 from convoy.program.graph import GraphProgram
@@ -52,6 +53,21 @@ class StockStep:
         twin._batch = pytree.tree_map(_wide, self._batch)
         return twin.run()
 
+    def shaken(self) -> list[torch.Tensor]:
+        """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
+        module = copy_module(self._module)
+        held = [*module.parameters(), *module.buffers()]
+        leaves, spec = pytree.tree_flatten(self._batch)
+        dtypes = [*(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
+        shake = Shaker(unit_roundoff(dtypes, cuda=held[0].is_cuda))
+        with torch.no_grad():
+            for tensor in held:
+                tensor.copy_(shake(tensor))
+        twin = StockStep.__new__(StockStep)
+        twin._module = module
+        twin._batch = pytree.tree_unflatten([shake(t) if isinstance(t, torch.Tensor) else t for t in leaves], spec)
+        return twin.run()
+
     def captured(self) -> Callable[[], object]:
         """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""
         return verdict.capture_stock(self.run, reads=self)
@@ -63,21 +79,30 @@ def _wide(value: Any) -> Any:
 
 
 def _seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """A run from a fixed seed, which leaves the generators as they were."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+    with seeded():
         return run()
 
 
-def _exact_where_it_fits(stock: StockStep) -> tuple[list[torch.Tensor], str]:
-    """The step in float64, or PyTorch's own where the device has no room for that, with a note."""
-    try:
-        return stock.exact(), ""
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-    note = "the step does not fit in float64: its gradients were compared with PyTorch's own and not with float64"
-    return [t.double() for t in stock.run()], note
+def _why_not_exact(capture: TrainingCapture, flops: int, *, cuda: bool) -> str:
+    """Why the step cannot be held to float64; empty where it can."""
+    if capture.random:
+        return "draws random numbers"
+    return "" if cuda or flops <= verdict.ORACLE_FLOPS else "takes too long in float64 here"
+
+
+def _reference(stock: StockStep, why: str) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
+    """What to compare with, PyTorch's own step or what stands for its error, and a note; empty where the first is float64."""
+    if not why:
+        try:
+            return stock.exact(), _seeded(stock.run), ""
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            why = "does not fit in float64"
+    note = (
+        f"the step {why}: its gradients were compared with PyTorch's own and not with float64, and may be as far off as"
+        f" {verdict.WORST_ERROR:g} times what one rounding of every parameter changes there"
+    )
+    return [t.double() for t in _seeded(stock.run)], _seeded(stock.shaken), note
 
 
 def check_step(
@@ -93,6 +118,8 @@ def check_step(
         inputs: parameters, buffers and batch.
         capture: what the program's outputs are.
         flops: operations of the step: where float64 would take too long on a CPU, PyTorch's own step is compared with.
+
+    Where there is no float64 run, the baseline's error is what rounding alone does to PyTorch's own step.
 
     Returns:
         Times and errors, and a note on what was compared; empty where it was float64.
@@ -112,14 +139,8 @@ def _check_step(
         with torch.no_grad():
             return runnable(inputs)[: 1 + len(capture.learned)]
 
-    note = ""
-    if capture.random or (not cuda and flops > verdict.ORACLE_FLOPS):
-        why = "draws random numbers" if capture.random else "takes too long in float64 here"
-        note = f"the step {why}: its gradients were compared with PyTorch's own and not with float64"
-        exact = [t.double() for t in _seeded(stock.run)]
-    else:
-        exact, note = _exact_where_it_fits(stock)
-    baseline_errors = verdict.errors_against(_seeded(stock.run), exact)
+    exact, theirs, note = _reference(stock, _why_not_exact(capture, flops, cuda=cuda))
+    baseline_errors = verdict.errors_against(theirs, exact)
     errors = verdict.errors_against(_seeded(ours), exact)
     runs: dict[str, Callable[[], object]] = {"torch.eager": stock.run, "convoy": ours}
     if isinstance(runnable, GraphProgram):

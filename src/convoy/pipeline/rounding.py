@@ -1,0 +1,53 @@
+"""What rounding alone does to a result: the yardstick for another implementation where no float64 run can be had.
+
+A function is run again on tensors that are off by one rounding each. Whoever computes the same in another order, or rounds in
+other places, ends about as far away; a fault ends farther.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+TF32_ROUNDING = 2.0**-11
+"""Unit roundoff of TF32, which has 10 bits behind the point."""
+
+
+def unit_roundoff(dtypes: Iterable[torch.dtype], *, cuda: bool) -> float:
+    """The largest relative error of one rounding in a computation, by its least precise dtype.
+
+    Args:
+        dtypes: of its values.
+        cuda: whether it runs on a GPU, where fp32 may mean TF32.
+    """
+    found = [dtype for dtype in dtypes if dtype.is_floating_point]
+    unit = max((torch.finfo(dtype).eps / 2 for dtype in found), default=0.0)
+    on_tf32 = cuda and torch.float32 in found and torch.backends.cudnn.allow_tf32
+    return max(unit, TF32_ROUNDING) if on_tf32 else unit
+
+
+class Shaker:
+    """Gives tensors back with every number off by a random share of `unit`, the same in every run."""
+
+    def __init__(self, unit: float) -> None:
+        self._unit = unit
+        self._draws = torch.Generator().manual_seed(0)
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        """A new tensor of the same shape, strides and dtype; one that holds no floating-point numbers is given back."""
+        if not value.is_floating_point():
+            return value
+        draws = torch.Generator(value.device).manual_seed(int(torch.randint(1 << 62, (), generator=self._draws)))
+        share = torch.rand(value.shape, generator=draws, device=value.device).mul_(2 * self._unit).add_(1 - self._unit)
+        return torch.empty_like(value).copy_(value.detach().float() * share)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Random numbers from a fixed seed inside, and the generators as they were afterwards."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        yield

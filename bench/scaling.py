@@ -16,7 +16,7 @@ from pathlib import Path
 from record import Recorder
 
 from convoy.compare import Run, read
-from convoy.compare.scaling_lines import table
+from convoy.compare.scaling_lines import link_table, table
 
 
 def recorded(run: Run, folder: Path | None = None) -> Recorder:
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     for path in options.runs:
         run = read(path)
-        print("\n".join("  ".join(line) for line in table(run.rows)))
+        print("\n".join("  ".join(line) for line in (*table(run.rows), *link_table(run.rows))))
         print(recorded(run, options.folder).write())
 
 

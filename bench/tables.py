@@ -192,6 +192,7 @@ SCALING = {
     "efficiency": "efficiency",
     "step_ms": "step ms",
     "compute_ms": "computation",
+    "group_ms": "cost of the process group",
     "exposed_ms": "exposed communication",
     "bound_ms": "bound of communication",
 }

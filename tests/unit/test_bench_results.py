@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from convoy.compare.scaling import DIFFERENCES
 from convoy.compare.scaling import UNITS as SCALING_UNITS
 from convoy.compare.study_strategies import SOLVERS
 from convoy.engines.manifest import MANIFEST, RETIRED, WAITING
@@ -35,7 +36,7 @@ UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "co
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us", "workspace_bytes": "B"}
 UNITS |= {"correlation": "1", "slope_us": "us/%", "dense_cost": "1", "share_of_dense": "1", "wrong_share": "1"}
-SIGNED = {"correlation", "slope_us"}
+SIGNED = {"correlation", "slope_us", *DIFFERENCES}
 """Metrics that may be below zero."""
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
 """The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip.py`."""

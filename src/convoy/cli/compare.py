@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,20 +55,25 @@ def compare(
     memory_limit: Annotated[
         str | None, typer.Option("--memory-limit", help="Most memory of a framework's process: 8GiB.")
     ] = None,
-    run: Annotated[
+    output: Annotated[
         Path | None,
-        typer.Option("--run", help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json."),
+        typer.Option(
+            "--output", "-o", help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json."
+        ),
     ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Another name of --output.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew although the run file has rows.")] = False,
     report: options.Report = None,
     db: options.Db = None,
 ) -> None:
     """Run MODEL in every framework, each in a process of its own, outputs checked first; or try PyTorch's options on it."""
     kind = _kind(option_names, frameworks)
-    path = run or Path(f"{kind}-{_file_word(model)}.json")
-    options.check_outputs({"--run": path, "--report": report})
+    name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
+    options.check_outputs({name: path, "--report": report})
     batches = _batches(batch)
-    _check(rounds, effort, {"--seconds": seconds, "--tune-seconds": tune_seconds, "--jobs": jobs})
+    _check(rounds, effort, timeout, {"--seconds": seconds, "--tune-seconds": tune_seconds, "--jobs": jobs})
+    _check_dtype(dtype, kind)
+    names = options.words_of(frameworks or ALL) if kind == "compare" else []
 
     from convoy.compare.case import Case
     from convoy.compare.limits import Limits
@@ -84,8 +90,25 @@ def compare(
     if option_names is not None:
         found = _options(cases, option_names, path, request, limits, again)
     else:
-        found = _frameworks(cases, frameworks or ALL, path, request, limits, again)
+        found = _frameworks(cases, names, path, request, limits, again)
     _show(found, path, report)
+    if not worked(found, batches, names):
+        raise typer.Exit(1)
+
+
+def worked(run: Run, batches: Sequence[int], frameworks: Sequence[str]) -> bool:
+    """Whether the run has a figure of what was asked for; without frameworks, of options."""
+    asked = {word.partition("=")[0] for word in frameworks}
+    return any(row.ok and row.batch in batches and (not asked or row.provider in asked) for row in run.rows)
+
+
+def _run_file(output: Path | None, run: Path | None, usual: str) -> tuple[str, Path]:
+    """The option that named the run file, and the file."""
+    if output is not None and run is not None and output != run:
+        raise InputError(
+            "--run", str(run), f"the file that --output names: {output}", "They are two names of one option."
+        )
+    return ("--run", run) if output is None and run is not None else ("--output", output or Path(usual))
 
 
 def _kind(option_names: str | None, frameworks: str | None) -> str:
@@ -97,15 +120,27 @@ def _kind(option_names: str | None, frameworks: str | None) -> str:
     return "options"
 
 
-def _check(rounds: int, effort: str, least_zero: Mapping[str, float]) -> None:
+def _check(rounds: int, effort: str, timeout: float, least_zero: Mapping[str, float]) -> None:
     """Refuse numbers and words that are none of those that there are."""
     if rounds < 3:
         raise InputError("--rounds", rounds, "at least 3")
+    if not 0 < timeout < math.inf:
+        raise InputError("--timeout", timeout, "a number of seconds above 0")
     for name, value in least_zero.items():
-        if value < 0:
+        if not 0 <= value < math.inf:
             raise InputError(name, value, "at least 0")
     if effort not in list(Effort):
         raise InputError("--effort", effort, "one of " + ", ".join(Effort))
+
+
+def _check_dtype(dtype: str, kind: str) -> None:
+    """Refuse types that no framework is given, and any but fp32 where types are among the options that are tried."""
+    from convoy.compare.case import DTYPES
+
+    if dtype not in DTYPES:
+        raise InputError("--dtype", dtype, "one of " + ", ".join(DTYPES))
+    if kind == "options" and dtype != "fp32":
+        raise InputError("--dtype", dtype, "fp32 beside --options", "Types are options: bf16, autocast_bf16, ...")
 
 
 def requested(kind: str, cases: list[Any], rounds: int) -> dict[str, Any]:
@@ -114,13 +149,16 @@ def requested(kind: str, cases: list[Any], rounds: int) -> dict[str, Any]:
     return {"command": kind, **about, "rounds": rounds}
 
 
-def _frameworks(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:
+def _frameworks(
+    cases: list[Any], names: Sequence[str], path: Path, request: dict[str, Any], limits: Any, again: bool
+) -> Run:
     from convoy.compare.comparison import compare as run_comparison
     from convoy.compare.frameworks import find
 
-    entries = [find(word) for word in options.words_of(words)]
+    entries = [find(word) for word in names]
     if not entries:
-        raise InputError("--frameworks", words, f"names among {ALL}")
+        raise InputError("--frameworks", "", f"names among {ALL}")
+    _load(cases[0])
     # The frameworks are no part of the request: a run goes on with others, and those that are there stay.
     return run_comparison(cases, entries, path, request=request, limits=limits, again=again, observer=_observe)
 
@@ -128,7 +166,15 @@ def _frameworks(cases: list[Any], words: str, path: Path, request: dict[str, Any
 def _options(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:
     from convoy.compare.ablation import search_options
 
+    _load(cases[0])
     return search_options(cases, words, path, request=request, limits=limits, again=again, observer=_observe)
+
+
+def _load(case: Any) -> None:
+    """Make the model once: a name that is none is the user's error and no framework's, and leaves no run file."""
+    from convoy.zoo import load_model
+
+    load_model(case.model, weights=case.weights or None)
 
 
 def _observe(message: str, done: int, total: int) -> None:
@@ -164,6 +210,6 @@ def _batches(text: str) -> list[int]:
     return list(dict.fromkeys(int(word) for word in words))
 
 
-def _file_word(model: str) -> str:
+def file_word(model: str) -> str:
     """A model's name as part of a file's."""
     return "".join(ch if ch.isalnum() or ch in "_-" else "-" for ch in Path(model).name) or "model"

@@ -21,8 +21,11 @@ def report(
         bool, typer.Option("--diff", help="Compare two runs, OLD NEW: exit code 1 where the new one is worse.")
     ] = False,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Share by which a figure may be worse without being a regression.")
+        float, typer.Option("--tolerance", help="Share by which a time may be worse without being a regression.")
     ] = 0.05,
+    memory_tolerance: Annotated[
+        float, typer.Option("--memory-tolerance", help="Share by which memory may be more without being a regression.")
+    ] = 0.10,
 ) -> None:
     """Show RUNS as one self-contained page, or print what changed between two."""
     options.check_outputs({"--output": output})
@@ -36,7 +39,7 @@ def report(
 
         if len(found) != 2:
             raise InputError("--diff", len(found), "two run files, the older first")
-        changes = difference(found[0], found[1], tolerance)
+        changes = difference(found[0], found[1], tolerance, memory_tolerance)
         for line in changes.lines():
             typer.echo(line)
         if output is not None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.compare import file_word
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.compare import Run
-    from convoy.compare.scaling import ScaleRequest
+    from convoy.compare.lock import Notes
+    from convoy.compare.scaling import Job, ScaleRequest
 
 
 def scale(
@@ -47,14 +49,21 @@ def scale(
         float, typer.Option("--timeout", help="Most seconds of one number of GPUs and provider.")
     ] = 900.0,
     seconds: Annotated[float, typer.Option("--seconds", help="Least seconds of one of the 7 timed rounds.")] = 0.3,
-    output: options.Output = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The run file (JSON); by default scale-MODEL.json. The first host writes it."
+        ),
+    ] = None,
     report: options.Report = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what the file has already.")] = False,
     db: options.Db = None,
 ) -> None:
     """Train MODEL on several GPUs: throughput, efficiency, and time in computation, communication, launches and input."""
     settings = options.settings_from(effort=effort, db=db)
-    options.check_outputs({"--output": output, "--report": report})
+    # Other hosts have no figures, and on a shared disk their file would be the first one's.
+    path = (output or Path(f"scale-{file_word(model)}.json")) if node_rank <= 0 else None
+    options.check_outputs({"--output": path, "--report": report})
     where = options.pick_device(device)
 
     from convoy.compare.scaling import ScaleRequest
@@ -83,7 +92,7 @@ def scale(
     from convoy.measurement import detect_target
 
     with claim(detect_target(where), options.tell, count=max(request.gpus)) as notes:
-        _measure(request, _start(request, output, notes, again=again), output, report)
+        _measure(request, _start(request, path, notes, again=again), path, report, notes)
 
 
 def _available(device: str) -> int:
@@ -124,23 +133,21 @@ def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, 
     return resumed(output, fresh, again=again) if output is not None else fresh
 
 
-def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None) -> None:
+def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path | None, notes: Notes) -> None:
     """Job by job; what was measured stands in the file when a later one fails or is interrupted."""
     from dataclasses import replace
 
     from convoy.cli.progress import Bar
     from convoy.compare import write
+    from convoy.compare.lock import noted
     from convoy.compare.scaling import jobs, with_efficiency
     from convoy.compare.scaling_launch import run as run_job
-    from convoy.compare.scaling_lines import HEADS, NUMBERS, failures, settings, table
-    from convoy.report import print_table
 
     found = list(jobs(request))
     with Bar() as bar:
         for number, job in enumerate(found):
             bar(f"{job.provider} on {job.world}, {job.scaling}", number, len(found))
-            known = run.row(job.row().key)
-            if known is not None and known.ok:
+            if _is_known(job, run):
                 continue
             row = run_job(job)
             if row is None:
@@ -149,16 +156,49 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path 
             run = replace(run, rows=tuple(with_efficiency(run.rows)))
             if output is not None:
                 write(run, output)
+    notes.look()
+    run = noted(run, notes)
+    if output is not None and run.rows:
+        write(run, output)
+    _tell(request, run)
+    if request.node_rank > 0:
+        return
+    typer.echo(f"run: {output}")
+    options.write_report(run, report)
+    if not any(row.ok for row in run.rows):
+        raise typer.Exit(1)
+
+
+def _is_known(job: Job, run: Run) -> bool:
+    """Whether a job need not be started. With several hosts each must: the file is on one, and others would wait for it there."""
+    known = run.row(job.row().key)
+    return job.request.nodes == 1 and known is not None and known.ok
+
+
+def _tell(request: ScaleRequest, run: Run) -> None:
+    """Tables and lines; on a host that is not the first there are failures alone."""
+    from convoy.compare.scaling_lines import (
+        HEADS,
+        LINK_CAPTION,
+        LINK_HEADS,
+        LINK_NUMBERS,
+        NUMBERS,
+        failures,
+        link_table,
+        notes,
+        settings,
+        table,
+    )
+    from convoy.report import print_table
+
+    for line in failures(run.rows):
+        typer.echo(line, err=True)
     if request.node_rank > 0:
         typer.echo("the first host has the figures")
         return
     print_table(HEADS, table(run.rows), numbers=NUMBERS)
-    for line in settings(run.rows):
+    if any(row.ok for row in run.rows):
+        typer.echo(LINK_CAPTION)
+        print_table(LINK_HEADS, link_table(run.rows), numbers=LINK_NUMBERS)
+    for line in (*settings(run.rows), *notes(run.rows)):
         typer.echo(line)
-    for line in failures(run.rows):
-        typer.echo(line, err=True)
-    if output is not None:
-        typer.echo(f"run: {output}")
-    options.write_report(run, report)
-    if not any(row.ok for row in run.rows):
-        raise typer.Exit(1)

@@ -17,7 +17,7 @@ from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.cli.progress import Bar
-    from convoy.compare import Run
+    from convoy.compare import Row, Run
     from convoy.compare.study import Study
     from convoy.compare.study_sweep import Point
     from convoy.perfdb import Database
@@ -44,6 +44,10 @@ def study(
     strategies: Annotated[
         str | None, typer.Option("--strategies", help="Nets, separated by commas, to compare strategies on.")
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", help="Images of the nets of --strategies, by default 1. For layers: --base n=8."),
+    ] = None,
     direction: Annotated[
         str, typer.Option("--direction", help="fprop, dgrad and wgrad, separated by commas.")
     ] = "fprop",
@@ -65,14 +69,22 @@ def study(
     no_criteria: Annotated[
         bool, typer.Option("--no-criteria", help="Do not learn criteria for `--effort none` from what was measured.")
     ] = False,
-    output: options.Output = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The run file (JSON), by default study.json; the same command goes on."),
+    ] = Path("study.json"),
     report: options.Report = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Begin the run file anew, whatever is in it; the database serves all the same."),
+    ] = False,
     db: options.Db = None,
 ) -> None:
     """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
     if seconds < 0:
         raise InputError("--seconds", seconds, "at least 0")
     names, nets, directions = options.words_of(engines), options.words_of(strategies), _directions(direction)
+    _check_batch(batch, nets)
     settings = options.settings_from(numerics=numerics, effort=effort, only_engines=tuple(names) or None, db=db)
     options.check_outputs({"--output": output, "--report": report})
     target = options.pick_target(device, dtype)
@@ -89,15 +101,40 @@ def study(
     request = {
         "command": "study", "sweep": sweep or "", "base": base, "layers": layers.name if layers else "",
         "strategies": nets, "direction": directions, "engines": names, **about, "effort": str(settings.effort),
+        "batch": batch or 0, "energy": energy,
     }  # fmt: skip
     with claim(target, options.tell) as notes, Database.open(settings.db) as database:
         for note in database.warnings:
             options.tell(f"warning: {note}")
-        with _Session(target, settings, database, request, output, notes, seconds) as session:
+        run = _start(target, settings, request, output, notes, again=again)
+        with _Session(target, settings, database, run, output, seconds) as session:
             session.layers(points, energy=energy)
-            session.nets(nets, dtype)
+            session.nets(nets, dtype, batch)
+        notes.look()
+        session.note(notes)
         session.tell(points, criteria=not no_criteria)
     options.write_report(session.run, report)
+
+
+def _check_batch(batch: int | None, nets: Sequence[str]) -> None:
+    if batch is not None and batch < 1:
+        raise InputError("--batch", batch, "an integer of at least 1")
+    if batch is not None and not nets:
+        raise InputError("--batch", batch, "--strategies beside it", "For swept layers there is --base n=8.")
+
+
+def _start(
+    target: Target, settings: Settings, request: dict[str, Any], path: Path, notes: Sequence[str], *, again: bool
+) -> Run:
+    """The run to go on with: rows of an earlier one of the same request stay until they are measured again."""
+    from convoy.compare import Run
+    from convoy.compare.manifest import make_manifest
+    from convoy.compare.runfile import resumed
+    from convoy.measurement import protocol_for
+
+    protocol = protocol_for(settings.effort, target.device).id
+    manifest = make_manifest(device=target.device, protocol=protocol, request=request, notes=notes)
+    return resumed(path, Run("study", manifest), again=again)
 
 
 def _directions(text: str) -> list[str]:
@@ -143,22 +180,16 @@ class _Session:
         target: Target,
         settings: Settings,
         database: Database,
-        request: dict[str, Any],
-        output: Path | None,
-        notes: Sequence[str],
+        run: Run,
+        output: Path,
         seconds: float = 0.0,
     ) -> None:
         from convoy.cli.progress import Bar
-        from convoy.compare import Run
-        from convoy.compare.manifest import make_manifest
         from convoy.compare.study import Study
-        from convoy.measurement import protocol_for
         from convoy.pipeline.stages import competing_engines, make_runner
 
         self.target, self.settings, self.database, self.output = target, settings, database, output
-        protocol = protocol_for(settings.effort, target.device).id
-        manifest = make_manifest(device=target.device, protocol=protocol, request=request, notes=notes)
-        self.run: Run = Run("study", manifest)
+        self.run = run
         self._bar: Bar = Bar()
         self._deadline = time.monotonic() + seconds if seconds else math.inf
         self.left: list[str] = []
@@ -194,9 +225,7 @@ class _Session:
             except _OutOfTimeError:
                 self._late(f"{subject}, {direction}")
                 continue
-            for row in rows:
-                self.run = self.run.with_row(row)
-            self._keep()
+            self._take(rows)
 
     def _watch(self, message: str, done: int, total: int) -> None:
         """Show how far it is; what was measured stays in the database when the time is up."""
@@ -211,7 +240,7 @@ class _Session:
             self.left.append(what)
         return late
 
-    def nets(self, names: Sequence[str], dtype: str) -> None:
+    def nets(self, names: Sequence[str], dtype: str, batch: int | None = None) -> None:
         """Compare strategies on whole nets."""
         if not names:
             return
@@ -222,7 +251,7 @@ class _Session:
             if self._late(name):
                 continue
             module = options.load(name, None, dtype, self.target.device)
-            args = options.example(module, name, None, None, None, dtype, self.target.device)
+            args = options.example(module, name, None, batch, None, dtype, self.target.device)
             with options.fitting(module, args):
                 net = capture_net(name, module, args, {}, self.settings, self.target)
             try:
@@ -230,27 +259,39 @@ class _Session:
             except _OutOfTimeError:
                 self._late(name)
                 continue
-            self.study.measured += found.measured
-            self.study.from_database += found.from_database
-            for row in rows:
-                self.run = self.run.with_row(row)
+            self.study.count(found)
+            self._take(rows)
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        """Keep rows in the place of those that the file had of the same questions: an algorithm that is gone leaves none."""
+        questions, keys = {row.question for row in rows}, {row.key for row in rows}
+        kept = tuple(row for row in self.run.rows if row.question not in questions or row.key in keys)
+        self.run = replace(self.run, rows=kept)
+        for row in rows:
+            self.run = self.run.with_row(row)
+        self._keep()
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Take what makes the figures doubtful into the file."""
+        from convoy.compare.lock import noted
+
+        self.run = noted(self.run, notes)
+        if self.run.rows:
             self._keep()
 
     def _keep(self) -> None:
         from convoy.compare import write
 
-        if self.output is not None:
-            write(self.run, self.output)
+        write(self.run, self.output)
 
     def tell(self, points: dict[str, list[Point]], *, criteria: bool) -> None:
         """Print what was found; learn criteria and keep them beside the database."""
         from convoy.compare.study_lines import (
-            HEADS,
-            NUMBERS,
             STRATEGY_HEADS,
             STRATEGY_NUMBERS,
+            layer_table,
+            strategy_notes,
             strategy_table,
-            table,
             winners,
         )
         from convoy.report import print_table
@@ -258,35 +299,38 @@ class _Session:
         nets = [row for row in self.run.rows if row.mode == "inference"]
         layers = [row for row in self.run.rows if row.mode != "inference"]
         if layers:
-            print_table(HEADS, table(layers), numbers=NUMBERS)
+            table = layer_table(layers)
+            print_table(table.heads, [[cell.text for cell in row] for row in table.rows], numbers=table.numbers)
         if nets:
             print_table(STRATEGY_HEADS, strategy_table(nets), numbers=STRATEGY_NUMBERS)
-        for line in winners(layers):
+        for line in (*strategy_notes(nets), *winners(layers)):
             typer.echo(line)
         if criteria and layers:
             self._learn(points)
-        typer.echo(f"{self.study.measured} candidates measured, {self.study.from_database} from the database")
+        typer.echo(self.study.counted())
         if self.left:
             typer.echo(f"no time was left for {'; '.join(self.left)}: the same command goes on")
-        if self.output is not None:
+        if self.run.rows:
             typer.echo(f"run: {self.output}")
 
     def _learn(self, points: dict[str, list[Point]]) -> None:
+        from convoy.compare import study_criteria
         from convoy.compare.manifest import commit
-        from convoy.measurement.criteria import rules
         from convoy.measurement.criteria_file import criteria_json, user_file
         from convoy.plan.file import write_text
 
         found = self.study.learn(commit())
+        checked = "" if found is None else self.study.check(points["swept"], points["listed"])
+        about = study_criteria.to_dict(found, checked)
+        self.run = replace(self.run, manifest={**self.run.manifest, study_criteria.FIELD: about})
+        self._keep()
         if found is None:
-            typer.echo("criteria: too few layers with a choice in the database to learn from")
+            typer.echo(study_criteria.check_line(about))
             return
         path = user_file(self.target, self.settings.db)
         if not self.database.in_memory:
             write_text(path, criteria_json(found), "criteria")
         typer.echo(f"criteria, from {found.problems} layers of this machine ({path}):")
-        for line in rules(found):
+        for line in about["rules"]:
             typer.echo(f"  {line}")
-        checked = self.study.check(points["swept"], points["listed"])
-        if checked is not None:
-            typer.echo(f"criteria from the swept layers alone, on the listed ones that were not swept: {checked}")
+        typer.echo(study_criteria.check_line(about))

@@ -42,7 +42,7 @@ def train(
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Write the state to this file after each epoch.")
     ] = None,
-    every: Annotated[int, typer.Option("--checkpoint-every", help="And after so many steps; 0: not.")] = 0,
+    every: Annotated[int, typer.Option("--checkpoint-every", help="And every so many steps; 0: not.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint where it is there.")] = False,
     plan: Annotated[Path | None, typer.Option("--plan", help="Replay this plan; measure nothing.")] = None,
     save_plan: Annotated[Path | None, typer.Option("--save-plan", help="Write the plan to this file.")] = None,

@@ -21,7 +21,7 @@ from typing import Any, Final
 from convoy.compare.case import Case
 from convoy.compare.comparison import Observer
 from convoy.compare.limits import Limits
-from convoy.compare.lock import claim
+from convoy.compare.lock import claim, noted
 from convoy.compare.manifest import make_manifest
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
 from convoy.compare.samples import NOISY
@@ -91,6 +91,9 @@ def search_options(
                         observer(f"no time was left for {', '.join(search.left)}: the same command goes on", 0, 0)
                 finally:
                     bench.close()
+        notes.look()
+        run = noted(run, notes)
+        write(run, path)
         return run
 
 
@@ -114,20 +117,29 @@ class Search:
 
     @property
     def done(self) -> bool:
-        """Whether an earlier run came to its end."""
+        """Whether an earlier run came to its end, and nothing failed in it that is to be tried again."""
         best = self.run.row(self._row("best", "").key)
-        return best is not None and not best.detail.get("left")
+        if best is None or best.detail.get("left"):
+            return False
+        return not any(row.passing for row in self.run.rows if row.question == best.question)
 
     def search(self) -> None:
-        """All stages, each row kept as soon as it is there."""
+        """All stages, each row kept as soon as it is there; where the defaults fail there is nothing to compare with."""
         case = self.bench.case
-        self.observer(f"{case.model} batch {case.batch} {case.mode}: exact results and defaults", 0, 0)
-        self.bench.open()
+        words = f"{case.model} batch {case.batch} {case.mode}"
+        self.observer(f"{words}: exact results and defaults", 0, 0)
+        row = self._row("defaults", "defaults", option="defaults")
+        try:
+            self.bench.open()
+            (defaults,) = self.bench.time(DEFAULTS)
+        except ChildFailedError as error:
+            self._failed(row, error, "defaults")
+            self.observer(f"{words}: the defaults failed: {error.status}: {error.reason}", 0, 0)
+            return
+        self._keep(self._timed(row, defaults, DEFAULTS))
         tried, refused = choose(self.words, case.mode, case.device, lambda: self.bench.facts)
         for option, reason in refused:
             self._keep(self._row(option.id, "alone", "unsupported", reason, option=option.id))
-        (defaults,) = self.bench.time(DEFAULTS)
-        self._keep(self._timed(self._row("defaults", "defaults", option="defaults"), defaults, DEFAULTS))
         candidates = sorted((option for option in tried if not option.usual), key=lambda option: option.compiles)
         self._alone(candidates)
         self._forward(candidates)
@@ -145,7 +157,19 @@ class Search:
         return late
 
     def _known(self, provider: str) -> bool:
-        return self.run.row(self._row(provider, "").key) is not None
+        return self._earlier(self._row(provider, "")) is not None
+
+    def _earlier(self, row: Row) -> Row | None:
+        """What an interrupted run found; None where there is nothing, or a failure that is tried again."""
+        known = self.run.row(row.key)
+        return None if known is None or known.passing else known
+
+    def _failed(self, row: Row, error: ChildFailedError, what: str) -> Row:
+        """The row that says how it failed; it is kept unless only the time was up, which is nobody's failure."""
+        row = dataclasses.replace(row, status=error.status, reason=error.reason)
+        if not (error.status == "timeout" and self._late(what)):
+            self._keep(row)
+        return row
 
     def _alone(self, candidates: Sequence[Option]) -> None:
         for index, option in enumerate(candidates):
@@ -220,7 +244,7 @@ class Search:
         case = self.bench.case
         for workers in [n for n in WORKERS if n <= max(1, case.threads)]:
             row = self._row(f"loader: {workers} workers", "loader", option=f"{workers} workers")
-            if self.run.row(row.key) is not None or self._late(f"{workers} workers"):
+            if self._known(row.provider) or self._late(f"{workers} workers"):
                 continue
             self.observer(f"data loader with {workers} workers", 0, 0)
             try:
@@ -242,7 +266,12 @@ class Search:
         gain = defaults.p50 / best.p50
         row = self._timed(row, best, self.best)
         names = [option for option in OPTIONS if option in self.best]
-        text = advice(gain, sorted(names, key=lambda name: -self.worth.get(name, 1.0)), [o.id for o in candidates])
+        text = advice(
+            gain,
+            sorted(names, key=lambda name: -self.worth.get(name, 1.0)),
+            {option.id: self.worth[option.id] for option in candidates if option.id in self.worth},
+            self.bench.errors.get(self.best),
+        )
         text += f"; no time was left for {', '.join(self.left)}" if self.left else ""
         detail = {**row.detail, "gain": gain, "options": names, "advice": text, "kept": True, "left": self.left}
         self._keep(dataclasses.replace(row, detail=detail))
@@ -257,17 +286,13 @@ class Search:
     ) -> Row:
         """Time the last setting beside the others, or take the row that an interrupted run left."""
         row = self._row(provider, role, option=option)
-        known = self.run.row(row.key)
+        known = self._earlier(row)
         if known is not None:
             return known
         try:
             found = self.bench.time(*settings)
         except ChildFailedError as error:
-            self.bench.open()
-            row = dataclasses.replace(row, status=error.status, reason=error.reason)
-            if not (error.status == "timeout" and self._late(option)):  # that only the time was up is nobody's failure
-                self._keep(row)
-            return row
+            return self._failed(row, error, option)
         before, after = found[-2], found[-1]
         row = self._timed(row, after, settings[-1])
         ratio = worth(before, after) if worth is not None else before.p50 / after.p50
@@ -275,6 +300,8 @@ class Search:
         detail = {**row.detail, "worth": ratio, "kept": kept}
         if settings[0] == DEFAULTS and role in ("alone", "forward"):
             detail["gain"] = found[0].p50 / after.p50
+        if role == "forward" and kept:
+            detail["option"] = f"{option}, kept"  # a table without colours shows which steps led on
         row = dataclasses.replace(row, detail=detail)
         self._keep(row)
         return row
@@ -295,21 +322,45 @@ class Search:
 
     def _timed(self, row: Row, latency: Figure, setting: Setting) -> Row:
         rates = [row.batch / ms * 1e3 for ms in (latency.p50, latency.p80, latency.p20)]
-        figures = (latency, Figure("images_per_s", "1/s", *rates))
+        figures = [latency, Figure("images_per_s", "1/s", *rates)]
+        if setting in self.bench.errors:
+            figures.append(Figure.once("rel_l2_error", "1", self.bench.errors[setting]))
         detail = {**row.detail, "options": sorted(setting)}
         one = next(iter(setting)).removeprefix("-") if len(setting) == 1 else ""
         words = OPTIONS[one].words if one in setting else words_of(setting)
-        return dataclasses.replace(row, figures=figures, noisy=noise(latency) > NOISY, setting=words, detail=detail)
+        return dataclasses.replace(
+            row, figures=tuple(figures), noisy=noise(latency) > NOISY, setting=words, detail=detail
+        )
 
     def _keep(self, row: Row) -> None:
         self.run = self.run.with_row(row)
         write(self.run, self.path)
 
 
-def advice(gain: float, kept: Sequence[str], tried: Sequence[str]) -> str:
-    """One line: what the options came to, and which were worth nothing."""
-    rest = [name for name in tried if name not in kept]
-    nothing = f"; no more from {', '.join(rest)}" if rest else ""
+def advice(gain: float, kept: Sequence[str], tried: Mapping[str, float], error: float | None = None) -> str:
+    """One line: what the options came to, which were worth nothing there, and which could stand in the place of others.
+
+    Args:
+        gain: of the best setting over the defaults.
+        kept: its options, the one of most worth first.
+        tried: what each option that could be timed gave, alone or, where it was kept, in the best setting.
+        error: relative L2 error of the best setting, which is said where an option of it computes in fewer bits.
+    """
     if not kept or gain < LEAST_GAIN:
-        return "PyTorch's defaults are the best setting here: no option helps by more than the noise" + nothing
-    return f"{gain:.1f}x from options alone: {', '.join(kept)}{nothing}"
+        words = "PyTorch's defaults are the best setting here: no option helps by more than the noise"
+        return words + (f"; no more from {', '.join(tried)}" if tried else "")
+    rest = [name for name in tried if name not in kept]
+    rivals = [name for name in rest if tried[name] >= LEAST_GAIN and _stands_for(name, kept)]
+    rest = [name for name in rest if name not in rivals]
+    words = f"{gain:.1f}x from options alone: {', '.join(kept)}"
+    if error is not None and any(OPTIONS[name].rougher for name in kept):
+        words += f" (error {error:.1e})"
+    words += f"; no more from {', '.join(rest)}" if rest else ""
+    alone = ", ".join(f"{name} ({tried[name]:.1f}x alone)" for name in rivals)
+    return words + (f"; alternatives to what was kept: {alone}" if rivals else "")
+
+
+def _stands_for(name: str, kept: Sequence[str]) -> bool:
+    """Whether an option is an alternative to a kept one, and not an addition to it."""
+    group = OPTIONS[name].group
+    return bool(group) and any(OPTIONS[other].group == group for other in kept)

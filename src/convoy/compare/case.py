@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 MODES: Final = ("inference", "training")
+DTYPES: Final = ("fp32", "fp16", "bf16")
 
 LEARNING_RATE: Final = 1e-4
 MOMENTUM: Final = 0.9

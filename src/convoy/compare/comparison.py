@@ -18,7 +18,7 @@ from convoy.compare.case import Case
 from convoy.compare.children import Children
 from convoy.compare.frameworks import Entry
 from convoy.compare.limits import ROUNDS, Limits
-from convoy.compare.lock import claim
+from convoy.compare.lock import claim, noted
 from convoy.compare.manifest import ask_gpu, make_manifest
 from convoy.compare.runfile import Figure, Row, Run, resumed, write
 from convoy.compare.samples import ready_row, rounds_for, row_of, settled, with_samples
@@ -33,6 +33,9 @@ ALONE_ROUNDS: Final = 5
 ALIVE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 """Share of the memory that frameworks which wait for their turn may have together; beyond it the earlier ones are ended, and
 their figures stay those that they got alone. A GPU's next framework that finds too little left is begun again without them."""
+
+SHORT: Final = "short_of_memory"
+"""In a row's detail: it was ended before its turn because memory was short; that it was timed alone is the last word on it."""
 
 LATE_SHARE: Final = 0.8
 """A case is begun while there is time for this share of the longest one so far."""
@@ -79,7 +82,10 @@ def compare(
         comparison = Comparison(resumed(path, fresh, again=again), path, target, limits, observer)
         with comparison:
             comparison.run_cases(cases, entries)
-        return comparison.run
+        notes.look()
+        run = noted(comparison.run, notes)
+        write(run, path)
+        return run
 
 
 class Comparison:
@@ -108,12 +114,14 @@ class Comparison:
         with self._state:
             self._children.end_all()
         self._pool.shutdown(cancel_futures=True)
-        self._release(settle=False)
+        self._release()
         shutil.rmtree(self._root, ignore_errors=True)
 
     def run_cases(self, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
         """All cases for which there is time; on a GPU the next one's exact results are made while frameworks are built."""
-        waiting = [case for case in cases if self._missing(case, entries)]
+        waiting = [case for case in cases if self._missing(case, entries) or self._apart(case, entries)]
+        # What failed before may take its whole limit again: what was never tried goes first.
+        waiting.sort(key=lambda case: all(self._row(case, entry) is not None for entry in entries))
         longest = 0.0
         for index, case in enumerate(waiting):
             start = time.monotonic()
@@ -127,45 +135,73 @@ class Comparison:
             self.observer(f"no time was left for {', '.join(self.left)}: the same command goes on from here", 0, 0)
 
     def run_case(self, case: Case, entries: Sequence[Entry], ahead: Sequence[Case] = ()) -> None:
-        """All frameworks with one case; those that have a row already are not run again.
+        """All frameworks with one case; those that have a row already are run again to be timed in turn with new ones.
 
         Args:
             case: what is run.
             entries: in what.
             ahead: cases whose exact results are made meanwhile.
         """
-        present: list[Entry] = []
-        for entry in self._missing(case, entries):
-            absence = entry.absence(case.device)
-            if absence:
-                self._keep(row_of(case, entry.id, "absent", absence))
-            else:
-                present.append(entry)
-        if not present:
-            return
+        missing = {entry: entry.absence(case.device) for entry in self._missing(case, entries)}
+        absent = [row_of(case, entry.id, "absent", why) for entry, why in missing.items() if why]
+        present = [entry for entry, why in missing.items() if not why]
+        apart = self._apart(case, entries)
+        folder: Path | None = None
         try:
-            if case in self._folders and self._folders[case].exception() is not None:
-                del self._folders[case]  # made beside others it may have lacked memory that there is now
-            folder = self._material(case).result()
+            if present or apart:
+                folder = self._folder(case)  # before any row, for the model itself may be none
         except ChildFailedError as error:
             for entry in present:
                 self._fail(case, entry, error, "the reference run failed: ")
+        for row in absent:
+            self._keep(row)
+        if folder is None:
             return
         made = [self._material(later) for later in ahead]
         try:
             self._prepare_all(case, present, folder)
+            if self._alive or apart:
+                self._prepare_all(case, self._company(case, entries), folder)
             for future in made:
                 future.exception()  # nothing else may run while frameworks are timed
             self.observer(f"{_words(case)}: in turn", len(present), len(present) + 1)
             self._measure_in_turn(case)
         finally:
-            self._release(settle=False)
+            self._release()
             shutil.rmtree(folder, ignore_errors=True)
 
     def _missing(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
-        """Frameworks without a row, or with one that was not finished."""
-        rows = {entry.id: self.run.row(row_of(case, entry.id, "ok").key) for entry in entries}
-        return [entry for entry in entries if (row := rows[entry.id]) is None or row.detail.get("provisional")]
+        """Frameworks without a row, with one that was not finished, or with one whose reason may be gone."""
+
+        def unfinished(entry: Entry) -> bool:
+            row = self._row(case, entry)
+            if row is not None and row.status == "absent":
+                return row.reason != entry.absence(case.device)
+            return row is None or row.passing or bool(row.detail.get("provisional"))
+
+        return [entry for entry in entries if unfinished(entry)]
+
+    def _apart(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
+        """Frameworks that were timed alone although there are others to be timed in turn with."""
+        able = self._company(case, entries)
+        return [entry for entry in able if len(able) > 1 and self._timed(case, entry) == "alone"]
+
+    def _company(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
+        """Frameworks that have their figures, do not wait for their turn now, and could: none that memory is too short for."""
+        rows = {entry: self._standing(case, entry.id) for entry in entries if entry.id not in self._alive}
+        return [entry for entry, row in rows.items() if row is not None and not row.detail.get(SHORT)]
+
+    def _row(self, case: Case, entry: Entry) -> Row | None:
+        return self.run.row(row_of(case, entry.id, "ok").key)
+
+    def _timed(self, case: Case, entry: Entry) -> str:
+        row = self._row(case, entry)
+        return str(row.detail.get("timed", "")) if row is not None else ""
+
+    def _standing(self, case: Case, name: str) -> Row | None:
+        """The row of a framework that has its figures: another failure, or one more build, does not take them away."""
+        row = self.run.row(row_of(case, name, "ok").key)
+        return row if row is not None and row.ok and not row.detail.get("provisional") else None
 
     def _prepare_all(self, case: Case, entries: Sequence[Entry], folder: Path) -> None:
         """Prepare frameworks, several at once where that is allowed; the first exception ends them all."""
@@ -185,6 +221,12 @@ class Comparison:
             future.result()
 
     # --- one framework ------------------------------------------------------------------------------------------------
+
+    def _folder(self, case: Case) -> Path:
+        """The folder with what a case's frameworks are given, when it is made."""
+        if case in self._folders and self._folders[case].exception() is not None:
+            del self._folders[case]  # made beside others it may have lacked memory that there is now
+        return self._material(case).result()
 
     def _material(self, case: Case) -> Future[Path]:
         """The folder with what a case's frameworks are given, made or being made."""
@@ -210,7 +252,7 @@ class Comparison:
             if error.status != "out_of_memory" or not self._alive:
                 self._fail(case, entry, error)
                 return
-            self._release()  # the others that wait for their turn may be to blame
+            self._release(case)  # the others that wait for their turn may be to blame
             try:
                 child, row = self._prepare(case, entry, folder)
             except ChildFailedError as second:
@@ -218,18 +260,28 @@ class Comparison:
                 return
         if export_s:
             row = dataclasses.replace(row, figures=(*row.figures, Figure.once("export_s", "s", export_s)))
-        self._keep(row)
+        known = self._standing(case, entry.id)
+        if known is None or known.setting != row.setting:
+            self._keep(row)  # else its compile time stands: this time a database or a cache may have helped
         with self._state:
             self._alive[entry.id] = child
         if self._crowded():
-            self._release()
+            self._release(case)
 
     def _fail(self, case: Case, entry: Entry, error: ChildFailedError, where: str = "") -> None:
         """A row that says how it failed; none where only the time was up, for that is nobody's failure."""
         if time.monotonic() < self._deadline:
-            self._keep(row_of(case, entry.id, error.status, where + error.reason))
+            self._lose(case, entry.id, error, where)
         else:
             self.left.append(f"{_words(case)} in {entry.id}")
+
+    def _lose(self, case: Case, name: str, error: ChildFailedError, where: str = "") -> None:
+        """A row that says how it failed, unless it worked before and only should have been timed beside new ones."""
+        if self._standing(case, name) is None:
+            self._keep(row_of(case, name, error.status, where + error.reason))
+        else:
+            reason = f"{error.status}: {where}{error.reason}"
+            self.observer(f"{_words(case)}: {name} keeps its figures and was not timed in turn: {reason}", 0, 0)
 
     def _exported(self, case: Case, entry: Entry, folder: Path) -> float | None:
         """Seconds that the ONNX export took; 0 where none was needed or was there; None where it failed: that is a row."""
@@ -274,15 +326,16 @@ class Comparison:
         best = quietest(lambda: self._rounds(case))
         for name, samples in best.items():
             row = self.run.row(row_of(case, name, "ok").key)
-            if row is not None and row.ok:
-                self._keep(with_samples(row, samples, in_turn=len(best) > 1))
+            in_turn = len(best) > 1
+            if row is not None and row.ok and (in_turn or row.detail.get("timed") != "in turn"):
+                self._keep(with_samples(row, samples, in_turn=in_turn))
 
     def _rounds(self, case: Case) -> dict[str, Samples]:
         """Rounds of those that are still alive; one that fails is ended, and its row says how."""
 
         def failed(name: str, error: ChildFailedError) -> None:
             self._children.end(self._alive.pop(name))
-            self._keep(row_of(case, name, error.status, error.reason))
+            self._lose(case, name, error)
 
         slowest = max((self._call_s(case, name) for name in self._alive), default=0.0)
         return take_rounds(self._alive, rounds_for(slowest, self.limits.rounds), failed)
@@ -302,15 +355,15 @@ class Comparison:
         words = ask_gpu("memory.used", "memory.total", units=False)
         return bool(words) and float(words[0]) > share * float(words[1])
 
-    def _release(self, *, settle: bool = True) -> None:
-        """End those that wait; with `settle` what they got alone is what there is, for memory is short."""
+    def _release(self, short: Case | None = None) -> None:
+        """End those that wait; where memory is short for a case, what they got alone is what there is of it."""
         with self._state:
             ended, self._alive = self._alive, {}
-            for child in ended.values():
+            for name, child in ended.items():
                 self._children.end(child)
-            for row in self.run.rows if settle else ():
-                if row.provider in ended and row.detail.get("provisional"):
-                    self._keep(dataclasses.replace(row, detail=settled(row.detail)))
+                row = self.run.row(row_of(short, name, "ok").key) if short is not None else None
+                if row is not None and row.ok and row.detail.get("timed") == "alone":
+                    self._keep(dataclasses.replace(row, detail={**settled(row.detail), SHORT: True}))
 
     def _keep(self, row: Row) -> None:
         with self._state:

@@ -1,7 +1,7 @@
 """Learn criteria (`convoy.measurement.criteria`) from measurements, and find out how good they are on layers left out.
 
-A classification tree after Breiman et al. (CART, 1984), but what a split lessens is what a wrong choice costs, and not how many
-choices are wrong: engines that are equally fast are equally right.
+A regression tree after Breiman et al. (CART, 1984): it grows by what each engine costs and is cut back by what a wrong choice
+costs. Engines that are equally fast are equally right.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, LinearProblem, parse_problem
 from convoy.target import Target
 
-DEEPEST: Final = 8
-LEAST_LAYERS: Final = 10
-"""Layers of a leaf, at least: with fewer the tree learns single layers, and layers left out are picked worse."""
+DEEPEST: Final = 12
+LEAST_LAYERS: Final = 6
+"""Layers of a leaf, at least. With 5 to 10, layers left out are picked about equally well (bench/criteria.py, H200)."""
 
-LEAST_GAIN: Final = 0.6
-"""Cost that a split must save, in layers that are chosen wrong by `WRONG` and more. With 0.5 to 2, layers left out are picked
-about equally well, by 15 leaves down to 9 (bench/criteria.py on the H100's rows)."""
+LEAST_GAIN: Final = 1.0
+"""Cost that each further leaf must save, in layers that are chosen wrong by `WRONG` and more. With 0.3 to 1.5, layers left out
+are picked about equally well, by 71 leaves down to 29."""
+
+ALIKE: Final = 0.8
+"""Share of the engines' scatter in what a split lessens; the rest is the cost of the best choice on each side. By the latter
+alone no split pays where one engine leads on both sides, though it would further down: of the gradients of 623 layers 605
+stayed together."""
 
 WRONG: Final = 0.1
 """Share from which a choice counts as wholly wrong; below, it counts in proportion (of its logarithm)."""
@@ -125,21 +130,32 @@ def _cost(behind: Matrix) -> Matrix:
 
 
 def _grow(features: Matrix, behind: Matrix, engines: Sequence[str], depth: int) -> Node:
-    """The best split and what grows below it, or a leaf."""
-    split = _best_split(features, _cost(behind)) if depth else None
-    if split is None:
-        return _leaf(behind, engines)
-    column, at_most = split
-    low = features[:, column] <= at_most
-    yes = _grow(features[low], behind[low], engines, depth - 1)
-    no = _grow(features[~low], behind[~low], engines, depth - 1)
-    return Split(list(FEATURES)[column], at_most, yes, no)
+    """A tree that is as deep as it may be, cut back to the splits that save enough."""
+    return _cut(features, behind, _cost(behind), engines, depth)[0]
+
+
+def _cut(features: Matrix, behind: Matrix, cost: Matrix, engines: Sequence[str], depth: int) -> tuple[Node, float, int]:
+    """A node with what choosing by it costs and how many leaves it has: a leaf, unless what grows below saves enough."""
+    here = float(cost.sum(0).min())
+    split = _best_split(features, cost) if depth else None
+    if split is not None:
+        column, at_most = split
+        low = features[:, column] <= at_most
+        sides = [_cut(features[own], behind[own], cost[own], engines, depth - 1) for own in (low, ~low)]
+        (yes, yes_cost, yes_leaves), (no, no_cost, no_leaves) = sides
+        if here - yes_cost - no_cost >= LEAST_GAIN * (yes_leaves + no_leaves - 1):
+            node = Split(list(FEATURES)[column], at_most, yes, no)
+            return node, yes_cost + no_cost, yes_leaves + no_leaves
+    return _leaf(behind, engines), here, 1
 
 
 def _best_split(features: Matrix, cost: Matrix) -> tuple[int, float] | None:
-    """The column and the number that save most, if they save enough."""
+    """The column and the number that lessen most; None where nothing is lessened.
+
+    That is the scatter of the engines' costs on both sides, and by a smaller share what the best engine of each side costs.
+    """
     count = len(features)
-    whole = cost.sum(0)
+    squares = float((cost**2).sum())
     best: tuple[float, int, float] | None = None
     for column in range(features.shape[1]):
         order = np.argsort(features[:, column], kind="stable")
@@ -148,14 +164,30 @@ def _best_split(features: Matrix, cost: Matrix) -> tuple[int, float] | None:
         left = left[values[left - 1] < values[left]] if len(left) else left
         if not len(left):
             continue
-        total = sums[left - 1].min(1) + (whole - sums[left - 1]).min(1)
+        total = _remains(sums[left - 1], sums[-1] - sums[left - 1], left, count, squares)
         at = int(total.argmin())
         if best is None or total[at] < best[0] - 1e-9:
             low, high = float(values[left[at] - 1]), float(values[left[at]])
             best = (float(total[at]), column, round_between(low, high))
-    if best is None or best[0] > whole.min() - LEAST_GAIN:
+    whole = cost.sum(0)
+    unsplit = ALIKE * (squares - float((whole**2).sum()) / count) + (1 - ALIKE) * float(whole.min())
+    if best is None or best[0] > unsplit - 1e-6:
         return None
     return best[1], best[2]
+
+
+def _remains(low: Matrix, high: Matrix, left: NDArray[np.int64], count: int, squares: float) -> Matrix:
+    """What is left of scatter and cost after each split, from the sums of the costs on its sides.
+
+    Args:
+        low: by split and engine, the sum over layers on its left.
+        high: likewise on its right.
+        left: by split, how many layers are on its left.
+        count: layers.
+        squares: the sum of all squared costs.
+    """
+    scatter = squares - (low**2).sum(1) / left - (high**2).sum(1) / (count - left)
+    return ALIKE * scatter + (1 - ALIKE) * (low.min(1) + high.min(1))
 
 
 def round_between(low: float, high: float) -> float:

@@ -15,10 +15,11 @@ def difference_sheet(changes: Difference, old: Run, new: Run) -> Sheet:
     bad = len(changes.regressions)
     cards = (
         Card(str(bad), "regressions beyond the spread" if bad != 1 else "regression beyond the spread", good=not bad),
-        Card(str(sum(change.verdict == "improvement" for change in changes.changes)), "improvements"),
+        Card(str(changes.count("improvement")), "improvements"),
+        Card(f"{changes.count('gone')} and {changes.count('new')}", "rows that are gone, and new"),
     )
     rows = tuple(_line(change) for change in changes.changes)
-    table = Table(("what", "verdict", "metric", "before", "after", "slower"), rows, numbers=(3, 4, 5))
+    table = Table(("what", "verdict", "metric", "before", "after", "worse"), rows, numbers=(3, 4, 5))
     sections = (
         Section("Changed in the manifest", changes.causes or ("nothing",)),
         Section("Row by row", tables=(table,)),
@@ -29,12 +30,12 @@ def difference_sheet(changes: Difference, old: Run, new: Run) -> Sheet:
 
 def _line(change: Change) -> tuple[Cell, ...]:
     figures = [Cell(f"{f.p50:.4g}", f.p50) if f is not None else Cell("") for f in (change.old, change.new)]
-    slower = Cell(f"{change.slower:.2f}x", change.slower) if change.slower else Cell("")
+    worse = Cell(f"{change.worse:.2f}x", change.worse) if change.worse else Cell("")
     verdict = change.verdict + (f": {change.reason}" if change.reason else "")
     return (
         Cell(change.name),
         Cell(verdict, mark=_MARKS.get(change.verdict, "soft")),
         Cell(change.metric),
         *figures,
-        slower,
+        worse,
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import quantiles
 from typing import Any, Final
 
-from convoy.compare import scaling_lines, study_lines
+from convoy.compare import scaling_lines, study_criteria, study_lines
 from convoy.compare.kinds import KINDS
-from convoy.compare.runfile import Row, Run
+from convoy.compare.runfile import Figure, Row, Run
 from convoy.errors import InputError
 from convoy.plan.timeline import Span
 from convoy.report.roofline import roofline
@@ -99,9 +100,11 @@ def _fastest(ranked: Sequence[Row]) -> Card:
 
 
 FRAMEWORK_HEADS: Final = (
-    "framework", "latency ms", "+-", "latency", "over best", "images/s", "memory MiB", "start s", "compile s", "energy J",
-    "error", "setting, or why not",
+    "framework", "latency ms", "+-", "20 %", "80 %", "95 %", "latency", "over best", "images/s", "memory MiB", "start s",
+    "compile s", "energy J", "error", "setting, or why not",
 )  # fmt: skip
+FRAMEWORK_PAGE: Final = ("20 %", "80 %", "95 %", "latency", "setting, or why not")
+"""Columns of the page alone."""
 
 
 def frameworks_table(rows: Sequence[Row]) -> Table:
@@ -110,18 +113,27 @@ def frameworks_table(rows: Sequence[Row]) -> Table:
     best = min((f.p50 for f in latencies), default=1.0)
     most = max((f.p80 for f in latencies), default=1.0)
     lines = [_framework(row, best, most) for row in rows]
-    if any(row.figure("energy_j") for row in rows):
-        return Table(FRAMEWORK_HEADS, tuple(lines), numbers=(1, 2, 4, 5, 6, 7, 8, 9, 10), page_only=(3, 11))
-    # Without a counter of energy its column is nothing but width.
-    narrow = tuple((*line[:9], *line[10:]) for line in lines)
-    heads = (*FRAMEWORK_HEADS[:9], *FRAMEWORK_HEADS[10:])
-    return Table(heads, narrow, numbers=(1, 2, 4, 5, 6, 7, 8, 9), page_only=(3, 10))
+    # Without a counter of energy, or samples for the far end, a column is nothing but width.
+    empty = {
+        at
+        for at, head in enumerate(FRAMEWORK_HEADS)
+        if head in ("energy J", "95 %") and not any(own[at].text for own in lines)
+    }
+    kept = [at for at in range(len(FRAMEWORK_HEADS)) if at not in empty]
+    heads = tuple(FRAMEWORK_HEADS[at] for at in kept)
+    words = {"framework", "latency", "setting, or why not"}
+    return Table(
+        heads,
+        tuple(tuple(own[at] for at in kept) for own in lines),
+        numbers=tuple(at for at, head in enumerate(heads) if head not in words),
+        page_only=tuple(at for at, head in enumerate(heads) if head in FRAMEWORK_PAGE),
+    )
 
 
 def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
     latency = row.figure("latency_ms")
     if latency is None:
-        blank = (Cell(""),) * 9
+        blank = (Cell(""),) * 12
         return (Cell(row.provider), Cell(row.status, mark="bad"), *blank, Cell(row.reason, mark="soft"))
     colour = 1 if row.provider == "convoy" else 0
     said = f"{row.provider}: {latency.p50:.3f} ms, from {latency.p20:.3f} to {latency.p80:.3f}"
@@ -130,6 +142,8 @@ def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
         Cell(row.provider),
         Cell(f"{latency.p50:.3f}", latency.p50, "good" if ratio == 1 else ""),
         Cell(f"{latency.spread:.3f}" + (" noisy" if row.noisy else ""), latency.spread, "bad" if row.noisy else "soft"),
+        *_percentiles(latency),
+        _far_end(row),
         Cell(
             "",
             latency.p50,
@@ -145,6 +159,20 @@ def _framework(row: Row, best: float, most: float) -> tuple[Cell, ...]:
         _cell(row, "rel_l2_error", ".0e"),
         Cell(row.setting, mark="soft"),
     )
+
+
+def _percentiles(figure: Figure) -> tuple[Cell, ...]:
+    """The 20th and the 80th percentile."""
+    return tuple(Cell(f"{side:.3f}", side, "soft") for side in (figure.p20, figure.p80))
+
+
+def _far_end(row: Row) -> Cell:
+    """The 95th percentile of the latencies, where the row has its samples."""
+    samples: Sequence[float] = row.detail.get("samples", {}).get("latency_ms", ())
+    if len(samples) < 2:
+        return Cell("")
+    value = quantiles(samples, n=20, method="inclusive")[-1]
+    return Cell(f"{value:.3f}", value, "soft")
 
 
 def _cell(row: Row, metric: str, form: str, scale: float = 1.0) -> Cell:
@@ -202,7 +230,9 @@ def _timeline(rows: Sequence[Row]) -> Section | None:
         spans = [Span(**span) for span in row.detail.get("timeline", ())]
         if spans:
             about = "Convoy's steps as they ran, launched one by one; the critical path in its own colour."
-            return Section(f"Timeline: {row.label()}, {row.provider}", (about,), pictures=(timeline_chart(spans),))
+            return Section(
+                f"Timeline: {row.label()}, {row.provider}", about=(about,), pictures=(timeline_chart(spans),)
+            )
     return None
 
 
@@ -220,7 +250,8 @@ def _options(run: Run) -> tuple[list[Card], list[Section]]:
         tables = tuple(
             options_table(rows, role, words) for role, words in ROLES.items() if any(_role(r, role) for r in rows)
         )
-        sections.append(Section(f"Options of PyTorch: {rows[0].label()}", advice, tables))
+        failed = tuple(f"defaults: {row.status}: {row.reason}" for row in rows if _role(row, "defaults") and not row.ok)
+        sections.append(Section(f"Options of PyTorch: {rows[0].label()}", (*failed, *advice), tables))
     return cards, sections
 
 
@@ -233,7 +264,9 @@ ROLES: Final = {
 }
 """What a row of an options run is, and its table's caption."""
 
-OPTION_HEADS: Final = ("option", "latency ms", "+-", "latency", "over defaults", "worth", "status, setting")
+OPTION_HEADS: Final = (
+    "option", "latency ms", "+-", "20 %", "80 %", "latency", "over defaults", "worth", "error", "status, setting",
+)  # fmt: skip
 
 
 def options_table(rows: Sequence[Row], role: str, caption: str) -> Table:
@@ -245,8 +278,10 @@ def options_table(rows: Sequence[Row], role: str, caption: str) -> Table:
         own = [row for row in rows if _role(row, "best")] + own
     most = max((f.p80 for row in own if (f := row.figure("latency_ms")) is not None), default=1.0)
     lines = [_option(row, most) for row in own]
-    hidden = (3,) if any(not row.ok for row in own) else (3, 6)  # on a terminal a long setting hides the figures
-    return Table(OPTION_HEADS, tuple(lines), caption, numbers=(1, 2, 4, 5), page_only=hidden)
+    hidden = (
+        (3, 4, 5) if any(not row.ok for row in own) else (3, 4, 5, 9)
+    )  # on a terminal a long setting hides the figures
+    return Table(OPTION_HEADS, tuple(lines), caption, numbers=(1, 2, 3, 4, 6, 7, 8), page_only=hidden)
 
 
 def _role(row: Row, role: str) -> bool:
@@ -257,7 +292,7 @@ def _option(row: Row, most: float) -> tuple[Cell, ...]:
     latency = row.figure("latency_ms")
     name = str(row.detail.get("option", row.provider))
     if latency is None:
-        return (Cell(name), Cell(row.status, mark="bad"), *(Cell(""),) * 4, Cell(row.reason, mark="soft"))
+        return (Cell(name), Cell(row.status, mark="bad"), *(Cell(""),) * 7, Cell(row.reason, mark="soft"))
     gain, worth = row.detail.get("gain"), row.detail.get("worth")
     kept = bool(row.detail.get("kept"))
     said = f"{name}: {latency.p50:.3f} ms"
@@ -265,10 +300,12 @@ def _option(row: Row, most: float) -> tuple[Cell, ...]:
         Cell(name),
         Cell(f"{latency.p50:.3f}", latency.p50),
         Cell(f"{latency.spread:.3f}" + (" noisy" if row.noisy else ""), latency.spread, "bad" if row.noisy else "soft"),
+        *_percentiles(latency),
         Cell("", latency.p50, bar=(Part(latency.p50 / most, 2 if kept else 7, said),),
              spread=(latency.p20 / most, latency.p80 / most)),
         Cell(f"{gain:.2f}x", gain) if gain else Cell(""),
         Cell(f"{worth:.2f}x", worth, "good" if kept else "") if worth else Cell(""),
+        _cell(row, "rel_l2_error", ".0e"),
         Cell(row.setting, mark="soft"),
     )  # fmt: skip
 
@@ -283,14 +320,19 @@ def _study(run: Run) -> tuple[list[Card], list[Section]]:
     if nets:
         table = table_of(study_lines.STRATEGY_HEADS, study_lines.strategy_table(nets), study_lines.STRATEGY_NUMBERS)
         bars = study_lines.strategy_bars(nets)
-        sections.append(Section("Strategies against exact selection", tables=(table, bars)))
+        notes = tuple(study_lines.strategy_notes(nets))
+        sections.append(Section("Strategies against exact selection", notes, (table, bars)))
     if layers:
         charts = study_lines.charts(layers)
         drawn = tuple(svg for _, svg in charts)
         lines = tuple(dict.fromkeys(words for words, _ in charts))
         sections.append(Section("Where the winner changes", lines, pictures=drawn))
-        table = table_of(study_lines.HEADS, study_lines.table(layers), study_lines.NUMBERS)
-        sections.append(Section("Every layer", tables=(table,)))
+    sections += study_criteria.section(run.manifest)
+    if layers:
+        sections.append(Section("Every layer", tables=(study_lines.layer_table(layers),)))
+        every = study_lines.every_table(layers)
+        said = (f"{len(every.rows)} lines, on the page alone",)
+        sections.append(Section("Every algorithm on every layer", tables=(every,), terminal=said))
     return [], sections
 
 

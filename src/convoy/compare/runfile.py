@@ -36,6 +36,9 @@ STATUSES: Final = (
 )
 """How a row ended: the words of the performance database, and `absent` (not installed) and `crashed` (its process died)."""
 
+PASSING: Final = ("timeout", "out_of_memory", "launch_error")
+"""Statuses that another limit or another installation may mend."""
+
 LARGEST_BYTES: Final = 64 << 20
 MOST_ROWS: Final = 200_000
 LONGEST_TEXT: Final = 20_000
@@ -115,6 +118,11 @@ class Row:
         return self.status == "ok"
 
     @property
+    def passing(self) -> bool:
+        """Whether it failed in a way that may have passed: a run that goes on tries it again."""
+        return self.status in PASSING
+
+    @property
     def key(self) -> tuple[object, ...]:
         """What names a row in its run and finds its like in another run."""
         axes = tuple(sorted(self.axes.items()))
@@ -163,10 +171,22 @@ class Run:
         return dataclasses.replace(self, rows=tuple(row if old.key == row.key else old for old in self.rows))
 
     def resumes(self, other: Run) -> bool:
-        """Whether rows of `other`, an older state of a file, may stand here: same request, device, versions, protocol."""
-        names = ("request", "target", "versions", "protocol", "commit")
+        """Whether rows of `other`, an older state of a file, may stand here: same request, device, versions, protocol.
+
+        What was installed since has measured none of them; what was there must be there as it was.
+        """
+        names = ("request", "target", "protocol", "commit")
         same = all(self.manifest.get(name) == other.manifest.get(name) for name in names)
-        return same and self.kind == other.kind
+        return (
+            same and self.kind == other.kind and _still(other.manifest.get("versions"), self.manifest.get("versions"))
+        )
+
+
+def _still(before: object, now: object) -> bool:
+    """Whether all that was installed is there in the same version; there may be more."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return before == now
+    return cast("dict[object, object]", before).items() <= cast("dict[object, object]", now).items()
 
 
 def to_dict(run: Run) -> dict[str, Any]:
@@ -211,7 +231,7 @@ def read(path: Path) -> Run:
 
 
 def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
-    """The run to go on with: `fresh`, with the rows that an interrupted run of the same request left at `path`.
+    """The run to go on with: `fresh`, with the rows and notes that an interrupted run of the same request left at `path`.
 
     Args:
         path: where the run is written after each row.
@@ -227,7 +247,8 @@ def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
     if not fresh.resumes(old):
         todo = "Use --again to measure anew and overwrite it, or another file."
         raise InputError("run", str(path), "a run of the same request, device, versions and commit", todo)
-    return dataclasses.replace(old, manifest={**fresh.manifest, "date": old.manifest.get("date", "")})
+    notes = list(dict.fromkeys([*old.manifest.get("notes", ()), *fresh.manifest.get("notes", ())]))
+    return dataclasses.replace(old, manifest={**fresh.manifest, "date": old.manifest.get("date", ""), "notes": notes})
 
 
 def _refuse_constant(word: str) -> None:

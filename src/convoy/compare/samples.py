@@ -39,8 +39,9 @@ def ready_row(
         Figure.once("rel_l2_error", "1", ready["error"]),
         Figure.once("startup_s", "s", startup_s),
         Figure.once("compile_s", "s", ready["compile_s"]),
-        Figure.once("peak_memory_bytes", "B", finished["peak_memory_bytes"]),
     ]
+    if finished["peak_memory_bytes"] is not None:  # a framework that does not tell what it holds on a GPU
+        figures.append(Figure.once("peak_memory_bytes", "B", finished["peak_memory_bytes"]))
     if finished.get("energy_j"):
         figures.append(Figure.once("energy_j", "J", finished["energy_j"]))
     detail = {**ready["detail"], "ways": ready["ways"]}

@@ -13,7 +13,10 @@ from convoy.compare.runfile import Figure, Row
 from convoy.errors import InputError
 
 PROVIDERS: Final = ("torch.ddp", "convoy")
-"""PyTorch's DistributedDataParallel at its best known setting, and the step of `convoy.training_step`."""
+"""PyTorch's own DistributedDataParallel at its best eager setting, and the step of `convoy.training_step`."""
+
+BASELINE_KEPT: Final = "baseline kept"
+"""In a setting of Convoy's: its plan was not better than PyTorch's own loss and gradients, which run in its place."""
 
 NOISY: Final = 0.10
 """A relative spread of the rounds above this is noise."""
@@ -28,6 +31,7 @@ UNITS: Final[dict[str, str]] = {
     "step_ms": "ms",
     "compute_ms": "ms",
     "exposed_ms": "ms",
+    "group_ms": "ms",
     "input_ms": "ms",
     "host_ms": "ms",
     "launch_ms": "ms",
@@ -40,6 +44,9 @@ UNITS: Final[dict[str, str]] = {
     "efficiency": "1",
 }
 """Metrics of a scaling row, with their units (docs/scale.md)."""
+
+DIFFERENCES: Final = ("exposed_ms", "group_ms", "input_ms")
+"""Metrics that are differences of two kinds of rounds: below zero where there is less to see than noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +188,13 @@ def result_row(job: Job, result: Mapping[str, Any]) -> Row:
     rounds: Mapping[str, Sequence[float]] = result["rounds"]
     step = rounds_figure("step_ms", rounds["step"])
     figures = [step]
-    compute = rounds_figure("compute_ms", rounds["compute"]) if "compute" in rounds else None
-    if compute is not None:
-        figures += [compute, Figure.once("exposed_ms", "ms", max(0.0, step.p50 - compute.p50))]
+    if "compute" in rounds:
+        # One process has nobody to talk to: what its group costs is buckets, hooks and copies, and no communication.
+        name = "exposed_ms" if job.world > 1 else "group_ms"
+        figures.append(rounds_figure("compute_ms", rounds["compute"]))
+        figures.append(_difference(name, rounds["step"], rounds["compute"]))
     if "input" in rounds:
-        figures.append(
-            Figure.once("input_ms", "ms", max(0.0, rounds_figure("input_ms", rounds["input"]).p50 - step.p50))
-        )
+        figures.append(_difference("input_ms", rounds["input"], rounds["step"]))
     values: Mapping[str, float] = result["values"]
     figures += [Figure.once(name, UNITS[name], float(value)) for name, value in values.items()]
     images = job.batch * job.world * 1e3
@@ -195,13 +202,26 @@ def result_row(job: Job, result: Mapping[str, Any]) -> Row:
     if "link_gb_per_s" in values and values["link_gb_per_s"] > 0:
         moved = 2 * (job.world - 1) / job.world * values["gradient_bytes"]
         figures.append(Figure.once("bound_ms", "ms", moved / values["link_gb_per_s"] / 1e6))
+    loud = [name for name, own in rounds.items() if relative_spread(own) > NOISY]
+    detail = {"backend": str(result["backend"]), "rounds": {name: list(own) for name, own in rounds.items()}}
     return job.row(
         setting=str(result["setting"]),
         figures=tuple(figures),
-        noisy=step.spread > NOISY * step.p50,
+        noisy=bool(loud),
         notes=tuple(map(str, result["notes"])),
-        detail={"backend": str(result["backend"]), "rounds": {name: list(own) for name, own in rounds.items()}},
+        detail={**detail, "noisy": loud} if loud else detail,
     )
+
+
+def _difference(metric: str, more: Sequence[float], less: Sequence[float]) -> Figure:
+    """What one kind of round takes longer than the other, round by round: what slows a whole round down is in neither."""
+    return rounds_figure(metric, [one - other for one, other in zip(more, less, strict=True)])
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Half the distance from the 20th to the 80th percentile, over the median."""
+    found = rounds_figure("step_ms", values)
+    return found.spread / found.p50 if found.p50 else 0.0
 
 
 def rounds_figure(metric: str, seconds: Sequence[float]) -> Figure:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from convoy.compare.runfile import Row
+from convoy.compare.runfile import Figure, Row
+from convoy.compare.scaling import BASELINE_KEPT
 from convoy.report.curves import Series, curves_chart
 from convoy.report.sheet import Card, Cell, Part, Section, Table, table_of
 
@@ -15,7 +17,19 @@ HEADS: Final = (
 )  # fmt: skip
 NUMBERS: Final = (1, 3, 5, 6, 7, 8, 9, 10, 11, 12)
 
-PARTS: Final = ("kernels", "launches", "exposed communication", "input")
+LINK_HEADS: Final = (
+    "gpus", "scaling", "provider", "gradients MB", "link GB/s", "all-reduce ms", "bound ms", "exposed ms", "20 %", "80 %",
+    "group ms", "host ms", "peak MiB",
+)  # fmt: skip
+LINK_NUMBERS: Final = tuple(range(3, 13))
+LINK_CAPTION: Final = (
+    "Communication: bound is 2 (n-1) / n of the gradients' bytes at the link's speed; exposed is what a step takes longer with"
+    " all-reduce than without, with its 20th and 80th percentile over the rounds; group is the same for one process, which talks"
+    " to nobody: the cost of the process group"
+)
+"""Of the second table, which has the terms of the bound."""
+
+PARTS: Final = ("kernels", "launches", "exposed communication", "process group", "input")
 """Where a step's time goes, with its batch from the host; on a CPU, and where nobody may profile, launches count as kernels."""
 
 
@@ -30,16 +44,82 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         share = row.figure("efficiency")
         speed = row.figure("images_per_s")
         cells = [f"{speed.p50:.0f}" if speed else "", f"{share.p50:.1%}" if share else ""]
-        for metric in ("step_ms", "compute_ms", "exposed_ms", "bound_ms", "launch_ms", "input_ms"):
-            figure = row.figure(metric)
-            cells.append(f"{figure.p50:.2f}" if figure else "")
-        lines.append((*head, *cells, "noisy" if row.noisy else ""))
+        figures = [row.figure("step_ms"), row.figure("compute_ms"), exposed(row)]
+        figures += [row.figure(metric) for metric in ("bound_ms", "launch_ms", "input_ms")]
+        cells += [f"{figure.p50:.2f}" if figure else "" for figure in figures]
+        lines.append((*head, *cells, _remark(row)))
     return lines
 
 
+def _remark(row: Row) -> str:
+    """What must be known of a row beside its figures."""
+    words = {BASELINE_KEPT: BASELINE_KEPT in row.setting, "noisy": row.noisy}
+    return ", ".join(word for word, holds in words.items() if holds)
+
+
+def link_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each row with figures: the terms of the bound, what stands against it, and what the host does."""
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        if not row.ok:
+            continue
+        communication = exposed(row)
+        spread = (f"{communication.p20:.2f}", f"{communication.p80:.2f}") if communication else ("", "")
+        lines.append(
+            (
+                str(row.axes["gpus"]), str(row.axes["scaling"]), row.provider,
+                _shown(row.figure("gradient_bytes"), ".1f", 1e6), _shown(row.figure("link_gb_per_s"), ".1f"),
+                _shown(row.figure("allreduce_ms")), _shown(row.figure("bound_ms")), _shown(communication), *spread,
+                _shown(_group(row)), _shown(row.figure("host_ms")), _shown(row.figure("peak_memory_bytes"), ".0f", 2.0**20),
+            )
+        )  # fmt: skip
+    return lines
+
+
+def _shown(figure: Figure | None, form: str = ".2f", scale: float = 1.0) -> str:
+    return f"{figure.p50 / scale:{form}}" if figure is not None else ""
+
+
+def exposed(row: Row) -> Figure | None:
+    """Communication that nothing hides; None with one process, which has none."""
+    return row.figure("exposed_ms") if int(row.axes["gpus"]) > 1 else None
+
+
+def _group(row: Row) -> Figure | None:
+    """What the process group costs one process; older files have it as exposed communication."""
+    return row.figure("group_ms") or (row.figure("exposed_ms") if int(row.axes["gpus"]) == 1 else None)
+
+
 def settings(rows: Sequence[Row]) -> list[str]:
-    """How each provider was set, once."""
-    return list(dict.fromkeys(f"{row.provider}: {row.setting}" for row in rows if row.ok))
+    """How each provider was set; which of its rows, where they differ."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        if row.ok:
+            found.setdefault(row.provider, {}).setdefault(row.setting, []).append(_where(row))
+    return [
+        f"{provider}{f' on {_listed(where)}' if len(own) > 1 else ''}: {setting}"
+        for provider, own in found.items()
+        for setting, where in own.items()
+    ]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What providers have to say of their rows, each line once, with the rows that it is of."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        loud: Sequence[str] = row.detail.get("noisy", ())
+        noise = [f"rounds of these kinds are noisy: {', '.join(loud)}"] if loud else []
+        for note in (*row.notes, *noise):
+            found.setdefault((row.provider, note), []).append(_where(row))
+    return [f"{provider} on {_listed(where)}: {note}" for (provider, note), where in found.items()]
+
+
+def _where(row: Row) -> str:
+    return f"{row.axes['gpus']} {row.axes['scaling']}"
+
+
+def _listed(where: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(where))
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -87,13 +167,18 @@ def _parts(row: Row) -> dict[str, float]:
     values = {figure.metric: figure.p50 for figure in row.figures}
     compute = values.get("compute_ms", values.get("step_ms", 0.0))
     launches = min(values.get("launch_ms", 0.0), compute)
-    parts = (compute - launches, launches, values.get("exposed_ms", 0.0), values.get("input_ms", 0.0))
-    return dict(zip(PARTS, parts, strict=True))
+    apart = [figure.p50 if figure is not None else 0.0 for figure in (exposed(row), _group(row))]
+    return dict(zip(PARTS, (compute - launches, launches, *apart, values.get("input_ms", 0.0)), strict=True))
+
+
+def _length(row: Row) -> float:
+    """Of a row's bar: differences below zero are noise and have none."""
+    return sum(max(0.0, value) for value in _parts(row).values())
 
 
 def _time_table(rows: Sequence[Row]) -> Table:
     good = [row for row in rows if row.ok]
-    most = max((sum(_parts(row).values()) for row in good), default=0.0) or 1.0
+    most = max(map(_length, good), default=0.0) or 1.0
     lines: list[tuple[Cell, ...]] = []
     for row in good:
         parts = _parts(row)
@@ -102,7 +187,7 @@ def _time_table(rows: Sequence[Row]) -> Table:
         )
         said = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
         where = f"{row.subject}, {row.axes['gpus']} {row.axes['scaling']}, {row.provider}"
-        lines.append((Cell(where), Cell("", sum(parts.values()), bar=bar), Cell(said)))
+        lines.append((Cell(where), Cell("", _length(row), bar=bar), Cell(said)))
     return Table(("gpus", "time of a step", "ms"), tuple(lines), page_only=(1,))
 
 
@@ -115,16 +200,15 @@ def section_of(rows: Sequence[Row]) -> tuple[list[Card], list[Section]]:
         if share is not None and most > 1 and row.axes["gpus"] == most:
             words = f"{row.subject}: efficiency on {most} GPUs, {row.axes['scaling']} scaling, {row.provider}"
             cards.append(Card(f"{share.p50:.1%}", words, good=row.provider == "convoy"))
-    lines = (*settings(rows), *failures(rows), *(f"{row.provider}: {note}" for row in rows for note in row.notes))
-    sections = [
-        Section(
-            "Training on several GPUs",
-            tuple(dict.fromkeys(lines)),
-            (table_of(HEADS, table(rows), NUMBERS),),
-            tuple(charts(rows)),
-        )
-    ]
+    lines = (*settings(rows), *notes(rows), *failures(rows))
+    tables = [table_of(HEADS, table(rows), NUMBERS)]
     if any(row.ok for row in rows):
-        about = "Medians; a step's time with its batch copied from the host's pinned memory."
+        tables.append(replace(table_of(LINK_HEADS, link_table(rows), LINK_NUMBERS), caption=LINK_CAPTION))
+    sections = [Section("Training on several GPUs", tuple(dict.fromkeys(lines)), tuple(tables), tuple(charts(rows)))]
+    if any(row.ok for row in rows):
+        about = (
+            "Medians; a step's time with its batch copied from the host's pinned memory. Parts that are differences may be below"
+            " zero: then there is less to see than noise."
+        )
         sections.append(Section("Where a step's time goes", (about,), (_time_table(rows),), legend=PARTS))
     return cards, sections

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from convoy.compare.frameworks.torch_model import set_flags
-from convoy.compare.scaling import MOST_REPEATS, NOISY, rounds_figure
+from convoy.compare.scaling import BASELINE_KEPT, MOST_REPEATS, NOISY, relative_spread
 from convoy.errors import ConvoyError
 from convoy.settings import Settings
 from convoy.zoo import example_args, load_model, preprocessing
@@ -89,7 +90,7 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
         "rounds": rounds,
         "values": values,
         "setting": trained.setting,
-        "notes": trained.notes,
+        "notes": [str(note) for note in trained.notes],
         "backend": dist.get_backend(),
     }
 
@@ -103,26 +104,22 @@ def _turns(
 
 
 def _quiet_rounds(turns: Callable[[int], Mapping[str, float]], count: int) -> dict[str, list[float]]:
-    """Rounds of all kinds; noisy ones are taken again, and of each kind the quietest are kept.
+    """Rounds of all kinds; noisy ones are taken again, and that repeat is kept whose noisiest kind is the quietest.
 
-    All processes see the same figures, those of the slowest, and so take as many.
+    Repeats are kept whole: kinds are compared round by round, and rounds of two repeats have nothing to do with each other. All
+    processes see the same figures, those of the slowest, and so take as many.
     """
     best: dict[str, list[float]] = {}
+    least = math.inf
     for _ in range(MOST_REPEATS + 1):
         taken = [turns(number) for number in range(count)]
-        for name in taken[0]:
-            values = [one[name] for one in taken]
-            if name not in best or relative_spread(values) < relative_spread(best[name]):
-                best[name] = values
-        if all(relative_spread(values) <= NOISY for values in best.values()):
+        repeat = {name: [one[name] for one in taken] for name in taken[0]}
+        noise = max(relative_spread(values) for values in repeat.values())
+        if noise < least:
+            best, least = repeat, noise
+        if least <= NOISY:
             break
     return best
-
-
-def relative_spread(values: Sequence[float]) -> float:
-    """Half the distance from the 20th to the 80th percentile, over the median."""
-    found = rounds_figure("step_ms", values)
-    return found.spread / found.p50 if found.p50 else 0.0
 
 
 def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
@@ -233,7 +230,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         DistributedDataParallel(setup.model, device_ids=devices), loss_of, setup.optimizer(), batch, **common
     )
     steps: dict[str, Step] = {"step": lambda: together(*batch)}
-    notes = [str(note) for note in together.notes]
+    notes = together.notes  # its own list, which grows while it runs: where a step cannot be captured, it says so then
     stage("preparing convoy without all-reduce")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +245,9 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         setup.refill()
         together(*batch)
 
-    return Trained({**steps, "input": fed}, f"channels_last, training_step, effort {request['effort']}", notes)
+    setting = f"channels_last, training_step, effort {request['effort']}"
+    setting += f", {BASELINE_KEPT}" if together.plan.baseline else ""
+    return Trained({**steps, "input": fed}, setting, notes)
 
 
 _PROVIDERS: Final[dict[str, Callable[[_Setup, Mapping[str, Any], Stage], Trained]]] = {

@@ -131,7 +131,7 @@ class ChildSession:
 
     def _ended(self, error: EndedError) -> ChildFailedError:
         if self._too_much:
-            limit = f"{self.memory_limit_bytes / 2**30:.1f} GiB"
+            limit = in_words(self.memory_limit_bytes)
             return ChildFailedError("out_of_memory", f"{self.stage}: used more than the limit of {limit}")
         if error.killed:
             return ChildFailedError("out_of_memory", f"{self.stage}: killed (the system does so when memory is short)")
@@ -144,6 +144,12 @@ class ChildSession:
                 self._too_much = used
                 self._worker.kill()
                 return
+
+
+def in_words(size: int) -> str:
+    """Bytes for people, in the largest unit that there is one of."""
+    scale, unit = next(((s, u) for s, u in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if size >> s), (0, "B"))
+    return f"{size / (1 << scale):.4g} {unit}"
 
 
 def _failure(fields: Mapping[str, str]) -> Exception:

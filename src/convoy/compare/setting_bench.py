@@ -45,6 +45,8 @@ class Bench:
         self.case, self.folder = case, folder
         self.limits = limits.on_this_machine()
         self.facts: dict[str, Any] = {}
+        self.errors: dict[Setting, float] = {}
+        """Relative L2 error of every setting that was ever built: of outputs, in training of gradients."""
         self.deadline = math.inf
         """`time.monotonic()` after which a build is not waited for much longer."""
         self._children: dict[bool, ChildSession] = {}
@@ -55,6 +57,10 @@ class Bench:
 
         Args:
             searching: the one in which cuDNN searches.
+
+        Raises:
+            ChildFailedError: a child failed before it could be asked anything; none is left behind.
+            InputError: the model cannot be used.
         """
         if searching in self._children:
             return
@@ -64,8 +70,13 @@ class Bench:
                 child.wait_for("material")
             finally:
                 child.end()
-        self._children[searching] = self._start("options")
-        self.facts = self._children[searching].wait_for("facts")
+        child = self._start("options")
+        try:
+            self.facts = child.wait_for("facts")
+        except BaseException:
+            child.end()
+            raise
+        self._children[searching] = child
 
     def close(self) -> None:
         """End the children."""
@@ -88,6 +99,7 @@ class Bench:
         if "failed" in built:
             raise ChildFailedError(built["failed"]["status"], built["failed"]["reason"])
         self._built[setting] = built["call_s"]
+        self.errors[setting] = built["error"]
 
     def keep(self, *settings: Setting) -> None:
         """Drop every other setting."""

@@ -15,9 +15,11 @@ from convoy.compare.runfile import Figure, Row
 from convoy.compare.study_sweep import Point
 from convoy.compare.study_winners import TIME
 from convoy.engines.manifest import BASELINE, load_engine
+from convoy.engines.zeros import expected
 from convoy.measurement import Runner, SearchResult, protocol_for, search
 from convoy.measurement.criteria import Criteria
 from convoy.perfdb import Database, Measurement
+from convoy.problem import Knobs
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -26,8 +28,11 @@ Report = Callable[[int, int, str], None]
 Joules = Callable[[Measurement], float | None]
 """Energy of one launch of what a row measured; None where it cannot be had."""
 
-SPECIAL: Final = {"fft_tiled": "tiled fft", "zeroskip": "zero-skipping", "pruned": "pruned"}
+SPECIAL: Final = {"fft_tiled": "tiled fft", "pruned": "pruned"}
 """Algorithms that an engine's id tells better than its family."""
+
+SKIPPING: Final = "zero-skipping"
+"""What an engine that skips zeros does where its config is for an input that has some."""
 
 NOISY: Final = 0.10
 """A relative spread above this is noise; the search takes its samples in turn and drops rounds that were slow for all."""
@@ -36,8 +41,16 @@ LEAST_LAYERS: Final = 20
 """Layers with a choice from which on criteria are learned: with fewer there is nothing to split."""
 
 
-def algorithm_of(engine: str, extra: tuple[str, ...] = ()) -> str:
-    """The algorithm of an engine, in the field's words."""
+def algorithm_of(engine: str, extra: tuple[str, ...] = (), knobs: Knobs | None = None) -> str:
+    """The algorithm of an engine, in the field's words.
+
+    Args:
+        engine: its id.
+        extra: extra engines as `id=module:Class`.
+        knobs: of its config: an engine that skips zeros runs its dense path where none are expected, which is of its family.
+    """
+    if knobs is not None and expected(knobs):
+        return SKIPPING
     special = SPECIAL.get(engine.partition(".")[0])
     return special or load_engine(engine, extra).family.replace("_", " ")
 
@@ -55,6 +68,8 @@ class Study:
         joules: energy of a launch; None: it is not asked for.
         measured: candidates measured now.
         from_database: candidates that were known.
+        problems: problems that were asked for.
+        predicted: those of them whose times are predicted, because effort `none` measures nothing.
     """
 
     target: Target
@@ -65,6 +80,8 @@ class Study:
     joules: Joules | None = None
     measured: int = 0
     from_database: int = 0
+    problems: int = 0
+    predicted: int = 0
     _layers: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
 
     def rows(self, points: Sequence[Point], report: Report | None = None) -> list[Row]:
@@ -79,9 +96,20 @@ class Study:
             runner=self.runner,
             on_progress=report,
         )
+        self.count(found)
+        return [row for point in points for row in self._point(point, found)]
+
+    def count(self, found: SearchResult) -> None:
+        """Add what was measured, known and predicted."""
         self.measured += found.measured
         self.from_database += found.from_database
-        return [row for point in points for row in self._point(point, found)]
+        self.problems += len(found.rows)
+        self.predicted += found.predicted
+
+    def counted(self) -> str:
+        """What was measured, known and predicted, in words."""
+        known = f"{self.measured} candidates measured, {self.from_database} from the database"
+        return known + (f", {self.predicted} of {self.problems} problems predicted" if self.predicted else "")
 
     def _point(self, point: Point, found: SearchResult) -> list[Row]:
         by_algorithm: dict[str, list[tuple[str, Measurement]]] = {}
@@ -91,7 +119,9 @@ class Study:
             measured = [row for row in found.rows.get(problem.key, ()) if row.samples or not row.ok]
             self._layers[problem.key] = measured
             for row in measured:
-                by_algorithm.setdefault(algorithm_of(row.config.engine, extra), []).append((problem.layout, row))
+                by_algorithm.setdefault(algorithm_of(row.config.engine, extra, row.config.knobs), []).append(
+                    (problem.layout, row)
+                )
             for engine, reason in found.refusals.get(problem.key, {}).items():
                 refused.setdefault(algorithm_of(engine, extra), {})[f"{engine}, {problem.layout}"] = reason
         rows = [self._best(point, name, own) for name, own in by_algorithm.items()]
@@ -137,16 +167,21 @@ class Study:
             return None
         return learn(rows, self.target, protocol=protocol, commit=commit)
 
-    def check(self, learned_on: Sequence[Point], checked_on: Sequence[Point]) -> Check | None:
-        """Criteria from some points alone, on other points; None where one or the other is too little."""
+    def check(self, learned_on: Sequence[Point], checked_on: Sequence[Point]) -> Check | str:
+        """Criteria from some points alone, on other points; where one or the other is too little, a line that says so."""
+        if not checked_on or not learned_on:
+            return "to check them takes swept layers to learn from (--sweep) and others to check them on (--layers)"
         rows = [row for point in learned_on for row in self._of(point)]
-        if sum(layer.is_choice() for layer in known_layers(rows)) < LEAST_LAYERS:
-            return None
+        choices = sum(layer.is_choice() for layer in known_layers(rows))
+        if choices < LEAST_LAYERS:
+            return f"too few swept layers to check them: {choices} were measured with two engines, {LEAST_LAYERS} are needed"
         protocol = protocol_for(self.settings.effort, self.target.device).id
         swept = {problem.key for point in learned_on for problem in point.problems()}
         unseen = [row for point in checked_on for row in self._of(point) if row.problem not in swept]
         layers: list[Known] = [layer for layer in known_layers(unseen) if layer.is_choice()]
-        return check(learn(rows, self.target, protocol=protocol), layers, BASELINE) if layers else None
+        if not layers:
+            return "no listed layer to check them on: none was measured with two engines that was not swept too"
+        return check(learn(rows, self.target, protocol=protocol), layers, BASELINE)
 
     def _of(self, point: Point) -> list[Measurement]:
         return [row for problem in point.problems() for row in self._layers.get(problem.key, ())]

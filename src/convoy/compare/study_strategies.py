@@ -14,7 +14,7 @@ from convoy.errors import SelectionError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline.choice import on_offer
-from convoy.pipeline.stages import Net, Observer, measure
+from convoy.pipeline.stages import Net, Observer, measure, prediction_notes
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings
 
@@ -27,7 +27,7 @@ def strategies(net: Net, settings: Settings, database: Database, observer: Obser
     """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
     found = measure(net, settings, database, observer)
     problem = on_offer(net, found, settings)
-    return strategy_rows(problem, _about(net, settings)), found
+    return strategy_rows(problem, _about(net, settings), found), found
 
 
 def _about(net: Net, settings: Settings) -> dict[str, Any]:
@@ -36,14 +36,19 @@ def _about(net: Net, settings: Settings) -> dict[str, Any]:
     return {"subject": net.name, "batch": first.shape[0], "dtype": first.dtype, "numerics": str(settings.numerics)}
 
 
-def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any]) -> list[Row]:
+def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any], found: SearchResult | None = None) -> list[Row]:
     """A row for each strategy.
 
     Args:
         problem: what is on offer.
         about: fields that all rows share.
+        found: where the times come from: rows say how many of them are predicted.
     """
     rows: list[Row] = []
+    predicted: dict[str, Any] = {}
+    if found is not None and found.predicted:
+        about = {**about, "notes": tuple(prediction_notes(found))}
+        predicted = {"predicted": found.predicted, "problems": len(found.rows)}
     for strategy, solver in SOLVERS.items():
         best, reason = _solved(problem, solver)
         if best is None:
@@ -54,7 +59,7 @@ def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any]) -> list[R
             Figure.once("peak_memory_bytes", "B", best.peak_bytes),
             Figure.once("workspace_bytes", "B", max((c.workspace_bytes for c in best.chosen), default=0)),
         )
-        detail = {"engines": _engines(best), "copies": len(best.conversions), "bound_us": best.bound_us}
+        detail = {"engines": _engines(best), "copies": len(best.conversions), "bound_us": best.bound_us, **predicted}
         rows.append(Row(provider=strategy, setting=best.solver, figures=figures, detail=detail, **about))
     return rows
 

@@ -25,6 +25,7 @@ class Option:
         needs: a fact of the device that must hold (`DeviceFacts`).
         changes: what is computed changes, so that it is measured and never advised.
         compiles: building it takes as long as a compiler does: it is tried after the others, and only while it may win.
+        rougher: it computes in a type of fewer bits: whoever takes it should know the error.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Option:
     needs: str = ""
     changes: bool = False
     compiles: bool = False
+    rougher: bool = False
 
 
 OPTIONS: Final = {
@@ -47,12 +49,16 @@ OPTIONS: Final = {
         Option("fuse_conv_bn", "batch norms folded into convolutions (torch.fx)", ("inference",)),
         Option("cudnn_benchmark", "torch.backends.cudnn.benchmark = True", devices=("cuda",)),
         Option(
-            "tf32", "TF32 in matrix products too: set_float32_matmul_precision('high')", devices=("cuda",), needs="tf32"
+            "tf32",
+            "TF32 in matrix products too: set_float32_matmul_precision('high')",
+            devices=("cuda",),
+            needs="tf32",
+            rougher=True,
         ),
-        Option("autocast_bf16", "torch.autocast, bf16", group="type", needs="bf16"),
-        Option("autocast_fp16", "torch.autocast, fp16", group="type", devices=("cuda",)),
-        Option("bf16", "weights and input in bf16", ("inference",), "type", needs="bf16"),
-        Option("fp16", "weights and input in fp16", ("inference",), "type", devices=("cuda",)),
+        Option("autocast_bf16", "torch.autocast, bf16", group="type", needs="bf16", rougher=True),
+        Option("autocast_fp16", "torch.autocast, fp16", group="type", devices=("cuda",), rougher=True),
+        Option("bf16", "weights and input in bf16", ("inference",), "type", needs="bf16", rougher=True),
+        Option("fp16", "weights and input in fp16", ("inference",), "type", devices=("cuda",), rougher=True),
         Option("compile", "torch.compile", group="compile", needs="compiler", compiles=True),
         Option(
             "compile_freezing",

@@ -47,6 +47,10 @@ FEATURES: Final[dict[str, Feature]] = {
     "flops": lambda p: float(p.flops),
     "bytes": lambda p: float(p.bytes_min),
     "flops/bytes": lambda p: p.flops / max(1, p.bytes_min),
+    "batch": lambda p: float(p.n),
+    "channels": lambda p: float(p.c // p.groups if isinstance(p, ConvProblem) else p.c),
+    "filters": lambda p: float(p.k),
+    "pixels": _conv(lambda p: p.p * p.q, 1),
     "taps": _conv(lambda p: p.r * p.s, 1),
     "stride": _conv(lambda p: p.stride_h, 1),
     "groups": _conv(lambda p: p.groups, 1),
@@ -54,7 +58,8 @@ FEATURES: Final[dict[str, Feature]] = {
     "wgrad": _conv(lambda p: p.direction == "wgrad", 0),
 }
 """What a question may be about, in natural units. `gemm_m gemm_n gemm_k` are pixels, filters and reduction of one group;
-`taps` is filter height times width; `nhwc`, `half`, `fprop` and `wgrad` are 1 for yes and 0 for no."""
+`channels` are those of one group, `pixels` those of one image's result, `taps` is filter height times width; `nhwc`, `half`,
+`fprop` and `wgrad` are 1 for yes and 0 for no."""
 
 YES_OR_NO: Final = ("nhwc", "half", "fprop", "wgrad")
 

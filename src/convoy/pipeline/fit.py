@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.errors import ConvoyError, InputError
-from convoy.pipeline.checkpoint import Position, read_checkpoint, write_checkpoint
+from convoy.pipeline.checkpoint import (
+    Position,
+    RandomState,
+    random_state,
+    read_checkpoint,
+    remove_unfinished,
+    write_checkpoint,
+)
 from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training import training_step
 from convoy.program.step import TrainingStep
@@ -37,11 +45,12 @@ class Recipe:
         augment: whether images are varied from epoch to epoch.
         amp: dtype of autocast, or None.
         clip_grad_norm: largest joint L2 norm of the gradients, or None.
-        accumulate: batches to an update.
+        accumulate: batches to an update; those at the end of an epoch that do not fill one are left out.
         stock: use PyTorch's own step.
         plan: replay this saved plan.
         checkpoint: write the state to this file, or None.
-        every: steps from checkpoint to checkpoint; 0: at the end of each epoch alone.
+        every: steps from checkpoint to checkpoint; 0: at the end of each epoch alone. One that falls due before an update is
+            whole is written after it.
         resume: go on from the checkpoint where it is there.
     """
 
@@ -104,11 +113,12 @@ def fit(
 ) -> Iterator[Epoch]:
     """Train a classifier; gives an `Epoch` after each pass.
 
-    Under `torchrun`, give a model inside DistributedDataParallel and each process its own shard (`Dataset.shard`).
+    Under `torchrun`, give a model inside DistributedDataParallel, each process its own shard (`Dataset.shard`), and all of
+    them one recipe: with a checkpoint, every process has a part in writing it.
 
     Args:
         model: on its device; trained in place.
-        images: what to train on; a last batch that is not full is left out.
+        images: what to train on; a last batch that is not full is left out, and so are batches that fill no update.
         recipe: how.
         settings: for tuning; `Settings()` by default.
         test: images to take the accuracy on after each epoch.
@@ -116,7 +126,7 @@ def fit(
         on_plan: given the step when it has been tuned.
 
     Raises:
-        InputError: fewer images than a batch, a checkpoint of another model.
+        InputError: fewer images than a batch, fewer batches than an update, a checkpoint of another model.
         ConvoyError: the loss became NaN or infinite.
     """
     return _Fit(model, images, recipe, settings or Settings(), test, observer or silent, on_plan).run()
@@ -133,9 +143,13 @@ class _Fit:
         observer: Observer,
         on_plan: Callable[[TrainingStep], None] | None,
     ) -> None:
-        self.steps = images.batch_count(recipe.batch, drop_last=True)
-        if not self.steps:
+        batches = images.batch_count(recipe.batch, drop_last=True)
+        if not batches:
             raise InputError("batch", recipe.batch, f"at most the {len(images)} images that there are")
+        if batches < recipe.accumulate:
+            raise InputError("accumulate", recipe.accumulate, f"at most the {batches} batches of an epoch")
+        # Whole updates alone: no gradient waits for the next epoch, so that its checkpoint needs none.
+        self.steps = batches - batches % recipe.accumulate
         self.model, self.images, self.recipe, self.settings = model, images, recipe, settings
         self.test, self.watch, self.on_plan = test, observer, on_plan
         self.own = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -147,7 +161,12 @@ class _Fit:
         self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, recipe.epochs * self.steps)
         self.position = Position(0, 0)
         if recipe.resume and recipe.checkpoint is not None and recipe.checkpoint.exists():
-            self.position = read_checkpoint(recipe.checkpoint, self.own, self.optimizer, self.cosine)
+            self.position = self._resume(recipe.checkpoint)
+        self.talk: Any = None
+        if recipe.checkpoint is not None:
+            self.talk = _talk(model)
+            if _rank() == 0:
+                remove_unfinished(recipe.checkpoint)
         self.step: Callable[..., torch.Tensor] | None = None
 
     def run(self) -> Iterator[Epoch]:
@@ -164,7 +183,7 @@ class _Fit:
         seed = recipe.seed * 100_003 + start.epoch
         batches = self.images.batches(recipe.batch, seed=seed, augment=recipe.augment, drop_last=True, start=start.step)
         begun = time.perf_counter()
-        for index, (x, y) in enumerate(batches, start.step):
+        for index, (x, y) in enumerate(itertools.islice(batches, self.steps - start.step), start.step):
             batch = (self._placed(x), y.to(self.device, non_blocking=True))
             if self.step is None:
                 self.step = self._make_step(batch)
@@ -174,7 +193,7 @@ class _Fit:
                 self._wait()
                 begun = time.perf_counter()
             self.position = Position(start.epoch, index + 1)
-            if recipe.every and (index + 1) % recipe.every == 0:
+            if self._due(index + 1):
                 self._save()
             self.watch(f"epoch {start.epoch + 1}", index + 1, self.steps)
         self._wait()
@@ -233,14 +252,64 @@ class _Fit:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def _due(self, done: int) -> bool:
+        """Whether a checkpoint is written after so many steps of an epoch, beside the one at its end.
+
+        It is written between two updates, where no gradients are kept: after the update in which a multiple of `every` lies.
+        """
+        every, accumulate = self.recipe.every, self.recipe.accumulate
+        return bool(every) and done % accumulate == 0 and done % every < accumulate and done < self.steps
+
     def _save(self) -> None:
-        if self.recipe.checkpoint is not None and _rank() == 0:
-            write_checkpoint(self.recipe.checkpoint, self.own, self.optimizer, self.cosine, self.position)
+        """Write the state, in the first process; the others hand it their random numbers."""
+        if self.recipe.checkpoint is None:
+            return
+        random = _gathered(random_state(self.device), self.talk)
+        if _rank() == 0:
+            write_checkpoint(self.recipe.checkpoint, self.own, self.optimizer, self.cosine, self.position, random)
+
+    def _resume(self, path: Path) -> Position:
+        """Go where a checkpoint was written.
+
+        An update that had begun there begins anew: files were once written amid updates, and `accumulate` may have changed.
+        """
+        spread = isinstance(self.model, nn.parallel.DistributedDataParallel)
+        rank = torch.distributed.get_rank(self.model.process_group) if spread else 0
+        found = read_checkpoint(path, self.own, self.optimizer, self.cosine, self.device, rank)
+        return found._replace(step=found.step - found.step % self.recipe.accumulate)
 
 
 def classification_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of a classifier's scores, the first of several outputs."""
     return cross_entropy(class_scores(output), labels)
+
+
+def _talk(model: nn.Module) -> Any:
+    """The processes that train a model together, by a group that talks through their hosts; None for one alone.
+
+    The model's own group would mix what is said here with the all-reduces of a captured step.
+    """
+    import torch.distributed as dist
+
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return None
+    ranks = dist.get_process_group_ranks(model.process_group)
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+
+def _gathered(own: RandomState, talk: Any) -> list[RandomState]:
+    """Every process's random state, in the order of ranks."""
+    import torch.distributed as dist
+
+    if talk is None:
+        return [own]
+    found: list[RandomState] = [{} for _ in range(dist.get_world_size(talk))]
+    for name, state in own.items():
+        parts = [torch.empty_like(state) for _ in found]
+        dist.all_gather(parts, state, group=talk)
+        for each, part in zip(found, parts, strict=True):
+            each[name] = part
+    return found
 
 
 def _rank() -> int:

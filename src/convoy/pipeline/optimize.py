@@ -176,16 +176,13 @@ def check(
         exact = verdict.exact_outputs(model, args, kwargs, flops)
         stock_errors = verdict.errors_against(model(*args, **kwargs), exact)
         errors = verdict.errors_against(program(args, kwargs), exact)
-        runs: dict[str, Callable[[], object]] = {}
+        runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
         if cuda:
-            runs["torch.graph"] = verdict.stock_graph(model, args, kwargs)
-            runs["convoy"] = program.runnable.replay  # type: ignore[union-attr]
-        else:
-            runs["torch.eager"] = lambda: model(*args, **kwargs)
-            runs["convoy"] = lambda: program(args, kwargs)
+            runs = verdict.baseline_run(runs["torch.eager"], lambda: verdict.stock_graph(model, args, kwargs))
+        baseline = next(iter(runs))
+        runs["convoy"] = program.runnable.replay if cuda else lambda: program(args, kwargs)  # type: ignore[union-attr]
         timed = verdict.interleave(runs, cuda=cuda)
-    baseline = timed["torch.graph" if cuda else "torch.eager"]
-    return Outcome(baseline, timed["convoy"], errors, stock_errors)
+    return Outcome(timed[baseline], timed["convoy"], errors, stock_errors)
 
 
 def load(

@@ -76,7 +76,7 @@ def _build_fastest(
     longest, total = critical_us(plan.steps), sum(step.median_us for step in plan.steps)
     alone = settings.streams < 2 or settings.memory_budget_bytes is not None or longest > WORTHWHILE * total
     if net.target.device != "cuda" or alone:
-        return plan, serial
+        return serial.plan, serial
     taken = _shares(serial)
     contest = Contest(plan.steps, serial, build, settings.stream_memory, _on_gpu)
     del serial  # the contest lets go of it when it is beaten
@@ -98,8 +98,8 @@ def _build_fastest(
                 for streams in range(2, settings.streams + 1):
                     spread = parallel(steps, streams, taken, model, collectives)
                     contest.challenge(f"{streams} with smaller side work", spread)
-    chosen = dataclasses.replace(plan, steps=contest.steps, notes=(*plan.notes, contest.words(bounds), *contest.notes))
     program = contest.program
+    chosen = dataclasses.replace(program.plan, notes=(*program.plan.notes, contest.words(bounds), *contest.notes))
     return chosen, Program(chosen, program.captured, program.runnable, program.resident_bytes)
 
 

@@ -144,6 +144,6 @@ def _check_step(
     errors = verdict.errors_against(_seeded(ours), exact)
     runs: dict[str, Callable[[], object]] = {"torch.eager": stock.run, "convoy": ours}
     if isinstance(runnable, GraphProgram):
-        runs = {"torch.graph": stock.captured(), "convoy": runnable.replay}
+        runs = {**verdict.baseline_run(stock.run, stock.captured), "convoy": runnable.replay}
     timed = verdict.interleave(runs, cuda=cuda)
     return Outcome(timed[next(iter(runs))], timed["convoy"], errors, baseline_errors), note

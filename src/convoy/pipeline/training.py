@@ -321,7 +321,7 @@ class _Job:
             raise PlanError("plan", plan.model, "a plan of this model, loss and batch", "Tune it anew.")
         settings = dataclasses.replace(self.settings, numerics=plan.numerics)
         program = build_program(plan, self.net.captured, self.net.regions_by_nodes, self.target, settings)
-        return TrainingResult(self._step(plan, program), plan, None)
+        return TrainingResult(self._step(program.plan, program), program.plan, None)
 
     def _step(self, plan: Plan, program: Program) -> TrainingStep:
         # Not the captured form: the whole step is captured, with the update.

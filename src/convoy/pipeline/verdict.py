@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_module
 from convoy.engines.flags import convolutions
-from convoy.program.recording import recording
+from convoy.program.recording import FAILURES, recording
 
 ROUNDS = 15
 """Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
@@ -142,6 +142,23 @@ def _repeats(run: Callable[[], object], least_s: float, *, cuda: bool) -> int:
         run()
     once = max(_round(run, 1, cuda=cuda), 1e-6)
     return max(1, round(least_s / once))
+
+
+def baseline_run(
+    run: Callable[[], object], capture: Callable[[], Callable[[], object]]
+) -> dict[str, Callable[[], object]]:
+    """PyTorch's own run on a GPU under its name: `torch.graph`, or `torch.eager` where it cannot be captured.
+
+    Args:
+        run: launches it once.
+        capture: captures it, and gives what replays it.
+    """
+    try:
+        return {"torch.graph": capture()}
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES:
+        return {"torch.eager": run}
 
 
 def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:

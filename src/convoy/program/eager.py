@@ -37,11 +37,15 @@ class EagerProgram:
     Args:
         bound: the plan with its executables.
         device: where it runs.
+
+    Attributes:
+        recordable: False once recording its launches as a CUDA graph has failed.
     """
 
     def __init__(self, bound: Bound, device: torch.device) -> None:
         self.bound = bound
         self.device = device
+        self.recordable = True
         self._local = threading.local()
         self._input_slots = len(bound.inputs)
         self._blank = [None] * (len(bound.slot_names) - self._input_slots)

@@ -1,4 +1,4 @@
-"""GraphProgram: a bound plan captured once as a CUDA graph and replayed. One launch for the whole net."""
+"""GraphProgram: a bound plan captured once as a CUDA graph and replayed. One launch for the whole net, where that can be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from convoy.program.bind import Bound
 from convoy.program.eager import EagerProgram, empty
-from convoy.program.recording import recording, stream_beside
+from convoy.program.recording import FAILURES, first_line, recording, stream_beside
 from convoy.program.streamed import StreamedProgram
 
 _WARMUP_CALLS = 2
@@ -23,6 +23,8 @@ class GraphProgram:
     orders them on the device, and each program has its own memory pool. A call costs a copy of each input into the static
     buffers, one graph launch, and a copy of each output, unless `static_outputs`.
 
+    What cannot be captured is launched one by one in every call, under the same lock and event.
+
     Args:
         bound: the plan with its executables.
         device: a CUDA device.
@@ -31,6 +33,10 @@ class GraphProgram:
     Attributes:
         eager: the same launches one by one: what was captured, and what another graph may capture.
         inputs: the static buffers that it reads.
+        refused: why the launches could not be captured, in the words of what refused; empty where they were.
+
+    Raises:
+        OutOfMemoryError: there is no room for it.
     """
 
     def __init__(self, bound: Bound, device: torch.device, *, static_outputs: bool = False) -> None:
@@ -43,15 +49,24 @@ class GraphProgram:
         self.inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
         for tensor in self.inputs:
             tensor.zero_()
+        self.refused = ""
         self._graph = torch.cuda.CUDAGraph()
+        self._outputs: list[torch.Tensor] = []
         stream = stream_beside(device, self.eager.streams)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(stream):
             for _ in range(_WARMUP_CALLS):
                 self.eager(self.inputs)
         stream.synchronize()
-        with recording(self._graph, stream):
-            self._outputs = self.eager(self.inputs)
+        # Only what recording adds is caught: launches that fail by themselves have failed above.
+        try:
+            with recording(self._graph, stream):
+                self._outputs = self.eager(self.inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as error:
+            self.refused = first_line(error)
+            self.eager.recordable = False
         self._keeps = self.eager.workspace()  # the thread that captured may end before the graph does
         self._done = torch.cuda.Event()
         self._done.record(torch.cuda.current_stream(device))
@@ -61,20 +76,32 @@ class GraphProgram:
         with self._lock, torch.cuda.device(self.device):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._done)
-            for static, tensor in zip(self.inputs, inputs, strict=True):
-                static.copy_(tensor, non_blocking=True)
-            self._graph.replay()
-            outputs = self._outputs if self.static_outputs else [_copy(tensor) for tensor in self._outputs]
+            made = self._launched(inputs) if self.refused else self._replayed(inputs)
+            # Launched one by one, outputs may come from a side stream's memory, or be inputs: they are copied as well.
+            outputs = made if self.static_outputs else [_copy(tensor) for tensor in made]
             self._done.record(stream)
             return list(outputs)
 
     def replay(self) -> None:
-        """Launch the graph alone, on whatever the static inputs hold: what is timed as the net's own time."""
+        """Launch the graph alone, or what could not be captured, on whatever the static inputs hold: the net's own time."""
         with self._lock, torch.cuda.device(self.device):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._done)
-            self._graph.replay()
+            if self.refused:
+                self._launched(self.inputs)
+            else:
+                self._graph.replay()
             self._done.record(stream)
+
+    def _replayed(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for static, tensor in zip(self.inputs, inputs, strict=True):
+            static.copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        return self._outputs
+
+    def _launched(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return self.eager(inputs)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

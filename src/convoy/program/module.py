@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ def build_program(
 ) -> Program:
     """Bind a plan and make it runnable on its target's device.
 
-    `packed` shares constants between schedules (see `bind`), and `ahead` the builders that compile what is in no cache.
+    On a GPU the launches are captured as one CUDA graph. Where that fails they run one by one, and a note of the program's plan
+    says why. `packed` shares constants between schedules (see `bind`), and `ahead` the builders that compile what is in no cache.
 
     Raises:
         PlanError: the plan is for another graph.
@@ -89,11 +91,18 @@ def build_program(
         runnable: Runnable
         if target.device == "cuda":
             runnable = GraphProgram(bound, device, static_outputs=settings.static_outputs)
+            plan = _with_refusal(plan, runnable.refused)
         else:
             if settings.keep_freed_memory:
                 keep_freed_memory()
             runnable = EagerProgram(bound, device)
     return Program(plan, captured, runnable, bound.resident_bytes)
+
+
+def _with_refusal(plan: Plan, refused: str) -> Plan:
+    """A plan with a note of why its launches are no CUDA graph, where they are none."""
+    note = f"the launches could not be captured as a CUDA graph and run one by one: {refused}"
+    return plan if not refused or note in plan.notes else dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 class OptimizedModule(nn.Module):

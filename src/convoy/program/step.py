@@ -22,6 +22,7 @@ from convoy.program.footing import Footing
 from convoy.program.gradients import Averages, average, clip, has_hooks, put_gradients
 from convoy.program.module import signature_of
 from convoy.program.overlap import Overlap
+from convoy.program.recording import FAILURES, first_line
 from convoy.program.step_graph import StepGraph, Work
 from convoy.program.step_program import StepOptions, StepProgram
 from convoy.program.stock import StockWork
@@ -216,9 +217,9 @@ class TrainingStep:
         if self._graph is None:
             try:
                 self._graph = self._capture(leaves, batch)
-            except RuntimeError as error:
+            except FAILURES as error:
                 self._graph_refused = True
-                words = str(error).splitlines()[0]
+                words = first_line(error)
                 self._warn_once(
                     f"the step could not be captured as a CUDA graph and is launched kernel by kernel: {words}"
                 )

@@ -37,7 +37,7 @@ class StepGraph:
         keeps: what must live as long as the graph, which holds addresses alone.
 
     Raises:
-        RuntimeError: something in the step cannot be captured.
+        RuntimeError, LaunchError: something in the step cannot be captured.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class _Clocked(Executable):
 def measured(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span]:
     """The timeline of a program, the median over several runs of when each step begins and how long it takes.
 
-    On a GPU the launches with their marks are captured as one graph, as the program itself is.
+    On a GPU the launches with their marks are captured as one graph, as the program itself is, where it can be.
 
     Args:
         program: the program; it is left as it is.
@@ -90,11 +90,15 @@ def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
         with torch.cuda.stream(stream):
             program(inputs)
         stream.synchronize()
-        with recording(graph, stream):
-            marked(inputs)
+        if program.recordable:
+            with recording(graph, stream):
+                marked(inputs)
         found: list[Marks] = []
         for _ in range(ROUNDS + 2):
-            graph.replay()
+            if program.recordable:
+                graph.replay()
+            else:
+                marked(inputs)
             torch.cuda.synchronize(program.device)
             origin = events[0][0]
             found.append([(origin.elapsed_time(a) * 1e3, origin.elapsed_time(b) * 1e3) for a, b in events])

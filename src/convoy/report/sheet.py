@@ -89,6 +89,7 @@ class Section:
     Attributes:
         title: the heading.
         lines: text, a paragraph each.
+        about: text on the pictures, for the page alone, as they are.
         tables: under the text.
         pictures: SVG, under the tables.
         legend: names of the colours of the tables' bars.
@@ -101,6 +102,7 @@ class Section:
     pictures: tuple[str, ...] = ()
     legend: tuple[str, ...] = ()
     terminal: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,18 +164,25 @@ def render_sheet(sheet: Sheet) -> str:
 
 
 def print_sheet(sheet: Sheet) -> None:
-    """The same for the terminal: text and tables."""
+    """The same for the terminal: text and tables; sections and tables that are for the page alone are left out."""
     for section in sheet.sections:
+        tables = [(table, shown) for table in section.tables if (shown := _on_terminal(table))]
+        if not (tables or section.terminal or section.lines):
+            continue
         console().print(f"\n{section.title}", markup=False)
-        for table in section.tables:
+        for table, shown in tables:
             if table.caption:
                 console().print(f"\n{table.caption}", markup=False)
-            shown = [index for index in range(len(table.heads)) if index not in table.page_only]
             numbers = [shown.index(index) for index in table.numbers if index in shown]
             rows = [[_plain(row[index].text) for index in shown] for row in table.rows]
             print_table([table.heads[index] for index in shown], rows, numbers=numbers)
         for line in (*section.terminal, *section.lines):
             console().print(_plain(line), markup=False, soft_wrap=True)
+
+
+def _on_terminal(table: Table) -> list[int]:
+    """The columns that a terminal shows."""
+    return [index for index in range(len(table.heads)) if index not in table.page_only]
 
 
 def _plain(text: str) -> str:

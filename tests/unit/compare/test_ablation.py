@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convoy.compare.ablation import Search, advice, gains
+from convoy.compare.ablation import Search, advice, gains, search_options
 from convoy.compare.case import Case
 from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
@@ -26,7 +26,8 @@ class Machine:
         self, cost: Callable[[Setting], float], mode: str = "inference", faults: dict[str, str] | None = None
     ) -> None:
         self.case = Case("net", batch=4, mode=mode, threads=2)
-        self.cost, self.faults, self.timed = cost, faults or {}, 0
+        self.cost, self.faults, self.timed, self.opened = cost, faults or {}, 0, 0
+        self.errors: dict[Setting, float] = {}
         self.facts: dict[str, Any] = {
             "bf16": True,
             "compiler": True,
@@ -35,7 +36,9 @@ class Machine:
         }
 
     def open(self) -> None:
-        pass
+        self.opened += 1
+        if self.opened > 1:
+            raise ChildFailedError("out_of_memory", "planted in a second child")
 
     def keep(self, *settings: Setting) -> None:
         pass
@@ -46,6 +49,7 @@ class Machine:
             for name, status in self.faults.items():
                 if name in setting:
                     raise ChildFailedError(status, f"planted in {name}")
+            self.errors[setting] = 3e-3 if "bf16" in setting else 1e-7
         return [Figure("latency_ms", "ms", *(self.cost(s) * share for share in (1, 0.99, 1.01))) for s in settings]
 
     def fed_by(self, setting: Setting, workers: int) -> Figure:
@@ -81,8 +85,16 @@ def test_what_helps_only_together_is_found_and_what_does_not_is_left_out(tmp_pat
     best = rows["best"]
     assert best.detail["gain"] == pytest.approx(5.0)
     assert best.detail["options"] == ["channels_last", "bf16", "compile_freezing"]
-    assert best.detail["advice"].startswith("5.0x from options alone: bf16, compile_freezing, channels_last; no more")
-    assert "half_threads" in best.detail["advice"].partition("no more from")[2]
+    advised = "5.0x from options alone: bf16, compile_freezing, channels_last (error 3.0e-03); no more from "
+    assert best.detail["advice"].startswith(advised)
+    assert best.detail["advice"].endswith("; alternatives to what was kept: compile (1.7x alone)")
+    assert "half_threads" in best.detail["advice"].partition("no more from")[2].partition(";")[0]
+    assert best.figure("rel_l2_error").p50 == 3e-3
+    assert rows["defaults"].figure("rel_l2_error").p50 == 1e-7
+    steps = {row.detail["option"]: row.detail["kept"] for row in search.run.rows if row.detail["role"] == "forward"}
+    assert steps["+ bf16, kept"] is True
+    assert steps["+ no_grad"] is False
+    assert all(kept == option.endswith(", kept") for option, kept in steps.items())
     assert rows["alone: channels_last"].detail["gain"] == pytest.approx(1 / 1.2)
     assert rows["without: compile_freezing"].detail["worth"] == pytest.approx(2.0)
     assert rows["without: channels_last"].detail["worth"] == pytest.approx(0.7 / 0.4)
@@ -117,6 +129,82 @@ def test_an_option_that_fails_is_a_row(tmp_path: Path) -> None:
     assert rows["alone: bf16"].reason == "planted in bf16"
     assert rows["without: onednn"].status == "timeout"
     assert search.best == {"compile"}
+
+
+def test_what_may_have_passed_is_tried_again_and_what_broke_is_not(tmp_path: Path) -> None:
+    path, faults = tmp_path / "run.json", {"bf16": "timeout", "compile_freezing": "crashed"}
+    search = searched(Machine(interacting, faults=faults), path)
+    assert not search.done
+    again = searched(Machine(interacting), path, run=read(path))
+    rows = {row.provider: row for row in again.run.rows}
+    assert rows["alone: bf16"].ok
+    assert rows["alone: compile_freezing"].status == "crashed"
+    assert again.best == {"bf16", "channels_last", "compile"}
+    assert again.done
+
+
+def test_worker_counts_that_hung_are_tried_again(tmp_path: Path) -> None:
+    class Hanging(Machine):
+        def fed_by(self, setting: Setting, workers: int) -> Figure:
+            raise ChildFailedError("timeout", "no batch")
+
+    search = searched(Hanging(lambda _: 10.0, "training"), tmp_path / "run.json", "compile")
+    again = searched(Machine(lambda _: 10.0, "training"), tmp_path / "run.json", "compile", search.run)
+    assert {row.provider: row.status for row in again.run.rows if row.detail["role"] == "loader"} == {
+        f"loader: {n} workers": "ok" for n in (0, 1, 2)
+    }
+
+
+@pytest.mark.parametrize("stage", ["material", "facts", "build"])
+def test_defaults_that_fail_are_a_row_and_the_next_case_is_tried(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[Child] = []
+
+    class Failing(Child):
+        def wait_for(self, name: str) -> Any:
+            if name == stage:
+                raise ChildFailedError("out_of_memory", f"{name}: used more than the limit")
+            return super().wait_for(name)
+
+        def ask(self, message: dict[str, Any], name: str) -> Any:
+            raise ChildFailedError("timeout", "build: took longer than 2 s")
+
+    def start(_bench: Bench, role: str) -> Child:
+        children.append(Failing(role))
+        return children[-1]
+
+    said: list[str] = []
+    monkeypatch.setattr(Bench, "_start", start)
+    cases = [Case("net", batch=1), Case("net", batch=2)]
+    path, limits = tmp_path / "run.json", Limits()
+    run = search_options(
+        cases,
+        "channels_last",
+        path,
+        request={},
+        limits=limits,
+        again=False,
+        observer=lambda what, *_: said.append(what),
+    )
+    assert run == read(path)
+    status = "timeout" if stage == "build" else "out_of_memory"
+    assert [(row.provider, row.batch, row.status) for row in run.rows] == [("defaults", n, status) for n in (1, 2)]
+    assert all(row.reason for row in run.rows)
+    assert sum("the defaults failed" in what for what in said) == 2
+    assert all(child.ended for child in children)
+    assert sheet_of([run]).sections
+
+
+def test_defaults_that_only_the_time_ended_are_no_row(tmp_path: Path) -> None:
+    class Late(Machine):
+        def time(self, *settings: Setting) -> list[Figure]:
+            raise ChildFailedError("timeout", "the limit")
+
+    search = Search(Run("options", {}), tmp_path / "r.json", Late(interacting), "all", lambda *_: None, 0.0)  # type: ignore[arg-type]
+    search.search()
+    assert search.run.rows == ()
+    assert search.left == ["defaults"]
 
 
 def test_defaults_that_are_best_are_said_to_be(tmp_path: Path) -> None:
@@ -215,7 +303,7 @@ class Child:
     def ask(self, message: dict[str, Any], name: str) -> Any:
         self.asked.append(message["do"])
         if message["do"] == "build":
-            return {"call_s": 0.001}
+            return {"call_s": 0.001, "error": 2e-6}
         return [[1.0 + len(own)] * message["rounds"] for own in message["names"]]
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -246,6 +334,7 @@ def test_settings_in_which_cudnn_searches_have_a_process_of_their_own(
     assert children[0].asked[6:] == ["build", "rounds"]
     bench.keep(DEFAULTS)
     assert children[0].asked[-1] == children[1].asked[-1] == "drop"
+    assert bench.errors == dict.fromkeys([DEFAULTS, searching, frozenset({"tf32"})], 2e-6)
     bench.close()
     assert all(child.ended for child in children)
 
@@ -273,9 +362,16 @@ def test_words() -> None:
     assert words_of(DEFAULTS) == "defaults"
     assert words_of(frozenset({"compile", "channels_last", "-onednn"})) == "channels_last + compile + without onednn"
     assert added(frozenset({"no_grad", "compile"}), OPTIONS["inference_mode"]) == {"inference_mode", "compile"}
+    tried = {"compile": 2.0, "bf16": 1.7, "cudnn": 1.0}
+    assert advice(3.44, ["compile"], {"compile": 2.0}, 1e-7) == "3.4x from options alone: compile"
     assert (
-        advice(3.44, ["compile", "bf16"], ["compile", "bf16", "x"])
-        == "3.4x from options alone: compile, bf16; no more from x"
+        advice(3.44, ["compile", "bf16"], tried, 3.14e-3)
+        == "3.4x from options alone: compile, bf16 (error 3.1e-03); no more from cudnn"
+    )
+    # One that helped alone and lost to an alternative, one that did not, and one that helped and adds nothing.
+    tried |= {"autocast_bf16": 2.5, "fp16": 1.01, "fuse_conv_bn": 1.3}
+    assert advice(3.44, ["compile", "bf16"], tried).endswith(
+        "; no more from cudnn, fp16, fuse_conv_bn; alternatives to what was kept: autocast_bf16 (2.5x alone)"
     )
 
 

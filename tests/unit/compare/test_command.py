@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from examples import compare_run, options_run
+from examples import compare_run, figures, options_run
 
 from convoy.cli import app
 from convoy.compare import ablation, children, comparison
-from convoy.compare.runfile import Run, write
+from convoy.compare.runfile import Row, Run, write
 from convoy.errors import InputError
 
 ROOT = Path(__file__).parents[3]
+RIGHT = Row("net", "jax", figures=figures(1.0))
+NET = f"{Path(__file__).parent / 'planted_frameworks.py'}:tiny"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,14 @@ ROOT = Path(__file__).parents[3]
         (["--rounds", "2"], "--rounds"),
         (["--effort", "much"], "--effort"),
         (["--threads", "0"], "--threads"),
-        (["--dtype", "int8"], "dtype"),
+        (["--timeout", "0"], "--timeout"),
+        (["--timeout", "-5"], "--timeout"),
+        (["--timeout", "nan"], "--timeout"),
+        (["--seconds", "-1"], "--seconds"),
+        (["--seconds", "nan"], "--seconds"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--dtype", "fp64"], "--dtype"),
+        (["--dtype", "bf16", "--options", "all"], "--dtype"),
         (["--device", "tpu"], "device"),
         (["--frameworks", "caffe"], "--frameworks"),
         (["--frameworks", ","], "--frameworks"),
@@ -38,6 +48,8 @@ ROOT = Path(__file__).parents[3]
         (["--memory-limit", "much"], "--memory-limit"),
         (["--run", "no_such_folder/run.json"], "--run"),
         (["--run", "a.json", "--report", "a.json"], "--report"),
+        (["--output", "no_such_folder/run.json"], "--output"),
+        (["-o", "a.json", "--run", "b.json"], "--run"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_run(
@@ -49,6 +61,54 @@ def test_what_is_wrong_is_said_before_anything_is_run(
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(named)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--frameworks", "torch,gone=no_such_module:X"], ["--options", "all"]])
+def test_a_model_that_is_none_leaves_no_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(children, "ChildSession", None)
+    done = CliRunner().invoke(app, ["compare", "nosuchnet", *words])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith("model")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ((), 1),
+        ((Row("net", "torch", "timeout", "slow"),), 1),
+        ((Row("net", "torch", "timeout", "slow"), RIGHT, replace(RIGHT, provider="torch", batch=8)), 1),
+        ((Row("net", "torch", "timeout", "slow"), replace(RIGHT, provider="mine")), 0),
+    ],
+    ids=["nothing", "a failure", "others worked", "one worked"],
+)
+def test_a_run_in_which_nothing_worked_that_was_asked_for_exits_1(
+    rows: tuple[Row, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "compare", lambda *_, **__: Run("compare", {}, rows))
+    words = ["--frameworks", "torch,mine=own:X", "-o", str(tmp_path / "run.json")]
+    done = CliRunner().invoke(app, ["compare", NET, *words])
+    assert done.exit_code == code, done.output
+    assert "run:  " in done.output
+    failed = Run("options", {}, (Row("net", "defaults", "timeout", "slow", detail={"role": "defaults"}),))
+    monkeypatch.setattr(ablation, "search_options", lambda *_, **__: failed)
+    done = CliRunner().invoke(app, ["compare", NET, "--options", "all", "-o", str(tmp_path / "run.json")])
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize("word", ["--output", "-o", "--run"])
+def test_the_run_file_has_the_name_that_is_given(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def compare(_cases: Any, _entries: Any, path: Path, **_more: Any) -> Run:
+        asked.append(path)
+        return compare_run()
+
+    monkeypatch.setattr(comparison, "compare", compare)
+    done = CliRunner().invoke(app, ["compare", NET, "--frameworks", "torch", word, str(tmp_path / "mine.json")])
+    assert done.exit_code == 0, done.output
+    assert asked == [tmp_path / "mine.json"]
 
 
 @pytest.mark.parametrize("kind", ["compare", "options"])
@@ -68,9 +128,9 @@ def test_a_run_ends_in_tables_and_a_page(kind: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     words = ["--options", "compile,bf16"] if kind == "options" else ["--frameworks", "torch,convoy"]
     words += ["--batch", "1,8,1", "--train", "--threads", "3", "--memory-limit", "2GiB", "--report", "page.html"]
-    done = CliRunner().invoke(app, ["compare", "some/net.py:make", "--device", "cpu", *words])
+    done = CliRunner().invoke(app, ["compare", NET, "--device", "cpu", *words])
     assert done.exit_code == 0, done.output
-    assert asked["path"] == Path(f"{kind}-net-py-make.json")
+    assert asked["path"] == Path(f"{kind}-planted_frameworks-py-tiny.json")
     assert [(case.batch, case.mode, case.threads) for case in asked["cases"]] == [
         (1, "training", 3),
         (8, "training", 3),

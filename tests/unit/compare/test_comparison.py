@@ -20,7 +20,7 @@ from convoy.compare.material import make
 from convoy.compare.memory import available_bytes, peak_bytes
 from convoy.compare.runfile import Row, Run, read
 from convoy.compare.samples import figure, rounds_for, with_samples
-from convoy.compare.session import MODULE, ChildFailedError
+from convoy.compare.session import MODULE, ChildFailedError, in_words
 from convoy.errors import InputError
 from convoy.measurement import detect_target
 from convoy.measurement.process import WorkerProcess
@@ -163,6 +163,106 @@ def test_rows_that_were_not_timed_in_turn_are_measured_again(tmp_path: Path, mon
     assert "provisional" not in row.detail
 
 
+def at(**locations: str) -> list[Entry]:
+    """Planted frameworks under other names."""
+    return [find(f"{name}=planted_frameworks:{location}") for name, location in locations.items()]
+
+
+@pytest.mark.usefixtures("ready")
+def test_failures_that_may_have_passed_and_what_was_absent_are_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    gone = Entry("gone", "planted_frameworks:RIGHT", ("no_such_module_here", "nor_this"), "pip install it")
+    first = [*at(a="EXHAUSTED", b="LATER", c="CRASH", d="WRONG", e="UNSUPPORTED"), gone]
+    before = compare([CASE], first, path, request=REQUEST, limits=LIMITS)
+    half = replace(gone, needs=("nor_this",))
+    now = compare([CASE], [half], path, request=REQUEST, limits=LIMITS)
+    reasons = {row.provider: row.reason for row in now.rows}
+    assert reasons["gone"] == "nor_this not installed: pip install it"  # one of two is there
+    second = [*at(a="RIGHT", b="RIGHT", c="RIGHT", d="RIGHT", e="RIGHT"), replace(gone, needs=())]
+    now = compare([CASE], second, path, request=REQUEST, limits=LIMITS)
+    found = {row.provider: row.status for row in now.rows}
+    assert found == {"a": "ok", "b": "ok", "c": "crashed", "d": "wrong_result", "e": "unsupported", "gone": "ok"}
+    assert {row.detail["timed"] for row in now.rows if row.ok} == {"in turn"}
+    assert [row.provider for row in now.rows] == [row.provider for row in before.rows]
+
+
+def compile_s(run: Run) -> dict[str, float]:
+    return {row.provider: row.figure("compile_s").p50 for row in run.rows}
+
+
+@pytest.mark.usefixtures("ready")
+def test_those_that_are_compared_were_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+
+    def timed(entries: list[Entry]) -> dict[str, str]:
+        runs.append(compare([CASE], entries, path, request=REQUEST, limits=LIMITS))
+        return {row.provider: row.detail["timed"] for row in runs[-1].rows}
+
+    runs: list[Run] = []
+    one, two, three = at(a="RIGHT"), at(b="RIGHT"), at(a="RIGHT", b="RIGHT", c="RIGHT")
+    assert timed(one) == {"a": "alone"}
+    assert timed(two) == {"a": "alone", "b": "alone"}
+    assert timed([*one, *two]) == {"a": "in turn", "b": "in turn"}
+    assert timed(three) == {"a": "in turn", "b": "in turn", "c": "in turn"}
+    # What was measured of each by itself stands: a database or a cache would make a second build look fast.
+    assert compile_s(runs[2]) == compile_s(runs[1])
+    assert compile_s(runs[3]).items() >= compile_s(runs[1]).items()
+    monkeypatch.setattr(children, "ChildSession", None)  # nothing is started
+    assert timed(three) == timed([*one, *two])
+
+
+@pytest.mark.usefixtures("ready")
+def test_one_that_fails_beside_new_ones_keeps_its_figures(tmp_path: Path) -> None:
+    path, said = tmp_path / "run.json", []
+    before = compare([CASE], at(a="RIGHT"), path, request=REQUEST, limits=LIMITS).rows
+    now = compare(
+        [CASE],
+        at(a="LATER", b="RIGHT", c="CRASH"),
+        path,
+        request=REQUEST,
+        limits=LIMITS,
+        observer=lambda what, *_: said.append(what),
+    ).rows
+    assert now[0] == before[0]
+    assert [(row.provider, row.status) for row in now] == [("a", "ok"), ("b", "ok"), ("c", "crashed")]
+    assert any("a keeps its figures and was not timed in turn: launch_error" in what for what in said)
+
+
+@pytest.mark.usefixtures("ready")
+def test_those_that_memory_is_too_short_for_are_left_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    monkeypatch.setattr(comparison.Comparison, "_crowded", lambda _: True)
+    entries = at(a="RIGHT", b="RIGHT")
+    found = compare([CASE], entries, path, request=REQUEST, limits=LIMITS)
+    assert [(row.detail["timed"], row.detail["short_of_memory"]) for row in found.rows] == [("alone", True)] * 2
+    monkeypatch.setattr(children, "ChildSession", None)  # nothing is started
+    assert compare([CASE], entries, path, request=REQUEST, limits=LIMITS).rows == found.rows
+
+
+def test_what_waits_in_another_case_is_not_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = with_samples(Row(CASE.model, "a", batch=2, axes={"size": 32}), samples(1.0), in_turn=False)
+    rows = tuple(replace(alone, batch=n, detail={**alone.detail, "provisional": True}) for n in (2, 3))
+    one = comparison.Comparison(Run("compare", {}, rows), tmp_path / "r.json", None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(one._children, "end", lambda _: None)
+    one._alive = {"a": SimpleNamespace()}  # type: ignore[dict-item]
+    one._release(CASE)
+    assert [row.detail.get("provisional", False) for row in one.run.rows] == [False, True]
+
+
+def test_cases_that_were_never_tried_go_before_those_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Row(CASE.model, "a", "timeout", "hangs", batch=2, axes={"size": 32})
+    ran: list[int] = []
+    monkeypatch.setattr(comparison.Comparison, "run_case", lambda _self, case, *_: ran.append(case.batch))
+    target = detect_target("cpu")
+    one = comparison.Comparison(Run("compare", {}, (failed,)), tmp_path / "r.json", target, LIMITS, lambda *_: None)
+    one.run_cases([CASE, replace(CASE, batch=3)], at(a="RIGHT"))
+    assert ran == [3, 2]
+
+
 @pytest.mark.usefixtures("ready")
 def test_frameworks_are_built_side_by_side_and_choose_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, log = tmp_path / "run.json", tmp_path / "log"
@@ -256,7 +356,7 @@ def test_hangs_and_greed_end_at_their_limits(tmp_path: Path) -> None:
     found = compare([CASE], planted("greedy", "hang"), tmp_path / "run.json", request=REQUEST, limits=limits)
     greedy, hang = found.rows
     assert greedy.status == "out_of_memory"
-    assert "limit of 0.6 GiB" in greedy.reason
+    assert "limit of 600 MiB" in greedy.reason
     assert hang.status == "timeout"
     assert "build one: took longer than 5 s" in hang.reason
 
@@ -265,12 +365,17 @@ def test_the_users_own_mistake_is_no_frameworks_fault(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no_such_file"):
         compare(
             [replace(CASE, model="no_such_file.py:net")],
-            planted("right"),
+            [*planted("right"), Entry("gone", "no:X", ("no_such_module_here",), "pip install gone")],
             tmp_path / "r.json",
             request=REQUEST,
             limits=LIMITS,
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_limit_in_words() -> None:
+    sizes = (512, 10 << 10, 300 << 20, (1 << 30) - 1, 3 << 29)
+    assert [in_words(size) for size in sizes] == ["512 B", "10 KiB", "300 MiB", "1024 MiB", "1.5 GiB"]
 
 
 def samples(*values: float) -> dict[str, list[float]]:

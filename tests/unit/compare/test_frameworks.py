@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -79,3 +82,62 @@ def test_frameworks_with_nets_of_their_own(tmp_path: Path, name: str, model: str
 def test_a_net_without_a_definition_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedCaseError, match="vgg16"):
         FRAMEWORKS[name].load().ways(Case("vgg16"), material.Material(tmp_path, {}))
+
+
+ON_GPU = [Case("tiny", device="cuda", mode=mode) for mode in ("inference", "training")]
+
+
+@pytest.mark.parametrize("name", [needs("onnxruntime")])
+def test_onnx_runtime_on_a_gpu_tells_no_memory_rather_than_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from convoy.compare.frameworks import onnx_runtime
+
+    monkeypatch.setattr(onnx_runtime.onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnx_runtime.onnxruntime, "OrtValue", MagicMock())
+    monkeypatch.setattr(onnx_runtime, "_session", MagicMock())
+    facts = MagicMock(input=lambda: np.zeros((1, 3, 4, 4)))
+    for way in FRAMEWORKS[name].load().ways(ON_GPU[0], facts):
+        built = way.build()
+        assert built.peak_memory is not None
+        assert built.peak_memory() is None
+        assert any("no figure for memory" in note for note in built.notes)
+    (on_cpu,) = FRAMEWORKS[name].load().ways(Case("tiny"), facts)
+    assert on_cpu.build().peak_memory is None  # the process's own is what counts there
+
+
+def tensorflow_keras(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, MagicMock]:
+    """The module over a TensorFlow that does nothing, under another name; and that TensorFlow."""
+    tensorflow = MagicMock()
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    monkeypatch.setitem(sys.modules, "keras", MagicMock())
+    path = Path(sys.modules[Case.__module__].__file__ or "").parent / "frameworks" / "tensorflow_keras.py"
+    spec = importlib.util.spec_from_file_location("hollow_tensorflow_keras", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "keras_model", MagicMock())
+    monkeypatch.setattr(module, "net_of", MagicMock())
+    return module, tensorflow
+
+
+@pytest.mark.parametrize("case", ON_GPU, ids=lambda case: case.mode)
+def test_tensorflow_on_a_gpu_counts_its_peak_from_the_time_when_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    module, tensorflow = tensorflow_keras(monkeypatch)
+    memory = tensorflow.config.experimental
+    memory.get_memory_info.return_value = {"current": 1, "peak": 7}
+    facts = MagicMock(input=lambda: np.zeros((1, 3, 4, 4)))
+    for way in module.FRAMEWORK.ways(case, facts):
+        built = way.build()
+        assert built.peak_memory is not None
+        assert built.restart_peak is not None
+        memory.reset_memory_stats.reset_mock()
+        built.restart_peak()
+        memory.reset_memory_stats.assert_called_once_with("GPU:0")
+        assert built.peak_memory() == 7
+    cpu = module.FRAMEWORK.ways(Case("tiny", mode=case.mode), facts)[0].build()
+    assert (cpu.peak_memory, cpu.restart_peak) == (None, None)

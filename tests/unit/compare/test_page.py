@@ -28,10 +28,59 @@ ALL = [compare_run(), options_run(), study_run(), scaling_run()]
 def test_frameworks_by_rising_latency_failures_last_with_their_reason() -> None:
     (table,) = sheet_of([compare_run()]).sections[1].tables
     assert [row[0].text for row in table.rows] == ["convoy", "onnxruntime", "torch", "jax", f"own {HOSTILE}"]
-    assert [row[4].text for row in table.rows] == ["1.00x", "1.33x", "2.00x", "", ""]
+    over = table.heads.index("over best")
+    assert [row[over].text for row in table.rows] == ["1.00x", "1.33x", "2.00x", "", ""]
     assert table.rows[1][2].text == "4.000 noisy"
     assert table.rows[3][1].text == "absent"
     assert "pip install" in table.rows[3][-1].text
+
+
+def test_tables_of_the_page_have_percentiles_and_the_terminal_has_not() -> None:
+    (table,) = sheet_of([compare_run()]).sections[1].tables
+    at = table.heads.index("20 %")
+    assert table.heads[at : at + 2] == ("20 %", "80 %")
+    assert "95 %" not in table.heads  # these rows have no samples
+    assert [cell.text for cell in table.rows[0][at : at + 2]] == ["14.500", "15.500"]
+    assert {at, at + 1} <= set(table.page_only)
+    assert {len(row) for row in table.rows} == {len(table.heads)}
+    run = compare_run()
+    samples = {"samples": {"latency_ms": [float(ms) for ms in range(21)]}}
+    run = replace(run, rows=(replace(run.rows[0], detail=samples), *run.rows[1:]))
+    (table,) = sheet_of([run]).sections[1].tables
+    assert [row[table.heads.index("95 %")].text for row in table.rows] == ["", "", "19.000", "", ""]
+    for table in next(s for s in sheet_of([options_run()]).sections if s.title.startswith("Options")).tables:
+        assert table.heads[3:5] == ("20 %", "80 %")
+        assert {len(row) for row in table.rows} == {len(table.heads)}
+
+
+def test_criteria_are_on_the_page_with_how_good_they_are() -> None:
+    assert "Criteria" not in [section.title for section in sheet_of([study_run()]).sections]
+    about = {
+        "layers": 42,
+        "rules": ["gemm_n <= 80:", "  gemm (0 %) [30 layers]", "else:", "  fft (2 %) [12 layers]"],
+        "check": {"layers": 9, "within_5": 0.9, "within_10": 1.0, "mean": 0.98},
+        "note": "",
+    }
+    run = replace(study_run(), manifest={**study_run().manifest, "criteria": about})
+    section = next(section for section in sheet_of([run]).sections if section.title == "Criteria")
+    assert "42 layers" in section.lines[0]
+    assert "within 5 % of the best on 90.0% of 9 layers" in section.lines[1]
+    assert [[cell.text for cell in row] for row in section.tables[0].rows] == [
+        ["gemm_n <= 80", "gemm (0 %)", "30"], ["gemm_n > 80", "fft (2 %)", "12"],
+    ]  # fmt: skip
+    unknown = {**about, "check": None, "note": "too few swept layers to check them"}
+    run = replace(run, manifest={"criteria": unknown})
+    assert "criteria: too few swept layers to check them" in render_sheet(sheet_of([run]))
+    with pytest.raises(InputError):
+        sheet_of([replace(run, manifest={"criteria": {**about, "rules": ["nonsense"]}})])
+
+
+def test_every_algorithm_of_a_study_is_on_the_page_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = sheet_of([study_run()])
+    section = next(section for section in sheet.sections if section.title.startswith("Every algorithm"))
+    assert len(section.tables[0].rows) == len(study_run().rows)
+    print_sheet(sheet)
+    assert "6 lines, on the page alone" in capsys.readouterr().out
 
 
 def test_what_is_read_first() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from convoy.compare.manifest import cpu_clocks, make_manifest
-from convoy.compare.runfile import Figure, Row, Run, from_dict, read, resumed, to_dict, write
+from convoy.compare.frameworks import FRAMEWORKS
+from convoy.compare.manifest import PACKAGES, cpu_clocks, make_manifest
+from convoy.compare.runfile import STATUSES, Figure, Row, Run, from_dict, read, resumed, to_dict, write
 from convoy.errors import InputError
 
 MANIFEST = {
@@ -66,6 +67,21 @@ def test_a_row_of_the_same_key_takes_the_older_ones_place() -> None:
     assert RUN.with_row(other).rows == (GOOD, FAILED, other)
     assert RUN.row(FAILED.key) is FAILED
     assert RUN.row(other.key) is None
+
+
+def test_what_was_installed_since_is_no_other_run_and_another_version_is() -> None:
+    def at(**versions: str) -> Run:
+        return replace(RUN, manifest={**MANIFEST, "versions": versions})
+
+    assert at(torch="2.13", onnx="1.20").resumes(at(torch="2.13"))
+    assert not at(torch="2.14", onnx="1.20").resumes(at(torch="2.13"))
+    assert not at(onnx="1.20").resumes(at(torch="2.13"))
+    assert not at(torch="2.13").resumes(RUN)  # a file that names no versions
+
+
+def test_failures_that_may_have_passed() -> None:
+    passing = {status for status in STATUSES if replace(FAILED, status=status).passing}
+    assert passing == {"timeout", "out_of_memory", "launch_error"}
 
 
 @pytest.mark.parametrize("name", ["request", "target", "versions", "protocol", "commit"])
@@ -135,10 +151,17 @@ def test_an_interrupted_run_goes_on_with_its_rows(tmp_path: Path) -> None:
     fresh = replace(RUN, rows=(), manifest={**MANIFEST, "date": "later"})
     assert resumed(path, fresh) is fresh
     write(RUN, path)
-    assert resumed(path, fresh) == RUN
+    assert resumed(path, fresh) == replace(RUN, manifest={**RUN.manifest, "notes": []})
     assert resumed(path, fresh, again=True) is fresh
     with pytest.raises(InputError, match="--again"):
         resumed(path, replace(fresh, manifest={**MANIFEST, "commit": "other"}))
+
+
+def test_what_was_doubtful_before_an_interruption_stays_noted(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write(replace(RUN, manifest={**MANIFEST, "notes": ["another run", "busy"]}), path)
+    fresh = replace(RUN, rows=(), manifest={**MANIFEST, "notes": ["busy", "hot"]})
+    assert resumed(path, fresh).manifest["notes"] == ["another run", "busy", "hot"]
 
 
 def test_the_manifest_names_device_versions_and_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +172,11 @@ def test_the_manifest_names_device_versions_and_request(monkeypatch: pytest.Monk
     assert found["target"]["device"] == "cpu"
     assert {"convoy", "python", "torch"} <= set(found["versions"])
     assert json.loads(json.dumps(found)) == found
+
+
+def test_the_manifest_knows_every_distribution_that_a_framework_needs() -> None:
+    needed = {name for entry in FRAMEWORKS.values() for name in (*entry.needs, *entry.cuda)}
+    assert needed <= set(PACKAGES)
 
 
 def test_clocks_are_what_the_system_says_or_nothing(tmp_path: Path) -> None:

@@ -16,10 +16,20 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from convoy.cli import app
-from convoy.compare import read, scaling_measure, scaling_worker
+from convoy.compare import Figure, read, scaling_launch, scaling_measure, scaling_worker
 from convoy.compare.scaling import Job, ScaleRequest, jobs, result_row, with_efficiency
 from convoy.compare.scaling_launch import command, explain, run
-from convoy.compare.scaling_lines import charts, failures, section_of, table
+from convoy.compare.scaling_lines import (
+    HEADS,
+    LINK_HEADS,
+    charts,
+    failures,
+    link_table,
+    notes,
+    section_of,
+    settings,
+    table,
+)
 from convoy.compare.scaling_measure import loss_of, measure, union_us
 from convoy.errors import InputError
 
@@ -103,10 +113,85 @@ def test_a_row_says_where_the_time_goes() -> None:
     _, (_, times) = section_of([row])
     (line,) = times.tables[0].rows
     assert line[2].text == "kernels 8.00, exposed communication 2.00"
-    assert [part.share for part in line[1].bar] == pytest.approx([0.8, 0, 0.2, 0])
+    assert [part.share for part in line[1].bar] == pytest.approx([0.8, 0, 0.2, 0, 0])
     jumpy = result(0.01)
     jumpy["rounds"]["step"] = [0.01, 0.01, 0.02, 0.02, 0.03]
     assert result_row(JOB, jumpy).noisy
+
+
+def rounds_of(**kinds):
+    return {**result(0.01), "rounds": kinds}
+
+
+def test_exposed_communication_is_a_difference_round_by_round_with_its_spread() -> None:
+    # The third round was slow for both: the difference of medians would be 3 ms, and 0 has no place in a clamp.
+    row = result_row(
+        JOB, rounds_of(step=[0.010, 0.011, 0.020], compute=[0.009, 0.008, 0.019], input=[0.009, 0.011, 0.020])
+    )
+    exposed = row.figure("exposed_ms")
+    assert (exposed.p50, exposed.p20, exposed.p80) == pytest.approx((1.0, 1.0, 2.2))
+    waiting = row.figure("input_ms")
+    assert waiting.p20 < 0
+    assert waiting.p50 == 0
+    below = result_row(JOB, rounds_of(step=[0.010] * 3, compute=[0.011] * 3))
+    assert below.figure("exposed_ms").p50 == pytest.approx(-1.0)
+    _, (_, times) = section_of([below])
+    assert "exposed communication -1.00" in times.tables[0].rows[0][2].text
+
+
+def test_one_process_has_no_communication_but_a_process_group() -> None:
+    alone = result_row(replace(JOB, processes=1), result(0.010, 0.008))
+    assert alone.figure("exposed_ms") is None
+    assert alone.figure("group_ms").p50 == pytest.approx(2.0)
+    older = replace(alone, figures=(*alone.figures[:2], Figure.once("exposed_ms", "ms", 3.0)))
+    for row, shown in ((alone, "2.00"), (older, "3.00")):
+        (line,) = link_table([row])
+        assert (line[LINK_HEADS.index("exposed ms")], line[LINK_HEADS.index("group ms")]) == ("", shown)
+        assert table([row])[0][HEADS.index("exposed")] == ""
+        _, (_, times) = section_of([row])
+        assert times.tables[0].rows[0][2].text == f"kernels 8.00, process group {shown}"
+
+
+def test_a_row_is_noisy_where_any_of_its_kinds_is() -> None:
+    row = result_row(JOB, rounds_of(step=[0.010] * 5, compute=[0.004, 0.005, 0.008, 0.008, 0.009]))
+    assert row.noisy
+    assert table([row])[0][-1] == "noisy"
+    assert notes([row]) == ["torch.ddp on 2 weak: rounds of these kinds are noisy: compute"]
+    assert notes([replace(row, detail={})]) == []  # an older file
+
+
+def test_the_terms_of_the_bound_are_shown() -> None:
+    values = {
+        "gradient_bytes": 1e8,
+        "link_gb_per_s": 100.0,
+        "allreduce_ms": 1.5,
+        "host_ms": 0.25,
+        "peak_memory_bytes": 2.0**30,
+    }
+    row = result_row(JOB, result(0.010, 0.008, **values))
+    (line,) = link_table([row, JOB.row(status="crashed", reason="died")])
+    assert dict(zip(LINK_HEADS[3:], line[3:], strict=True)) == {
+        "gradients MB": "100.0", "link GB/s": "100.0", "all-reduce ms": "1.50", "bound ms": "1.00", "exposed ms": "2.00",
+        "20 %": "2.00", "80 %": "2.00", "group ms": "", "host ms": "0.25", "peak MiB": "1024",
+    }  # fmt: skip
+    _, sections = section_of([row])
+    assert sections[0].tables[1].heads == LINK_HEADS
+    assert "bound is 2 (n-1) / n" in sections[0].tables[1].caption
+
+
+def test_settings_and_notes_say_of_which_rows_they_are() -> None:
+    ours = replace(JOB, provider="convoy")
+    kept = replace(result_row(ours, result(0.01)), setting="effort quick, baseline kept", notes=("not faster",))
+    free = replace(result_row(replace(ours, processes=4), result(0.01)), setting="effort quick", notes=("both",))
+    free = replace(free, notes=("a", "b"))
+    rows = [result_row(JOB, result(0.01)), kept, free]
+    assert settings(rows) == [
+        "torch.ddp: channels_last",
+        "convoy on 2 weak: effort quick, baseline kept",
+        "convoy on 4 weak: effort quick",
+    ]
+    assert notes(rows) == ["convoy on 2 weak: not faster", "convoy on 4 weak: a", "convoy on 4 weak: b"]
+    assert [line[-1] for line in table(rows)] == ["", "baseline kept", ""]
 
 
 def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
@@ -255,6 +340,10 @@ def test_noisy_rounds_are_taken_again_and_the_quietest_kept() -> None:
     given = iter([1.0, 2.0, 4.0] + [3.0, 3.1, 3.0] + [9.0] * 9)
     found = scaling_measure._quiet_rounds(lambda _: {"step": next(given), "input": 1.0}, 3)
     assert found == {"step": [3.0, 3.1, 3.0], "input": [1.0, 1.0, 1.0]}
+    # Each repeat has one noisy kind; kinds of two repeats are never put together.
+    steps, computes = iter([1.0, 1.0, 1.0] + [2.0, 2.0, 3.0] * 2), iter([1.0, 2.0, 4.0] + [2.0, 2.0, 2.0] * 2)
+    found = scaling_measure._quiet_rounds(lambda _: {"step": next(steps), "compute": next(computes)}, 3)
+    assert found == {"step": [2.0, 2.0, 3.0], "compute": [2.0, 2.0, 2.0]}
     noise = iter([1.0, 2.0, 4.0] * 2 + [1.0, 1.5, 2.5] + [7.0])
     assert scaling_measure._quiet_rounds(lambda _: {"step": next(noise)}, 3)["step"] in (
         [1.0, 2.0, 4.0],
@@ -303,6 +392,33 @@ def test_one_process_measures_every_part_and_leaves_the_parameters(alone: Path, 
     assert json.loads(json.dumps(found)) == found
 
 
+def test_a_step_that_stayed_pytorchs_own_says_so(alone: Path, monkeypatch) -> None:
+    (alone / "net.py").write_text(NET)
+
+    class Plan:
+        baseline = True
+
+    class Step:
+        plan = Plan()
+
+        def __init__(self):
+            self.notes = ["so the plan is the baseline"]
+
+        def save(self, path):
+            path.write_text("")
+
+        def __call__(self, *batch):
+            if len(self.notes) == 1:
+                self.notes.append("could not be captured")
+
+    monkeypatch.setattr("convoy.training_step", lambda *_, **__: Step())
+    request = replace(REQUEST, model=f"{alone / 'net.py'}:net", batch=2, size=8, device="cpu", rounds=3, round_s=0.001)
+    job = Job(request, "convoy", 1, "weak")
+    found = measure(job.to_dict(), torch.device("cpu"), lambda _: None)
+    assert found["setting"].endswith("effort quick, baseline kept")
+    assert found["notes"] == ["so the plan is the baseline", "could not be captured"]
+
+
 def test_a_process_with_captured_steps_leaves_without_ending_its_group(alone: Path, monkeypatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(scaling_worker.os, "_exit", left.append)
@@ -313,6 +429,58 @@ def test_a_process_with_captured_steps_leaves_without_ending_its_group(alone: Pa
     scaling_worker._leave(torch.device("cpu"))
     assert left == [9]
     monkeypatch.undo()
+
+
+def scaled(monkeypatch, tmp_path: Path, *words: str, row=lambda job: result_row(job, result(0.01))):
+    """`convoy scale` in a folder, with rows from here; the jobs that were started, and what it said."""
+    started: list[Job] = []
+
+    def start(job: Job):
+        started.append(job)
+        return row(job)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.setattr(scaling_launch, "run", start)
+    done = CliRunner().invoke(app, ["scale", "net.py:net", "--gpus", "1,2", "--batch", "4", "--device", "cpu", *words])
+    assert done.exception is None, done.output
+    return started, done.output if "--node-rank" in words else done.stdout
+
+
+def test_every_host_starts_every_job_although_the_first_has_a_file(monkeypatch, tmp_path: Path) -> None:
+    hosts = ("--nodes", "2", "--endpoint", "first:29500")
+    for _ in range(2):
+        started, _ = scaled(monkeypatch, tmp_path, *hosts)
+        assert [(job.processes, job.provider) for job in started] == [
+            (1, "torch.ddp"), (1, "convoy"), (2, "torch.ddp"), (2, "convoy"),
+        ]  # fmt: skip
+    run = read(tmp_path / "scale-net-py-net.json")
+    before = (tmp_path / "scale-net-py-net.json").read_bytes()
+    assert len(run.rows) == 4
+    failed = ("--node-rank", "1")
+    started, said = scaled(
+        monkeypatch, tmp_path, *hosts, *failed, row=lambda job: job.row(status="crashed", reason="no such host")
+    )
+    assert len(started) == 4
+    assert "no such host" in said
+    assert (tmp_path / "scale-net-py-net.json").read_bytes() == before  # on a shared disk it is the first host's
+
+
+def test_one_host_goes_on_from_its_default_file_and_says_what_was_kept(monkeypatch, tmp_path: Path) -> None:
+    def row(job: Job):
+        note = {"convoy": ("not faster: the plan is the baseline",)}.get(job.provider, ())
+        kept = ", baseline kept" if note else ""
+        return replace(result_row(job, result(0.01, gradient_bytes=1e6)), setting=f"words{kept}", notes=note)
+
+    started, said = scaled(monkeypatch, tmp_path, row=row)
+    assert len(started) == 4
+    assert "run: scale-net-py-net.json" in said
+    assert "convoy: words, baseline kept" in said
+    assert "convoy on 1 weak, 2 weak: not faster: the plan is the baseline" in said
+    assert "gradients" in said
+    started, again = scaled(monkeypatch, tmp_path, row=row)
+    assert started == []
+    assert again == said
 
 
 @pytest.mark.slow

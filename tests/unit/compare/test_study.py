@@ -8,19 +8,23 @@ import pytest
 from typer.testing import CliRunner
 
 from convoy.cli import app
-from convoy.compare import Figure, Row, Run, read
+from convoy.cli import study as cli_study
+from convoy.compare import Figure, Row, Run, read, write
+from convoy.compare.criteria import Check
 from convoy.compare.runfile import from_dict, to_dict
-from convoy.compare.study import Study, algorithm_of
+from convoy.compare.study import LEAST_LAYERS, Study, algorithm_of
+from convoy.compare.study_criteria import check_line, leaf_rows
 from convoy.compare.study_energy import launch_joules
-from convoy.compare.study_lines import charts, strategy_bars, strategy_table, table
+from convoy.compare.study_lines import charts, every_table, layer_table, strategy_bars, strategy_notes, strategy_table
 from convoy.compare.study_strategies import SOLVERS, strategy_rows
 from convoy.compare.study_sweep import BASE, SWEEPS, parse_base, read_layers, sweep_points, swept
 from convoy.compare.study_winners import curves, in_words, stretches
 from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.zeros import expecting
 from convoy.errors import InputError
-from convoy.measurement import InProcessRunner, ReplayRunner, detect_target, protocol_for
+from convoy.measurement import InProcessRunner, ReplayRunner, SearchResult, detect_target, protocol_for
 from convoy.perfdb import Database, Measurement, Status
-from convoy.problem import ConvProblem, EngineConfig
+from convoy.problem import ConvProblem, EngineConfig, Knobs
 from convoy.selection import Candidate, SelectionProblem
 from convoy.selection.problem import Cover
 from convoy.settings import Settings
@@ -166,8 +170,8 @@ def test_one_algorithm_and_none_at_all() -> None:
 
 def test_tables_and_charts_tell_failures_too() -> None:
     found = rows(gemm=[1.0, 2.0, 4.0, None], winograd=[3.0, 3.0, 3.0, None])
-    lines = table(found)
-    assert [line[:3] for line in lines[:1]] == [("channels 16, fprop, fp32", "gemm", "1.00")]
+    lines = [[cell.text for cell in line] for line in layer_table(found).rows]
+    assert lines[0][:3] == ["channels 16, fprop, fp32", "gemm", "1.00"]
     assert lines[-1][1] == "none"
     assert "out_of_memory" in lines[-1][-1]
     ((words, svg),) = charts(found)
@@ -175,12 +179,48 @@ def test_tables_and_charts_tell_failures_too() -> None:
     assert "gemm: 4 at 64" in svg
 
 
+def test_energy_is_a_column_where_it_was_taken_and_the_page_has_every_algorithm() -> None:
+    found = rows(gemm=[1.0, 2.0, 4.0, 8.0], winograd=[3.0, 3.0, 3.0, None])
+    assert "energy uJ" not in layer_table(found).heads
+    energy = Figure.once("energy_uj", "uJ", 12.5)
+    extra = Figure.once("workspace_bytes", "B", 2048.0)
+    found[0] = replace(found[0], figures=(Figure("time_us", "us", 1.0, 0.9, 1.2), energy, extra))
+    table = layer_table(found)
+    assert table.rows[0][table.heads.index("energy uJ")].text == "12.5"
+    assert table.rows[1][table.heads.index("energy uJ")].text == ""
+    every = every_table(found)
+    assert len(every.rows) == 8
+    assert len(every.page_only) == len(every.heads) == len(every.rows[0])
+    assert [cell.text for cell in every.rows[0]] == [
+        "channels 16, fprop, fp32", "gemm", "1.00", "0.90", "1.20", "2 KiB", "12.5", "0e+00", "",
+    ]  # fmt: skip
+    assert every.rows[0][5].value == 2048.0
+    assert [cell.text for cell in every.rows[-1]][1:3] == ["winograd", "out_of_memory"]
+    assert every.rows[-1][-1].text == "too large"
+
+
 # --- from measurements to rows ----------------------------------------------------------------------------------------------
 
 
 def test_every_engine_has_an_algorithm() -> None:
     words = {algorithm_of(engine) for engine in MANIFEST}
-    assert {"gemm", "implicit gemm", "direct", "fft", "tiled fft", "winograd", "library", "zero-skipping"} <= words
+    assert {"gemm", "implicit gemm", "direct", "fft", "tiled fft", "winograd", "library"} <= words
+
+
+def test_an_engine_that_skips_zeros_runs_its_dense_path_where_there_are_none() -> None:
+    assert algorithm_of("zeroskip.cpu", (), Knobs.of(zeros=50)) == "zero-skipping"
+    assert algorithm_of("zeroskip.cpu", (), Knobs.of(zeros=0)) == "direct"
+    assert algorithm_of("zeroskip.channels", (), Knobs.of(dead_channels=0)) == "implicit gemm"
+    (point,) = sweep_points(["kernel"], TINY, "cpu")[1:2]
+
+    def known(target):
+        found = [measured(p, target, "aten", 9.0) for p in point.problems()]
+        skipping = [measured(p, target, "zeroskip.cpu", 3.0) for p in point.problems()]
+        dense = [replace(r, config=replace(r.config, knobs=expecting(r.config.knobs, 0))) for r in skipping]
+        return [*found, *dense]
+
+    study, _ = study_of(known, ("aten", "zeroskip.cpu"))
+    assert [r.provider for r in study.rows([point]) if r.ok] == ["direct", "library"]
 
 
 def measured(problem, target, engine, time_us, status=Status.OK, **rest):
@@ -277,11 +317,13 @@ def test_criteria_are_learned_from_the_database_and_checked_on_layers_not_swept(
     assert criteria is not None
     assert criteria.ranking(replace(BASE, k=200), criteria.engines)[0] == "winograd2"
     checked = study.check(swept_points, listed)
-    assert checked is not None
+    assert isinstance(checked, Check)
     assert checked.layers == 2 * len(SWEEPS["filters"])
     assert checked.within_5 == 1.0
-    assert study.check(swept_points, swept_points) is None  # nothing there that was not swept
-    assert study.check(listed[:1], swept_points) is None
+    assert "none was measured with two engines that was not swept too" in str(study.check(swept_points, swept_points))
+    few = study.check(listed[:1], swept_points)
+    assert few == f"too few swept layers to check them: 2 were measured with two engines, {LEAST_LAYERS} are needed"
+    assert "--layers" in str(study.check(swept_points, []))
 
 
 def test_energy_is_what_the_counter_says_a_launch() -> None:
@@ -290,6 +332,22 @@ def test_energy_is_what_the_counter_says_a_launch() -> None:
     joules = launch_joules(target, lambda: 5.0, seconds=0.01)
     assert joules(measured(problem, target, "aten", 1.0)) == 0.0
     assert joules(measured(problem, target, "triton.stem", 1.0)) is None  # cannot run here
+
+
+RULES = ["gemm_n <= 80:", "  not nhwc:", "    aten (1 %) [12 layers]", "  else:", "    gemm (0 %), then aten (3 %) [30 layers]",
+         "else:", "  winograd2 (2 %) [11 layers]"]  # fmt: skip
+
+
+def test_each_leaf_of_the_criteria_says_all_that_holds_there() -> None:
+    assert leaf_rows(RULES) == [
+        ("gemm_n <= 80, not nhwc", "aten (1 %)", 12),
+        ("gemm_n <= 80, nhwc", "gemm (0 %), then aten (3 %)", 30),
+        ("gemm_n > 80", "winograd2 (2 %)", 11),
+    ]
+    assert leaf_rows(["aten (1 %) [12 layers]"]) == [("anything", "aten (1 %)", 12)]
+    for lines in (["    aten (1 %) [1 layers]"], ["else:"], ["words"]):
+        with pytest.raises(ValueError, match="no rule"):
+            leaf_rows(lines)
 
 
 # --- strategies -------------------------------------------------------------------------------------------------------------
@@ -329,6 +387,17 @@ def test_strategies_pay_for_copies_and_exact_is_the_least() -> None:
     assert [line[3] for line in lines] == ["2.00x", "1.00x", "1.20x", "1.00x"]
 
 
+def test_strategies_say_what_is_predicted() -> None:
+    found = SearchResult(rows={"a": [], "b": [], "c": []}, predicted=2)
+    predicted = strategy_rows(chain(), {"subject": "net", "batch": 1}, found)
+    assert {line[5] for line in strategy_table(predicted)} >= {"exact, 2 of 3 problems predicted"}
+    (note,) = strategy_notes(predicted)
+    assert note.startswith("net: 2 of 3 problems were never measured on this target")
+    measured_all = strategy_rows(chain(), {"subject": "net", "batch": 1}, SearchResult(rows=found.rows))
+    assert strategy_notes(measured_all) == []
+    assert strategy_table(measured_all)[-1][5] == "exact"
+
+
 # --- the command ------------------------------------------------------------------------------------------------------------
 
 
@@ -350,6 +419,9 @@ def test_the_command_measures_says_and_keeps(tmp_path: Path, in_process) -> None
     assert "criteria: too few layers" in first.output
     assert "kernel, fprop, fp32:" in (tmp_path / "page.html").read_text()
     run = read(out)
+    assert run.manifest["criteria"]["rules"] == []
+    assert check_line(run.manifest["criteria"]) in first.output
+    assert "too few layers" in (tmp_path / "page.html").read_text()
     assert {r.axes["kernel"] for r in run.rows} == {1, 3, 5, 7, 11}
     assert run.manifest["request"]["base"] == "c=4,k=4,h=6,w=6"
     again = CliRunner().invoke(app, command)
@@ -373,10 +445,78 @@ def test_a_study_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+SMALL = ["study", "--base", "c=4,k=4,h=6,w=6", "--engines", "gemm", "--device", "cpu", "--no-criteria"]
+
+
+def test_a_file_of_another_kind_or_request_is_refused_and_left_as_it_is(
+    tmp_path: Path, in_process, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run.json"
+    words = [*SMALL, "--db", str(tmp_path / "perf.db"), "-o", str(out)]
+    write(Run("compare", {"request": {"command": "compare"}}, (Row("alexnet", "torch"),)), out)
+    before = out.read_bytes()
+    done = CliRunner().invoke(app, [*words, "--sweep", "stride"])
+    assert isinstance(done.exception, InputError)
+    assert "--again" in str(done.exception)
+    assert out.read_bytes() == before
+    assert CliRunner().invoke(app, [*words, "--sweep", "stride", "--again"]).exit_code == 0
+    before = out.read_bytes()
+    assert read(out).kind == "study"
+    done = CliRunner().invoke(app, [*words, "--sweep", "kernel"])
+    assert isinstance(done.exception, InputError)
+    assert out.read_bytes() == before
+
+
+def test_curves_that_were_not_reached_keep_their_rows(tmp_path: Path, in_process, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "--sweep", "kernel,stride", "--db", str(tmp_path / "perf.db")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    out = tmp_path / "study.json"  # where no -o says otherwise
+    before = read(out)
+    gone = replace(before.rows[0], provider="an algorithm of old")
+    write(replace(before, rows=(*before.rows, gone)), out)
+    real = cli_study._Session._late
+    monkeypatch.setattr(cli_study._Session, "_late", lambda self, what: "stride" in what or real(self, what))
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    after = read(out)
+    assert [r for r in after.rows if r.subject == "sweep:stride"] == [
+        r for r in before.rows if r.subject == "sweep:stride"
+    ]
+    assert {r.key for r in after.rows} == {
+        r.key for r in before.rows
+    }  # and what a curve had before it was measured anew is gone
+    assert "run: study.json" in done.output
+
+
+def test_strategies_of_a_batch_at_effort_none_say_what_is_predicted(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    words = ["study", "--strategies", "net.py:net", "--batch", "3", "--effort", "none", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*words, "--db", str(tmp_path / "perf.db"), "--report", "page.html"])
+    assert done.exit_code == 0, done.output
+    (rows,) = [read(tmp_path / "study.json").rows]
+    assert {row.batch for row in rows} == {3}
+    assert re.search(r"0 candidates measured, 0 from the database, (\d+) of \1 problems predicted", done.output)
+    assert "problems were never measured on this target" in done.output
+    assert "problems were never measured on this target" in (tmp_path / "page.html").read_text()
+
+
+NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--sweep", "width"], "--sweep"),
+        (["--batch", "2", "--sweep", "kernel"], "--strategies"),
+        (["--batch", "0", "--strategies", "alexnet"], "--batch"),
         (["--direction", "back"], "--direction"),
         (["--direction", ""], "--direction"),
         (["--base", "c"], "--base"),

@@ -15,6 +15,7 @@ from training_nets import net
 import convoy
 from convoy.errors import ConvoyError, InputError
 from convoy.pipeline import fit as module
+from convoy.pipeline.checkpoint import Position
 from convoy.pipeline.fit import Recipe, fit, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
 
@@ -59,27 +60,129 @@ def test_it_learns_and_says_how_well(plan: Path):
     assert model.training
 
 
-@pytest.mark.parametrize("stop", [2, 5, 7])
-def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path, plan: Path, stop: int, monkeypatch: pytest.MonkeyPatch):
-    recipe = Recipe(epochs=2, batch=8, lr=0.05, plan=plan, checkpoint=tmp_path / "state.pt", every=1)
-    whole = net()
-    list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
-    written: list[int] = []
-    write = module.write_checkpoint
+def stopped(model: nn.Module, recipe: Recipe, after: int) -> None:
+    """Train until so many steps are made, in all epochs together."""
+    made = 0
 
-    def dying(*args: Any) -> None:
-        if len(written) == stop:
+    def watch(message: str, *_: int) -> None:
+        nonlocal made
+        made += message.startswith("epoch")
+        if made == after:
             raise KeyboardInterrupt
-        write(*args)
-        written.append(1)
 
-    monkeypatch.setattr(module, "write_checkpoint", dying)
     with pytest.raises(KeyboardInterrupt):
-        list(fit(net(), images(), recipe))
-    monkeypatch.undo()
-    resumed = net()
+        list(fit(model, images(), recipe, observer=watch))
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path, plan: Path, stop: int):
+    recipe = Recipe(epochs=2, batch=8, lr=0.05, plan=plan, checkpoint=tmp_path / "state.pt", every=1)
+    whole, resumed = net(), net()
+    list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
+    stopped(net(), recipe, stop)
     list(fit(resumed, images(), dataclasses.replace(recipe, resume=True)))
     assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("stock", [True, False])
+@pytest.mark.parametrize("stop", [1, 3, 5, 7])
+def test_a_checkpoint_amid_an_accumulated_update_waits_for_its_end(
+    tmp_path: Path, plan: Path, stop: int, *, stock: bool
+):
+    recipe = Recipe(epochs=2, batch=8, lr=0.05, accumulate=2, checkpoint=tmp_path / "state.pt", every=1)
+    recipe = dataclasses.replace(recipe, stock=stock, plan=None if stock else plan)
+    whole, resumed = net(), net()
+    list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
+    stopped(net(), recipe, stop)
+    epochs = list(fit(resumed, images(), dataclasses.replace(recipe, resume=True)))
+    assert sum(epoch.steps for epoch in epochs) == 8 - (
+        stop - stop % 2
+    )  # nothing but the update that had begun is lost
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("every", "accumulate", "steps"),
+    [
+        (1, 1, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (3, 1, [3, 6]),
+        (1, 2, [2, 4, 6]),
+        (3, 2, [4, 6]),
+        (3, 4, [4]),
+        (5, 2, [6]),
+        (0, 2, []),
+    ],
+)
+def test_checkpoints_are_written_between_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, accumulate: int, steps: list[int]
+):
+    written: list[Position] = []
+    monkeypatch.setattr(module, "write_checkpoint", lambda *args: written.append(args[4]))
+    recipe = Recipe(batch=8, stock=True, accumulate=accumulate, checkpoint=tmp_path / "state.pt", every=every)
+    list(fit(net(), images(72), recipe))  # nine batches: of two to an update, eight are taken
+    assert written == [*(Position(0, step) for step in steps), Position(1, 0)]
+
+
+def test_an_update_that_had_begun_begins_anew_where_more_are_accumulated(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, epochs=1, checkpoint=tmp_path / "state.pt", every=1)
+    stopped(net(), recipe, 3)
+    (epoch,) = fit(net(), images(), dataclasses.replace(recipe, accumulate=2, resume=True))
+    assert epoch.steps == 2
+
+
+def test_an_epoch_makes_whole_updates(plan: Path):
+    recipe = dataclasses.replace(STOCK, accumulate=2)
+    tuned, stock = net(), net()
+    ours = list(fit(tuned, images(), dataclasses.replace(recipe, stock=False, plan=plan)))
+    theirs = list(fit(stock, images(), recipe))
+    assert [epoch.steps for epoch in ours] == [epoch.steps for epoch in theirs] == [4, 4]
+    torch.testing.assert_close(weights(tuned), weights(stock), rtol=1e-3, atol=1e-4)
+
+
+def test_fewer_batches_than_an_update_are_refused():
+    with pytest.raises(InputError, match="at most the 5 batches"):
+        fit(net(), images(), dataclasses.replace(STOCK, accumulate=6))
+
+
+def test_dropout_goes_on_where_it_was(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state.pt", every=1)
+    whole, resumed = net(0.5), net(0.5)
+    list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
+    stopped(net(0.5), recipe, 3)
+    torch.manual_seed(99)
+    list(fit(resumed, images(), dataclasses.replace(recipe, resume=True)))
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stock", [True, False])
+def test_dropout_on_a_gpu_goes_on_where_it_was(tmp_path: Path, *, stock: bool):
+    """A linear layer behind dropout: its kernels give the same bits twice, so what differs is what was dropped."""
+
+    def linear() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(300, 5)).cuda()
+
+    recipe = dataclasses.replace(STOCK, stock=stock)
+    settings = dataclasses.replace(SETTINGS, db=tmp_path / "perf.db")
+    whole, resumed, plan = linear(), linear(), tmp_path / "plan.json"
+    list(fit(whole, images(), recipe, settings=settings, on_plan=lambda step: step.save(plan)))
+    recipe = dataclasses.replace(
+        recipe, plan=None if stock else plan, checkpoint=tmp_path / "state.pt", every=1, resume=True
+    )
+    stopped(linear(), recipe, 7)
+    torch.manual_seed(99)
+    list(fit(resumed, images(), recipe))
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_what_a_killed_training_left_is_removed(tmp_path: Path):
+    kept = [tmp_path / name for name in (".state.pt.notes", ".state2.pt.0123abcd", "state.pt.0123abcd")]
+    left = tmp_path / ".state.pt.0123abcd"
+    for file in (*kept, left):
+        file.touch()
+    list(fit(net(), images(), dataclasses.replace(STOCK, checkpoint=tmp_path / "state.pt", epochs=1)))
+    assert set(tmp_path.iterdir()) == {*kept, tmp_path / "state.pt"}
 
 
 def test_a_damaged_checkpoint_is_said_and_changes_nothing(tmp_path: Path):

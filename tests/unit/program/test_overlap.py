@@ -19,7 +19,7 @@ from convoy.program.bind import Bound, BoundStep
 from convoy.program.completion import all_made
 from convoy.program.gradients import Averages, average
 from convoy.program.overlap import Overlap
-from convoy.schedule import collectives
+from convoy.schedule import Sharing, collectives
 from convoy.schedule.collectives import buckets
 
 CPU = torch.device("cpu")
@@ -128,20 +128,36 @@ def step(name: str, args: tuple[str, ...], us: float) -> Step:
     return Step("region", "op", (name,), args, (name,), "p", EngineConfig("aten", 1, Knobs()), "any", median_us=us)
 
 
-def test_what_is_sent_is_made_early():
-    """A chain of data gradients with a weight gradient at each: with nothing to send these may come last, else they must not."""
-    chain = [step(f"d{i}", (f"d{i - 1}",) if i else ("x",), 30.0) for i in range(6)]
-    sides = [step(f"w{i}", (f"d{i}",), 25.0) for i in range(6)]
-    steps = tuple(one for pair in zip(chain, sides, strict=True) for one in pair)
-    names = [f"w{i}" for i in range(6)][::-1]  # the last layer's is made first
-    sent = collectives(names, [1 << 20] * 6, ["fp32"] * 6, 2, limit=3 << 20)
+SIDES = ("w0", "w1", "w2", "w3")
+TIMES_US = {"w0": 20.0, "w1": 20.0, "w2": 20.0, "w3": 10.0}
+
+
+def ends_us(found: Sequence[Step]) -> dict[str, float]:
+    """When each result is there, by the plan's own streams and waits."""
+    return {one.results[0]: span.start_us + span.duration_us for one, span in zip(found, planned(found), strict=True)}
+
+
+@pytest.mark.parametrize("contended", [False, True])
+def test_what_is_sent_is_made_early(contended: bool):
+    """Weight gradients behind one data gradient: the shortest would come last, and what is to be sent must not."""
+    steps = (step("d", ("x",), 5.0), *(step(name, ("d",), TIMES_US[name]) for name in SIDES))
+    sent = collectives(["w3"], [1 << 20], ["fp32"], 2)
+    shares, model = ([0.4] * len(steps), Sharing()) if contended else ((), None)
     ends = {}
     for label, given in (("apart", ()), ("sent", sent)):
-        found = parallel(steps, 2, collectives=given)
+        found = parallel(steps, 2, shares, model, given)
         assert sorted(one.results for one in found) == sorted(one.results for one in steps)
         assert max(one.stream for one in found) == 1
-        times = {
-            one.results[0]: span.start_us + span.duration_us for one, span in zip(found, planned(found), strict=True)
-        }
-        ends[label] = max(times[name] for name in sent[0].args)
-    assert ends["sent"] <= ends["apart"]
+        ends[label] = ends_us(found)["w3"]
+    assert ends["sent"] < ends["apart"]
+    assert ends == {"apart": 35.0, "sent": 15.0}
+
+
+def test_of_two_buckets_the_one_that_takes_longer_to_send_is_made_first():
+    """The classifier's gradients are the most bytes: they leave first, though three smaller layers' would take longer to make."""
+    steps = (step("d", ("x",), 5.0), *(step(name, ("d",), TIMES_US[name]) for name in SIDES))
+    sent = collectives(SIDES, [1 << 10] * 3 + [20 << 20], ["fp32"] * 4, 2, limit=3 << 10)
+    assert [one.args for one in sent] == [("w3",), ("w2", "w1", "w0")]
+    ends = ends_us(parallel(steps, 2, collectives=sent))
+    assert ends["w3"] == 15.0
+    assert ends["w3"] < min(ends[name] for name in SIDES[:3])

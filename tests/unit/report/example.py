@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from convoy.plan.timeline import Span
 from convoy.report.summary import (
     CandidateRow,
     Layer,
     Memory,
+    ScheduleSummary,
     SelectionSummary,
     Strategy,
     Summary,
@@ -15,8 +17,15 @@ from convoy.report.summary import (
 
 HOSTILE = "<script>document.title = 'broken'</script><img src=x onerror=alert(1)>"
 
+TIMELINE = (
+    Span(f"conv0{HOSTILE}", "onednn", 0, 0.0, 30.0, critical=True),
+    Span("conv1", "aten", 2, 30.0, 10.0, critical=False),
+    Span("conv2", "onednn", 0, 32.0, 28.0, critical=True),
+)
+"""Three steps on streams 0 and 2 that end after 60 microseconds; the second is on no longest way."""
 
-def summary() -> Summary:
+
+def summary(timeline: tuple[Span, ...] = ()) -> Summary:
     rows = (
         CandidateRow("onednn", "", "nhwc", "ok", 10.0, 0.5, 0, 1e-7, ""),
         CandidateRow("aten", "", "nchw", "ok", 20.0, 0.5, 0, 1e-7, ""),
@@ -60,4 +69,6 @@ def summary() -> Summary:
         notes=(HOSTILE,),
         versions={"convoy": "0"},
         date="2026-01-01T00:00:00Z",
+        schedule=ScheduleSummary(3, 68.0, 58.0) if timeline else ScheduleSummary(1, 0.0, 0.0),
+        timeline=timeline,
     )

@@ -7,21 +7,25 @@ import json
 import re
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from example import HOSTILE, summary
+from example import HOSTILE, TIMELINE, summary
 
 from convoy.report import write_json
 from convoy.report.html import digest, render
 from convoy.report.summary import Layer, Summary
 from convoy.report.tables import headlines, runner_up, speedup
+from convoy.report.timeline import LEAST_WIDTH, LEFT, timeline_chart
 
 DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_strings_are_escaped_and_only_our_script_may_run() -> None:
-    page = render(summary())
+    page = render(summary(TIMELINE))
     assert HOSTILE not in page
     assert "&lt;script&gt;" in page
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -46,6 +50,49 @@ def test_words() -> None:
     assert second is not None
     assert second.engine == "aten"
     assert "speed-up 2.00x" in " ".join(headlines(found))
+
+
+def drawn(svg: str) -> tuple[list[str], list[dict[str, str]]]:
+    """A chart's words, and its bars: their attributes, and as `words` what they say."""
+    root = ET.fromstring(svg)
+    texts = [found.text or "" for found in root.iter("text")]
+    return texts, [{**bar.attrib, "words": bar.findtext("title") or ""} for bar in root.iter("rect")]
+
+
+def test_a_timeline_has_a_row_for_each_stream_and_a_bar_for_each_step() -> None:
+    texts, bars = drawn(timeline_chart(TIMELINE))
+    assert texts == ["stream 0", "stream 2", "0", "0.060 ms"]
+    assert [bar["class"] for bar in bars] == ["critical", "critical", "side"]  # row by row
+    first, third, second = bars
+    assert first["y"] == third["y"] != second["y"]
+    assert first["words"] == f"conv0{HOSTILE}: onednn, 30.0 us from 0.0 us"
+    assert second["words"] == "conv1: aten, 10.0 us from 30.0 us"
+    scale = float(first["width"]) / 30
+    assert float(first["x"]) == LEFT
+    for bar, span in ((third, TIMELINE[2]), (second, TIMELINE[1])):
+        assert float(bar["x"]) == pytest.approx(LEFT + span.start_us * scale, abs=0.1)
+        assert float(bar["width"]) == pytest.approx(span.duration_us * scale, abs=0.1)
+
+
+def test_the_shortest_steps_can_be_seen() -> None:
+    _, bars = drawn(timeline_chart((*TIMELINE, dataclasses.replace(TIMELINE[1], duration_us=1e-6))))
+    assert min(float(bar["width"]) for bar in bars) == LEAST_WIDTH
+
+
+def test_the_page_shows_the_timeline_where_there_is_one() -> None:
+    page = render(summary(TIMELINE))
+    assert timeline_chart(TIMELINE) in page
+    words = page.partition("<h2>Timeline</h2>")[2].partition("<svg")[0]
+    assert "0.058 ms" in words
+    assert "0.068 ms" in words
+    assert "<h2>Timeline</h2>" not in render(summary())
+    assert timeline_chart(()) == ""
+
+
+def test_the_json_holds_the_timeline(tmp_path: Path) -> None:
+    write_json(summary(TIMELINE), tmp_path / "s.json")
+    data = json.loads((tmp_path / "s.json").read_text(encoding="utf-8"))
+    assert data["timeline"] == [dataclasses.asdict(span) for span in TIMELINE]
 
 
 def test_every_field_of_the_json_is_documented(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ class Built:
         run: one call (inference), or one step (training); may return before the device has done it.
         check: the outputs, called once and before anything else, so that training is checked from the weights as they were.
         wait: return when the device is done; None: `run` returns when it is done.
-        peak_memory: most bytes of device memory that the framework had allocated; None: the process's own is what counts.
+        peak_memory: most bytes of device memory that the framework had allocated, None where it does not tell: then there is no
+            figure, for a process's own memory says nothing of a GPU's. Without such a function the process's own is what counts.
         restart_peak: count that anew, called when the ways that were not the fastest are gone.
         kinds: milliseconds of one call by layer kind; None: the framework offers no such thing.
         setting: what has to be added to the way's words, when it is known after building only.
@@ -44,7 +45,7 @@ class Built:
     run: Callable[[], object]
     check: Callable[[], Outputs]
     wait: Callable[[], object] | None = None
-    peak_memory: Callable[[], int] | None = None
+    peak_memory: Callable[[], int | None] | None = None
     restart_peak: Callable[[], object] | None = None
     kinds: Callable[[], dict[str, float]] | None = None
     setting: str = ""

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from record import Recorder
+from record import Recorder, origin
 
 from convoy.cli.compare import requested
 from convoy.compare.case import Case
@@ -48,6 +48,7 @@ def record(run: Run, rows: Iterable[Row], question: str, folder: Path | None = N
         versions=" ".join(f"{name}={version}" for name, version in versions.items()),
         protocol=run.manifest["protocol"],
         folder=folder,
+        **origin(run.manifest),
     )
     for row in rows:
         for figure in row.figures:

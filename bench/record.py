@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,23 @@ class Recorder:
         versions: `name=version` words of what was compared.
         protocol: how it was measured, in a few words.
         folder: where to write; `bench/results` by default.
+        commit: what measured; by default what runs.
+        date: when; by default now.
     """
 
     def __init__(
-        self, question: str, *, device: str, versions: str = "", protocol: str = "", folder: Path | None = None
+        self,
+        question: str,
+        *,
+        device: str,
+        versions: str = "",
+        protocol: str = "",
+        folder: Path | None = None,
+        commit: str = "",
+        date: str = "",
     ) -> None:
         self.question, self.device, self.versions, self.protocol = question, device, versions, protocol
+        self.commit, self.date = commit, date
         self.folder = folder or RESULTS
         self.rows: list[dict[str, Any]] = []
 
@@ -94,8 +106,8 @@ class Recorder:
                 "device": self.device,
                 "versions": self.versions,
                 "protocol": self.protocol,
-                "commit": _commit(),
-                "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "commit": self.commit or _commit(),
+                "date": self.date or dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
         )
 
@@ -116,6 +128,11 @@ class Recorder:
             writer.writeheader()
             writer.writerows([*kept, *self.rows])
         return self.path
+
+
+def origin(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """A run file's commit and date, as a recorder takes them: its figures are not those of whoever reads it."""
+    return {name: str(manifest.get(name, "")) for name in ("commit", "date")}
 
 
 def setting(row: dict[str, Any]) -> tuple[str, ...]:

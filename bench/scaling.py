@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from record import Recorder
+from record import Recorder, origin
 
 from convoy.compare import Run, read
 from convoy.compare.scaling_lines import link_table, table
@@ -24,7 +24,12 @@ def recorded(run: Run, folder: Path | None = None) -> Recorder:
     target = run.manifest["target"]
     versions = " ".join(f"{name}={str(version).replace(' ', '_')}" for name, version in target["versions"].items())
     recorder = Recorder(
-        "scaling", device=target["name"], versions=versions, protocol=run.manifest["protocol"], folder=folder
+        "scaling",
+        device=target["name"],
+        versions=versions,
+        protocol=run.manifest["protocol"],
+        folder=folder,
+        **origin(run.manifest),
     )
     for row in run.rows:
         subject = f"{row.subject} x{row.axes['gpus']} {row.axes['scaling']}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from record import Recorder
+from record import Recorder, origin
 
 from convoy.compare import Row, Run, read
 from convoy.compare.study_lines import strategy_table, winners
@@ -44,7 +44,12 @@ def recorded(run: Run, folder: Path | None = None) -> Recorder:
     target = run.manifest["target"]
     versions = " ".join(f"{name}={str(version).replace(' ', '_')}" for name, version in target["versions"].items())
     recorder = Recorder(
-        "study", device=target["name"], versions=versions, protocol=run.manifest["protocol"], folder=folder
+        "study",
+        device=target["name"],
+        versions=versions,
+        protocol=run.manifest["protocol"],
+        folder=folder,
+        **origin(run.manifest),
     )
     for row in run.rows:
         for figure in row.figures:

@@ -205,8 +205,9 @@ def scaling_table(rows: Sequence[Row], title: str) -> str:
     for row in rows:
         key = (row["subject"], row["dtype"], row["batch"], row["provider"])
         found.setdefault(key, {})[row["metric"]] = float(row["p50"])
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     lines = [
-        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}",
+        f"{title}, {rows[0]['device']}, commit {commits}, {rows[0]['versions']}",
         "",
         "| net and GPUs | dtype | batch a GPU | provider | " + " | ".join(SCALING.values()) + " |",
         "|---|---|---|---|" + "---|" * len(SCALING),

@@ -33,7 +33,7 @@ test: lint types contracts
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 gpu-test:
-	$(PYTHON) -m pytest tests/gpu -m gpu
+	$(PYTHON) -m pytest -m gpu tests/gpu tests/fuzz
 
 # Every kernel of ours under compute-sanitizer's four tools, JOBS processes at a time.
 sanitize:

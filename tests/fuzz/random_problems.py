@@ -1,10 +1,16 @@
 """Random problems from a seed, and the smallest one that still shows a fault. Not a test module."""
 
+import os
 import random
 from dataclasses import replace
 
+import numpy as np
+
 from convoy.errors import InputError
-from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, WeightMask
+
+SEED = int(os.environ.get("CONVOY_FUZZ_SEED", "20261121"))
+CASES = int(os.environ.get("CONVOY_FUZZ_CASES", "1200"))
 
 MOST_FLOPS = 4e6
 ACTIVATIONS = ("none", "none", "relu", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid", "gelu")
@@ -19,48 +25,48 @@ def random_problem(seed, index):
             return problem
 
 
-def _few(draw, most):
+def few(draw, most):
     """A small number, 1 more often than others."""
     return 1 if draw.random() < 0.3 else draw.randint(1, most)
 
 
-def _epilogue(draw):
+def drawn_epilogue(draw):
     return Epilogue(draw.random() < 0.6, draw.random() < 0.3, draw.choice(ACTIVATIONS))
 
 
-def _dtype(draw):
+def drawn_dtype(draw):
     dtype = draw.choice(("fp32", "fp32", "fp32", "fp16", "bf16", "fp64"))
     return dtype, "half" if dtype in ("fp16", "bf16") else draw.choice(("strict", "as_torch"))
 
 
 def _linear(draw):
-    dtype, numerics = _dtype(draw)
-    return LinearProblem(draw.randint(0, 9), _few(draw, 200), _few(draw, 60), dtype, numerics, _epilogue(draw))
+    dtype, numerics = drawn_dtype(draw)
+    return LinearProblem(draw.randint(0, 9), few(draw, 200), few(draw, 60), dtype, numerics, drawn_epilogue(draw))
 
 
 def _convolution(draw):
     square = draw.random() < 0.5
-    r, pad_h, stride_h, dilation_h = _axis(draw)
-    s, pad_w, stride_w, dilation_w = (r, pad_h, stride_h, dilation_h) if square else _axis(draw)
-    h, w = (_side(draw, *axis) for axis in ((r, pad_h, dilation_h), (s, pad_w, dilation_w)))
+    r, pad_h, stride_h, dilation_h = drawn_axis(draw)
+    s, pad_w, stride_w, dilation_w = (r, pad_h, stride_h, dilation_h) if square else drawn_axis(draw)
+    h, w = (drawn_side(draw, *axis) for axis in ((r, pad_h, dilation_h), (s, pad_w, dilation_w)))
     groups = draw.choice((1, 1, 1, 2, 3, 8))
-    per_group = 1 if draw.random() < 0.2 else _few(draw, 40 if groups == 1 else 5)
-    outputs = _few(draw, 24 if groups == 1 else 4)
-    dtype, numerics = _dtype(draw)
+    per_group = 1 if draw.random() < 0.2 else few(draw, 40 if groups == 1 else 5)
+    outputs = few(draw, 24 if groups == 1 else 4)
+    dtype, numerics = drawn_dtype(draw)
     direction = draw.choice(("fprop", "fprop", "fprop", "dgrad", "wgrad"))
-    epilogue = _epilogue(draw) if direction == "fprop" else Epilogue(direction == "wgrad" and draw.random() < 0.5)
+    epilogue = drawn_epilogue(draw) if direction == "fprop" else Epilogue(direction == "wgrad" and draw.random() < 0.5)
     problem = ConvProblem(
         n=draw.choice((0, 1, 1, 1, 2, 3, 5)), c=groups * per_group, h=h, w=w, k=groups * outputs, r=r, s=s,
         pad_h=pad_h, pad_w=pad_w, stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w,
         groups=groups, layout=draw.choice(("nchw", "nhwc")), x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype,
         acc_dtype="fp64" if dtype == "fp64" else "fp32", numerics=numerics, epilogue=epilogue, direction=direction,
     )  # fmt: skip
-    return _pooled(draw, problem) if direction == "fprop" and draw.random() < 0.25 else problem
+    return with_pool(draw, problem) if direction == "fprop" and draw.random() < 0.25 else problem
 
 
-def _pooled(draw, problem):
+def with_pool(draw, problem):
     """With a pooling behind it, where the one that is drawn fits."""
-    (window_h, stride_h), (window_w, stride_w) = ((_few(draw, 4), _few(draw, 4)) for _ in "hw")
+    (window_h, stride_h), (window_w, stride_w) = ((few(draw, 4), few(draw, 4)) for _ in "hw")
     kind = draw.choice(("max", "max", "avg"))
     pads = draw.randint(0, window_h // 2), draw.randint(0, window_w // 2)
     ceil_mode, counted = draw.random() < 0.5, kind == "avg" and draw.random() < 0.5
@@ -71,7 +77,7 @@ def _pooled(draw, problem):
         return problem
 
 
-def _axis(draw):
+def drawn_axis(draw):
     """Filter side, padding (over the filter's half at times), stride (over the filter at times), dilation."""
     side = draw.choice((1, 1, 3, 3, 3, 3, 2, 4, 5, 7, 11))
     padding = draw.choice((0, side // 2, side // 2, draw.randint(0, side + 1)))
@@ -80,7 +86,7 @@ def _axis(draw):
     return side, padding, stride, dilation
 
 
-def _side(draw, side, padding, dilation):
+def drawn_side(draw, side, padding, dilation):
     """An image side that the dilated filter just fits, or a larger one."""
     least = max(1, dilation * (side - 1) + 1 - 2 * padding)
     return least + draw.choice((0, 0, 1, 2, draw.randint(0, 12), draw.randint(0, 40)))
@@ -121,7 +127,8 @@ def _smaller(problem):
     ):
         value = getattr(problem, name, None)
         least = 0 if name.startswith("pad") else 1
-        for less in dict.fromkeys((least, (value or 0) // 2, (value or 0) - 1)):
+        # Less a whole vector too: many engines take nothing else.
+        for less in dict.fromkeys((least, (value or 0) // 2, (value or 0) - 8, (value or 0) - 1)):
             if value is not None and least <= less < value:
                 yield from _replaced(problem, name, less)
     for name, plainer in PLAIN.items():
@@ -134,7 +141,20 @@ def _smaller(problem):
 
 
 def _replaced(problem, name, value):
+    mask = getattr(problem, "mask", None)
     try:
-        yield replace(problem, **{name: value})
-    except (InputError, TypeError, AttributeError):
+        if mask is None:
+            yield replace(problem, **{name: value})
+        else:
+            yield _cut(replace(problem, weight_mask="", mask=None, **{name: value}), mask)
+    except (InputError, TypeError, AttributeError, ValueError):
         return
+
+
+def _cut(problem, mask):
+    """A smaller problem with the first places of a larger one's mask; ValueError where its weight is not smaller."""
+    shape = problem.weight_spec.shape
+    if any(side > whole for side, whole in zip(shape, mask.shape, strict=True)):
+        raise ValueError(shape)
+    bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), count=mask.positions).reshape(mask.shape)
+    return problem.with_mask(WeightMask(shape, np.packbits(bits[tuple(map(slice, shape))]).tobytes()))

@@ -1,29 +1,39 @@
 """Every engine on random problems: where it says yes it must be right.
 
+Problems are drawn freely, and, so that each engine for GPUs meets its own, by family (`problem_families`).
 The seed is printed; CONVOY_FUZZ_SEED=N repeats it or tries another, CONVOY_FUZZ_CASES=N tries more. A failure names the
 smallest problem found that still fails, by its key.
 """
 
-import os
 import random
+from itertools import islice
 
 import pytest
 import torch
-from random_problems import random_problem, shrink
+from problem_families import LEAST_OWN, TRIES, claims, own_problems
+from random_problems import CASES, SEED, random_problem, shrink
 from torch.nn.functional import conv2d as torch_conv2d
 
 from convoy import UnsupportedError, conv2d
-from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.base import Engine
+from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import Data, check, judge, make_data, oracle
+from convoy.measurement.data import with_zeros
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue
+from convoy.problem import ConvProblem, Epilogue, SubgraphProblem
 from convoy.settings import Settings
 
-SEED = int(os.environ.get("CONVOY_FUZZ_SEED", "20261121"))
-CASES = int(os.environ.get("CONVOY_FUZZ_CASES", "1200"))
 CHUNK = 100
 GPU_SHARE = 10  # kernels compiled for each problem cost a second: fewer problems there
+
+MOST_OWN = max(LEAST_OWN, CASES // 100)  # of an engine's own problems in a direction
+OWN = [
+    pytest.param(name, direction, "cuda", id=f"{name}-{direction}-cuda", marks=pytest.mark.gpu)
+    for name in (*MANIFEST, *WAITING)
+    for direction in claims(name)
+]
+OWN += [pytest.param(name, "fprop", "cpu", id=f"{name}-fprop-cpu") for name in ("pruned.c", "pruned.channels")]
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -38,32 +48,58 @@ def show_seed(tmp_path, monkeypatch):
 def fault(engine, problem, device, seed):
     """What is wrong with an engine on a problem, with knobs and kind of data drawn from the seed; empty: nothing."""
     target = detect_target(device)
-    if not engine.supports(problem, target):
+    if not engine.accepts(problem, target):
         return ""
     draw = random.Random(seed)
     space = list(engine.space(problem, target))
     knobs = space[0] if draw.random() < 0.5 else draw.choice(space)
     kind = draw.choice(("integer", "integer", "normal", "cancelling"))
     try:
-        executable = engine.build(problem, knobs, target)
+        knobs, executable = built(engine, problem, [knobs, space[0]], target)
     except CompileError as error:
-        return "" if knobs != space[0] else f"[{knobs}] {error}"
+        return f"[{space[0]}] {error}"
     data = make_data(problem, seed, kind, device)
-    tf32 = device == "cuda" and problem.numerics == "as_torch"
+    if engine.skips_zeros and draw.random() < 0.7:
+        data = with_zeros(data, draw.choice((0, 30, 60, 90, 100)), seed, engine.zeros_kind)
+    tf32 = device == "cuda" and getattr(problem, "numerics", "") == "as_torch"
     verdict = judge(executable, engine.family, problem, data, kind, tf32=tf32)
     return "" if verdict.ok else f"[{knobs}] on {kind} data: {verdict.reason}"
 
 
+def built(engine, problem, choices, target):
+    """The first choice of knobs that compiles; the last one, the default, has to."""
+    for knobs in choices[:-1]:
+        try:
+            return knobs, engine.build(problem, knobs, target)
+        except CompileError:
+            continue
+    return choices[-1], engine.build(problem, choices[-1], target)
+
+
+def check_case(engine, device, index, problem):
+    found = fault(engine, problem, device, index)
+    if found:
+        smallest = shrink(problem, lambda candidate: bool(fault(engine, candidate, device, index)))
+        said = fault(engine, smallest, device, index)
+        pytest.fail(
+            f"{engine.id}, CONVOY_FUZZ_SEED={SEED}, case {index}: {named(problem)}: {found}\n"
+            f"smallest: {named(smallest)}: {said}"
+        )
+
+
+def named(problem):
+    """The key, and what it gives the digest of alone."""
+    mask = getattr(problem, "mask", None)
+    return (
+        f"{problem}\n{problem.text}"
+        if isinstance(problem, SubgraphProblem)
+        else f"{problem}" + (f" {mask.text}" if mask is not None and mask.positions <= 4096 else "")
+    )
+
+
 def check_chunk(engine, device, cases):
     for index in cases:
-        problem = random_problem(SEED, index)
-        found = fault(engine, problem, device, index)
-        if found:
-            smallest = shrink(problem, lambda candidate, seed=index: bool(fault(engine, candidate, device, seed)))
-            said = fault(engine, smallest, device, index)
-            pytest.fail(
-                f"{engine.id}, CONVOY_FUZZ_SEED={SEED}, case {index}: {problem}: {found}\nsmallest: {smallest}: {said}"
-            )
+        check_case(engine, device, index, random_problem(SEED, index))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -72,6 +108,19 @@ def check_chunk(engine, device, cases):
 def test_engines_on_random_problems(name, first, device):
     last = min(first + CHUNK, CASES)
     check_chunk(load_engine(name), device, range(first, last, GPU_SHARE if device == "cuda" else 1))
+
+
+@pytest.mark.timeout(900)  # a kernel for each problem, and many where one has to be made smaller
+@pytest.mark.parametrize(("name", "direction", "device"), OWN)
+def test_engines_on_problems_of_their_own(name, direction, device):
+    engine, target = load_engine(name, waiting()), detect_target(device)
+    problems = list(islice(own_problems(engine, target, SEED, TRIES, (direction,)), MOST_OWN))
+    able = target.capability == 90 if device == "cuda" else target.version("cxx")
+    if not problems and not able:
+        pytest.skip(f"{name} is not for {target.name}")
+    assert len(problems) >= LEAST_OWN
+    for index, problem in enumerate(problems):
+        check_case(engine, device, index, problem)
 
 
 STRIDES = (
@@ -114,7 +163,7 @@ def test_conv2d_on_random_calls(first, device):
         assert torch_conv2d(data.args[0], weight, None, *sizes).shape == y.shape
 
 
-class DropsTheLastRow:
+class DropsTheLastRow(Engine):
     """gemm, with a fault that only some problems show."""
 
     family, id = "gemm", "planted"

@@ -1,4 +1,4 @@
-"""Launches every kernel of ours over many shapes, for compute-sanitizer to watch (`make sanitize`). Not a pytest module.
+"""Launches every kernel of ours over many shapes in several settings, for compute-sanitizer to watch (`make sanitize`).
 
     python tests/gpu/sanitize.py --jobs 8                   every engine under every tool, so many processes at a time
     python tests/gpu/sanitize.py --jobs 8 triton.gemv       some engines; --tools memcheck racecheck: some tools
@@ -19,15 +19,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sanitize_jobs import ENGINES, TOOLS, run_all
-from sanitize_problems import problems_of
+from sanitize_problems import launches_of, shape_of
 
-from convoy.engines.base import Buffers, Executable
+from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.piece import read
 from convoy.engines.pruned.walk import positions
-from convoy.measurement.data import make_data
+from convoy.errors import CompileError
+from convoy.measurement.data import make_data, result_specs
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Problem, SubgraphProblem
+from convoy.target import Target
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -82,11 +84,13 @@ def launch_forward(name: str, executable: Executable, problem: Problem, dtype: t
 
 
 def launch_gradient(name: str, executable: Executable, problem: ConvProblem, dtype: torch.dtype) -> None:
-    """One dgrad or wgrad."""
+    """One dgrad or wgrad, with the bias's gradient where the epilogue has one."""
     is_dgrad = problem.direction == "dgrad"
     read_by = (problem.y_spec, problem.weight_spec) if is_dgrad else (problem.x_spec, problem.y_spec)
-    made = problem.x_spec if is_dgrad else problem.weight_spec
-    launch(name, executable, [filled(s.shape, dtype) for s in read_by], [filled(made.shape, dtype, value=torch.nan)])
+    made = [spec.shape for spec in result_specs(problem)]
+    launch(
+        name, executable, [filled(s.shape, dtype) for s in read_by], [filled(s, dtype, value=torch.nan) for s in made]
+    )
 
 
 def launch_piece(name: str, executable: Executable, problem: SubgraphProblem) -> None:
@@ -97,17 +101,27 @@ def launch_piece(name: str, executable: Executable, problem: SubgraphProblem) ->
     launch(name, executable, data.args, results, data.constants)
 
 
-def launch_problem(name: str, executable: Executable, problem: Problem) -> str:
-    """One problem of any kind; what stands for its shape."""
+def launch_problem(name: str, executable: Executable, problem: Problem) -> None:
+    """One problem of any kind."""
     if isinstance(problem, SubgraphProblem):
         launch_piece(name, executable, problem)
-        return problem.key
+        return
     dtype = DTYPES[problem.x_spec.dtype]
     if isinstance(problem, ConvProblem) and problem.direction != "fprop":
         launch_gradient(name, executable, problem, dtype)
     else:
         launch_forward(name, executable, problem, dtype)
-    return f"{problem.x_spec.shape} {problem.weight_spec.shape}"
+
+
+def build(engine: Engine, problem: Problem, knobs: Knobs, target: Target) -> Executable | None:
+    """One setting; None for one that does not compile, which a search passes over too. The first one has to."""
+    try:
+        return engine.build(problem, knobs, target)
+    except CompileError as error:
+        if knobs == engine.space(problem, target)[0]:
+            raise
+        print(f"{engine.id} {problem} [{knobs}] does not compile: {error}")
+        return None
 
 
 def launch_all(names: Sequence[str]) -> int:
@@ -116,12 +130,12 @@ def launch_all(names: Sequence[str]) -> int:
     launches, shapes = 0, set()
     for name in names:
         engine = load_engine(name, waiting())
-        for problem in problems_of(name):
-            if not engine.accepts(problem, target):
-                continue
-            executable = engine.build(problem, engine.space(problem, target)[0], target)
-            shapes.add(launch_problem(name, executable, problem))
-            launches += 1
+        for problem, knobs in launches_of(engine, target):
+            executable = build(engine, problem, knobs, target)
+            if executable is not None:
+                launch_problem(name, executable, problem)
+                shapes.add(shape_of(problem))
+                launches += 1
     print(f"{launches} launches over {len(shapes)} shapes")
     return 0 if launches else 1
 

@@ -45,7 +45,7 @@ _OPTIONS: Final = {"memcheck": ("--report-api-errors", "no")}
 """cuda-core asks the driver for functions that an older one lacks: such answers are no faults of a kernel."""
 
 _SUMMARY: Final = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
-_SECONDS: Final = 500
+_SECONDS: Final = 900
 _LINES: Final = 40
 """Of the output of a pair that is not clean."""
 

@@ -1,21 +1,29 @@
-"""What `sanitize.py` launches each engine on: shapes of every kind, small. Not a test module."""
+"""What `sanitize.py` launches each engine on: shapes of every kind, small, in several settings. Not a test module.
+
+First shapes that were chosen, then, until an engine has enough, random ones of the families that the fuzzing has too.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import islice, product, takewhile
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # the cases of pieces that other tests have
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))  # the families of random problems
 
 import norm_cases
 import pool_backward_cases
+from problem_families import merge, own_problems, shape_of
 
+from convoy.engines.base import Engine, Knobs
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
+from convoy.target import Target
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 PLAIN = Epilogue()
@@ -55,11 +63,29 @@ SIZES = [
 ]
 MATRICES = [(1, 512, 1000), (7, 520, 136), (40, 512, 264), (1, 96, 10)]
 MERGES = [
-    # n c side, filters of each convolution, what stands behind all of them
-    (1, 480, 14, (192, 96, 16), "relu"),
-    (3, 72, 9, (64, 8, 24, 136), ""),
-    (2, 64, 1, (40, 64), "relu"),
+    # n c side, filters of each convolution, what stands behind all of them, dtype
+    (1, 480, 14, (192, 96, 16), "relu", "fp16"),
+    (3, 72, 9, (64, 8, 24, 136), "", "bf16"),
+    (2, 64, 1, (40, 64), "relu", "fp16"),
 ]
+KINDS = [("fp16", "half"), ("fp32", "as_torch"), ("bf16", "half"), ("fp32", "strict")]
+
+LEAST_SHAPES = 30
+"""Different shapes for each engine."""
+
+MOST_PROBLEMS = 40
+"""For each engine; every one is launched in its first setting."""
+
+OFTEN = 3
+"""Launches of each kind of setting, where an engine has it; every so many problems are launched in their last setting too."""
+
+SEED, TRIES, MOST_FLOPS = 1, 400, 2e6
+"""Of the random problems: everything is fifty times slower under the sanitizer."""
+
+COOPERATION = frozenset(
+    {"ahead", "blocks", "cluster", "consumers", "depth", "halo", "parts", "slices", "split", "splits", "staged"}
+)
+"""Number knobs by which blocks, warps or copies work together: more than one, or none, is another kind of setting."""
 
 MOST_WRITTEN = 2000
 """Weights in code that is made for them: the compiler takes a third of a millisecond for each."""
@@ -83,29 +109,40 @@ def mask(engine: str, shape: tuple[int, ...]) -> WeightMask:
     return WeightMask(shape, np.packbits(nonzero).tobytes())
 
 
+def of_turn(turn: int, sizes: Sequence[tuple]) -> Iterator[tuple[int, tuple, tuple[str, str]]]:
+    """Every size with its place and one of `KINDS`, the next one in the next turn: all sizes come before any comes again."""
+    for place, size in enumerate(sizes):
+        yield place, size, KINDS[(place + turn) % len(KINDS)]
+
+
+def convolution(
+    size: tuple, kind: tuple[str, str], epilogue: Epilogue, layout: str = "nhwc", direction: str = "fprop"
+) -> ConvProblem:
+    """A size of `SIZES` in one arithmetic."""
+    n, c, h, w, k, r, s, pad, stride, dilation, groups = size
+    dtype, numerics = kind
+    return ConvProblem(
+        n, c, h, w, k, r, s, *pad, *stride, *dilation, groups, layout, dtype, dtype, dtype,
+        numerics=numerics, epilogue=epilogue, direction=direction,
+    )  # fmt: skip
+
+
 def pruned_problems(engine: str) -> Iterator[Problem]:
-    """Every size with a mask, in both memory formats and both types."""
-    for layout, dtype, numerics in product(("nchw", "nhwc"), ("fp32", "fp16"), ("strict", "half")):
-        for size, (n, c, h, w, k, r, s, pad, stride, dilation, groups) in enumerate(SIZES):
-            if (dtype, numerics) in (("fp32", "strict"), ("fp16", "half")):
-                problem = ConvProblem(
-                    n, c, h, w, k, r, s, *pad, *stride, *dilation, groups, layout, dtype, dtype, dtype, numerics=numerics,
-                    epilogue=(FULL, PLAIN)[size % 2],
-                )  # fmt: skip
-                yield problem.with_mask(mask(engine, problem.weight_spec.shape))
+    """Every size with a mask, in every arithmetic and both memory formats."""
+    for turn, layout in product(range(len(KINDS)), ("nchw", "nhwc")):
+        for place, size, kind in of_turn(turn, SIZES):
+            problem = convolution(size, kind, (FULL, PLAIN)[(turn + place) % 2], layout)
+            yield problem.with_mask(mask(engine, problem.weight_spec.shape))
 
 
 def problems(direction: str) -> Iterator[Problem]:
     """Every size in every arithmetic, forward with a full epilogue or none in turn."""
-    for index, (dtype, numerics) in enumerate((("fp16", "half"), ("fp32", "as_torch"), ("fp32", "strict"))):
-        for size, (n, c, h, w, k, r, s, pad, stride, dilation, groups) in enumerate(SIZES):
-            yield ConvProblem(
-                n, c, h, w, k, r, s, *pad, *stride, *dilation, groups, "nhwc", dtype, dtype, dtype,
-                numerics=numerics, epilogue=(FULL, PLAIN)[(index + size) % 2] if direction == "fprop" else PLAIN,
-                direction=direction,
-            )  # fmt: skip
-        for size, (n, c, k) in enumerate(MATRICES if direction == "fprop" else ()):
-            yield LinearProblem(n, c, k, dtype, numerics, (FULL, PLAIN)[(index + size) % 2])
+    for turn in range(len(KINDS)):
+        for place, (n, c, k), (dtype, numerics) in of_turn(turn, MATRICES if direction == "fprop" else ()):
+            yield LinearProblem(n, c, k, dtype, numerics, (FULL, PLAIN)[(turn + place) % 2])
+        for place, size, kind in of_turn(turn, SIZES):
+            epilogue = (FULL, PLAIN)[(turn + place) % 2] if direction == "fprop" else PLAIN
+            yield convolution(size, kind, epilogue, direction=direction)
 
 
 def pooled_problems() -> Iterator[Problem]:
@@ -118,32 +155,26 @@ def pooled_problems() -> Iterator[Problem]:
                 yield replace(problem, epilogue=replace(problem.epilogue, pool=pool))
 
 
-def merge(n: int, c: int, side: int, filters: tuple[int, ...], behind: str) -> SubgraphProblem:
-    """Parallel 1x1 convolutions with biases."""
-    lines, results = ["graph 1", f"input %v0: fp16[{n},{c},{side},{side}]"], []
-    for i, k in enumerate(filters):
-        lines += [f"constant %w{i}: fp16[{k},{c},1,1]", f"constant %b{i}: fp16[{k}]"]
-    for i, k in enumerate(filters):
-        image = f"fp16[{n},{k},{side},{side}]"
-        lines.append(f"%y{i}: {image} = conv2d(%v0, %w{i}, %b{i}, (1, 1), (0, 0), (1, 1), 1)")
-        results.append(f"%y{i}")
-        if behind:
-            lines.append(f"%z{i}: {image} = aten.{behind}.default(%y{i})")
-            results[-1] = f"%z{i}"
-    return SubgraphProblem("\n".join([*lines, "return " + ", ".join(results)]) + "\n", "nhwc")
+def in_turn(*given: Iterator[Problem]) -> Iterator[Problem]:
+    """One of each, then the next of each, until all are at their end."""
+    left = list(given)
+    while left:
+        found = [(source, next(source, None)) for source in left]
+        left = [source for source, problem in found if problem is not None]
+        yield from (problem for _, problem in found if problem is not None)
 
 
 def pieces(name: str) -> Iterator[Problem]:
     """Pieces of the graph that an engine for them takes."""
     if name == "triton.batch_norm":
-        for case in norm_cases.CASES:
-            yield from (norm_cases.forward(case), norm_cases.forward(case, unread=True))
-            yield from (norm_cases.backward(case), norm_cases.backward(case, masked=True))
+        for case, dtype in zip(norm_cases.CASES, ("", "bf16", "") * len(norm_cases.CASES), strict=False):
+            yield from (norm_cases.forward(case, dtype), norm_cases.forward(case, dtype, unread=True))
+            yield from (norm_cases.backward(case, dtype), norm_cases.backward(case, dtype, masked=True))
     elif name == "triton.merged":
         yield from (merge(*case) for case in MERGES)
     elif name == "triton.pool_backward":
-        for case, indices in product(pool_backward_cases.CASES, ("i64", "i16")):
-            yield pool_backward_cases.piece(case, indices=indices)
+        for case, (dtype, indices) in product(pool_backward_cases.CASES, (("", "i64"), ("bf16", "i16"))):
+            yield pool_backward_cases.piece(case, dtype, indices)
         yield from map(pool_backward_cases.average_piece, pool_backward_cases.AVERAGES)
     else:
         for (n, c, side), (window, stride, pad) in product(
@@ -158,14 +189,50 @@ def pieces(name: str) -> Iterator[Problem]:
             )
 
 
-def problems_of(name: str) -> Iterator[Problem]:
-    """What an engine is launched on, where it takes it."""
+def chosen_problems(name: str) -> Iterator[Problem]:
+    """Problems for an engine, whether it takes them or not."""
     if name.startswith("pruned."):
         return pruned_problems(name)
-    if name == "triton.pooled" or name.startswith("zeroskip."):
-        return chain(problems("fprop"), pooled_problems())
+    if name == "triton.pooled":
+        return pooled_problems()
+    if name.startswith("zeroskip."):
+        return in_turn(problems("fprop"), pooled_problems())
     if name == "triton.depthwise_gradients":
-        return chain(problems("dgrad"), problems("wgrad"))
+        return in_turn(problems("dgrad"), problems("wgrad"))
     if name in PIECES:
         return pieces(name)
     return problems(DIRECTIONS.get(name, "fprop"))
+
+
+def problems_of(engine: Engine, target: Target) -> list[Problem]:
+    """What an engine is launched on: what was chosen for it, and random problems until it has enough shapes."""
+    chosen = (problem for problem in chosen_problems(engine.id) if engine.accepts(problem, target))
+    found = list(islice(dict.fromkeys(chosen), MOST_PROBLEMS))
+    shapes = {shape_of(problem) for problem in found}
+    drawn = own_problems(engine, target, SEED, TRIES, most_flops=MOST_FLOPS)
+    for problem in takewhile(lambda _: len(shapes) < LEAST_SHAPES, drawn):
+        if shape_of(problem) not in shapes:
+            shapes.add(shape_of(problem))
+            found.append(problem)
+    return found
+
+
+def traits(knobs: Knobs) -> set[str]:
+    """What kinds a setting is of: its words and flags, and how its blocks, warps and copies work together."""
+    flags = {f"{name}={value}" for name, value in knobs.items() if isinstance(value, (bool, str))}
+    return flags | {f"{name}={min(int(knobs[name]), 2)}" for name in COOPERATION & set(knobs)}
+
+
+def launches_of(engine: Engine, target: Target) -> Iterator[tuple[Problem, Knobs]]:
+    """Each problem in its first setting; some in their last, and in the first one of a kind that was not seen often."""
+    seen: Counter[str] = Counter()
+    for place, problem in enumerate(problems_of(engine, target)):
+        space = list(engine.space(problem, target))
+        settings = [space[0], *space[-1 : len(space) * (place % OFTEN == 0)]]
+        for knobs in space[1:]:
+            own = set().union(*map(traits, settings))
+            if any(seen[trait] < OFTEN for trait in traits(knobs) - own):
+                settings.append(knobs)
+        for knobs in dict.fromkeys(settings):
+            seen.update(traits(knobs))
+            yield problem, knobs

@@ -3,18 +3,33 @@
 import importlib
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from convoy.engines.base import Executable
+from convoy.engines.base import Executable, Knobs
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.errors import CompileError
 from convoy.target import Target
 
 GPU = Path(__file__).parents[1] / "gpu"
 SCRIPT = GPU / "sanitize.py"
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 LAUNCHED = "7 launches over 5 shapes\n"
+OURS = sorted(
+    name
+    for name in (*MANIFEST, *WAITING)
+    if name.startswith(("cuda.", "pruned.", "triton.", "zeroskip."))
+    and name not in ("pruned.c", "pruned.channels", "zeroskip.cpu")
+)
+HALF_OR_FULL = {
+    **dict.fromkeys(("pruned.cuda", "pruned.csr", "pruned.direct"), ("fp16", "fp32")),
+    **dict.fromkeys(("pruned.sparse24", "pruned.blocks", "triton.merged"), ("bf16", "fp16")),
+    **dict.fromkeys(("triton.split_fp32", "zeroskip.channels", "zeroskip.gather"), ("fp32",)),
+}
+"""The dtypes of engines that do not take all three."""
+
 CLEAN = LAUNCHED + "========= ERROR SUMMARY: 0 errors\n"
 HAZARDS = LAUNCHED + "========= RACECHECK SUMMARY: {0} hazards displayed ({0} errors, 0 warnings)\n"
 
@@ -31,8 +46,7 @@ def jobs(load):
 
 
 def test_every_engine_with_kernels_of_ours_is_watched(jobs):
-    assert {"cuda.stem", "pruned.csr", "triton.merged", "zeroskip.ecr"} <= set(jobs.ENGINES) <= {*MANIFEST, *WAITING}
-    assert not {"aten", "cudnn", "padded", "pruned.c", "zeroskip.cpu"} & set(jobs.ENGINES)
+    assert sorted(jobs.ENGINES) == OURS
 
 
 def test_a_tool_that_sees_what_is_not_there_is_left_out_for_that_engine(jobs, monkeypatch):
@@ -109,13 +123,53 @@ def test_without_the_sanitizer_nothing_is_clean(jobs, monkeypatch, capsys):
     assert "CUDA toolkit" in capsys.readouterr().out
 
 
-def test_there_is_something_to_launch(load):
-    found = load("sanitize_problems")
-    assert len(set(found.SIZES)) >= 30
-    for name in load("sanitize_jobs").ENGINES:
-        if name.startswith(("triton.", "zeroskip.")):
-            engine = load_engine(name, waiting())
-            assert any(engine.accepts(problem, H100) for problem in found.problems_of(name)), name
+def dtype_of(problem):
+    """The narrowest dtype of a problem's values."""
+    text = getattr(problem, "text", problem.key)
+    return next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in text)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_engine_is_launched_over_many_shapes_in_every_dtype_and_kind_of_setting(load, name):
+    found, engine = load("sanitize_problems"), load_engine(name, waiting())
+    launches = list(found.launches_of(engine, H100))
+    problems = dict.fromkeys(problem for problem, _ in launches)
+    assert len({found.shape_of(problem) for problem, _ in launches}) >= 30
+    assert len({(found.shape_of(problem), dtype_of(problem), knobs) for problem, knobs in launches}) >= 30
+    assert len(launches) <= 120  # under the sanitizer each takes a second
+    assert all(problem.flops <= 1e8 for problem in problems)
+    assert tuple(sorted(set(map(dtype_of, problems)))) == HALF_OR_FULL.get(name, ("bf16", "fp16", "fp32"))
+    spaces = {problem: list(engine.space(problem, H100)) for problem in problems}
+    assert {(problem, space[0]) for problem, space in spaces.items()} <= set(launches)
+    assert sum((problem, space[-1]) in launches for problem, space in spaces.items()) >= 10
+    kinds = set().union(*(found.traits(knobs) for space in spaces.values() for knobs in space))
+    assert kinds <= set().union(*(found.traits(knobs) for _, knobs in launches))
+
+
+def test_launches_are_the_same_every_time(load):
+    found, engine = load("sanitize_problems"), load_engine("triton.swapped")
+    assert list(found.launches_of(engine, H100)) == list(found.launches_of(engine, H100))
+
+
+def test_cooperation_is_told_apart(load):
+    traits = load("sanitize_problems").traits
+    plain, split = Knobs.of(block_k=64, split=1, turns=False), Knobs.of(block_k=128, split=6, turns=True)
+    assert traits(plain) == {"split=1", "turns=False"}
+    assert traits(split) == traits(Knobs.of(split=3, turns=True)) == {"split=2", "turns=True"}
+
+
+def test_only_a_first_setting_has_to_compile(load, capsys):
+    def failing(problem, knobs, target):
+        raise CompileError("triton.swapped", "too many registers", "")
+
+    sanitize, engine = load("sanitize"), load_engine("triton.swapped")
+    problem = next(p for p in load("sanitize_problems").problems_of(engine, H100))
+    first, *_, last = engine.space(problem, H100)
+    planted = SimpleNamespace(id=engine.id, build=failing, space=engine.space)
+    assert sanitize.build(planted, problem, last, H100) is None
+    assert "too many registers" in capsys.readouterr().out
+    with pytest.raises(CompileError):
+        sanitize.build(planted, problem, first, H100)
 
 
 class Planted(Executable):

@@ -1,14 +1,19 @@
 """A training step on several streams under PyTorch's CUDA stream sanitizer: run by `test_sanitizer.py`. Not a test module.
 
-    python sanitizer_worker.py FOLDER whole|planted
+    python sanitizer_worker.py FOLDER program|updates
 
-PyTorch's operators alone run, for the sanitizer sees no others. `planted` takes the waits for other streams away.
+It runs as it is, which must pass in silence, and says so. Then it runs without its waits, at which the sanitizer must end it.
+`program` is loss and gradients alone, and what is taken away are its steps' waits for other streams. `updates` is with parameters
+that are updated during the backward pass, on a stream of their own, and what is taken away are that stream's waits.
+
+PyTorch's operators alone run, for the sanitizer sees no others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,12 +22,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.capture import capture_training
+from convoy.capture import TrainingCapture, capture_training
 from convoy.perfdb import Database
 from convoy.pipeline.choice import make_plan, select
-from convoy.pipeline.stages import input_formats, make_net, measure, silent, target_for
-from convoy.plan import parallel
-from convoy.program import bind
+from convoy.pipeline.stages import Net, input_formats, make_net, measure, silent, target_for
+from convoy.plan import Plan, parallel
+from convoy.program import bind, updates
 from convoy.program.streamed import StreamedProgram
 
 
@@ -41,18 +46,9 @@ class Branches(nn.Module):
         return self.fc(torch.relu(torch.cat([self.one(x), self.two(x)], 1)).mean((2, 3)))
 
 
-def main(folder: Path, planted: bool) -> None:
-    torch.manual_seed(0)
-    model = Branches().cuda()
-    batch = (torch.randn(4, 3, 16, 16, device="cuda"), torch.arange(4, device="cuda"))
-    settings = convoy.Settings(db=folder / "perf.db", isolate=False, solver="baseline", only_engines=("aten",))
-    capture = capture_training(model, cross_entropy, batch)
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    inputs = [
-        *(parameters[name].detach() for name in capture.parameters),
-        *(buffers[name] for name in capture.buffers),
-        *batch,
-    ]
+def planned(capture: TrainingCapture, inputs: Sequence[torch.Tensor], db: Path) -> tuple[Net, Plan]:
+    """The captured step, and a plan of it on three streams."""
+    settings = convoy.Settings(db=db, isolate=False, solver="baseline", only_engines=("aten",))
     border = input_formats(capture.captured, inputs)
     net = make_net("branches", capture.captured, border, "nchw", settings, target_for("cuda"))
     with Database.open(settings.db) as database:
@@ -60,21 +56,63 @@ def main(folder: Path, planted: bool) -> None:
     plan = make_plan(net, select(net, found, settings), settings)
     steps = parallel(plan.steps, 3)
     assert {step.stream for step in steps} == {0, 1, 2}
+    return net, dataclasses.replace(plan, steps=steps)
+
+
+def updated(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.optim.Optimizer:
+    """An optimizer that has made an update, so that its state is there, in the form that a captured step gives it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def main(folder: Path, *, early: bool) -> None:
+    torch.manual_seed(0)
+    model = Branches().cuda()
+    batch = (torch.randn(4, 3, 16, 16, device="cuda"), torch.arange(4, device="cuda"))
+    capture = capture_training(model, cross_entropy, batch)
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    held = [*(parameters[name].detach() for name in capture.parameters), *(buffers[name] for name in capture.buffers)]
+    inputs = [*held, *batch]
+    net, plan = planned(capture, inputs, folder / "perf.db")
+    optimizer = updated(model, batch)
+    updates.BUCKET_BYTES = 1 << 10
     torch.cuda.synchronize()
     sanitizer.enable_cuda_sanitizer()  # not before: the measurements capture graphs, which it does not follow
-    spread = dataclasses.replace(plan, steps=steps)
-    with torch.no_grad():
-        bound = bind(spread, net.captured, net.regions_by_nodes, net.target)
-        if planted:
+
+    def ready(*, planted: bool) -> Callable[[], object]:
+        """Runs the step once; `planted` without the waits."""
+        bound = bind(plan, net.captured, net.regions_by_nodes, net.target)
+        if planted and not early:
             for one in bound.steps:
                 one.step = dataclasses.replace(one.step, waits=())
         program = StreamedProgram(bound, torch.device("cuda", 0))
+        if not early:
+            return lambda: program(inputs)
+        learned = [parameters[name] for name in capture.learned]
+        slots = [capture.parameters.index(name) for name in capture.learned]
+        follower = updates.updates_of(bound, learned, slots, optimizer, program.streams)
+        assert follower is not None
+        assert len(follower._buckets) > 3
+        if planted:
+            follower._completion.events = lambda _: []
+        return lambda: program(inputs, follower)
+
+    def run(*, planted: bool) -> None:
+        step = ready(planted=planted)
         for _ in range(3):
-            outputs = program(inputs)
+            outputs = step()
             torch.stack([output.float().sum() for output in outputs]).sum()
-    torch.cuda.synchronize()
-    print("silent")
+        torch.cuda.synchronize()
+
+    with torch.no_grad():
+        run(planted=False)
+        print("silent", flush=True)
+        run(planted=True)
+    print("blind")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "planted")
+    main(Path(sys.argv[1]), early=sys.argv[2] == "updates")

@@ -28,7 +28,8 @@ def tuned(request: pytest.FixtureRequest, database: Path):
     few = ("triton.implicit_gemm", "triton.stem", "inductor")
     with pytest.MonkeyPatch.context() as patch:  # one setting of each engine: a compiler's seconds each
         patch.setattr(task, "QUICK_COMPILED", 0)
-        result = optimize_model(model, (x,), name="resnet18", settings=convoy.Settings(db=database, only_engines=few))
+        settings = convoy.Settings(db=database, only_engines=few, deterministic=True)
+        result = optimize_model(model, (x,), name="resnet18", settings=settings)
     return model, x, result
 
 
@@ -45,6 +46,17 @@ def test_right_and_one_graph(tuned) -> None:
         for seed in range(5):
             given = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
             assert close(result.program(given), model(given))
+
+
+def test_a_replay_has_the_bits_of_its_launches_one_by_one(tuned) -> None:
+    _, x, result = tuned
+    runnable = result.program.programs[0].runnable
+    for seed in range(5):
+        given = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+        found = result.program(given)
+        with torch.no_grad():
+            (launched,) = runnable.eager(runnable.inputs)
+        assert torch.equal(found, launched)
 
 
 def test_ten_thousand_replays_with_changing_inputs_give_the_same_bits(tuned) -> None:

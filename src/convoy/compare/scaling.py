@@ -36,6 +36,8 @@ UNITS: Final[dict[str, str]] = {
     "host_ms": "ms",
     "launch_ms": "ms",
     "allreduce_ms": "ms",
+    "collective_ms": "ms",
+    "bare_ms": "ms",
     "bound_ms": "ms",
     "link_gb_per_s": "GB/s",
     "gradient_bytes": "B",

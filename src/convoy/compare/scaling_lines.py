@@ -19,13 +19,14 @@ NUMBERS: Final = (1, 3, 5, 6, 7, 8, 9, 10, 11, 12)
 
 LINK_HEADS: Final = (
     "gpus", "scaling", "provider", "gradients MB", "link GB/s", "all-reduce ms", "bound ms", "exposed ms", "20 %", "80 %",
-    "group ms", "host ms", "peak MiB",
+    "running ms", "bare ms", "group ms", "host ms", "peak MiB",
 )  # fmt: skip
-LINK_NUMBERS: Final = tuple(range(3, 13))
+LINK_NUMBERS: Final = tuple(range(3, 15))
 LINK_CAPTION: Final = (
     "Communication: bound is 2 (n-1) / n of the gradients' bytes at the link's speed; exposed is what a step takes longer with"
-    " all-reduce than without, with its 20th and 80th percentile over the rounds; group is the same for one process, which talks"
-    " to nobody: the cost of the process group"
+    " all-reduce than without, with its 20th and 80th percentile over the rounds; running is how long its kernels run in a"
+    " step, and bare how long nothing else does meanwhile: what is exposed beyond that is other kernels made slower; group is"
+    " the same for one process, which talks to nobody: the cost of the process group"
 )
 """Of the second table, which has the terms of the bound."""
 
@@ -70,7 +71,8 @@ def link_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
                 str(row.axes["gpus"]), str(row.axes["scaling"]), row.provider,
                 _shown(row.figure("gradient_bytes"), ".1f", 1e6), _shown(row.figure("link_gb_per_s"), ".1f"),
                 _shown(row.figure("allreduce_ms")), _shown(row.figure("bound_ms")), _shown(communication), *spread,
-                _shown(_group(row)), _shown(row.figure("host_ms")), _shown(row.figure("peak_memory_bytes"), ".0f", 2.0**20),
+                _shown(row.figure("collective_ms")), _shown(row.figure("bare_ms")), _shown(_group(row)),
+                _shown(row.figure("host_ms")), _shown(row.figure("peak_memory_bytes"), ".0f", 2.0**20),
             )
         )  # fmt: skip
     return lines

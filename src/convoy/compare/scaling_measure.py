@@ -11,7 +11,7 @@ import inspect
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,11 @@ from convoy.zoo import example_args, load_model, preprocessing
 
 Stage = Callable[[str], None]
 Step = Callable[[], object]
+Kernel = tuple[str, float, float]
+"""A kernel's name, its beginning and its end, microseconds."""
+
+COLLECTIVE: Final = "nccl"
+"""What the names of NCCL's kernels begin with, in lower case."""
 
 WARM_UPS: Final = 3
 LINK_BYTES: Final = {"cuda": 256 << 20, "cpu": 16 << 20}
@@ -84,6 +89,8 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     values |= _link(setup.gradient_bytes, device)
     stage("launches")
     values |= _launches(trained.steps.get("compute", trained.steps["step"]), device)
+    stage("watching the collectives")
+    values |= _collectives(trained.steps["step"], device, able="launch_ms" in values)
     if device.type == "cuda":
         values["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(device))
     return {
@@ -326,23 +333,50 @@ def _launches(step: Step, device: torch.device) -> dict[str, float]:
     return found
 
 
+def _collectives(step: Step, device: torch.device, *, able: bool) -> dict[str, float]:
+    """How long a step's collectives run, and how long nothing else does meanwhile.
+
+    Args:
+        step: with all-reduce; all processes make it together.
+        device: this process's own.
+        able: whether this process may profile; the figures are left out unless all may.
+    """
+    if dist.get_world_size() == 1 or _agreed(float(not able), device):
+        return {}
+    return collective_ms(_kernels(step, device))
+
+
+def collective_ms(kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Of a step's kernels: time in which a collective runs, and in which it runs alone, milliseconds; empty where none runs."""
+    spans = [(start, stop) for _, start, stop in kernels]
+    own = [(start, stop) for name, start, stop in kernels if COLLECTIVE in name.lower()]
+    others = [(start, stop) for name, start, stop in kernels if COLLECTIVE not in name.lower()]
+    if not own:
+        return {}
+    return {"collective_ms": union_us(own) / 1e3, "bare_ms": (union_us(spans) - union_us(others)) / 1e3}
+
+
 def _busy_s(step: Step, device: torch.device) -> float:
     """Seconds of a step in which at least one kernel runs."""
+    return union_us([(start, stop) for _, start, stop in _kernels(step, device)]) / 1e6
+
+
+def _kernels(step: Step, device: torch.device) -> list[Kernel]:
+    """What runs on the device in a step."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         _wait(device)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
         for event in profile.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
-    )
-    return union_us(spans) / 1e6
+    ]
 
 
-def union_us(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals, sorted by their beginnings."""
+def union_us(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
     total, end = 0.0, float("-inf")
-    for start, stop in spans:
+    for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return total

@@ -167,12 +167,15 @@ def test_the_terms_of_the_bound_are_shown() -> None:
         "allreduce_ms": 1.5,
         "host_ms": 0.25,
         "peak_memory_bytes": 2.0**30,
+        "collective_ms": 3.0,
+        "bare_ms": 0.75,
     }
     row = result_row(JOB, result(0.010, 0.008, **values))
     (line,) = link_table([row, JOB.row(status="crashed", reason="died")])
     assert dict(zip(LINK_HEADS[3:], line[3:], strict=True)) == {
         "gradients MB": "100.0", "link GB/s": "100.0", "all-reduce ms": "1.50", "bound ms": "1.00", "exposed ms": "2.00",
-        "20 %": "2.00", "80 %": "2.00", "group ms": "", "host ms": "0.25", "peak MiB": "1024",
+        "20 %": "2.00", "80 %": "2.00", "running ms": "3.00", "bare ms": "0.75", "group ms": "",
+        "host ms": "0.25", "peak MiB": "1024",
     }  # fmt: skip
     _, sections = section_of([row])
     assert sections[0].tables[1].heads == LINK_HEADS
@@ -334,6 +337,17 @@ def test_torchruns_own_words_are_not_needed() -> None:
 def test_busy_time_is_the_union_of_the_kernels() -> None:
     assert union_us([]) == 0
     assert union_us([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+
+
+def test_a_collective_is_bare_where_nothing_else_runs() -> None:
+    kernels = [
+        ("ncclDevKernel_AllReduce", 1.0, 3.0),
+        ("conv", 0.0, 2.0),
+        ("ncclDevKernel_AllReduce", 6.0, 9.0),
+        ("add", 8.0, 8.5),
+    ]
+    assert scaling_measure.collective_ms(kernels) == {"collective_ms": 0.005, "bare_ms": pytest.approx(0.0035)}
+    assert scaling_measure.collective_ms([("conv", 0.0, 2.0)]) == {}
 
 
 def test_noisy_rounds_are_taken_again_and_the_quietest_kept() -> None:

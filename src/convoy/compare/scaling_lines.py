@@ -18,17 +18,20 @@ HEADS: Final = (
 NUMBERS: Final = (1, 3, 5, 6, 7, 8, 9, 10, 11, 12)
 
 LINK_HEADS: Final = (
-    "gpus", "scaling", "provider", "gradients MB", "link GB/s", "all-reduce ms", "bound ms", "exposed ms", "20 %", "80 %",
-    "running ms", "bare ms", "group ms", "host ms", "peak MiB",
+    "gpus", "scaling", "provider", "MB", "GB/s", "all-reduce", "bound", "exposed", "20 %", "80 %",
+    "running", "bare", "group", "host", "peak MiB",
 )  # fmt: skip
 LINK_NUMBERS: Final = tuple(range(3, 15))
 LINK_CAPTION: Final = (
-    "Communication: bound is 2 (n-1) / n of the gradients' bytes at the link's speed; exposed is what a step takes longer with"
-    " all-reduce than without, with its 20th and 80th percentile over the rounds; running is how long its kernels run in a"
-    " step, and bare how long nothing else does meanwhile: what is exposed beyond that is other kernels made slower; group is"
-    " the same for one process, which talks to nobody: the cost of the process group"
+    "Communication, milliseconds and the gradients' MB: bound is 2 (n-1) / n of the gradients' bytes at the link's speed;"
+    " exposed is what a step takes longer with all-reduce than without, with its 20th and 80th percentile over the rounds;"
+    " running is how long its kernels run in a step, and bare how long nothing else does meanwhile: what is exposed beyond that"
+    " is other kernels made slower; group is the same for one process, which talks to nobody: the cost of the process group"
 )
 """Of the second table, which has the terms of the bound."""
+
+SCHEDULE: Final = "streams:"
+"""What a plan's notes on its schedule begin with."""
 
 PARTS: Final = ("kernels", "launches", "exposed communication", "process group", "input")
 """Where a step's time goes, with its batch from the host; on a CPU, and where nobody may profile, launches count as kernels."""
@@ -106,12 +109,15 @@ def settings(rows: Sequence[Row]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What providers have to say of their rows, each line once, with the rows that it is of."""
+    """What providers have to say of their rows, each line once, with the rows that it is of.
+
+    How each row's schedule was found stands in the run file alone: a dozen lines for every number of GPUs.
+    """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         loud: Sequence[str] = row.detail.get("noisy", ())
         noise = [f"rounds of these kinds are noisy: {', '.join(loud)}"] if loud else []
-        for note in (*row.notes, *noise):
+        for note in (*(note for note in row.notes if not note.startswith(SCHEDULE)), *noise):
             found.setdefault((row.provider, note), []).append(_where(row))
     return [f"{provider} on {_listed(where)}: {note}" for (provider, note), where in found.items()]
 

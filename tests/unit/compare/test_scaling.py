@@ -146,7 +146,7 @@ def test_one_process_has_no_communication_but_a_process_group() -> None:
     older = replace(alone, figures=(*alone.figures[:2], Figure.once("exposed_ms", "ms", 3.0)))
     for row, shown in ((alone, "2.00"), (older, "3.00")):
         (line,) = link_table([row])
-        assert (line[LINK_HEADS.index("exposed ms")], line[LINK_HEADS.index("group ms")]) == ("", shown)
+        assert (line[LINK_HEADS.index("exposed")], line[LINK_HEADS.index("group")]) == ("", shown)
         assert table([row])[0][HEADS.index("exposed")] == ""
         _, (_, times) = section_of([row])
         assert times.tables[0].rows[0][2].text == f"kernels 8.00, process group {shown}"
@@ -173,9 +173,9 @@ def test_the_terms_of_the_bound_are_shown() -> None:
     row = result_row(JOB, result(0.010, 0.008, **values))
     (line,) = link_table([row, JOB.row(status="crashed", reason="died")])
     assert dict(zip(LINK_HEADS[3:], line[3:], strict=True)) == {
-        "gradients MB": "100.0", "link GB/s": "100.0", "all-reduce ms": "1.50", "bound ms": "1.00", "exposed ms": "2.00",
-        "20 %": "2.00", "80 %": "2.00", "running ms": "3.00", "bare ms": "0.75", "group ms": "",
-        "host ms": "0.25", "peak MiB": "1024",
+        "MB": "100.0", "GB/s": "100.0", "all-reduce": "1.50", "bound": "1.00", "exposed": "2.00",
+        "20 %": "2.00", "80 %": "2.00", "running": "3.00", "bare": "0.75", "group": "",
+        "host": "0.25", "peak MiB": "1024",
     }  # fmt: skip
     _, sections = section_of([row])
     assert sections[0].tables[1].heads == LINK_HEADS
@@ -186,7 +186,7 @@ def test_settings_and_notes_say_of_which_rows_they_are() -> None:
     ours = replace(JOB, provider="convoy")
     kept = replace(result_row(ours, result(0.01)), setting="effort quick, baseline kept", notes=("not faster",))
     free = replace(result_row(replace(ours, processes=4), result(0.01)), setting="effort quick", notes=("both",))
-    free = replace(free, notes=("a", "b"))
+    free = replace(free, notes=("a", "streams: 2 (measured)", "b"))
     rows = [result_row(JOB, result(0.01)), kept, free]
     assert settings(rows) == [
         "torch.ddp: channels_last",

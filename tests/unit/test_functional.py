@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 
 import convoy
 from convoy import InputError, Settings, UnsupportedError, conv2d, engines, functional
-from convoy.engines.base import Engine
+from convoy.engines.base import DETERMINISTIC, Engine
 from convoy.engines.manifest import MANIFEST
 from convoy.functional.choice import _fastest
 from convoy.measurement.detect import detect_target
@@ -316,6 +317,64 @@ def test_deterministic_refuses_what_is_not():
     settings = Settings(engines=(f"unreliable={__name__}:Unreliable",), deterministic=True)
     with pytest.raises(UnsupportedError, match="gives other bits from run to run"):
         conv2d(X, W, B, engine="unreliable", settings=settings)
+
+
+class Told(type(engines()[0])):
+    """The baseline as on a GPU: it gives the same bits in every run where it is told to."""
+
+    id = "told"
+
+    def space(self, problem, target):
+        return Knobs(), Knobs.of(**{DETERMINISTIC: True})
+
+    def build(self, problem, knobs, target):
+        executable = super().build(problem, knobs, target)
+        executable.deterministic = bool(knobs.get(DETERMINISTIC))
+        return executable
+
+
+def test_deterministic_takes_the_setting_that_is_there_for_it_in_all_directions():
+    settings = Settings(engines=(f"told={__name__}:Told",), deterministic=True)
+    x, weight, bias = tensors(grad=True)
+    y = conv2d(x, weight, bias, engine="told", settings=settings)
+    wanted = F.conv2d(x, weight, bias)
+    for ours, theirs in zip(
+        torch.autograd.grad(y.sum(), (x, weight, bias)),
+        torch.autograd.grad(wanted.sum(), (x, weight, bias)),
+        strict=True,
+    ):
+        agree(ours, theirs)
+
+
+def test_auto_takes_the_baselines_setting_that_is_there_for_it(own_database, monkeypatch):
+    monkeypatch.setattr(functional.choice, "load_engine", lambda *_: Told())
+    for asked in (False, True):
+        config, _ = functional.choice.pick("auto", PROBLEM, detect_target("cpu"), Settings(deterministic=asked))
+        assert bool(config.knobs.get(DETERMINISTIC)) == asked
+
+
+class OnlyForward(type(engines()[0])):
+    """The baseline without its gradients."""
+
+    id = "only_forward"
+
+    def supports(self, problem, target):
+        return super().supports(problem, target) if problem.direction == "fprop" else convoy.support.Support.no("no")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_gradients_that_an_engine_leaves_to_aten_are_as_steady_as_asked_for(asked, monkeypatch):
+    held = []
+
+    def convolutions(numerics, device, *, deterministic=False):
+        held.append(deterministic)
+        return nullcontext()
+
+    monkeypatch.setattr(functional.autograd, "convolutions", convolutions)
+    settings = Settings(engines=(f"only_forward={__name__}:OnlyForward",), deterministic=asked)
+    x, weight, bias = tensors(grad=True)
+    conv2d(x, weight, bias, engine="only_forward", settings=settings).sum().backward()
+    assert held == ([True] if asked else [])
 
 
 PROBLEM = ConvProblem(2, 4, 6, 6, 6, 3, 3, epilogue=Epilogue(bias=True))

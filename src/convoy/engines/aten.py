@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from convoy.engines import unsteady
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import effective_dilation, onednn_defect, plain_convolution
@@ -86,9 +87,23 @@ class _Convolution(Executable):
         return [*images, *made[2:]] if wanted[2] else images
 
 
-def _unsteady(problem: Problem, target: Target) -> bool:
-    """Whether sums may be taken in another order from run to run: cuDNN's gradients (its documentation, "Reproducibility")."""
-    return target.device == "cuda" and isinstance(problem, ConvProblem) and problem.direction != "fprop"
+def _unsteady(problem: Problem, target: Target) -> str:
+    """Why the same inputs may give other bits from run to run, left to itself; empty: they do not.
+
+    Of convolutions those are cuDNN's gradients (its documentation, "Reproducibility"), of pieces `unsteady.TABLE` says it.
+    """
+    if isinstance(problem, SubgraphProblem):
+        return unsteady.words(unsteady.by_aten(read(problem.text), target.device))
+    if target.device == "cuda" and isinstance(problem, ConvProblem) and problem.direction != "fprop":
+        return f"{problem.direction} by cuDNN may give other bits from run to run"
+    return ""
+
+
+def _has_steady_setting(problem: Problem, target: Target) -> bool:
+    """Whether what is unsteady by itself can be had with the same bits in every run."""
+    if not _unsteady(problem, target):
+        return False
+    return not isinstance(problem, SubgraphProblem) or unsteady.has_steady_form(read(problem.text), target.device)
 
 
 class _Linear(Executable):
@@ -119,14 +134,27 @@ class _Piece(Executable):
 
     allocates_results = True
 
-    def __init__(self, problem: SubgraphProblem) -> None:
+    def __init__(self, problem: SubgraphProblem, target: Target) -> None:
         self._function = compile_graph(read(problem.text))
         self._results = Results(problem)
+        self.deterministic = not _unsteady(problem, target)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
         made = self._function(buffers.args, buffers.constants)
         self._results.settle(made, (*buffers.args, *buffers.constants), buffers.results)
+
+
+class _SteadyPiece(_Piece):
+    """The same by the algorithms that give the same bits in every run, which all of its operators have."""
+
+    def __init__(self, problem: SubgraphProblem, target: Target) -> None:
+        super().__init__(problem, target)
+        self.deterministic = True
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        with unsteady.steady_algorithms():
+            super().launch(buffers, workspace)
 
 
 class _Copy(Executable):
@@ -161,9 +189,17 @@ class Aten(Engine):
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """As PyTorch runs it; a gradient by cuDNN also as it runs with `torch.backends.cudnn.deterministic`."""
+        """As PyTorch runs it, and where that may give other bits from run to run, as it runs when told to give the same.
+
+        A gradient by cuDNN has that by `torch.backends.cudnn.deterministic`, a piece by `torch.use_deterministic_algorithms`
+        unless an operator in it has no such form: then there is no setting for it.
+        """
         plain = Knobs()
-        return (plain, Knobs.of(**{DETERMINISTIC: True})) if _unsteady(problem, target) else (plain,)
+        return (plain, Knobs.of(**{DETERMINISTIC: True})) if _has_steady_setting(problem, target) else (plain,)
+
+    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+        """Gradients by cuDNN, and pieces with certain operators."""
+        return "" if knobs.get(DETERMINISTIC) else _unsteady(problem, target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Nothing is compiled."""
@@ -171,7 +207,9 @@ class Aten(Engine):
             return _Convolution(problem, target, deterministic=bool(knobs.get(DETERMINISTIC)))
         if isinstance(problem, LinearProblem):
             return _Linear(problem, target)
-        return _Piece(problem) if isinstance(problem, SubgraphProblem) else _Copy()
+        if isinstance(problem, SubgraphProblem):
+            return (_SteadyPiece if knobs.get(DETERMINISTIC) else _Piece)(problem, target)
+        return _Copy()
 
 
 ENGINE = Aten()

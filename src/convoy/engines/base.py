@@ -184,6 +184,14 @@ class Engine(ABC):
         del problem, knobs, target
         return None
 
+    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+        """Why launches may give other bits from run to run, where that is known before anything is built; empty: it is not.
+
+        Where this says so, the `Executable` does too. It also holds for rows that were measured before it was known.
+        """
+        del problem, knobs, target
+        return ""
+
     def algorithm(self, problem: Problem, knobs: Knobs) -> str:
         """What a config computes by, for reports: the engine's family, or more where its configs differ in it."""
         del problem, knobs

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from convoy.engines import unsteady
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import DTYPES, compile_graph
 from convoy.engines.piece import MEMORY_FORMATS, Results, read, runnable
@@ -41,9 +42,10 @@ class _Compiled(Executable):
 
     allocates_results = True
 
-    def __init__(self, problem: SubgraphProblem, function: Callable[..., Any]) -> None:
+    def __init__(self, problem: SubgraphProblem, function: Callable[..., Any], *, deterministic: bool) -> None:
         self._function = function
         self._results = Results(problem)
+        self.deterministic = deterministic
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The constants without their history."""
@@ -73,18 +75,23 @@ class Inductor(Engine):
         if not support:
             return support
         support = _has_compiler(target)
-        return _worthwhile(read(problem.text)) if support else support
+        return _worthwhile(read(problem.text), target) if support else support
+
+    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+        """Pieces with operators of which the compiler makes atomic operations, or that it leaves to ATen."""
+        del knobs
+        assert isinstance(problem, SubgraphProblem)
+        return unsteady.words(unsteady.by_inductor(read(problem.text), target.device))
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Trace and compile; raises CompileError with the compiler's words."""
-        del knobs
         assert isinstance(problem, SubgraphProblem)
         try:
             function = _compile(problem, target)
         except Exception as error:  # Inductor and the compilers below raise what they like; it goes on as the log
             words = str(error).strip() or type(error).__name__
             raise CompileError(self.id, words.splitlines()[0], words) from error
-        return _Compiled(problem, function)
+        return _Compiled(problem, function, deterministic=not self.unsteady(problem, knobs, target))
 
 
 def _has_compiler(target: Target) -> Support:
@@ -100,8 +107,8 @@ def _has_compiler(target: Target) -> Support:
     return Support.yes()
 
 
-def _worthwhile(graph: Graph) -> Support:
-    """Whether compiling can gain anything."""
+def _worthwhile(graph: Graph, target: Target) -> Support:
+    """Whether compiling can gain anything: time, or the same bits in every run where ATen has other ones."""
     layers = [node.op for node in graph.nodes if node.op in LAYERS]
     if layers:
         return Support.no(f"compiles what lies between the layers, got {layers[0]}")
@@ -113,6 +120,8 @@ def _worthwhile(graph: Graph) -> Support:
     if any(value.spec.elements == 0 for value in graph.values.values()):
         return Support.no("needs tensors with elements, got an empty one")
     if len(graph.nodes) > 1 or any(part in graph.nodes[0].op for part in _WORTHWHILE_ALONE):
+        return Support.yes()
+    if unsteady.by_aten(graph, target.device) and not unsteady.by_inductor(graph, target.device):
         return Support.yes()
     return Support.no(f"gains nothing over ATen by a lone {graph.nodes[0].op}")
 

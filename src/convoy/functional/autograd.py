@@ -11,9 +11,11 @@ from typing import Any, Final
 import torch
 
 from convoy.engines.base import Buffers, Executable
+from convoy.engines.flags import convolutions
 from convoy.engines.interpret import DTYPES
 from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError, UnsupportedError
+from convoy.functional.choice import first_config
 from convoy.measurement.data import conv_sizes, in_layout, result_specs
 from convoy.problem import ConvProblem, EngineConfig, Epilogue
 from convoy.settings import Settings
@@ -74,6 +76,11 @@ def _run(
     return found
 
 
+def _as_asked(problem: ConvProblem, device: torch.device, settings: Settings) -> AbstractContextManager[object]:
+    """A context in which ATen's convolutions give the same bits in every run where that is asked for; else its flags stay."""
+    return convolutions(problem.numerics, device, deterministic=True) if settings.deterministic else nullcontext()
+
+
 class Convolution(torch.autograd.Function):
     """One convolution in torch's autograd graph."""
 
@@ -107,17 +114,18 @@ class Convolution(torch.autograd.Function):
             dgrad = replace(problem, direction="dgrad", epilogue=Epilogue())
             wgrad = replace(problem, direction="wgrad", epilogue=Epilogue(bias=wants_bias))
             if wants_x and engine.supports(dgrad, target):
-                dx = _run(engine.config(engine.space(dgrad, target)[0]), dgrad, target, settings, (dy, weight), ())[0]
+                dx = _run(first_config(engine, dgrad, target, settings), dgrad, target, settings, (dy, weight), ())[0]
             if (wants_weight or wants_bias) and engine.supports(wgrad, target):
-                knobs = engine.space(wgrad, target)[0]
-                dweight, *rest = _run(engine.config(knobs), wgrad, target, settings, (x, dy), ())
+                config = first_config(engine, wgrad, target, settings)
+                dweight, *rest = _run(config, wgrad, target, settings, (x, dy), ())
                 dbias = rest[0] if rest else None
             missing = [wants_x and dx is None, wants_weight and dweight is None, wants_bias and dbias is None]
             if any(missing):
                 stride, padding, dilation, groups = conv_sizes(problem)
-                found = torch.ops.aten.convolution_backward(
-                    dy, x, weight, [problem.k], stride, padding, dilation, False, [0, 0], groups, missing
-                )
+                with _as_asked(problem, dy.device, settings):
+                    found = torch.ops.aten.convolution_backward(
+                        dy, x, weight, [problem.k], stride, padding, dilation, False, [0, 0], groups, missing
+                    )
                 dx, dweight, dbias = (
                     a if a is not None else b for a, b in zip((dx, dweight, dbias), found, strict=True)
                 )

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from convoy.capture.masks import mask_of
+from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import expected
 from convoy.errors import InputError, UnsupportedError
+from convoy.measurement.offers import admitted
 from convoy.measurement.protocol import protocol_for
 from convoy.measurement.statistics import Timing, is_faster
 from convoy.perfdb import Database, Measurement, default_path
@@ -31,9 +33,14 @@ def pick(engine: str, problem: ConvProblem, target: Target, settings: Settings) 
         laid = problem.with_layout(layout)
         support = found.supports(laid, target)
         if support:
-            return found.config(found.space(laid, target)[0]), laid
+            return first_config(found, laid, target, settings), laid
         refusals.append(support.reason)
     raise UnsupportedError(engine, problem, "; ".join(dict.fromkeys(refusals)))
+
+
+def first_config(engine: Engine, problem: ConvProblem, target: Target, settings: Settings) -> EngineConfig:
+    """An engine's default for a problem that it supports: with `deterministic` the setting that is there for it, if any."""
+    return engine.config(admitted(engine.space(problem, target), deterministic=settings.deterministic)[0])
 
 
 def with_mask(engine: str, problem: ConvProblem, weight: torch.Tensor, settings: Settings) -> ConvProblem:
@@ -58,8 +65,7 @@ def _fastest(
     path, _ = stamp
     with Database.open(path) as database:
         rows = database.lookup(problem.key, target.digest, protocol_for(settings.effort, target.device).id)
-    baseline = load_engine(BASELINE)
-    config = baseline.config(baseline.space(problem, target)[0])
+    config = first_config(load_engine(BASELINE), problem, target, settings)
     known = [row for row in rows if row.ok and row.config.engine == BASELINE]
     best = min(
         (row for row in rows if _allowed(row, problem, target, settings)), key=lambda r: r.median_us, default=None

@@ -28,6 +28,15 @@ def admitted(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
     return steady if deterministic and steady else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
 
 
+def steady(engine: Engine, problem: Problem, target: Target, space: Sequence[Knobs]) -> tuple[list[Knobs], str]:
+    """Of some settings those that are not known to give other bits from run to run, and why one of the others may."""
+    try:
+        reasons = {knobs: engine.unsteady(problem, knobs, target) for knobs in space}
+    except Exception as error:  # one broken engine must not end the search for all others
+        return [], f"raised {type(error).__name__} when asked: {error}"
+    return [knobs for knobs in space if not reasons[knobs]], next(filter(None, reasons.values()), "")
+
+
 def by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:
     """In the cost model's order; in the space's own where there is none."""
     known = {config: value for config, value in estimates.items() if value is not None}

@@ -69,7 +69,7 @@ class Experience:
         roofline: fitted to all rows.
         seen: by kind and config.
         measurements: how many rows it rests on.
-        unsteady: configs that gave other bits from run to run on some problem.
+        unsteady: configs that gave other bits from run to run on some problem of a kind.
         model: the engines' cost models.
     """
 
@@ -78,7 +78,7 @@ class Experience:
         default_factory=dict[Kind, dict[EngineConfig, list[_Seen]]]
     )
     measurements: int = 0
-    unsteady: set[EngineConfig] = field(default_factory=set[EngineConfig])
+    unsteady: set[tuple[Kind | None, EngineConfig]] = field(default_factory=set[tuple[Kind | None, EngineConfig]])
     model: Estimate = field(default=no_model, compare=False)
 
     @staticmethod
@@ -91,9 +91,9 @@ class Experience:
                 known.append((problem, row))
         found = Experience(fit(known), measurements=len(known), model=model)
         for problem, row in known:
-            if not row.deterministic:
-                found.unsteady.add(row.config)
             kind = kind_of(problem)
+            if not row.deterministic:
+                found.unsteady.add((kind, row.config))
             if kind is not None and isinstance(problem, LAYERS):
                 ratio = math.log(row.median_us / found.roofline.time_us(problem))
                 expected_us = model(problem, row.config)
@@ -284,7 +284,7 @@ def predicted_rows(
             protocol,
             Status.OK,
             median_us=time_us,
-            deterministic=config not in experience.unsteady,
+            deterministic=(kind_of(problem), config) not in experience.unsteady,
             reason=reason,
         )
         for config, time_us in times.items()

@@ -12,7 +12,7 @@ from convoy.engines.zeros import Levels, expected, expecting, holds
 from convoy.errors import InputError
 from convoy.measurement import kin
 from convoy.measurement.criteria import Criteria
-from convoy.measurement.offers import admitted, ask, by_estimate, neighbours
+from convoy.measurement.offers import admitted, ask, by_estimate, neighbours, steady
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
@@ -99,7 +99,10 @@ class Task:
                 continue  # it competes on the problem without the mask, which is always offered beside this one
             support, space = ask(engine, problem, target)
             space = admitted(space, deterministic=deterministic)
-            if support:
+            reason = support.reason
+            if deterministic and support:
+                space, reason = steady(engine, problem, target, space)
+            if support and space:
                 self._engines[engine.id] = engine
                 shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
                 self._spaces[engine.id] = [
@@ -108,7 +111,7 @@ class Task:
                     for k in space
                 ]
             else:
-                self.refusals[engine.id] = support.reason
+                self.refusals[engine.id] = f"{reason}, and `deterministic` was asked for" if support else reason
 
     def take_known(self, rows: Iterable[Measurement]) -> None:
         """Take over stored rows that still mean something."""

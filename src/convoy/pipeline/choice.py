@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from convoy.capture.narrow_indices import index_casts
-from convoy.engines.manifest import engine_ids
+from convoy.engines.base import DETERMINISTIC
+from convoy.engines.manifest import BASELINE, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.ir import Graph
 from convoy.graph.text import digest
@@ -53,11 +54,15 @@ def on_offer(net: Net, found: SearchResult, settings: Settings) -> SelectionProb
 
 
 def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
-    """One choice by the solver asked for, and the totals of the others, so that the gain is always known."""
+    """One choice by the solver asked for, and the totals of the others, so that the gain is always known.
+
+    Raises:
+        SelectionError: no choice satisfies the settings.
+    """
     problem = on_offer(net, found, settings)
+    notes = _steadiness(net, found, problem) if settings.deterministic else []
     chosen = solve(problem, _solver_name(settings))
     strategies: dict[str, float] = {}
-    notes: list[str] = []
     engines = sorted(
         {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
     )
@@ -70,6 +75,27 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
             strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
     strategies[chosen.solver] = chosen.total_us
     return Choice(problem, chosen, strategies, notes)
+
+
+def _steadiness(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:
+    """Operators whose baseline is left out for the same bits' sake, each once, with the reason.
+
+    Raises:
+        SelectionError: nobody is left for one of them, as `torch.use_deterministic_algorithms` raises where PyTorch has no way.
+    """
+    reasons: dict[str, str] = {}
+    for region in net.regions:
+        refused = [found.refusals.get(p.key, {}).get(BASELINE, "") for p in region.problems]
+        if len(region.nodes) == 1 and all(DETERMINISTIC in reason for reason in refused):
+            reasons[region.nodes[0]] = refused[0]
+    covered = {node for candidate in problem.candidates for node in problem.regions[candidate.region].nodes}
+    bare = [name for name in problem.nodes if name in reasons and name not in covered]
+    if bare:
+        raise SelectionError(
+            f"nothing computes {net.captured.graph.node(bare[0]).op} ({bare[0]}) with the same bits in every run here: "
+            f"{reasons[bare[0]]}. Leave `deterministic` out, or put another operator in its place."
+        )
+    return list(dict.fromkeys(f"PyTorch's own is left out: {reason}" for reason in reasons.values()))
 
 
 def stock_us(baseline: Selection, problem: SelectionProblem, graph: Graph) -> float:

@@ -79,7 +79,8 @@ def optimize(
 
     Raises:
         InputError: inputs or settings that cannot be used.
-        SelectionError: the memory budget is too small for any choice.
+        SelectionError: the memory budget is too small for any choice, or with `deterministic` nothing computes an operator with
+            the same bits in every run.
     """
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     label = name or type(model).__name__
@@ -133,16 +134,19 @@ def _conclude(
     settings: Settings,
     tuned_s: float,
 ) -> Result:
-    """Build the program, check it against float64 and the clock, and keep the baseline where it does not win."""
+    """Build the program, check it against float64 and the clock, and keep the baseline where it does not win.
+
+    Where only a plan gives the same bits in every run, and that was asked for, the plan stays (`verdict.falls_back`).
+    """
     plan, program = build_fastest(plan, net, settings, choice.problem)
     flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
     outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
-    if settings.solver != "baseline" and not verdict.is_faster(outcome.optimized, outcome.baseline):
-        note = (
-            f"the whole net took {outcome.optimized.median_ms:.3f} ms as planned and {outcome.baseline.median_ms:.3f} ms"
-            " as PyTorch runs it: not faster by more than the spread, so the plan is the baseline"
-        )
-        plan = dataclasses.replace(plan, baseline=True, steps=(), notes=(*plan.notes, note))
+    falls_back, note = verdict.falls_back(_why_slow(outcome), "", net.captured.graph, net.target.device, settings)
+    if note:
+        plan = dataclasses.replace(plan, notes=(*plan.notes, note))
+        program.plan = plan
+    if falls_back:
+        plan = dataclasses.replace(plan, baseline=True, steps=())
         program = Program(plan, net.captured, None)
         outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
     module = OptimizedModule(model, program, signature_of(args, kwargs), _tuner(net.name, settings))
@@ -152,6 +156,17 @@ def _conclude(
     )
     summary = summarize(net, found, choice, plan, program, outcome, settings, tuned_s, timeline)
     return Result(module, plan, summary)
+
+
+def _why_slow(outcome: Outcome) -> str:
+    """Why a plan is not worth it; empty where it is."""
+    ours, stock = outcome.optimized, outcome.baseline
+    if verdict.is_faster(ours, stock):
+        return ""
+    return (
+        f"the whole net took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs it:"
+        " not faster by more than the spread"
+    )
 
 
 def _tuner(name: str, settings: Settings) -> Callable[..., Program]:

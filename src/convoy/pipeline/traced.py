@@ -99,7 +99,8 @@ class TracedGraph:
     def _fastest(self, program: Program, captured: Captured, args: list[torch.Tensor]) -> tuple[Runnable | None, str]:
         """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers.
 
-        None, and why, where the plan is wrong as a whole or not faster than PyTorch.
+        None, and why, where the plan is wrong as a whole or not faster than PyTorch, unless only a plan gives the same bits in
+        every run and that was asked for.
         """
         assert program.runnable is not None
         ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}
@@ -114,13 +115,13 @@ class TracedGraph:
                 ours = verdict.errors_against(verdict.float_outputs(ways["convoy"](args)), exact)
             timed = verdict.interleave(runs, cuda=args[0].is_cuda)
         best = min(ways, key=lambda name: timed[name].median_ms)
-        reason = ""
+        wrong = slow = ""
         if not ours.rel_l2_error <= max(verdict.WORST_ERROR * stock.rel_l2_error, 1e-6):
-            reason = f"its error of {ours.rel_l2_error:.2e} is over that of PyTorch's {stock.rel_l2_error:.2e}"
+            wrong = f"its error of {ours.rel_l2_error:.2e} is over that of PyTorch's {stock.rel_l2_error:.2e}"
         elif not verdict.is_faster(timed[best], timed["torch.eager"]):
-            reason = "not faster than PyTorch by more than the spread"
-        stays = bool(reason) and self._settings.solver != "baseline"
-        return None if stays else ways[best], reason
+            slow = "not faster than PyTorch by more than the spread"
+        falls_back, reason = verdict.falls_back(slow, wrong, captured.graph, args[0].device.type, self._settings)
+        return None if falls_back else ways[best], reason
 
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What to compare with, and PyTorch's own or what stands for its error.

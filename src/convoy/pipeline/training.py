@@ -112,6 +112,8 @@ def training_step(
         InputError: arguments that cannot be used.
         CaptureError: the model or its loss cannot be traced.
         PlanError: `plan` is of another model, shape or machine.
+        SelectionError: nothing satisfies the settings: with `deterministic`, an operator that nothing computes with the same bits
+            in every run, or gradients that are wrong as planned where PyTorch's own may differ from run to run.
     """
     return train_model(
         model,
@@ -293,26 +295,16 @@ class _Job:
         )
         outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
         plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
-        reason = self._why_baseline(outcome)
-        if reason and self.settings.solver != "baseline":
-            plan = dataclasses.replace(plan, baseline=True, steps=(), notes=(*plan.notes, reason))
+        graph, device = self.capture.captured.graph, self.target.device
+        falls_back, reason = verdict.falls_back(_why_slow(outcome), _why_wrong(outcome), graph, device, self.settings)
+        plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
+        if falls_back:
+            plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         timeline = measured(eager_of(program.runnable), self.inputs()) if program.runnable else []
         summary = summarize(self.net, found, choice, plan, program, outcome, self.settings, tuned_s, timeline)
         return TrainingResult(self._step(plan, program), plan, summary)
-
-    def _why_baseline(self, outcome: Outcome) -> str:
-        ours, stock = outcome.optimized, outcome.baseline
-        if not verdict.is_faster(ours, stock):
-            return (
-                f"loss and gradients took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs"
-                " them: not faster by more than the spread, so the plan is the baseline"
-            )
-        error, allowed = outcome.errors.rel_l2_error, verdict.WORST_ERROR * outcome.baseline_errors.rel_l2_error
-        if not error <= max(allowed, 1e-6):
-            return f"the gradients' error of {error:.2e} is over {allowed:.2e}: the plan is the baseline"
-        return ""
 
     def replay(self, plan: Plan) -> TrainingResult:
         """Bind a plan that exists already, after checking that it is for this step and target."""
@@ -328,3 +320,20 @@ class _Job:
         runnable = eager_of(program.runnable) if program.runnable else None
         bound = StepProgram(plan, self.capture, runnable, signature_of(self.batch, {}))
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
+
+
+def _why_slow(outcome: Outcome) -> str:
+    """Why a plan is not worth it; empty where it is."""
+    ours, stock = outcome.optimized, outcome.baseline
+    if verdict.is_faster(ours, stock):
+        return ""
+    return (
+        f"loss and gradients took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs them:"
+        " not faster by more than the spread"
+    )
+
+
+def _why_wrong(outcome: Outcome) -> str:
+    """Why a plan's gradients are wrong as a whole; empty where they are not."""
+    error, allowed = outcome.errors.rel_l2_error, verdict.WORST_ERROR * outcome.baseline_errors.rel_l2_error
+    return "" if error <= max(allowed, 1e-6) else f"the gradients' error of {error:.2e} is over {allowed:.2e}"

@@ -13,8 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture.copies import copy_module
+from convoy.engines import unsteady
 from convoy.engines.flags import convolutions
+from convoy.errors import SelectionError
+from convoy.graph.ir import Graph
 from convoy.program.recording import FAILURES, recording
+from convoy.settings import Settings
 
 ROUNDS = 15
 """Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
@@ -124,6 +128,33 @@ def summarise(name: str, values: Sequence[float]) -> Timed:
 def is_faster(result: Timed, baseline: Timed) -> bool:
     """Whether the result beats the baseline by more than the spread of both."""
     return result.median_ms + max(result.spread_ms, baseline.spread_ms) < baseline.median_ms
+
+
+def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Settings) -> tuple[bool, str]:
+    """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
+
+    It does where the plan is slow or wrong. But where `deterministic` was asked for, and its operators may give other bits from
+    run to run, only a plan keeps that promise: a slow one is kept.
+
+    Args:
+        slow: why the plan is not faster; empty where it is.
+        wrong: why its results are wrong as a whole; empty where they are not.
+        graph: what PyTorch runs.
+        device: `cpu` or `cuda`.
+        settings: `solver` and `deterministic` are used.
+
+    Raises:
+        SelectionError: the plan is wrong, and PyTorch's own run may give other bits.
+    """
+    if settings.solver == "baseline" or not (slow or wrong):
+        return False, ""
+    differs = unsteady.words(unsteady.by_aten(graph, device)) if settings.deterministic else ""
+    if not differs:
+        return True, f"{slow or wrong}, so the plan is the baseline"
+    asked = f"`deterministic` was asked for, and as PyTorch runs it {differs}"
+    if wrong:
+        raise SelectionError(f"{wrong}; {asked}. Leave `deterministic` out, or restrict the engines (`only_engines`).")
+    return False, f"{slow}, but kept: {asked}"
 
 
 def _round(run: Callable[[], object], repeats: int, *, cuda: bool) -> float:

@@ -156,6 +156,17 @@ def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     assert "predicted from 2 measurements" in found[ONE].reason
 
 
+def test_a_gradient_that_is_not_deterministic_says_nothing_of_forward_passes():
+    dgrad = conv(direction="dgrad")
+    known = experience([conv()])
+    known.unsteady.update(Experience.of([row(dgrad, ATEN, 9.0, deterministic=False)]).unsteady)
+    found = {
+        problem: {r.config: r for r in predicted_rows(known, problem, {"aten": [ATEN]}, "t", "p")}[ATEN].deterministic
+        for problem in (conv(side=28), conv(side=28, direction="dgrad"))
+    }
+    assert list(found.values()) == [True, False]
+
+
 def models(config):
     return {"two": 1.0}.get(config.engine)
 

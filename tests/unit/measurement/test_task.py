@@ -248,6 +248,45 @@ def test_deterministic_excludes_with_a_reason():
     read_record(to_record(found["dice"]))  # a row that the database takes: no figures beside a status that is not ok
 
 
+class Unsteady(Fake):
+    """Says of its first settings that they are."""
+
+    def __init__(self, name, count=1, unsteady=1):
+        super().__init__(name, count)
+        self.known = unsteady
+
+    def unsteady(self, problem, knobs, target):
+        return "aten.cumsum.default may give other bits from run to run" if knobs["k"] < self.known else ""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_is_known_to_differ_from_run_to_run_is_not_measured_where_that_is_out(asked):
+    """Nor are rows taken that were measured before it was known."""
+    task = Task(PROBLEM, [Unsteady("aten"), Unsteady("a", 2), Fake("b")], TARGET, deterministic=asked)
+    task.take_known([row("aten", us=1.0), row("a", 0, us=1.0)])
+    assert names(task.first_look(PROTOCOL, Effort.QUICK)) == ([("a", 1), ("b", 0)] if asked else [("b", 0)])
+    assert {r.config.engine for r in task.result_rows()} == (set() if asked else {"aten", "a"})
+    assert list(task.refusals) == (["aten"] if asked else [])
+    assert "aten.cumsum.default" in task.refusals.get("aten", "aten.cumsum.default")
+    assert "deterministic" in task.refusals.get("aten", "deterministic")
+
+
+def test_nothing_that_is_known_to_differ_is_predicted():
+    task = Task(PROBLEM, [Unsteady("aten")], TARGET, deterministic=True)
+    task.predict(Experience.of([]), PROTOCOL.id)
+    assert task.result_rows() == []
+
+
+def test_an_engine_that_raises_about_its_bits_is_out():
+    class Raises(Fake):
+        def unsteady(self, problem, knobs, target):
+            raise KeyError("op")
+
+    task = Task(PROBLEM, [Fake("aten"), Raises("a")], TARGET, deterministic=True)
+    assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("aten", 0)]
+    assert "raised KeyError" in task.refusals["a"]
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_settings_for_the_same_bits_are_looked_at_where_they_are_asked_for(asked):
     class Library(Fake):

@@ -1,11 +1,29 @@
-"""What PyTorch's own step is said to take: without the casts of indices that capture adds."""
+"""What PyTorch's own step is said to take: without the casts of indices that capture adds. What has to have the same bits."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+from convoy.errors import SelectionError
 from convoy.graph.text import parse_graph
-from convoy.pipeline.choice import stock_us
+from convoy.measurement import SearchResult
+from convoy.perfdb.row import Measurement, Status
+from convoy.pipeline import verdict
+from convoy.pipeline.choice import select, stock_us
+from convoy.pipeline.stages import Net
 from convoy.problem import EngineConfig, Knobs
+from convoy.regions import propose
 from convoy.selection import Candidate, Cover, SelectionProblem, solve
+from convoy.settings import Effort, Settings
+from convoy.target import Target
+
+TARGET = Target("cuda", "a GPU", "sm_90", 132, 80 << 30, 50 << 20)
 
 NARROW = """graph 1
 input %x: fp32[2,4,8,8]
@@ -54,3 +72,82 @@ def test_casts_of_indices_are_not_pytorchs() -> None:
 
 def test_all_else_is() -> None:
     assert offered(WIDE)[1] == 0.0
+
+
+LOSS = """graph 1
+input %x: fp32[2,3,4,4]
+input %t: i64[2,4,4]
+%s: fp32[2,3,4,4] = aten._log_softmax.default(%x, 1, False)
+%l: fp32[], %w: fp32[] = aten.nll_loss2d_forward.default(%s, %t, None, 1, -100)
+return %l
+"""
+
+
+def steady_net(*, others: bool) -> tuple[Net, SearchResult]:
+    """A loss whose baseline is refused for the same bits' sake, and what was found for it, by others too or by nobody."""
+    graph = parse_graph(LOSS)
+    regions = propose(graph, layouts=("nchw",), numerics="as_torch")
+    found = SearchResult({}, {}, 0, 0, 0)
+    reason = "aten.nll_loss2d_forward.default may give other bits from run to run, and `deterministic` was asked for"
+    for region in regions:
+        for problem in region.problems:
+            lost = region.nodes == ("l",)
+            taker = EngineConfig("inductor" if lost else "aten", 1, Knobs())
+            row = Measurement(problem.key, taker, "t", "p", Status.OK, samples=9, median_us=1.0)
+            found.rows[problem.key] = [row] if len(region.nodes) == 1 and (others or not lost) else []
+            found.refusals[problem.key] = {"aten": reason} if lost else {}
+    captured = SimpleNamespace(graph=graph)
+    return Net("loss", captured, regions, ("nchw",), {}, {}, TARGET, "x"), found  # type: ignore[arg-type]
+
+
+def test_an_operator_that_nobody_computes_with_the_same_bits_is_named() -> None:
+    with pytest.raises(
+        SelectionError, match=r"nothing computes aten\.nll_loss2d_forward\.default \(l\) with the same bits"
+    ):
+        select(*steady_net(others=False), Settings(deterministic=True))
+
+
+def test_a_baseline_that_is_left_out_for_the_same_bits_is_noted() -> None:
+    choice = select(*steady_net(others=True), Settings(deterministic=True))
+    assert {c.config.engine for c in choice.selection.chosen} == {"aten", "inductor"}
+    assert [note for note in choice.notes if note.startswith("PyTorch's own is left out: aten.nll_loss2d_forward")]
+
+
+class Unpooled(nn.Module):
+    """Overlapping places are written in any order, on CPUs too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, places = nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.relu(nn.functional.max_unpool2d(y, places, 2))
+
+
+@pytest.mark.parametrize("effort", [Effort.QUICK, Effort.NONE])
+def test_a_net_that_pytorch_cannot_compute_with_the_same_bits_is_refused(effort: Effort, tmp_path: Path) -> None:
+    settings = Settings(effort=effort, deterministic=True, db=tmp_path / "rows.db", isolate=False)
+    with pytest.raises(SelectionError, match=r"aten\.max_unpool2d\.default"):
+        convoy.optimize(Unpooled().eval(), (torch.randn(1, 3, 8, 8),), settings=settings)
+
+
+class Placed(nn.Module):
+    """Puts values in places that an index names, on CPUs in any order too; ATen has a steady way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.index_copy(x, 1, torch.tensor([0, 2]), x[:, :2]))
+
+
+@pytest.mark.parametrize("model", [Placed(), nn.Conv2d(3, 4, 3)])
+def test_a_steady_net_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: False)
+    settings = Settings(
+        effort=Effort.NONE, deterministic=True, only_engines=("aten",), db=tmp_path / "rows.db", isolate=False
+    )
+    x = torch.randn(1, 3, 8, 8)
+    fast = convoy.optimize(model.eval(), (x,), settings=settings)
+    differs = isinstance(model, Placed)
+    assert fast.plan.baseline == (not differs)
+    ending = "but kept: `deterministic` was asked for" if differs else "so the plan is the baseline"
+    assert f"not faster by more than the spread, {ending}" in fast.plan.notes[-1]
+    assert ("aten.index_copy.default may give other bits" in fast.plan.notes[-1]) == differs
+    assert torch.equal(fast(x), model(x))

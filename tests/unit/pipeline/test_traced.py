@@ -81,6 +81,28 @@ def test_a_pass_that_is_not_faster_runs_as_it_was_traced(
     assert "not faster" in graphs[0].plan.notes[-1]
 
 
+def test_a_steady_pass_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
+    graphs: list[traced.TracedGraph], db: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Reordered(nn.Module):
+        """Reads its channels by index: their gradients are summed up in any order, on CPUs too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+            self.register_buffer("order", torch.tensor([0, 2, 2, 1, 4]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x)[:, self.order].mean((2, 3))
+
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: False)
+    model = Reordered()
+    chosen = {**OPTIONS, "solver": "exact", "deterministic": True, "db": db}
+    train(torch.compile(model, backend="convoy", options=chosen), model, 1)
+    assert [graph.plan.baseline for graph in graphs] == [True, False]
+    assert "but kept" in graphs[1].plan.notes[-1]
+
+
 def test_a_pass_that_is_wrong_as_a_whole_runs_as_it_was_traced(
     graphs: list[traced.TracedGraph], db: Path, monkeypatch: pytest.MonkeyPatch
 ):

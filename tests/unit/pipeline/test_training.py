@@ -17,8 +17,8 @@ from training_nets import batches, net, sgd
 
 import convoy
 from convoy import plan as plans
-from convoy.errors import CaptureError, InputError, PlanError
-from convoy.pipeline import train_model, verdict
+from convoy.errors import CaptureError, InputError, PlanError, SelectionError
+from convoy.pipeline import TrainingResult, train_model, verdict
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
 
@@ -263,6 +263,60 @@ def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(
     result = train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
     assert result.plan.baseline
     assert "gradients' error of 5.00e-01" in result.plan.notes[-1]
+
+
+class Reordered(nn.Module):
+    """Reads its channels by index: their gradients are summed up in any order, on CPUs too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+        self.register_buffer("order", torch.tensor([0, 2, 2, 1, 4]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)[:, self.order].mean((2, 3))
+
+
+def reordered(settings: convoy.Settings) -> TrainingResult:
+    torch.manual_seed(1)
+    model = Reordered()
+    chosen = dataclasses.replace(settings, solver="exact", deterministic=True)
+    return train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen)
+
+
+def test_a_steady_step_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
+    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: False)
+    result = reordered(settings)
+    assert not result.plan.baseline
+    assert result.step.program.runnable is not None
+    assert "not faster by more than the spread, but kept" in result.plan.notes[-1]
+    assert "index_put.default may give other bits from run to run" in result.plan.notes[-1]
+
+
+def test_a_steady_step_that_is_not_faster_is_the_stock_one_where_that_is_steady_too(
+    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: False)
+    model = net()
+    chosen = dataclasses.replace(settings, solver="exact", deterministic=True)
+    assert train_model(model, cross_entropy, sgd(model), batches(1)[0], settings=chosen).plan.baseline
+
+
+def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_differ(
+    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+):
+    right = verdict.errors_against
+    calls: list[int] = []
+
+    def planted(outputs: Any, exact: Any) -> verdict.Errors:
+        calls.append(1)
+        return right(outputs, exact) if len(calls) % 2 else verdict.Errors(0.5, 0.5)
+
+    monkeypatch.setattr(verdict, "errors_against", planted)
+    with pytest.raises(SelectionError, match=r"gradients' error of 5\.00e-01.*may give other bits from run to run"):
+        reordered(settings)
 
 
 def test_the_timeline_holds_every_step_in_order(settings: convoy.Settings):

@@ -13,27 +13,30 @@ from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
 
+_LEAST_CHANNELS = 16
+"""What Triton's dot sums over, at least, whatever the type: as many channels an iteration."""
+
 
 def block_channels(view: View) -> tuple[int, ...]:
-    """Channels an iteration: 32 to 256 bytes of them; with the strided view a divisor of c."""
-    found = tuple(size // view.bytes_each for size in (256, 128, 64, 32))
-    least = found[-1] if view.c * view.bytes_each <= 32 else found[-2]
-    fitting = tuple(b for b in found if b >= least and (b < 2 * view.c or b == least))
+    """Channels an iteration: 32 to 256 bytes of them and 16 at least; with the strided view a divisor of c."""
+    found = tuple(size // view.bytes_each for size in (256, 128, 64, 32) if size // view.bytes_each >= _LEAST_CHANNELS)
     if view.strided:
-        fitting = tuple(b for b in found if view.c % b == 0)
-    return fitting[:3]
+        return tuple(b for b in found if view.c % b == 0)[:3]
+    least = max(_LEAST_CHANNELS, (32 if view.c * view.bytes_each <= 32 else 64) // view.bytes_each)
+    return tuple(b for b in found if b >= least and (b < 2 * view.c or b == least))[:3]
 
 
-def tensor_support(view: View) -> Support:
-    """What TMA asks of the sizes."""
+def tensor_support(view: View, least: int = _LEAST_CHANNELS) -> Support:
+    """What TMA asks of the sizes; with a stride, blocks of `least` channels or more that divide c."""
     vector = 16 // view.bytes_each
     if view.c % vector or view.k % vector:
         return Support.no(f"needs c and k as multiples of {vector}, got {view.c} and {view.k}")
     if view.strided:
         if view.h % view.stride_h or view.w % view.stride_w:
             return Support.no(f"needs h and w as multiples of the stride, got {view.h} x {view.w}")
-        if view.c * view.bytes_each % 32:
-            return Support.no(f"needs c as a multiple of {32 // view.bytes_each} with a stride, got {view.c}")
+        whole = max(least, 32 // view.bytes_each)
+        if view.c % whole:
+            return Support.no(f"needs c as a multiple of {whole} with a stride, got {view.c}")
         if max(view.stride_h, view.stride_w) > 4:
             return Support.no("needs a stride of at most 4")
     return Support.yes()

@@ -143,7 +143,7 @@ def shares(view: View, units: int, limit: int = 24) -> list[Share]:
 
 def _pixels(view: View) -> Iterator[tuple[tuple[int, int, int], bool]]:
     """Pixels of an iteration: of one place in many images, or of a row or a box where TMA can take it."""
-    boxed = bool(tensor_support(view))
+    boxed = bool(tensor_support(view, least=1))  # what is summed over here is pixels
     for size in (16, 32, 64):
         if view.n >= size or (size == 16 and (view.n > 8 or not boxed)):
             yield (size, 1, 1), True

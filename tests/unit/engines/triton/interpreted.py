@@ -14,9 +14,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 import torch.nn.functional as F
 
+from convoy.engines.activations import pool2d
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine, waiting
-from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Pool
 from convoy.target import Target
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
@@ -42,7 +43,8 @@ def oracle(problem, x, weight, bias, residual):
         dilation = (problem.dilation_h, problem.dilation_w)
         y = F.conv2d(x.double(), weight.double(), bias, stride, pad, dilation, problem.groups)
     y = y if residual is None else y + residual.double()
-    return ACTIVATIONS[problem.epilogue.activation](y)
+    y = ACTIVATIONS[problem.epilogue.activation](y)
+    return y if problem.epilogue.pool is None else pool2d(y, problem.epilogue.pool)
 
 
 def gradient(problem, first, second):
@@ -199,7 +201,8 @@ def grad(direction, *sizes, **rest):
 PERSISTENT, DGRAD, WGRAD = "triton.persistent", "triton.dgrad", "triton.wgrad"
 SWAPPED, GATHER, POINTWISE = "triton.swapped", "triton.implicit_gemm", "triton.pointwise"
 DEPTHWISE, GEMV, SPLIT = "triton.depthwise", "triton.gemv", "triton.split_fp32"
-STEM = "triton.stem"
+STEM, POOLED = "triton.stem", "triton.pooled"
+POOL = Epilogue(bias=True, activation="relu", pool=Pool("max", 2, 2, 2, 2))
 ONE_EACH = "triton.depthwise_gradients"
 
 
@@ -216,8 +219,14 @@ CASES = {
     "swapped dilation": (SWAPPED, conv(1, 24, 7, 9, 24, 3, 3, 2, 2, 1, 1, 2, 2), swapped_knobs()),
     "swapped images": (SWAPPED, conv(4, 16, 3, 3, 16, 3, 3, 1, 1), swapped_knobs(block_n=2, block_h=2, split=2)),
     "swapped tf32": (SWAPPED, conv(1, 8, 5, 5, 8, 3, 3, 1, 1, dtype="fp32"), swapped_knobs()),
+    "swapped tf32, 4 channels": (SWAPPED, conv(1, 4, 5, 6, 8, 3, 3, 1, 1, dtype="fp32", epilogue=FULL)),
+    "swapped tf32, 8 channels": (SWAPPED, conv(2, 8, 5, 6, 12, 3, 3, 1, 1, dtype="fp32", epilogue=FULL)),
+    "swapped tf32 stride 2": (SWAPPED, conv(1, 16, 6, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=FULL)),
+    "swapped tf32 stride 2, 48 channels": (SWAPPED, conv(1, 48, 6, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp32")),
     "swapped no images": (SWAPPED, conv(0, 16, 7, 7, 24, 3, 3)),
     "pointwise": (POINTWISE, conv(2, 24, 3, 5, 24, 1, 1, epilogue=FULL)),
+    "pointwise tf32, 4 channels": (POINTWISE, conv(2, 4, 3, 5, 8, 1, 1, dtype="fp32", epilogue=FULL)),
+    "pointwise tf32, 8 channels": (POINTWISE, conv(2, 8, 3, 5, 8, 1, 1, dtype="fp32", epilogue=FULL)),
     "pointwise linear": (POINTWISE, LinearProblem(3, 40, 16, "fp16", "half", replace(FULL, activation="none"))),
     "depthwise": (DEPTHWISE, conv(2, 40, 6, 5, 40, 3, 3, 1, 1, groups=40, epilogue=FULL)),
     "depthwise 5x5 stride 2": (DEPTHWISE, conv(1, 20, 9, 8, 20, 5, 5, 2, 2, 2, 2, groups=20, epilogue=FULL)),
@@ -252,6 +261,9 @@ CASES = {
         conv(3, 8, 14, 14, 16, 1, 1, epilogue=FULL),
         persistent_knobs(block_h=1, block_w=4, block_k=16),
     ),
+    "persistent tf32, 4 channels": (PERSISTENT, conv(1, 4, 5, 6, 8, 3, 3, 1, 1, dtype="fp32", epilogue=FULL)),
+    "persistent tf32 row, 8 channels": (PERSISTENT, conv(2, 8, 5, 6, 8, 1, 1, dtype="fp32", epilogue=FULL)),
+    "persistent tf32 stride 2": (PERSISTENT, conv(1, 16, 6, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=FULL)),
     "dgrad": (DGRAD, grad("dgrad", 1, 24, 7, 6, 40, 3, 3, 1, 1), dgrad_knobs()),
     "dgrad stride 2": (DGRAD, grad("dgrad", 2, 16, 7, 8, 24, 3, 3, 1, 1, 2, 2), dgrad_knobs(block_n=2)),
     "dgrad strides 3 and 2": (DGRAD, grad("dgrad", 1, 16, 11, 9, 16, 5, 4, 2, 0, 3, 2), dgrad_knobs(block_c=32)),
@@ -292,11 +304,18 @@ CASES = {
         wgrad_knobs(block_n=1, block_h=4, block_w=4, images=False),
     ),
     "wgrad tf32": (WGRAD, grad("wgrad", 2, 8, 4, 4, 12, 3, 3, 1, 1, dtype="fp32"), wgrad_knobs(split=2)),
+    "wgrad tf32 stride 2, 8 channels": (WGRAD, grad("wgrad", 1, 8, 6, 6, 8, 3, 3, 1, 1, 2, 2, dtype="fp32")),
     "wgrad first guess": (WGRAD, grad("wgrad", 20, 8, 3, 3, 8, 2, 2)),
     "stem 7x7": (STEM, conv(2, 3, 12, 11, 16, 7, 7, 3, 3, 2, 2, epilogue=FULL)),
     "stem 11x11": (STEM, conv(1, 3, 23, 23, 8, 11, 11, 2, 2, 4, 4, epilogue=FULL)),
     "stem 3x3": (STEM, conv(1, 3, 6, 7, 8, 3, 3, 1, 1, epilogue=FULL)),
     "stem tf32": (STEM, conv(1, 1, 9, 9, 8, 5, 3, 1, 2, 1, 2, dtype="fp32"), swapped_knobs(split=2)),
+    "stem tf32 stride 2": (STEM, conv(1, 3, 9, 9, 8, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=FULL)),
+    "pooled tf32, 4 channels": (POOLED, conv(1, 4, 8, 8, 8, 3, 3, 1, 1, dtype="fp32", epilogue=POOL)),
+    "pooled tf32, 8 channels": (POOLED, conv(1, 8, 8, 8, 8, 3, 3, 1, 1, dtype="fp32", epilogue=POOL)),
+    "pooled tf32 stride 2": (POOLED, conv(1, 16, 8, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=POOL)),
+    "pooled tf32 stride 2, 24 channels": (POOLED, conv(1, 24, 8, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=POOL)),
+    "pooled tf32 stem": (POOLED, conv(1, 3, 8, 8, 8, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=POOL)),
     "gather stem": (GATHER, conv(1, 3, 9, 9, 5, 3, 3, 1, 1, 2, 2, epilogue=FULL)),
     "gather dilation": (GATHER, conv(2, 24, 5, 6, 5, 3, 3, 1, 2, 2, 1, 2, 1, epilogue=FULL)),
     "gather groups": (

@@ -1,12 +1,15 @@
 """Builds for a Hopper GPU that need not be there: what the compiler made, and that slow builds are refused."""
 
+import numpy as np
 import pytest
+from pruned_cases import mask_of
 
 from convoy.engines import manifest
+from convoy.engines.pruned.channels import inner_knobs, smaller
 from convoy.engines.triton.compiled import assembler_log
 from convoy.errors import CompileError
 from convoy.graph.text import parse_graph
-from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
+from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Pool
 from convoy.regions import propose
 from convoy.target import Target
 
@@ -60,6 +63,58 @@ def test_the_first_guess_compiles_to_the_instructions_meant(engine_id, problem, 
     log = assembler_log(executable.kernel.compiled)
     assert "0 bytes spill stores" in log
     assert "C7515" not in log
+
+
+POOL = Epilogue(bias=True, pool=Pool("max", 2, 2, 2, 2))
+WIDE = Epilogue(bias=True, pool=Pool("max", 3, 3, 2, 2, 1, 1))
+FEW = [
+    *(("triton.swapped", conv(1, c, 14, 14, 64, 3, 3, 1, 1, dtype="fp32")) for c in (4, 8)),
+    *(("triton.swapped", conv(1, c, 14, 14, 64, 3, 3, 1, 1, 2, 2, dtype="fp32")) for c in (16, 48)),
+    *(("triton.persistent", conv(32, c, 28, 28, 64, 3, 3, 1, 1, dtype="fp32")) for c in (4, 8)),
+    ("triton.persistent", conv(32, 8, 28, 28, 64, 1, 1, dtype="fp32")),
+    ("triton.persistent", conv(32, 16, 28, 28, 64, 3, 3, 1, 1, 2, 2, dtype="fp32")),
+    *(("triton.pointwise", conv(1, c, 14, 14, 64, 1, 1, dtype="fp32")) for c in (4, 8)),
+    ("triton.stem", conv(1, 1, 24, 24, 32, 3, 3, 1, 1, dtype="fp32")),
+    ("triton.stem", conv(1, 3, 24, 24, 32, 3, 3, 1, 1, 2, 2, dtype="fp32")),
+    *(("triton.pooled", conv(1, 8, 16, 16, 64, 3, 3, 1, 1, dtype="fp32", epilogue=e)) for e in (POOL, WIDE)),
+    ("triton.pooled", conv(1, 16, 16, 16, 64, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=POOL)),
+    ("triton.pooled", conv(1, 24, 16, 16, 64, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=POOL)),
+    ("triton.pooled", conv(1, 3, 24, 24, 32, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=POOL)),
+]
+"""TF32 over so few channels that an iteration of 32 bytes would be under the 16 that a dot takes at least."""
+
+
+def compiled_for(executable):
+    """The target of an executable's product, as its PTX names it."""
+    return executable.kernel.compiled.asm["ptx"].partition(".target ")[2].split()[0].rstrip(",")
+
+
+@pytest.mark.parametrize(("engine_id", "problem"), FEW, ids=lambda value: getattr(value, "key", value))
+def test_few_channels_of_tf32_compile_in_one_setting_of_each_block(engine_id, problem):
+    """The default, and of every other number of channels an iteration the first."""
+    engine = load_engine(engine_id)
+    assert engine.supports(problem, TARGET)
+    first = {knobs.integer("block_c"): knobs for knobs in reversed(engine.space(problem, TARGET))}
+    for knobs in first.values():
+        executable = engine.build(problem, knobs, TARGET)
+        assert compiled_for(getattr(executable, "dense", executable)) == "sm_90a"
+
+
+@pytest.mark.parametrize(("c", "stride"), [(8, 1), (8, 2), (24, 2), (32, 2)])
+def test_what_pruning_leaves_of_tf32_is_given_to_kernels_that_compile(c, stride):
+    """Eight channels of 64 and so on: `triton.swapped` and `triton.persistent` say no where they cannot."""
+    nonzero = np.zeros((64, 64, 3, 3), dtype=bool)
+    nonzero[:, :c] = True
+    problem = conv(8, 64, 16, 16, 64, 3, 3, 1, 1, stride, stride, dtype="fp32").with_mask(mask_of(nonzero))
+    engine = load_engine("pruned.channels_gpu")
+    inner = [
+        knobs for knobs in engine.space(problem, TARGET) if knobs["inner"] in ("triton.swapped", "triton.persistent")
+    ]
+    assert len(inner) == (0 if stride == 2 and c % 16 else 2)
+    for knobs in inner:
+        name = str(knobs["inner"])
+        left = inner_knobs(name, smaller(problem), TARGET)[0]
+        assert compiled_for(load_engine(name).build(smaller(problem), left, TARGET)) == "sm_90a"
 
 
 def test_a_serialised_build_is_refused_with_its_log():

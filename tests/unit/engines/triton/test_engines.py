@@ -13,7 +13,7 @@ from convoy.engines.triton import compiled, stem_wgrad
 from convoy.engines.triton.persistent import Form
 from convoy.engines.triton.tiles import Tile, conv_view
 from convoy.engines.triton.wgrad import Share
-from convoy.problem import ConvProblem, Epilogue, LinearProblem
+from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
 from convoy.target import Target
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
@@ -27,6 +27,7 @@ ENGINES = [name for name in MANIFEST if name.startswith("triton.") and name not 
 DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad", "triton.depthwise_gradients": "dgrad"}
 HALF = ConvProblem(1, 64, 14, 14, 64, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
 DGRAD, WGRAD = replace(HALF, direction="dgrad"), replace(HALF, direction="wgrad")
+TF32 = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32")
 STRICT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numerics="strict")
 
 
@@ -79,6 +80,10 @@ def test_each_engine_has_its_directions(engine_id):
         ("triton.swapped", replace(HALF, groups=2), "groups = 1"),
         ("triton.swapped", replace(HALF, c=60), "multiples of 8"),
         ("triton.swapped", replace(HALF, stride_h=2, stride_w=2, h=15), "multiples of the stride"),
+        ("triton.swapped", replace(TF32, stride_h=2, c=8), "c as a multiple of 16 with a stride, got 8"),
+        ("triton.swapped", replace(TF32, stride_h=2, c=24), "c as a multiple of 16 with a stride, got 24"),
+        ("triton.persistent", replace(TF32, stride_w=2, c=40), "c as a multiple of 16 with a stride, got 40"),
+        ("triton.swapped", replace(HALF, stride_h=2, c=24), "c as a multiple of 16 with a stride, got 24"),
         ("triton.pointwise", HALF, "1x1 filter"),
         ("triton.stem", HALF, "at most 4 channels"),
         ("triton.stem", replace(HALF, c=3, dilation_h=2), "dilation 1"),
@@ -178,6 +183,40 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(engine_id, proble
     # The first of triton.wgrad is one that is sure to build.
     assert guesses[0] <= (1.5 if engine_id == "triton.wgrad" else 1.05) * min(guesses)
     assert all(engine.workspace_bytes(problem, knobs) >= 0 for knobs in space)
+
+
+def summing(c, stride):
+    """Problems of so many channels for the engines whose dot sums over channels."""
+    wide = replace(TF32, c=c, stride_h=stride, stride_w=stride)
+    yield "triton.swapped", wide
+    yield "triton.persistent", replace(wide, n=32)
+    yield "triton.pooled", replace(wide, epilogue=Epilogue(pool=Pool("max", 2, 2, 2, 2)))
+    yield "triton.pooled", replace(wide, n=128, h=32, w=32, epilogue=Epilogue(pool=Pool("max", 3, 3, 2, 2)))
+    if stride == 1:
+        yield "triton.pointwise", replace(wide, r=1, s=1, pad_h=0, pad_w=0)
+        yield "triton.persistent", replace(wide, n=32, r=1, s=1, pad_h=0, pad_w=0)
+    if c <= 4:
+        yield "triton.stem", wide
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("c", [4, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128])
+def test_no_setting_sums_over_fewer_channels_than_a_dot_takes(c, stride):
+    for engine_id, problem in summing(c, stride):
+        engine = load_engine(engine_id)
+        support = engine.supports(problem, GPU)
+        assert support or (stride == 2 and c % 16 and "multiple of 16 with a stride" in support.reason)
+        space = engine.space(problem, GPU) if support else []
+        assert space or not support
+        blocks = {knobs.integer("block_c") for knobs in space}
+        assert all(block >= 16 for block in blocks)
+        if stride == 2 and engine_id in ("triton.swapped", "triton.persistent"):
+            assert all(c % block == 0 for block in blocks)
+
+
+def test_weight_gradients_sum_over_pixels_and_take_boxes_of_eight_channels():
+    few = replace(TF32, c=8, stride_h=2, stride_w=2, direction="wgrad")
+    assert not Share.of(load_engine("triton.wgrad").space(few, GPU)[0]).images
 
 
 def test_a_tile_survives_its_knobs():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from zlib import crc32
@@ -114,9 +114,25 @@ def input_formats(captured: Captured, given: Sequence[torch.Tensor]) -> dict[str
 
 
 def make_net(
-    name: str, captured: Captured, border: dict[str, str], first: str, settings: Settings, target: Target
+    name: str,
+    captured: Captured,
+    border: dict[str, str],
+    first: str,
+    settings: Settings,
+    target: Target,
+    buckets: Sequence[Collection[str]] = (),
 ) -> Net:
-    """A captured graph with its regions and layout changes; `first` is the memory format that PyTorch would use inside."""
+    """A captured graph with its regions and layout changes.
+
+    Args:
+        name: what the user calls it.
+        captured: the graph.
+        border: memory format of 4-D inputs and outputs.
+        first: the memory format that PyTorch would use inside.
+        settings: what may be done.
+        target: the device.
+        buckets: names of results that travel to other processes together.
+    """
     graph = captured.graph
     border = {value: first if is_both(graph.values[value].spec.shape) else known for value, known in border.items()}
     layouts = allowed_layouts(settings.layout, first)
@@ -131,6 +147,7 @@ def make_net(
         masks=weight_masks(captured),
         merges=MERGING in engines,
         norms=NORMS in engines,
+        buckets=buckets,
     )
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))

@@ -161,8 +161,8 @@ def _train_model(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         options = dataclasses.replace(options, group=model.process_group)
         model = model.module
-    job = _Job(model, loss_fn, optimizer, batch, options, settings, name or type(model).__name__)
     replayed = plans.load(Path(plan)) if plan is not None else None
+    job = _Job(model, loss_fn, optimizer, batch, options, settings, name or type(model).__name__, replayed)
     if options.group is not None and replayed is None:
         found: list[TrainingResult] = []
 
@@ -203,6 +203,7 @@ class _Job:
         options: StepOptions,
         settings: Settings,
         name: str,
+        replayed: Plan | None,
     ) -> None:
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.batch, self.options, self.settings = batch, options, settings
@@ -212,10 +213,14 @@ class _Job:
         if options.scaler is not None:
             self.given = (*batch, scale_of(options.scaler, pytree.tree_leaves(batch)[0].device))
         self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=options.amp, scaled=scaled)
-        self.net = self._net(name)
+        self.net = self._net(name, replayed)
 
-    def _net(self, name: str) -> Net:
-        """The captured step; gradients have their parameters' memory format."""
+    def _net(self, name: str, replayed: Plan | None) -> Net:
+        """The captured step; gradients have their parameters' memory format.
+
+        Gradients that are sent together are cast together; where a plan is replayed, those that it casts together, whoever sent
+        them when it was made.
+        """
         capture = self.capture
         graph = capture.captured.graph
         border = input_formats(capture.captured, self.inputs())
@@ -226,7 +231,8 @@ class _Job:
                 border[value] = memory_format(tensor)
         images = [value for value in graph.inputs if value.startswith("batch.")]
         first = next((border[value] for value in images if value in border), "nchw")
-        net = make_net(name, capture.captured, border, first, self.settings, self.target)
+        sent = [one.args for one in self._collectives()] if replayed is None else plans.cast_together(replayed.steps)
+        net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
         net.batch_input = images[0]
         return net
 

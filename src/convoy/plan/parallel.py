@@ -78,3 +78,26 @@ def critical_us(steps: Sequence[Step]) -> float:
 def device_us(steps: Sequence[Step], shares: Sequence[float]) -> float:
     """Time of the same work on a device that is full all the while."""
     return dag_of(steps, [step.median_us for step in steps], shares).device_us
+
+
+def exposed_us(steps: Sequence[Step], collectives: Sequence[Collective]) -> float:
+    """How long the last collective goes on after the last step, as if nothing slowed anything; 0 without any.
+
+    Each begins when all that it sends is there and the one before it has ended.
+
+    Args:
+        steps: a schedule.
+        collectives: in the order in which they are sent.
+    """
+    free: dict[int, float] = {}
+    ended: list[float] = []
+    made: dict[str, float] = {}
+    for step in steps:
+        begun = max((free.get(step.stream, 0.0), *(ended[before] for before in step.waits)))
+        ended.append(begun + step.median_us)
+        free[step.stream] = ended[-1]
+        made.update((name.partition("@")[0], ended[-1]) for name in step.results)
+    sent = 0.0
+    for one in collectives:
+        sent = max((sent, *(made.get(name, 0.0) for name in one.args))) + one.time_us
+    return max(0.0, sent - max(ended, default=0.0))

@@ -80,7 +80,8 @@ class Averages:
     def _send(self, bucket: Sequence[torch.Tensor]) -> None:
         import torch.distributed as dist
 
-        flat = torch.cat([_in_memory_order(gradient) for gradient in bucket])
+        values = [_in_memory_order(gradient) for gradient in bucket]
+        flat = values[0] if len(values) == 1 else torch.cat(values)  # a large one is sent from where it lies
         self._under_way.append((bucket, flat, dist.all_reduce(flat, group=self._group, async_op=True)))  # type: ignore[arg-type]
 
     def _receive(self) -> None:
@@ -89,7 +90,10 @@ class Averages:
         size = dist.get_world_size(self._group)  # type: ignore[arg-type]
         for bucket, flat, work in self._under_way:
             work.wait()
-            parts = flat.div_(size).split([gradient.numel() for gradient in bucket])
+            flat.div_(size)
+            if flat.data_ptr() == bucket[0].data_ptr():
+                continue
+            parts = flat.split([gradient.numel() for gradient in bucket])
             torch._foreach_copy_(list(bucket), [_like(part, g) for part, g in zip(parts, bucket, strict=True)])
         self._under_way.clear()
 

@@ -10,7 +10,8 @@ after:  casts(a+b)      at the start, of what the graph is given
         casts(x+y)      at the end, of what the graph returns
 
 Gradients of weights make a group of their own: a cast beside a loss may rather be part of a larger piece, and would take the
-whole group with it.
+whole group with it. Where gradients go to other processes, those that travel together are a group: one launch for all would make
+the first of them wait for the last.
 
 A group reads the graph's inputs alone, or makes what nobody inside reads, so no way leads from one of its nodes to another: it is
 convex.
@@ -18,22 +19,29 @@ convex.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from convoy.graph.ir import Graph, Node
 from convoy.regions.cut import subgraph_region
 from convoy.regions.region import Region
 
 
-def cast_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
-    """The casts of inputs, of gradients of weights and of other results, each group of two or more, of one dtype."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+def cast_regions(graph: Graph, layouts: Sequence[str], buckets: Sequence[Collection[str]] = ()) -> list[Region]:
+    """The casts of inputs, of gradients of weights and of other results, each group of two or more, of one dtype.
+
+    Args:
+        graph: the graph.
+        layouts: memory formats to offer for 4-D values.
+        buckets: names of results that travel to other processes together: no group has results of two of them.
+    """
+    bucket_of = {name: number for number, names in enumerate(buckets) for name in names}
+    groups: dict[tuple[str, str, str, int | None], list[str]] = {}
     for node in graph.nodes:
         place = _place(graph, node)
         if place:
             (source,) = node.refs()
             dtypes = graph.values[source].spec.dtype, graph.values[node.outputs[0]].spec.dtype
-            groups.setdefault((place, *dtypes), []).append(node.name)
+            groups.setdefault((place, *dtypes, bucket_of.get(node.outputs[0])), []).append(node.name)
     return [subgraph_region(graph, "casts", tuple(names), layouts) for names in groups.values() if len(names) > 1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from convoy.graph.ir import GRADIENTS, LAYERS, Graph
 from convoy.problem import WeightMask
@@ -28,6 +28,7 @@ def propose(
     masks: Mapping[str, WeightMask] | None = None,
     merges: bool = False,
     norms: bool = False,
+    buckets: Sequence[Collection[str]] = (),
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
 
@@ -41,6 +42,7 @@ def propose(
         masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
         merges: whether to offer parallel convolutions as one, for which there is an engine of its own.
         norms: whether to offer each batch norm of a training step with what stands beside it, likewise.
+        buckets: names of results that travel to other processes together.
     """
     found: list[Region] = []
     epilogues: set[str] = set()
@@ -69,4 +71,4 @@ def propose(
     glue = glue_regions(graph, epilogues, layouts, {name for region in chains_of_norms for name in region.nodes})
     grouped = {region.nodes for region in glue}
     alone = [region for region in chains_of_norms if region.nodes not in grouped]
-    return [*found, *glue, *alone, *cast_regions(graph, layouts)]
+    return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets)]

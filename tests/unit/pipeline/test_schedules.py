@@ -12,9 +12,9 @@ import torch
 from convoy.pipeline import schedules
 from convoy.pipeline.schedules import Contest
 from convoy.pipeline.verdict import Timed
-from convoy.plan import Step, contention, device_us, parallel
+from convoy.plan import Step, cast_together, contention, device_us, exposed_us, parallel
 from convoy.problem import EngineConfig, Knobs
-from convoy.schedule import Sharing
+from convoy.schedule import Collective, Sharing
 
 
 def step(index: int, args: tuple[str, ...], us: float) -> Step:
@@ -123,3 +123,34 @@ def test_admission_changes_the_schedule():
     assert streams_of(admitted) <= 4
     assert sorted(one.results for one in admitted) == sorted(one.results for one in BRANCHES)
     assert dataclasses.replace(admitted[0], stream=0, waits=()) in BRANCHES
+
+
+def test_what_is_left_of_the_collectives_is_part_of_a_schedules_time(monkeypatch: pytest.MonkeyPatch):
+    """Two streams are faster by the clock, but send everything at their end."""
+
+    def left(took_us: dict[int, float]) -> Contest:
+        made = contest(monkeypatch, Clock({1: 1.0, 2: 0.9, 3: 2.0, 4: 2.0}))
+        again = Contest(
+            BRANCHES, made._build(BRANCHES), made._build, 1.1, made._clock, lambda steps: took_us[streams_of(steps)]
+        )
+        again.challenge("2", parallel(BRANCHES, 2))
+        return again
+
+    assert streams_of(left({1: 0.0, 2: 50.0}).steps) == 2
+    assert streams_of(left({1: 0.0, 2: 200.0}).steps) == 1
+
+
+def test_collectives_that_end_after_the_last_step_are_exposed():
+    steps = (step(0, ("x",), 10.0), step(1, ("v0",), 20.0), step(2, ("v1",), 5.0))
+    assert exposed_us(steps, []) == 0.0
+    assert exposed_us(steps, [Collective(("v0",), 10.0)]) == 0.0
+    assert exposed_us(steps, [Collective(("v0",), 30.0)]) == 5.0
+    assert exposed_us(steps, [Collective(("v0",), 22.0), Collective(("v1", "v2"), 7.0)]) == 7.0
+    assert exposed_us(steps, [Collective(("v2",), 7.0), Collective(("v0",), 7.0)]) == 14.0  # in order
+    beside = parallel((step(0, ("x",), 10.0), step(1, ("x",), 20.0)), 2)
+    assert exposed_us(beside, [Collective(("v0",), 15.0)]) == 5.0
+
+
+def test_values_that_are_cast_together_are_named():
+    casts = dataclasses.replace(step(0, ("x",), 1.0), pattern="casts", results=("a@nhwc", "b"))
+    assert cast_together((step(1, ("x",), 1.0), casts)) == [("a", "b")]

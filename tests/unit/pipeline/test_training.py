@@ -7,6 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -415,3 +416,32 @@ def test_one_memory_format_serves_weights_that_lie_alike_in_both(settings: convo
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
+    settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
+):
+    """Among several processes gradients are cast as they travel; the plan runs in one process too."""
+    from convoy.pipeline import training
+    from convoy.program.step_program import StepOptions
+    from convoy.schedule import Collective
+
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 1, bias=False) for _ in range(4)), nn.Flatten(), nn.Linear(300, 5))
+
+    def groups(replayed: object = None) -> set[tuple[str, ...]]:
+        options = StepOptions(amp=torch.bfloat16)
+        job = training._Job(model, cross_entropy, sgd(model), batches(1)[0], options, settings, "net", replayed)
+        graph = job.net.captured.graph
+        made = {node.name: node.outputs[0] for node in graph.nodes}
+        found = {nodes for pattern, nodes in job.net.regions_by_nodes if pattern == "casts"}
+        return {tuple(made[node] for node in nodes) for nodes in found if made[nodes[0]] in graph.outputs}
+
+    (whole,) = (group for group in groups() if len(group) == 4)
+    parts = [whole[:2], whole[2:]]
+    monkeypatch.setattr(training._Job, "_collectives", lambda self: [Collective(part, 1.0) for part in parts])
+    apart = groups()
+    assert set(parts) <= apart
+    assert whole not in apart
+    monkeypatch.undo()
+    steps = [SimpleNamespace(pattern="casts", results=tuple(f"{name}@nhwc" for name in part)) for part in parts]
+    assert groups(SimpleNamespace(steps=steps)) == apart

@@ -124,6 +124,27 @@ def test_averages_divide_by_the_number_of_processes(alone: Any, monkeypatch: pyt
     assert [g.unique().tolist() for g in given] == [[2.0], [1.0]]
 
 
+def test_a_gradient_that_travels_alone_is_sent_from_where_it_lies(alone: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(gradients, "buckets", lambda s, d: buckets(s, d, limit=1))
+    copies: list[int] = []
+    before = torch._foreach_copy_
+
+    def counted(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        copies.append(len(into))
+        before(into, values)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", counted)
+    dense = [torch.full((4, 3, 2, 2), 6.0).to(memory_format=torch.channels_last), torch.full((5,), 2.0)]
+    average(dense, Averages(alone, CPU))
+    assert copies == []
+    turned = torch.arange(12.0).reshape(3, 4).t()
+    average([turned], Averages(alone, CPU))
+    assert copies == [1]
+    assert [g.unique().tolist() for g in dense] == [[3.0], [1.0]]
+    assert torch.equal(turned, torch.arange(12.0).reshape(3, 4).t() / 2)
+
+
 def step(name: str, args: tuple[str, ...], us: float) -> Step:
     return Step("region", "op", (name,), args, (name,), "p", EngineConfig("aten", 1, Knobs()), "any", median_us=us)
 

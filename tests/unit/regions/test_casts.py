@@ -40,3 +40,20 @@ def test_one_alone_is_no_group():
         groups("graph 1\ninput %a: fp32[4]\n%b: bf16[4] = aten._to_copy.default(%a, dtype=dtype.bf16)\nreturn %b\n")
         == []
     )
+
+
+def test_gradients_that_travel_apart_are_cast_apart():
+    def given(*buckets: tuple[str, ...]) -> list[str]:
+        graph = parse_graph(GRADIENTS)
+        regions = propose(graph, layouts=("nchw", "nhwc"), numerics="as_torch", buckets=buckets)
+        return [r.id for r in regions if r.pattern == "casts"]
+
+    assert given() == ["casts(a32+b32+c32+d32)"]
+    assert given(("d32", "c32"), ("b32", "a32")) == ["casts(a32+b32)", "casts(c32+d32)"]
+    assert given(("d32",), ("c32", "b32", "a32")) == ["casts(a32+b32+c32)"]
+
+
+GRADIENTS = "graph 1\n" + "".join(f"input %{name}: bf16[4]\n" for name in "abcd")
+GRADIENTS += "".join(f"%{name}n: bf16[4] = aten.neg.default(%{name})\n" for name in "abcd")
+GRADIENTS += "".join(f"%{name}32: fp32[4] = aten._to_copy.default(%{name}n, dtype=dtype.fp32)\n" for name in "abcd")
+GRADIENTS += "return %a32, %b32, %c32, %d32\n"

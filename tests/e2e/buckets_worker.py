@@ -1,0 +1,76 @@
+"""One process of a training in bf16 whose gradients travel in several buckets: run by torchrun from `test_buckets.py`.
+
+python buckets_worker.py FOLDER
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import convoy
+from convoy.pipeline import training, verdict
+from convoy.program import gradients, overlap
+
+LIMIT = 3000
+"""Bytes of a bucket: two weights of the net."""
+
+for module in (gradients, overlap):
+    module.buckets = functools.partial(module.buckets, limit=LIMIT)
+training.collectives = functools.partial(training.collectives, limit=LIMIT)
+verdict.is_faster = lambda result, baseline: True  # whatever the clock says
+
+
+def net() -> nn.Module:
+    layers = [layer for _ in range(5) for layer in (nn.Conv2d(6, 6, 3, padding=1, bias=False), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(384, 5))
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    model = nn.parallel.DistributedDataParallel(net())
+    stock = nn.parallel.DistributedDataParallel(copy.deepcopy(model.module))
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, stock))
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(3, 8, 6, 8, 8, generator=generator), torch.arange(24).reshape(3, 8) % 5
+    mine = slice(4 * rank, 4 * rank + 4)
+    batch = (x[0, mine], y[0, mine])
+    settings = convoy.Settings(
+        db=folder / f"{rank}.db", isolate=False, only_engines=("foreach",), effort=convoy.Effort.NONE
+    )
+    step = convoy.training_step(model, cross_entropy, ours, batch, amp=torch.bfloat16, settings=settings)
+    cast = [one.nodes for one in step.plan.steps if one.pattern == "casts"]
+    for index in range(3):
+        step(x[index, mine], y[index, mine])
+        theirs.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = cross_entropy(stock(x[index, mine]), y[index, mine])
+        loss.backward()
+        theirs.step()
+    for one, other in zip(model.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert step._overlap is not None
+    assert len(step._overlap._buckets) > 3
+    assert len([nodes for nodes in cast if len(nodes) == 2]) > 1, cast  # of weights' gradients, bucket by bucket
+    plan = step.save(folder / f"{rank}.plan.json")
+    alone = copy.deepcopy(stock.module)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    again = convoy.training_step(
+        alone, cross_entropy, optimizer, batch, amp=torch.bfloat16, plan=plan, settings=settings
+    )
+    assert [one.nodes for one in again.plan.steps if one.pattern == "casts"] == cast
+    (folder / f"{rank}.done").touch()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

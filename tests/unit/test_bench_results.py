@@ -97,7 +97,8 @@ def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytes
     for number, row in enumerate(rows, start=2):
         assert not defects(row, file, peers), f"{file.name}, line {number}"
     setting = bench_module("record", monkeypatch).setting
-    notes = [row["note"] if row["question"] == "zeroskip" else "" for row in rows]  # which hold the share of zeros
+    # Which hold the share of zeros, and the option.
+    notes = [row["note"] if row["question"] in ("zeroskip", "options") else "" for row in rows]
     keys = [(*setting(row), row["provider"], note) for row, note in zip(rows, notes, strict=True)]
     assert len(set(keys)) == len(keys)
 

@@ -23,7 +23,7 @@ EARLY_BYTES_US = 3e4
 """Bytes of parameters for each microsecond of a step from which their update begins during the backward pass. Updates disturb the
 launches beside them: with 0.9e4 bytes GoogLeNet's step was 3 % slower for it, with 1.0e4 InceptionV3's 4 % (batch 32, bf16, H200:
 `convoy.late_update` in bench/results/training-nvidia-h200.csv, commits 76e5ef6, b8b9169). AlexNet's step has some
-ten times as many by an estimate; whether it wins is not measured yet."""
+ten times as many; what the update alone takes from its step is not measured."""
 
 
 def pays_early(parameters: Sequence[nn.Parameter], step_us: float) -> bool:

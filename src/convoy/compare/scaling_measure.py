@@ -55,11 +55,13 @@ class Trained:
     Attributes:
         steps: by name: `step`, all-reduce included; `compute`, without; `input`, with the batch copied from the host.
         setting: how the provider is set, in words.
+        peak_bytes: most that PyTorch held on the GPU during some steps, what is trained and the batch included; None on a CPU.
         notes: lines for people.
     """
 
     steps: dict[str, Step]
     setting: str
+    peak_bytes: float | None
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -91,8 +93,8 @@ def measure(job: Mapping[str, Any], device: torch.device, stage: Stage) -> dict[
     values |= _launches(trained.steps.get("compute", trained.steps["step"]), device)
     stage("watching the collectives")
     values |= _collectives(trained.steps["step"], device, able="launch_ms" in values)
-    if device.type == "cuda":
-        values["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(device))
+    if trained.peak_bytes is not None:
+        values["peak_memory_bytes"] = trained.peak_bytes
     return {
         "rounds": rounds,
         "values": values,
@@ -217,7 +219,7 @@ def _ddp(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
     words = ["channels_last", "gradient_as_bucket_view", "buffers not broadcast"]
     words += ["cudnn.benchmark", "TF32", "fused SGD"] if setup.device.type == "cuda" else []
     words += [f"autocast {str(setup.amp).rpartition('.')[2]}"] if setup.amp else []
-    return Trained({"step": step, "compute": alone, "input": fed}, ", ".join(words))
+    return Trained({"step": step, "compute": alone, "input": fed}, ", ".join(words), _peak_bytes(step, setup.device))
 
 
 def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
@@ -237,6 +239,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         DistributedDataParallel(setup.model, device_ids=devices), loss_of, setup.optimizer(), batch, **common
     )
     steps: dict[str, Step] = {"step": lambda: together(*batch)}
+    peak_bytes = _peak_bytes(steps["step"], setup.device)  # before there is a second step, which has an arena of its own
     notes = together.notes  # its own list, which grows while it runs: where a step cannot be captured, it says so then
     stage("preparing convoy without all-reduce")
     try:
@@ -254,7 +257,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
 
     setting = f"channels_last, training_step, effort {request['effort']}"
     setting += f", {BASELINE_KEPT}" if together.plan.baseline else ""
-    return Trained({**steps, "input": fed}, setting, notes)
+    return Trained({**steps, "input": fed}, setting, peak_bytes, notes)
 
 
 _PROVIDERS: Final[dict[str, Callable[[_Setup, Mapping[str, Any], Stage], Trained]]] = {
@@ -269,6 +272,17 @@ _PROVIDERS: Final[dict[str, Callable[[_Setup, Mapping[str, Any], Stage], Trained
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _peak_bytes(step: Step, device: torch.device) -> float | None:
+    """The peak of some steps alone, without what preparing them took (Convoy checks its gradients in float64)."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(WARM_UPS):
+        step()
+    _wait(device)
+    return float(torch.cuda.max_memory_allocated(device))
 
 
 def _seconds(step: Step, count: int, device: torch.device) -> float:

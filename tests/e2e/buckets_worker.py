@@ -23,7 +23,7 @@ LIMIT = 3000
 """Bytes of a bucket: two weights of the net."""
 
 for module in (gradients, overlap):
-    module.buckets = functools.partial(module.buckets, limit=LIMIT)
+    module.sent_together = functools.partial(module.sent_together, limit=LIMIT)
 training.collectives = functools.partial(training.collectives, limit=LIMIT)
 verdict.is_faster = lambda result, baseline: True  # whatever the clock says
 

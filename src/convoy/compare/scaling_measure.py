@@ -239,7 +239,7 @@ def _convoy(setup: _Setup, request: Mapping[str, Any], stage: Stage) -> Trained:
         DistributedDataParallel(setup.model, device_ids=devices), loss_of, setup.optimizer(), batch, **common
     )
     steps: dict[str, Step] = {"step": lambda: together(*batch)}
-    peak_bytes = _peak_bytes(steps["step"], setup.device)  # before there is a second step, which has an arena of its own
+    peak_bytes = _peak_bytes(steps["step"], setup.device)  # there is no second step yet, which has an arena of its own
     notes = together.notes  # its own list, which grows while it runs: where a step cannot be captured, it says so then
     stage("preparing convoy without all-reduce")
     try:

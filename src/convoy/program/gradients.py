@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convoy.program.recording import stream_beside
-from convoy.schedule import buckets
+from convoy.schedule import sent_together
 
 
 def put_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor], *, add: bool) -> None:
@@ -82,15 +82,23 @@ class Averages:
 
         values = [_in_memory_order(gradient) for gradient in bucket]
         flat = values[0] if len(values) == 1 else torch.cat(values)  # a large one is sent from where it lies
-        self._under_way.append((bucket, flat, dist.all_reduce(flat, group=self._group, async_op=True)))  # type: ignore[arg-type]
+        how = dist.ReduceOp.AVG if self._sender_divides() else dist.ReduceOp.SUM
+        self._under_way.append((bucket, flat, dist.all_reduce(flat, how, group=self._group, async_op=True)))  # type: ignore[arg-type]
+
+    def _sender_divides(self) -> bool:
+        """NCCL divides while it sends; others want a launch for it behind every bucket."""
+        import torch.distributed as dist
+
+        return dist.get_backend(self._group) == dist.Backend.NCCL  # type: ignore[arg-type]
 
     def _receive(self) -> None:
         import torch.distributed as dist
 
-        size = dist.get_world_size(self._group)  # type: ignore[arg-type]
+        size = 1 if self._sender_divides() else dist.get_world_size(self._group)  # type: ignore[arg-type]
         for bucket, flat, work in self._under_way:
             work.wait()
-            flat.div_(size)
+            if size > 1:
+                flat.div_(size)
             if flat.data_ptr() == bucket[0].data_ptr():
                 continue
             parts = flat.split([gradient.numel() for gradient in bucket])
@@ -106,7 +114,7 @@ def average(gradients: Sequence[torch.Tensor], averages: Averages) -> None:
     back = list(reversed(gradients))
     stream = averages.stream
     made = [torch.cuda.current_stream(stream.device).record_event()] if stream is not None else []
-    for bucket in buckets([g.numel() * g.element_size() for g in back], [g.dtype for g in back]):
+    for bucket in sent_together([g.numel() * g.element_size() for g in back], [g.dtype for g in back]):
         averages.begin([back[index] for index in bucket], made)
     averages.end()
 

@@ -9,7 +9,7 @@ import torch
 from convoy.program.bind import Bound
 from convoy.program.completion import Completion, makers
 from convoy.program.gradients import Averages
-from convoy.schedule import buckets
+from convoy.schedule import sent_together
 
 
 class Overlap:
@@ -28,7 +28,7 @@ class Overlap:
         specs = {slot: spec for step in bound.steps for slot, spec in zip(step.results, step.specs, strict=True)}
         made = makers(bound)
         back = bound.outputs[count:0:-1]
-        found = buckets([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
+        found = sent_together([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
         self._buckets = [tuple(back[index] for index in bucket) for bucket in found]
         waits = [{made[slot] for slot in bucket} for bucket in self._buckets]
         # A collective is begun in the same order by every process, so one that is ready early waits for those before it.

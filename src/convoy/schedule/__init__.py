@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.schedule.collectives import Collective, buckets, collectives
+from convoy.schedule.collectives import Collective, buckets, collectives, sent_together
 from convoy.schedule.contention import CostModel, Sharing, fit_capacity, simulate
 from convoy.schedule.dag import Dag, dag_of
 from convoy.schedule.memory import Arena, check, lifetimes, plan_memory
@@ -27,6 +27,7 @@ __all__ = [
     "fit_capacity",
     "lifetimes",
     "plan_memory",
+    "sent_together",
     "share_of",
     "simulate",
     "spread",

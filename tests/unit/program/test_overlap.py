@@ -82,7 +82,7 @@ def test_each_bucket_begins_with_its_last_gradient_and_in_everyones_order(seed: 
     order = [*learned, "loss", "other", "more"]
     draw.shuffle(order)
     sizes = {name: draw.randint(1, 40) for name in learned}
-    monkeypatch.setattr(overlap, "buckets", lambda s, d: buckets(s, d, limit=50))
+    monkeypatch.setattr(overlap, "sent_together", lambda s, d: buckets(s, d, limit=50))
     given, sent = bound(order, learned, sizes), Sent()
     run(Overlap(given, len(learned), sent), sent, given.slot_names)
     wanted = buckets([sizes[name] for name in reversed(learned)], ["i8"] * len(learned), limit=50)
@@ -103,7 +103,7 @@ def test_gradients_that_no_launch_makes_are_not_waited_for():
 
 
 def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gradients, "buckets", lambda s, d: buckets(s, d, limit=300))
+    monkeypatch.setattr(gradients, "sent_together", lambda s, d: buckets(s, d, limit=300))
     given = [
         torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
         torch.randn(5),
@@ -124,9 +124,26 @@ def test_averages_divide_by_the_number_of_processes(alone: Any, monkeypatch: pyt
     assert [g.unique().tolist() for g in given] == [[2.0], [1.0]]
 
 
+def test_with_nccl_the_sender_divides(alone: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 4)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    asked: list[Any] = []
+    before = dist.all_reduce
+
+    def watched(flat: torch.Tensor, how: Any, **words: Any) -> Any:
+        asked.append(how)
+        return before(flat, dist.ReduceOp.SUM, **words)
+
+    monkeypatch.setattr(dist, "all_reduce", watched)
+    given = [torch.full((3, 2), 8.0), torch.full((2,), 4.0)]
+    average(given, Averages(alone, CPU))
+    assert asked == [dist.ReduceOp.AVG]
+    assert [g.unique().tolist() for g in given] == [[8.0], [4.0]]  # of one process; nobody divided once more
+
+
 def test_a_gradient_that_travels_alone_is_sent_from_where_it_lies(alone: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(gradients, "buckets", lambda s, d: buckets(s, d, limit=1))
+    monkeypatch.setattr(gradients, "sent_together", lambda s, d: buckets(s, d, limit=1))
     copies: list[int] = []
     before = torch._foreach_copy_
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from convoy.schedule import buckets, collectives
-from convoy.schedule.collectives import BYTES_PER_US, LATENCY_US
+from convoy.schedule import buckets, collectives, sent_together
+from convoy.schedule.collectives import BYTES_PER_US, LAST_BYTES, LATENCY_US
 
 
 def test_buckets_hold_one_dtype_and_stay_under_the_limit():
@@ -19,3 +19,23 @@ def test_all_reduces_go_last_layer_first():
     assert found[0].time_us == pytest.approx(LATENCY_US + 60 / BYTES_PER_US)
     assert collectives(["w1"], [30], ["fp32"], 4)[0].time_us == pytest.approx(LATENCY_US + 45 / BYTES_PER_US)
     assert collectives(["w1"], [30], ["fp32"], 1) == []
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([], []),
+        ([4 * MIB], [[0]]),
+        ([400, 300, 200], [[0, 1, 2]]),  # all of it is little enough
+        ([8 * MIB, 4 * MIB, 400, 300], [[0, 1], [2, 3]]),
+        ([30 * MIB, 8 * MIB, LAST_BYTES - 1, 2], [[0], [1, 2], [3]]),
+        ([8 * MIB, LAST_BYTES - 1, 1], [[0], [1, 2]]),
+        ([8 * MIB, 400, 4 * MIB], [[0, 1], [2]]),  # the last one is large by itself
+        ([20 * MIB, 20 * MIB], [[0], [1]]),
+    ],
+)
+def test_what_leaves_last_is_little(sizes: list[int], wanted: list[list[int]]):
+    assert sent_together(sizes, ["fp32"] * len(sizes)) == wanted

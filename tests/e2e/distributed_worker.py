@@ -21,7 +21,7 @@ from convoy.program import gradients, overlap
 training.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
 
 for module in (gradients, overlap):  # several buckets, though the net is small
-    module.buckets = functools.partial(module.buckets, limit=600)
+    module.sent_together = functools.partial(module.sent_together, limit=600)
 
 
 def main(folder: Path) -> None:

@@ -137,8 +137,18 @@ class Task:
         self.measured.add(row.config)
 
     def is_known(self) -> bool:
-        """Whether the baseline and whatever else was tried have rows: nothing need be predicted."""
-        return bool(self._baseline())
+        """Whether nothing need be predicted: the baseline has a row, and engines with a cost model had their turn or no hope.
+
+        A search that was cut short has measured what needs no compiler everywhere, and what wins hardly anywhere.
+        """
+        modelled = {
+            name: space[0]
+            for name, space in self._spaces.items()
+            if name != BASELINE and self._estimate_us(space[0]) is not None
+        }
+        tried = any(config.engine in modelled for config in self.rows)
+        hopeful = any(not self._is_hopeless(config, Effort.QUICK, HOPELESS / 2) for config in modelled.values())
+        return bool(self._baseline()) and (tried or not hopeful)
 
     def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
         """Add rows without samples for configs that have none (see `predict.Experience`): none on pruned weights."""

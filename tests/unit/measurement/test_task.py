@@ -77,6 +77,31 @@ def test_what_is_known_is_not_asked_again_failures_too():
     assert not task.measured
 
 
+@pytest.mark.parametrize(
+    ("known", "whole"),
+    [
+        ([], False),
+        ([row("aten")], False),  # a search that was cut short after its baselines
+        ([row("aten"), row("plain", us=50.0)], False),  # and after what needs no compiler
+        ([row("plain")], False),
+        ([row("aten"), row("modelled", us=20.0)], True),
+        ([row("aten"), row("modelled", status=Status.TIMEOUT, reason="x")], True),  # a failure is an answer
+        ([row("aten", us=2.0)], True),  # what the model promises is hopeless
+    ],
+)
+def test_a_problem_is_known_when_engines_with_a_cost_model_had_their_turn(known, whole):
+    task = Task(PROBLEM, [Fake("aten"), Fake("plain"), Fake("modelled", 2, estimate=lambda k: 10.0)], TARGET)
+    task.take_known(known)
+    assert task.is_known() is whole
+
+
+def test_where_there_is_no_cost_model_the_baseline_says_that_a_problem_is_known():
+    task = Task(PROBLEM, [Fake("aten", 1, estimate=lambda k: 5.0), Fake("plain")], TARGET)
+    assert not task.is_known()
+    task.take_known([row("aten")])
+    assert task.is_known()
+
+
 def test_the_only_candidate_gets_all_samples_at_once():
     task = Task(PROBLEM, [Fake("aten")], TARGET)
     request = task.first_look(PROTOCOL, Effort.QUICK)

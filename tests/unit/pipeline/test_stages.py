@@ -75,6 +75,19 @@ def test_what_was_measured_outdoes_what_is_predicted_in_another_format() -> None
     assert all(engines[problem.key] == ["aten", "gemm"] for problem in alone.problems)  # nothing of it was measured
 
 
+def test_pytorchs_own_time_alone_outdoes_nothing() -> None:
+    """In nchw it is often all that is looked at: what is predicted in nhwc stays."""
+    whole = regions("%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n")["conv(c+a)"]
+
+    def row(problem: Problem, engine: str, samples: int) -> Measurement:
+        return Measurement(problem.key, EngineConfig(engine, 1, Knobs()), "0" * 16, "p-1", Status.OK, samples, 9.0, 0.1)
+
+    nhwc, nchw = sorted(whole.problems, key=lambda problem: problem.layout == "nchw")
+    found = SearchResult({nchw.key: [row(nchw, "aten", 5)], nhwc.key: [row(nhwc, "aten", 5), row(nhwc, "gemm", 0)]})
+    prefer_measured([whole], found)
+    assert [one.config.engine for one in found.rows[nhwc.key]] == ["aten", "gemm"]
+
+
 def test_a_convolution_alone_is_measured() -> None:
     found = regions("%c: " + CONV.format("x") + "return %c\n")
     assert outdone(list(found.values())) == set()

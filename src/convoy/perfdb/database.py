@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from sqlite3 import Connection
@@ -20,8 +20,6 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.store import Store
 from convoy.perfdb.transfer import Incoming, Refusal, file_form, read_file, write_all
 from convoy.target import Target
-
-_NONE_SHIPPED: dict[tuple[str, str], list[Measurement]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class Database:
     def __init__(self, path: Path | None, *, shipped: bool, create: bool = True) -> None:
         self._store = Store(path, create=create)
         self._with_shipped = shipped
-        self._shipped: dict[str, dict[tuple[str, str], list[Measurement]]] = {}
+        self._shelves: dict[str, shipped.Shelf | None] = {}
 
     @staticmethod
     def open(path: Path | None = None, *, shipped: bool = True, create: bool = True) -> Database:
@@ -150,21 +148,22 @@ class Database:
         """
         rows = self._store.read(lambda connection: sql.lookup(connection, problem, target, protocol))
         own = {row.config for row in rows}
-        rows += [row for row in self._shipped_rows(target).get((problem, protocol), []) if row.config not in own]
+        rows += [row for row in self._shipped(target, lambda s: s.lookup(problem, protocol)) if row.config not in own]
         return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
-    def _shipped_rows(self, target: str) -> dict[tuple[str, str], list[Measurement]]:
+    def _shipped(self, target: str, ask: Callable[[shipped.Shelf], list[Measurement]]) -> list[Measurement]:
+        """What is asked of the results that ship for a target; a damaged file of them is one warning, and not used any more."""
         if not self._with_shipped:
-            return _NONE_SHIPPED
-        if target not in self._shipped:
-            found: dict[tuple[str, str], list[Measurement]] = {}
-            try:
-                for row in shipped.read_shipped(target):
-                    found.setdefault((row.problem, row.protocol), []).append(row)
-            except InputError as error:
-                self.warnings.append(f"shipped results of the target {target} are not used: {error}")
-            self._shipped[target] = found
-        return self._shipped[target]
+            return []
+        try:
+            if target not in self._shelves:
+                self._shelves[target] = shipped.open_shelf(target)
+            shelf = self._shelves[target]
+            return [] if shelf is None else ask(shelf)
+        except InputError as error:
+            self.warnings.append(f"shipped results of the target {target} are not used: {error}")
+            self._shelves[target] = None
+            return []
 
     def targets(self) -> dict[str, Target]:
         """The targets that are described, the user's and those that results are shipped for, by digest."""
@@ -197,8 +196,7 @@ class Database:
         for digest in distinct:
             rows += [row for row in self.rows(target=digest, status="ok") if row.protocol == protocol]
         for digest in distinct:
-            for (_, kept), found in self._shipped_rows(digest).items():
-                rows += [row for row in found if row.ok and kept == protocol]
+            rows += [row for row in self._shipped(digest, lambda s: s.rows(protocol)) if row.ok]
         return rows
 
     def _descriptions(self) -> dict[str, Target]:

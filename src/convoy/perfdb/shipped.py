@@ -12,7 +12,7 @@ from typing import Final
 from convoy.errors import InputError
 from convoy.perfdb.record import check_digest, read_target, target_json
 from convoy.perfdb.row import Measurement
-from convoy.perfdb.transfer import read_rows, write_rows
+from convoy.perfdb.transfer import Table, read_table, write_rows
 from convoy.target import Target
 
 SUFFIX: Final = ".csv.gz"
@@ -32,21 +32,55 @@ def shipped_targets(folder: Traversable | None = None) -> list[str]:
     return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
 
 
-def read_shipped(target: str, folder: Traversable | None = None) -> list[Measurement]:
-    """Rows shipped for a target; none where there is no file for it.
+class Shelf:
+    """The rows that ship for one target, checked problem by problem as they are asked for.
+
+    A net asks for some hundred of tens of thousands: to check them all took two thirds of a start from the database.
+    """
+
+    def __init__(self, table: Table, target: str) -> None:
+        self._table = table
+        self._index: dict[tuple[str, str], list[int]] = {}
+        at = {name: table.header.index(name) for name in ("problem", "protocol", "target")}
+        for number, (_, cells) in enumerate(table.lines):
+            if cells[at["target"]] != target:
+                raise InputError(table.name, cells[at["target"]], f"rows of the target {target} alone")
+            self._index.setdefault((cells[at["problem"]], cells[at["protocol"]]), []).append(number)
+        self._read: dict[tuple[str, str], list[Measurement]] = {}
+
+    def lookup(self, problem: str, protocol: str) -> list[Measurement]:
+        """The rows of a problem by a protocol; raises InputError where one is malformed."""
+        key = (problem, protocol)
+        if key not in self._read:
+            self._read[key] = [self._table.row(number) for number in self._index.get(key, ())]
+        return self._read[key]
+
+    def rows(self, protocol: str = "") -> list[Measurement]:
+        """The rows of all problems, of one protocol or of all; raises InputError where one is malformed."""
+        return [row for key in self._index if protocol in ("", key[1]) for row in self.lookup(*key)]
+
+
+def open_shelf(target: str, folder: Traversable | None = None) -> Shelf | None:
+    """The rows shipped for a target; None where there is no file for it.
 
     Raises:
-        InputError: if the file is damaged, or holds a row that is malformed or of another target. It is then not used at all.
+        InputError: if the file is damaged, or holds a row of another target. It is then not used at all.
     """
     entry = (folder or shipped_folder()).joinpath(check_digest(target) + SUFFIX)
     if not entry.is_file():
-        return []
+        return None
     with entry.open("rb") as file:
-        rows = read_rows(file, entry.name)
-    for row in rows:
-        if row.target != target:
-            raise InputError(entry.name, row.target, f"rows of the target {target} alone")
-    return rows
+        return Shelf(read_table(file, entry.name), target)
+
+
+def read_shipped(target: str, folder: Traversable | None = None) -> list[Measurement]:
+    """All rows shipped for a target; none where there is no file for it.
+
+    Raises:
+        InputError: if the file is damaged, or holds a row that is malformed or of another target.
+    """
+    shelf = open_shelf(target, folder)
+    return shelf.rows() if shelf else []
 
 
 def shipped_descriptions(folder: Traversable | None = None) -> dict[str, Target]:

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Protocol, cast
 
 from convoy.errors import InputError
 from convoy.perfdb.record import COLUMNS, DEFAULTS, Value, read_record, read_target, read_text, target_json, to_record
@@ -23,6 +24,17 @@ from convoy.perfdb.row import Measurement
 from convoy.perfdb.sql import SCHEMA_VERSION
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
+
+
+class _Reader(Protocol):
+    """What `csv.reader` makes."""
+
+    line_num: int
+
+    def __next__(self) -> list[str]: ...
+
+    def __iter__(self) -> Iterator[list[str]]: ...
+
 
 _LONGEST_LINE: Final = 8 << 20
 """A text of 2^20 characters, six bytes each where JSON escapes them, and room to spare."""
@@ -141,16 +153,43 @@ def _write(path: Path, text: str) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def read_rows(file: IO[bytes], name: str) -> list[Measurement]:
-    """Rows of a CSV file of which every line is good.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A CSV file of rows, split into cells and not checked any further.
+
+    Attributes:
+        name: the file's.
+        header: its columns.
+        lines: the number of each line, and its cells: as many as there are columns.
+    """
+
+    name: str
+    header: list[str]
+    lines: list[tuple[int, list[str]]]
+
+    def row(self, index: int) -> Measurement:
+        """One of the lines, checked; raises InputError naming it where it is no good row."""
+        line, cells = self.lines[index]
+        try:
+            return read_record(_record(self.header, cells))
+        except InputError as error:
+            raise InputError(self.name, f"line {line}", "well-formed rows", str(error)) from None
+
+
+def read_table(file: IO[bytes], name: str) -> Table:
+    """Split a CSV file of rows.
 
     Raises:
-        InputError: naming the first line that is not.
+        InputError: if it cannot be decoded, or has other columns, or a line with more or fewer values.
     """
-    incoming = _read(file, name)
-    for refusal in incoming.refused:
-        raise InputError(name, f"line {refusal.line}", "well-formed rows", refusal.reason)
-    return incoming.rows
+
+    def refuse(line: int, reason: str) -> None:
+        raise InputError(name, f"line {line}", "well-formed rows", reason)
+
+    with _text(file, name) as lines:
+        reader = csv.reader(lines, strict=True)
+        header = _header(reader, name)
+        return Table(name, header, list(_split(reader, header, refuse)))
 
 
 def read_file(path: Path) -> Incoming:
@@ -168,20 +207,22 @@ def read_file(path: Path) -> Incoming:
 
 
 def _read(file: IO[bytes], name: str) -> Incoming:
-    form, compressed = file_form(Path(name))
     incoming = Incoming()
+    with _text(file, name) as lines:
+        (_read_csv if file_form(Path(name))[0] == "csv" else _read_json_lines)(lines, name, incoming)
+    return incoming
+
+
+@contextmanager
+def _text(file: IO[bytes], name: str) -> Generator[Iterator[str]]:
+    """The lines of a file, which may be compressed; raises InputError where it cannot be decoded."""
     try:
-        with gzip.GzipFile(fileobj=file) if compressed else file as raw:
-            lines = _lines(io.TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8-sig", newline=""), name)
-            if form == "csv":
-                _read_csv(lines, name, incoming)
-            else:
-                _read_json_lines(lines, name, incoming)
+        with gzip.GzipFile(fileobj=file) if file_form(Path(name))[1] else file as raw:
+            yield _lines(io.TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8-sig", newline=""), name)
     except UnicodeDecodeError as error:
         raise InputError(name, f"bytes at {error.start}", "text in UTF-8") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(name, str(error), "a whole gzip file") from None
-    return incoming
 
 
 def _lines(text: io.TextIOWrapper, name: str) -> Iterator[str]:
@@ -193,10 +234,24 @@ def _lines(text: io.TextIOWrapper, name: str) -> Iterator[str]:
 
 def _read_csv(lines: Iterator[str], name: str, incoming: Incoming) -> None:
     reader = csv.reader(lines, strict=True)
+    header = _header(reader, name)
+    for line, cells in _split(reader, header, incoming.refuse):
+        incoming.take(line, "measurements", _record(header, cells))
+
+
+def _header(reader: _Reader, name: str) -> list[str]:
+    """The first line, which names the columns."""
     header = next(reader, list[str]())
     needed = [column for column in COLUMNS if column not in DEFAULTS]
     if len(set(header)) < len(header) or not set(needed) <= set(header) <= set(COLUMNS):
         raise InputError(name, ",".join(header), "a first line with the columns " + ",".join(COLUMNS))
+    return header
+
+
+def _split(
+    reader: _Reader, header: Sequence[str], refuse: Callable[[int, str], None]
+) -> Iterator[tuple[int, list[str]]]:
+    """The number and the cells of every line that has as many as there are columns; empty ones are passed over."""
     while True:
         line = reader.line_num + 1
         try:
@@ -204,12 +259,16 @@ def _read_csv(lines: Iterator[str], name: str, incoming: Incoming) -> None:
         except StopIteration:
             return
         except csv.Error as error:
-            incoming.refuse(line, str(error))
+            refuse(line, str(error))
             continue
         if len(cells) == len(header):
-            incoming.take(line, "measurements", {c: _from_cell(c, cell) for c, cell in zip(header, cells, strict=True)})
+            yield line, cells
         elif cells:
-            incoming.refuse(line, f"got {len(cells)} values, expected {len(header)}")
+            refuse(line, f"got {len(cells)} values, expected {len(header)}")
+
+
+def _record(header: Sequence[str], cells: Sequence[str]) -> dict[str, Value]:
+    return {column: _from_cell(column, cell) for column, cell in zip(header, cells, strict=True)}
 
 
 def _from_cell(column: str, cell: str) -> Value:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
 import torch
@@ -81,6 +83,10 @@ class Bound:
 
 PATIENCE_S: Final = 2.0
 """Seconds of building after which the rest may be compiled elsewhere: with full caches a whole net takes less."""
+
+SEEN: Final = 3
+"""The last builds, whose median says what the next will take: the first of an engine imports its compiler too, which takes
+seconds with full caches."""
 
 PackedSteps = dict[tuple[object, ...], tuple[Executable, Packed]]
 """Executables with their packed constants, by what makes them equal: plans that differ in the schedule alone share them."""
@@ -173,16 +179,17 @@ def _build(
 ) -> None:
     """Build and pack what is not there yet; where that takes long, have the rest compiled in other processes first."""
     missing = list({key: index for index, key in reversed(list(enumerate(keys))) if key not in packed}.items())[::-1]
-    started = time.monotonic()
+    clock = [time.monotonic()]
     for done, (key, index) in enumerate(missing):
-        elapsed_s = time.monotonic() - started
-        if ahead is not None and done and elapsed_s > PATIENCE_S:
+        if ahead is not None and done >= SEEN and clock[-1] - clock[0] > PATIENCE_S:
             rest = [(problems[i], steps[i].config) for _, i in missing[done:]]
-            ahead.build(rest, elapsed_s / done)
-            ahead = None
+            lately = [after - before for before, after in pairwise(clock[-SEEN - 1 :])]
+            if ahead.build(rest, median(lately)):
+                ahead = None
         config = steps[index].config
         executable = build(load_engine(config.engine, extra_engines), problems[index], config.knobs, target)
         packed[key] = (executable, executable.pack(constants[index]))
+        clock.append(time.monotonic())
 
 
 def _region(index: int, step: Step, regions: Regions) -> Region:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 
@@ -213,6 +214,23 @@ def test_a_damaged_shipped_file_is_one_warning(shipped_rows: Path) -> None:
         assert len(database.warnings) == 1
         assert TARGET.digest in database.warnings[0]
         assert database.lookup("conv", "../../../etc/x", PROTOCOL) == []
+
+
+def test_shipped_rows_are_checked_when_they_are_asked_for(shipped_rows: Path) -> None:
+    """A good problem is served; with the first bad one the whole file is out of use, which is one warning."""
+    path = shipped_rows / f"{TARGET.digest}.csv.gz"
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    bad = next(index for index, line in enumerate(lines) if row(1).problem in line)
+    lines[bad] = lines[bad].replace(",ok,", ",splendid,")
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    with Database.memory(shipped=True) as database:
+        assert database.lookup(row(0).problem, TARGET.digest, PROTOCOL) == [row(0, median_us=1.0)]
+        assert database.warnings == []
+        assert database.lookup(row(1).problem, TARGET.digest, PROTOCOL) == []
+        assert database.lookup(row(0).problem, TARGET.digest, PROTOCOL) == []
+        assert len(database.warnings) == 1
+        assert "splendid" in database.warnings[0]
+        assert f"line {bad + 1}" in database.warnings[0]
 
 
 # Merge

@@ -184,19 +184,37 @@ def test_random_nets_are_right():
     assert placed > 20
 
 
-@pytest.mark.parametrize("patience_s", [-1.0, 60.0])
-def test_what_is_still_to_be_built_when_patience_ends_is_asked_for_once(monkeypatch, patience_s):
-    class Recorder:
-        asked = ()
+class Asked:
+    """Who compiles ahead: notes what is asked for, with what one build takes."""
 
-        def build(self, wanted, each_s):
-            self.asked += (tuple(config.engine for _, config in wanted),)
-            assert each_s >= 0
-            return True
+    def __init__(self, worth_s):
+        self.worth_s, self.asked = worth_s, []
 
-    monkeypatch.setattr(sys.modules[bind.__module__], "PATIENCE_S", patience_s)
-    ahead = Recorder()
-    bound, _ = program(net("a b d ab z", "z"), ahead=ahead)
-    assert len(bound.steps) == 5
-    # a and d are one problem: it is built once, and the first before the clock is looked at
-    assert ahead.asked == ((("reference", "aten", "reference"),) if patience_s < 0 else ())
+    def build(self, wanted, each_s):
+        self.asked.append((len(wanted), each_s))
+        return each_s >= self.worth_s
+
+
+@pytest.mark.parametrize(
+    ("each_s", "asked"),
+    [
+        ((1, 1, 1, 1, 1), [(2, 1)]),  # cold caches: the rest is compiled elsewhere, once
+        ((9, 0, 0, 0, 0), [(2, 0), (1, 0)]),  # an import and full caches: never worth it
+        ((9, 0, 5, 5, 5), [(2, 5)]),
+        ((0.5, 0.5, 0.5, 0.1, 0.1), []),  # patience does not end
+    ],
+)
+def test_what_is_still_to_be_built_is_compiled_elsewhere_where_builds_take_long(monkeypatch, each_s, asked):
+    module = sys.modules[bind.__module__]
+    now, took, build = [100.0], iter(each_s), module.build
+
+    def slow(*args):
+        now[0] += next(took)
+        return build(*args)
+
+    monkeypatch.setattr(module, "build", slow)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    ahead = Asked(worth_s=1)
+    bound, _ = program(net("a b d r ab z", "r", "z"), ahead=ahead)
+    assert len(bound.steps) == 6  # a and d are one problem, built once
+    assert ahead.asked == asked

@@ -18,6 +18,7 @@ from convoy.perfdb import Database
 from convoy.pipeline import optimize_model, verdict
 from convoy.program import OptimizedModule
 from convoy.program.eager import EagerProgram
+from convoy.program.graph import GraphProgram
 
 
 def run_plan(net: nn.Module, x: torch.Tensor, settings: convoy.Settings, path: Path) -> OptimizedModule:
@@ -105,6 +106,31 @@ def test_changed_weights_are_noticed_and_packed_anew(net, x, settings, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+class AsOnAGpu(GraphProgram):
+    """A program that looks as if it ran beside the host, and notes what happens when."""
+
+    def __init__(self, program, seen) -> None:
+        self._program, self._seen = program, seen
+
+    def __call__(self, inputs):
+        self._seen.append("launched")
+        return self._program(inputs)
+
+
+def test_on_a_gpu_the_weights_are_looked_at_behind_the_launch(net, x, settings, tmp_path, monkeypatch) -> None:
+    fast = run_plan(net, x, settings, tmp_path / "p.json")
+    program, seen, looked = fast.programs[0], [], fast._versions
+    right = fast(x)
+    program.runnable = AsOnAGpu(program.runnable, seen)
+    monkeypatch.setattr(fast, "_versions", lambda: seen.append("looked") or looked())
+    assert torch.equal(fast(x), right)
+    assert seen == ["launched", "looked"]
+    with torch.no_grad():
+        net.left[0].weight.mul_(2)
+    with pytest.warns(UserWarning, match="refresh"):
+        assert torch.equal(fast(x), net(x))
 
 
 def test_gradients_and_training_run_the_stock_module(net, x, settings, tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
 from convoy.settings import Settings
 from convoy.target import Target
+
+_VERSION = attrgetter("_version")
 
 Signature = tuple[Any, ...]
 """What a call's arguments must equal for a program to serve it: shapes, dtypes, devices, and the values of the rest."""
@@ -131,7 +134,8 @@ class OptimizedModule(nn.Module):
         self._programs: dict[Signature, Program] = {signature: program}
         self._tuner = tuner
         self._warned: set[str] = set()
-        self._tensors = [*model.parameters(), *model.buffers()]
+        # Tensors made in inference mode count no versions.
+        self._tensors = [t for t in (*model.parameters(), *model.buffers()) if not t.is_inference()]
         self._stamp = self._versions()
         self.training = model.training
 
@@ -186,8 +190,16 @@ class OptimizedModule(nn.Module):
         program = self._programs.get(signature_of(args, kwargs))
         reason = self._why_stock(program, args, kwargs)
         if reason is None and program is not None:
-            with torch.no_grad():
-                return program(args, kwargs)
+            # A GPU has its work before the versions of all parameters are looked at, which takes as long as a small net: ResNet-50
+            # has 320 of them. Where they have changed, what it makes is thrown away.
+            early = not isinstance(program.runnable, GraphProgram)
+            reason = self._why_stale() if early else None
+            if reason is None:
+                with torch.no_grad():
+                    made = program(args, kwargs)
+                reason = None if early else self._why_stale()
+            if reason is None:
+                return made
         if reason:
             self._warn_once(reason)
         return self.model(*args, **kwargs)
@@ -205,11 +217,15 @@ class OptimizedModule(nn.Module):
             return ""
         if self.training:
             return "the module is in training mode: the stock module runs; call .eval()"
-        if self._versions() != self._stamp:
-            return "parameters were changed after tuning: the stock module runs; call .refresh()"
         if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors((args, kwargs))):
             return "an input requires a gradient: the stock module runs"
         return None
+
+    def _why_stale(self) -> str | None:
+        """Why what was packed is out of date; None where it is not."""
+        if self._versions() == self._stamp:
+            return None
+        return "parameters were changed after tuning: the stock module runs; call .refresh()"
 
     def _warn_once(self, reason: str) -> None:
         if reason not in self._warned:
@@ -217,7 +233,7 @@ class OptimizedModule(nn.Module):
             warnings.warn(f"convoy: {reason}", stacklevel=4)
 
     def _versions(self) -> int:
-        return sum(tensor._version for tensor in self._tensors if not tensor.is_inference())
+        return sum(map(_VERSION, self._tensors))
 
 
 def eager_of(runnable: Runnable) -> EagerProgram:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import planted
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 import convoy
+from convoy.capture import Captured
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model, verdict
 from convoy.program import OptimizedModule
@@ -106,6 +109,28 @@ def test_changed_weights_are_noticed_and_packed_anew(net, x, settings, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_not_kept_as_they_were_captured(settings, tmp_path) -> None:
+    """Folded into the convolution, they are new tensors, and packed they are others: one set is enough."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()).eval()
+    made: list[weakref.ref[torch.Tensor]] = []
+    before = Captured.__init__
+
+    def watched(self, *args, **words) -> None:
+        before(self, *args, **words)
+        made.extend(weakref.ref(tensor) for tensor in self.constants.values())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Captured, "__init__", watched)
+        fast = run_plan(
+            net, torch.randn(1, 3, 8, 8), dataclasses.replace(settings, only_engines=("gemm",)), tmp_path / "p"
+        )
+    gc.collect()
+    kept = {id(tensor) for one in made if (tensor := one()) is not None}
+    bound = fast.programs[0].runnable.bound
+    assert made
+    assert kept <= {id(tensor) for step in bound.steps for tensor in step.constants}
 
 
 class AsOnAGpu(GraphProgram):

@@ -43,7 +43,7 @@ class Program:
 
     Attributes:
         plan: what it runs.
-        captured: the graph, its constants and the shape of its arguments and results.
+        captured: the graph, and how its arguments and results nest; its constants were packed and are not kept.
         runnable: what runs it; None where the plan is the baseline and the stock module runs.
         resident_bytes: bytes of packed constants.
     """
@@ -52,7 +52,7 @@ class Program:
         self, plan: Plan, captured: Captured | None, runnable: Runnable | None, resident_bytes: int = 0
     ) -> None:
         self.plan = plan
-        self.captured = captured
+        self.captured = None if captured is None else dataclasses.replace(captured, constants={})
         self.runnable = runnable
         self.resident_bytes = resident_bytes
 

@@ -22,12 +22,8 @@ from convoy.compare.frameworks.base import Material, Outputs, UnsupportedCaseErr
 from convoy.compare.frameworks.torch_eager import captured, captured_call
 from convoy.compare.frameworks.torch_model import FORMATS, Step, check_step, load_net, outputs_of
 from convoy.compare.material import read
+from convoy.compare.rounded import half_limits
 from convoy.measurement.detect import compiler_version
-
-HALF_ERROR: Final = {"inference": 0.1, "training": 0.5}
-"""Relative error that bf16 and fp16 may have: of outputs, and of the gradients of a whole step."""
-
-LOSS_ERROR_HALF: Final = 0.1
 
 LOADED_S: Final = 3.0
 """How long a step is fed by a data loader, at least."""
@@ -70,6 +66,7 @@ def serve_trials(case: Case, folder: Path, say: Callable[[dict[str, Any]], None]
     torch._dynamo.config.recompile_limit = 1000  # every setting is a model of its own, and none must fall back to eager
     torch._dynamo.config.accumulated_recompile_limit = 10000
     material = read(folder)
+    limits: dict[str, dict[str, float]] = {}
     variants: dict[str, Variant] = {}
     say({"facts": facts(case)})
     while line := read_line():
@@ -77,7 +74,7 @@ def serve_trials(case: Case, folder: Path, say: Callable[[dict[str, Any]], None]
         if message["do"] == "build":
             say({"stage": f"build {message['name']}"})
             try:
-                variants[message["name"]] = variant = Variant(case, material, frozenset(message["options"]))
+                variants[message["name"]] = variant = Variant(case, material, frozenset(message["options"]), limits)
                 say({"built": variant.prepare()})
             except Exception as error:  # whatever an option does is a row with its reason
                 variants.pop(message["name"], None)
@@ -112,10 +109,19 @@ def rounds(variants: list[Variant], count: int) -> list[list[float]]:
 
 
 class Variant:
-    """The model under a set of options; `-NAME` takes a usual one away."""
+    """The model under a set of options; `-NAME` takes a usual one away.
 
-    def __init__(self, case: Case, material: Material, options: frozenset[str]) -> None:
-        self.options, self.material = options, material
+    Args:
+        case: what is run.
+        material: its weights, input and exact results.
+        options: the set.
+        limits: by dtype, what settings of a half type may be off; found when it is first asked for, and kept.
+    """
+
+    def __init__(
+        self, case: Case, material: Material, options: frozenset[str], limits: dict[str, dict[str, float]]
+    ) -> None:
+        self.options, self.material, self._limits = options, material, limits
         kind = next((_TYPES[name] for name in options if name in _TYPES), "fp32")
         self.case = dataclasses.replace(case, dtype=kind)
         self._check: Callable[[], Outputs] = dict
@@ -179,22 +185,28 @@ class Variant:
             torch.cuda.synchronize()
 
     def _judge(self, outputs: Outputs) -> float:
-        exact = self.material.exact()
-        limits = self.material.facts["limits"]
-        half = self.case.dtype != "fp32"
+        exact, limits = self.material.exact(), self._allowed()
         if not self.case.training:
-            error, limit = relative_error(outputs, exact), HALF_ERROR["inference"] if half else limits["out"]
+            error, limit = relative_error(outputs, exact), limits["out"]
         else:
             gradients = part(outputs, "grad:")
-            error = relative_error(gradients, {name: exact[name] for name in gradients})
-            limit = HALF_ERROR["training"] if half else limits["grad"]
+            error, limit = relative_error(gradients, {name: exact[name] for name in gradients}), limits["grad"]
             off = loss_error(outputs, exact, "loss1")
-            changed = "-bias_gradient" in self.options
-            if not changed and not off <= (LOSS_ERROR_HALF if half else limits["loss"]):
-                raise WrongResultError(f"the loss after the first step is {off:.1e} off (relative)")
+            if "-bias_gradient" not in self.options and not off <= limits["loss"]:
+                raise WrongResultError(
+                    f"the loss after the first step is {off:.1e} off (relative), and may be {limits['loss']:.1e}"
+                )
         if not error <= limit:
             raise WrongResultError(f"{error:.1e} off (relative L2), and may be {limit:.1e}")
         return error
+
+    def _allowed(self) -> dict[str, float]:
+        kind = self.case.dtype
+        if kind == "fp32":
+            return self.material.facts["limits"]
+        if kind not in self._limits:
+            self._limits[kind] = half_limits(self.case, self.material, kind)
+        return self._limits[kind]
 
     def _prepared_model(self) -> nn.Module:
         model = self._net.model

@@ -12,6 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from convoy.compare import rounded
 from convoy.compare.case import Case
 from convoy.compare.child import WrongResultError
 from convoy.compare.frameworks.base import Material
@@ -57,23 +58,63 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Material]:
     ],
 )
 def test_a_setting_gives_the_right_numbers(materials: dict[str, Material], mode: str, options: tuple[str, ...]) -> None:
-    variant = Variant(case(mode), materials[mode], frozenset(options))
+    variant = Variant(case(mode), materials[mode], frozenset(options), {})
     prepared = variant.prepare()
     assert prepared["error"] < 1e-5
     assert prepared["call_s"] > 0
 
 
 def test_half_types_are_checked_more_loosely_and_wrong_ones_are_seen(materials: dict[str, Material]) -> None:
-    variant = Variant(case("inference"), materials["inference"], frozenset({"autocast_bf16"}))
+    variant = Variant(case("inference"), materials["inference"], frozenset({"autocast_bf16"}), {})
     assert 1e-6 < variant.prepare()["error"] < 0.1
     variant._check = lambda: {"out0": materials["inference"].exact()["out0"] * 1.2}
     with pytest.raises(WrongResultError, match="off"):
         variant.prepare()
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_net_that_rounding_hardly_moves_is_held_to_the_least(materials: dict[str, Material], mode: str) -> None:
+    effects = rounded._effects(case(mode), materials[mode], "bf16")
+    assert all(0 < effect < 0.05 for effect in effects.values())
+    assert rounded.half_limits(case(mode), materials[mode], "bf16") == {name: rounded.LEAST[name] for name in effects}
+    exact = rounded._effects(case(mode), materials[mode], "fp32")
+    assert max(exact.values()) < 1e-5  # the same net, unrounded
+
+
+@pytest.mark.parametrize(
+    ("effects", "limits"),
+    [
+        ({"out": 0.15}, {"out": 0.45}),
+        ({"out": 0.5}, {"out": rounded.MOST}),
+        ({"grad": 1.1, "loss": 0.02}, {"grad": 3.3, "loss": 0.2}),
+        ({"grad": 0.1, "loss": 0.2}, {"grad": 0.5, "loss": rounded.MOST}),
+    ],
+)
+def test_what_rounding_moves_is_allowed_to_half_types(
+    materials: dict[str, Material],
+    monkeypatch: pytest.MonkeyPatch,
+    effects: dict[str, float],
+    limits: dict[str, float],
+) -> None:
+    asked: list[str] = []
+
+    def measured(case: Case, material: Material, dtype: str) -> dict[str, float]:
+        asked.append(dtype)
+        return effects
+
+    monkeypatch.setattr(rounded, "_effects", measured)
+    mode = "inference" if "out" in effects else "training"
+    kept: dict[str, dict[str, float]] = {}
+    for _ in range(2):
+        variant = Variant(case(mode), materials[mode], frozenset({"autocast_bf16"}), kept)
+        variant.prepare()
+    assert asked == ["bf16"]
+    assert kept == {"bf16": pytest.approx(limits)}
+
+
 def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dict[str, Material]) -> None:
     seen: list[tuple[str, bool]] = []
-    variants = [Variant(case("inference"), materials["inference"], frozenset(o)) for o in ((), ("inference_mode",))]
+    variants = [Variant(case("inference"), materials["inference"], frozenset(o), {}) for o in ((), ("inference_mode",))]
     for name, variant in zip("ab", variants, strict=True):
         inner = variant._run
 
@@ -91,7 +132,7 @@ def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dic
 
 def test_a_step_fed_by_a_loader(materials: dict[str, Material], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convoy.compare.trial.LOADED_S", 0.05)
-    variant = Variant(case("training"), materials["training"], frozenset())
+    variant = Variant(case("training"), materials["training"], frozenset(), {})
     assert all(ms > 0 for ms in variant.fed_by(0))
     picture, label = Pictures(10, 16)[3]
     assert picture.shape == (3, 16, 16)

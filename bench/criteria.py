@@ -3,7 +3,7 @@
 Every measured layer is left out once, in every batch, memory format, dtype and epilogue: with a twelfth of all layers at a time
 (`layers left out`), and with all layers of its net (`nets left out`, the harder test: a net's layers are like each other). From
 the rest are learned the criteria, and what effort `none` predicts from. Memory formats that a search does not look at are not
-asked (`Measured.is_asked`). Each says which engine it would take, of those that were
+asked, nor layers whose search was cut short, of which the best is not known (`Measured.is_asked`). Each says which engine it would take, of those that were
 measured on the layer; a figure is the best engine's time over that engine's, each with its own best knobs.
 
     convoy.criteria      the decision table alone; PyTorch's own choice where it does not cover the layer
@@ -37,12 +37,13 @@ from record import Recorder
 
 from convoy.compare.criteria import Check, Known, known_layers, learn, sizes_of
 from convoy.compare.manifest import commit
-from convoy.engines.manifest import BASELINE, load_engine
+from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
 from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
 from convoy.measurement.search import cost_models
+from convoy.measurement.task import Task
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions
 from convoy.problem import ConvProblem, EngineConfig, parse_problem
@@ -84,16 +85,21 @@ class Measured:
     layers: list[Known]
     times: dict[str, dict[EngineConfig, float]]
     model: Estimate
+    searched: set[str]
 
     @staticmethod
     def of(target: Target, rows: Sequence[Measurement]) -> Measured:
         """Arrange rows."""
         times: dict[str, dict[EngineConfig, float]] = defaultdict(dict)
+        rows_of: dict[str, list[Measurement]] = defaultdict(list)
         for row in rows:
+            rows_of[row.problem].append(row)
             if row.ok and row.samples >= LEAST_SAMPLES:
                 times[row.problem][row.config] = row.median_us
         engines = [load_engine(name) for name in sorted({row.config.engine for row in rows})]
-        return Measured(target, list(rows), known_layers(rows), times, cost_models(engines, target))
+        layers = known_layers(rows)
+        searched = {layer.problem.key for layer in layers if _is_searched(layer, rows_of[layer.problem.key], target)}
+        return Measured(target, list(rows), layers, times, cost_models(engines, target), searched)
 
     def is_asked(self, layer: Known) -> bool:
         """Whether a search has a choice there.
@@ -103,12 +109,22 @@ class Measured:
         """
         problem = layer.problem
         twin = isinstance(problem, ConvProblem) and problem.layout == "nchw" and problem.numerics != "strict"
-        return layer.is_choice() and not (twin and problem.with_layout("nhwc").key in self.times)
+        unseen = twin and problem.with_layout("nhwc").key in self.times
+        return layer.is_choice() and problem.key in self.searched and not unseen
 
     def without(self, sizes: set[str]) -> list[Measurement]:
         """The rows of all other layers."""
         gone = {layer.problem.key for layer in self.layers if sizes_of(layer.problem) in sizes}
         return [row for row in self.rows if row.problem not in gone]
+
+
+def _is_searched(layer: Known, rows: Sequence[Measurement], target: Target) -> bool:
+    """Whether the engines with a cost model had their turn: what was cut short before has a best that means nothing."""
+    task = Task(
+        layer.problem, [load_engine(name) for name in MANIFEST if load_engine(name).family != "reference"], target
+    )
+    task.take_known(rows)
+    return task.is_known()
 
 
 def fractions(measured: Measured, layer: Known, known: Experience, criteria: Criteria) -> dict[str, float]:

@@ -56,12 +56,15 @@ FEATURES: Final[dict[str, Feature]] = {
     "groups": _conv(lambda p: p.groups, 1),
     "fprop": _conv(lambda p: p.direction == "fprop", 1),
     "wgrad": _conv(lambda p: p.direction == "wgrad", 0),
+    "fresh": _conv(lambda p: p.fresh_weight, 0),
+    "epilogue": lambda p: float(str(p.epilogue) != "none"),
+    "residual": lambda p: float(p.epilogue.residual),
 }
 """What a question may be about, in natural units. `gemm_m gemm_n gemm_k` are pixels, filters and reduction of one group;
 `channels` are those of one group, `pixels` those of one image's result, `taps` is filter height times width; `nhwc`, `half`,
-`fprop` and `wgrad` are 1 for yes and 0 for no."""
+`fprop`, `wgrad`, `fresh` (the weight changes from call to call), `epilogue` (there is any) and `residual` are 1 for yes and 0 for no."""
 
-YES_OR_NO: Final = ("nhwc", "half", "fprop", "wgrad")
+YES_OR_NO: Final = ("nhwc", "half", "fprop", "wgrad", "fresh", "epilogue", "residual")
 
 
 def features_of(problem: Layer) -> dict[str, float]:

@@ -193,10 +193,22 @@ class ConvProblem:
 
     @property
     def bytes_min(self) -> int:
-        """Least bytes to move: each tensor once."""
-        total = self.x_spec.size_bytes + self.weight_spec.size_bytes + self.y_spec.size_bytes
+        """Least bytes to move: each tensor once, of x what taps reach."""
+        total = self._x_bytes_min + self.weight_spec.size_bytes + self.y_spec.size_bytes
         total += self.k * DTYPE_BYTES[self.y_dtype] if self.epilogue.bias else 0
         return total + (self.conv_spec.size_bytes if self.epilogue.residual else 0)
+
+    @property
+    def _x_bytes_min(self) -> int:
+        """All of a gradient; else without what lies between the taps of a stride that is longer than the filter.
+
+        In nchw such columns lie too close together to be left out.
+        """
+        if self.direction == "dgrad":
+            return self.x_spec.size_bytes
+        rows = min(self.h, self.p * self.r)
+        columns = min(self.w, self.q * self.s) if self.layout == "nhwc" else self.w
+        return self.n * self.c * rows * columns * DTYPE_BYTES[self.x_dtype]
 
     @property
     def intensity(self) -> float:

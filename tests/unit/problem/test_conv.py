@@ -146,6 +146,16 @@ def test_counts_of_a_known_layer() -> None:
     assert (layer.reduction_length, replace(layer, direction="wgrad").reduction_length) == (4608, 196)
 
 
+def test_a_stride_longer_than_the_filter_leaves_bytes_out() -> None:
+    x, others = 4 * 8 * 14 * 14, 4 * (8 * 16 + 16 * 7 * 7)
+    layer = ConvProblem(1, 8, 14, 14, 16, 1, 1, 0, 0, 2, 2, layout="nhwc")
+    assert layer.bytes_min == x // 4 + others
+    assert replace(layer, layout="nchw").bytes_min == x // 2 + others  # whole rows
+    assert replace(layer, direction="wgrad").bytes_min == layer.bytes_min
+    assert replace(layer, direction="dgrad").bytes_min == x + others  # zeros are written too
+    assert replace(layer, r=3, s=3, pad_h=1, pad_w=1).bytes_min == x + 4 * (8 * 16 * 9 + 16 * 7 * 7)
+
+
 def test_epilogue_text() -> None:
     for bias in (False, True):
         for residual in (False, True):

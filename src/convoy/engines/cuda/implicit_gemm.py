@@ -32,16 +32,16 @@ _EXTRA_BYTES = 1024 + 32
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}
 """Registers of a copying and of a multiplying thread, by the number of multiplying warpgroups: together the whole file."""
 
-_FLOPS_NS_PER_SM = {2: 6200.0, 4: 3100.0}
-_LOAD_BYTES_NS_PER_SM = 93.0
-_STEP_NS = 100.0
-_PAIR_NS = 146.0
-_TILE_NS = 125.0
-_STORE_BYTES_NS_PER_SM = 74.0
-_START_NS = 1100.0
+_FLOPS_NS_PER_SM = {2: 5200.0, 4: 2600.0}
+_LOAD_BYTES_NS_PER_SM = 78.0
+_STEP_NS = 120.0
+_PAIR_NS = 175.0
+_TILE_NS = 150.0
+_STORE_BYTES_NS_PER_SM = 62.0
+_START_NS = 1210.0
 """Operations, bytes from L2, an iteration at least, what waiting for each other adds in a pair, what lies between two tiles,
-bytes stored: fitted to 56 timings of plain layers on an H100 (10 % root mean square error). The shortest iteration is a guess.
-What happens once: by 1158 rows of an H200 and a clock that leaves a graph's start out (23 %; for the shortest kernels)."""
+bytes stored, and what happens once: their ratios fitted to 56 timings of plain layers on an H100, their size to 2118 rows of an
+H200 (18 % root mean square error, batches of 1 to 128)."""
 
 _PEER_BYTES_NS_PER_SM = 24.0
 """To the shared memory of another block: 3.2 TB/s over 132 multiprocessors (measured)."""
@@ -49,7 +49,10 @@ _PEER_BYTES_NS_PER_SM = 24.0
 _MEETING_NS = 400.0
 """A barrier of a cluster, and the way to another block."""
 
-_MEMORY_BYTES_NS = 2900.0
+_CACHED_BYTES = 24e6
+_CACHE_BYTES_NS = 6000.0
+_MEMORY_BYTES_NS = 3000.0
+"""What of a layer's tensors is still or stays in L2, and how fast it and the rest move: fitted to the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,9 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     hidden = min(store, steps * step) if form.turns and form.consumers > 1 else 0.0
     busy = rounds * (steps * step + store - hidden + _TILE_NS) + hidden
     # Where both take about the same, both are felt.
-    return (math.hypot(busy**2, (problem.bytes_min / _MEMORY_BYTES_NS) ** 2) ** 0.5 + _START_NS) / 1000
+    cached = min(problem.bytes_min, _CACHED_BYTES)
+    moved = cached / _CACHE_BYTES_NS + (problem.bytes_min - cached) / _MEMORY_BYTES_NS
+    return (math.hypot(busy**2, moved**2) ** 0.5 + _START_NS) / 1000
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 28) -> list[Form]:

@@ -79,15 +79,9 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     loop = blocks * max(products, loads, latency) + max(0, box - form.pixels) * PIXEL_BYTES / _LOAD_BYTES_NS_PER_SM
     # Of two tiles in turn, one's stores hide the next one's loads.
     busy = tiles * (loop + store + _TILE_NS) - (tiles - 1) * min(store, loop)
-    memory = _bytes(problem) / _MEMORY_BYTES_NS
+    memory = problem.bytes_min / _MEMORY_BYTES_NS
     start = _START_NS + _TOGETHER_NS[form.cluster] - (_ROOM_NS if form.blocks > 1 else 0.0)
     return (max(busy, memory) + 0.1 * min(busy, memory) + start) / 1000
-
-
-def _bytes(problem: ConvProblem) -> float:
-    """What comes from memory and goes there: of x only what taps reach."""
-    reached = min(1.0, problem.r / problem.stride_h) * min(1.0, problem.s / problem.stride_w)
-    return problem.bytes_min - 2 * problem.n * problem.c * problem.h * problem.w * (1 - reached)
 
 
 def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:

@@ -3,8 +3,9 @@
 Every measured layer is left out once, in every batch, memory format, dtype and epilogue: with a twelfth of all layers at a time
 (`layers left out`), and with all layers of its net (`nets left out`, the harder test: a net's layers are like each other). From
 the rest are learned the criteria, and what effort `none` predicts from. Memory formats that a search does not look at are not
-asked, nor layers whose search was cut short, of which the best is not known (`Measured.is_asked`). Each says which engine it would take, of those that were
-measured on the layer; a figure is the best engine's time over that engine's, each with its own best knobs.
+asked, nor layers whose search was cut short, of which the best is not known (`Measured.is_asked`). Each says which engine it
+would take, of those that were measured on the layer; a figure is the best engine's time over that engine's, each with its own
+best knobs.
 
     convoy.criteria      the decision table alone; PyTorch's own choice where it does not cover the layer
     convoy.neighbours    prediction from neighbours alone

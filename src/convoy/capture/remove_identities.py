@@ -12,7 +12,15 @@ _COPIES: Final = frozenset({"clone", "contiguous", "_to_copy", "lift_fresh_copy"
 _ALIASES: Final = frozenset({"alias", "detach", "lift_fresh", "lift"})
 # They move or select elements, or average them: with one shape before and after, each element is still its own.
 _RESHAPES: Final = frozenset({"view", "_unsafe_view", "reshape", "expand", "squeeze", "unsqueeze"})
-_POOLS: Final = frozenset({"adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d"})
+_POOLS: Final = frozenset(
+    {
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool2d_backward",
+        "adaptive_avg_pool3d",
+    }
+)
 
 
 def remove_identities(draft: Draft) -> None:

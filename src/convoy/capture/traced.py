@@ -14,6 +14,7 @@ from convoy.capture.fold_constants import copy_returned_constants
 from convoy.capture.joint import ParameterNames
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.recognise_layers import recognise_layers
+from convoy.capture.regular_pools import regular_pools
 from convoy.capture.remove_identities import remove_identities
 from convoy.capture.restrides import remove_restrides
 from convoy.capture.split_backward import split_backward
@@ -21,7 +22,7 @@ from convoy.capture.structure import Baked, Leaf, Structure
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 
-PASSES = (remove_identities, recognise_layers, split_backward, copy_returned_constants)
+PASSES = (remove_identities, regular_pools, recognise_layers, split_backward, copy_returned_constants)
 
 
 def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:

@@ -17,6 +17,7 @@ from convoy.capture.joint import Joint, LossModule, ParameterNames, trace_joint
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.narrow_indices import narrow_indices
 from convoy.capture.recognise_layers import recognise_layers
+from convoy.capture.regular_pools import regular_pools
 from convoy.capture.remove_identities import remove_identities
 from convoy.capture.split_backward import split_backward
 from convoy.capture.structure import Leaf, Structure
@@ -25,7 +26,7 @@ from convoy.graph.ir import Node, Ref
 from convoy.graph.randomness import draws
 from convoy.graph.verify import verify
 
-PASSES: Final = (remove_identities, fold_constants, recognise_layers, split_backward, narrow_indices)
+PASSES: Final = (remove_identities, regular_pools, fold_constants, recognise_layers, split_backward, narrow_indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ FEATURES: Final[dict[str, Feature]] = {
     "residual": lambda p: float(p.epilogue.residual),
 }
 """What a question may be about, in natural units. `gemm_m gemm_n gemm_k` are pixels, filters and reduction of one group;
-`channels` are those of one group, `pixels` those of one image's result, `taps` is filter height times width; `nhwc`, `half`,
-`fprop`, `wgrad`, `fresh` (the weight changes from call to call), `epilogue` (there is any) and `residual` are 1 for yes and 0 for no."""
+`channels` are those of one group, `pixels` those of one image's result, `taps` is filter height times width; 1 stands for yes in
+`nhwc`, `half`, `fprop`, `wgrad`, `fresh` (the weight changes from call to call), `epilogue` (there is any) and `residual`."""
 
 YES_OR_NO: Final = ("nhwc", "half", "fprop", "wgrad", "fresh", "epilogue", "residual")
 

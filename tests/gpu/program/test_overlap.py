@@ -29,7 +29,7 @@ def test_overlapped_averages_have_the_bits_of_late_ones_and_are_one_graph(tmp_pa
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-20000:]  # torchrun has the last word, and a worker the one that counts
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(processes)]
     for one in found:
         assert one["graphs"] == [True, True]

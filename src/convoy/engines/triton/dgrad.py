@@ -31,8 +31,8 @@ _REGISTERS = 65536
 _START_US = 1.5
 _BUSY = 0.6
 _MEMORY_BYTES_US = 2.0e6
-"""What happens once, what the persistent kernel's guess of the products comes to here, and what memory moves: fitted to 661 rows of an
-H200 (31 % root mean square error; batch 32 and 128, bf16), where all three add up."""
+"""What happens once, what the persistent kernel's guess of the products comes to here, and what memory moves: fitted to 661 rows
+of an H200 (31 % root mean square error; batch 32 and 128, bf16), where all three add up."""
 
 _GUESSED_START_US = 2.5
 """What happens once in the persistent kernel's guess."""

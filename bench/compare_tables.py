@@ -16,10 +16,13 @@ STRATEGIES = {
 
 
 def strategies_table(rows: Sequence[Row], title: str) -> str:
-    """Sums of measured times of each strategy, how many times those of exact selection, and memory."""
+    """Sums of measured times of each strategy, how many times those of exact selection, and memory; empty without any."""
     found: dict[tuple[str, ...], dict[tuple[str, str], float]] = {}
+    rows = [row for row in rows if row["provider"] in STRATEGIES]
+    if not rows:
+        return ""
     for row in rows:
-        if row["provider"] in STRATEGIES and row["metric"] in ("total_us", "peak_memory_bytes"):
+        if row["metric"] in ("total_us", "peak_memory_bytes"):
             key = (row["subject"], row["dtype"], row["batch"], row["protocol"])
             found.setdefault(key, {})[row["provider"], row["metric"]] = float(row["p50"])
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))

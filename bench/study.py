@@ -2,7 +2,7 @@
 
     convoy study --sweep batch,channels,filters,size,kernel,stride --dtype fp16 --output study.json
     python bench/study.py study.json
-    python bench/study.py --replay alexnet,vgg16,googlenet,resnet50 --dtype fp16 --batch 1
+    python bench/study.py --replay alexnet,vgg16,googlenet,resnet50 --on "NVIDIA H200" --dtype fp16 --batch 1
 
 A row a point and algorithm: the time of its best engine, its workspace and energy; a whole net's strategies as `total_us` and
 `peak_memory_bytes`. Failures are left out. `--replay` compares strategies from the results that ship with Convoy, without the
@@ -62,8 +62,8 @@ def recorded(run: Run, folder: Path | None = None) -> Recorder:
     return recorder
 
 
-def replayed(net: str, dtype: str, batch: int) -> Run:
-    """Strategies for one net by the shipped results of the first device that has any; its zeros are not asked for."""
+def replayed(net: str, dtype: str, batch: int, device: str) -> Run:
+    """Strategies for one net by the results that ship for a device; its zeros are not asked for."""
     import tempfile
 
     from convoy.compare.study_strategies import strategies
@@ -73,7 +73,10 @@ def replayed(net: str, dtype: str, batch: int) -> Run:
     from convoy.settings import Effort, Settings
     from convoy.zoo import example_args, input_size, load_model
 
-    target = next(iter(shipped_descriptions().values()))
+    known = shipped_descriptions().values()
+    target = next((target for target in known if device in ("", target.name)), None)
+    if target is None:
+        raise SystemExit(f"--on: got {device!r}, expected one of {sorted({target.name for target in known})}")
     model = load_model(net, dtype=dtype)
     args = example_args(model, batch=batch, dtype=dtype, default_size=input_size(net))
     with tempfile.TemporaryDirectory() as folder:
@@ -91,12 +94,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN.json")
     parser.add_argument("--replay", default="", metavar="NET,NET")
+    parser.add_argument(
+        "--on", default="", metavar="DEVICE", help="of --replay; by default the first that results ship for"
+    )
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     runs = [read(path) for path in options.runs]
-    runs += [replayed(net, options.dtype, options.batch) for net in options.replay.split(",") if net]
+    runs += [replayed(net, options.dtype, options.batch, options.on) for net in options.replay.split(",") if net]
     for run in runs:
         print("\n".join(winners(run.rows)))
         print("\n".join(" ".join(line) for line in strategy_table([r for r in run.rows if r.mode == "inference"])))

@@ -238,7 +238,8 @@ def figures(stem: str, page: Path, *, all_devices: bool) -> str:
 def section(question: str, table: Callable[[Sequence[Row], str], str], title: str, *, all_devices: bool) -> str:
     """The tables of a question."""
     devices = preferred_first(rows_of(question))
-    return "\n\n".join(table(rows, title) for rows in devices[: None if all_devices else 1]) or "Not measured yet."
+    found = [table(rows, title) for rows in devices[: None if all_devices else 1]]
+    return "\n\n".join(filter(None, found)) or "Not measured yet."
 
 
 def ablations(question: str, title: str) -> str:

@@ -1,4 +1,4 @@
-"""Turn an adaptive average pooling whose windows are all alike into an ordinary one, which has more kernels and steady gradients."""
+"""Turn an adaptive average pooling whose windows are all alike into an ordinary one: more kernels, and steady gradients."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def replayed_us(launch: Launch) -> float:
 
     Inductor's wrappers and cuDNN's take 100 to 300 µs on the host for kernels of 10 µs (H100).
     """
-    graph = _capture(launch, 1)
+    graph = captured(launch, 1)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     graph.replay()
     start.record()
@@ -142,7 +142,7 @@ def _event_us(launch: Launch, repeats: int) -> float:
 
 def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
     """Capture several launches; a sample replays them, several times where one replay is too short, and asks the events."""
-    graph = _capture(launch, launches)
+    graph = captured(launch, launches)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def replay(times: int) -> float:
@@ -165,7 +165,7 @@ def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
     return sample
 
 
-def _capture(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
+def captured(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
     """A graph of several launches, made on a stream of its own as torch demands."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

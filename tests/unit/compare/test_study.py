@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from convoy.cli import app
 from convoy.cli import study as cli_study
-from convoy.compare import Figure, Row, Run, read, write
+from convoy.compare import Figure, Row, Run, read, study_energy, write
 from convoy.compare.criteria import Check
 from convoy.compare.runfile import from_dict, to_dict
 from convoy.compare.study import LEAST_LAYERS, Study, algorithm_of
@@ -332,6 +332,26 @@ def test_energy_is_what_the_counter_says_a_launch() -> None:
     joules = launch_joules(target, lambda: 5.0, seconds=0.01)
     assert joules(measured(problem, target, "aten", 1.0)) == 0.0
     assert joules(measured(problem, target, "triton.stem", 1.0)) is None  # cannot run here
+
+
+def test_energy_on_a_gpu_is_that_of_a_graph_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one they would leave the device idle in between, and its idle power would count as theirs."""
+    seen: list[int] = []
+
+    class Graph:
+        def replay(self) -> None:
+            seen.append(0)
+
+    def capture(launch: object, launches: int) -> Graph:
+        seen.append(launches)
+        return Graph()
+
+    monkeypatch.setattr(study_energy, "captured", capture)
+    gpu = replace(detect_target("cpu"), device="cuda")
+    run, each = study_energy._in_a_row(lambda: pytest.fail("launched by the host"), gpu)
+    run()
+    assert seen == [each, 0]
+    assert each == study_energy.GRAPH_LAUNCHES > 1
 
 
 RULES = ["gemm_n <= 80:", "  not nhwc:", "    aten (1 %) [12 layers]", "  else:", "    gemm (0 %), then aten (3 %) [30 layers]",

@@ -1,8 +1,9 @@
-"""Does tuning again choose the same? Question `retuning`, metric `fraction_of_best`.
+"""Does tuning again choose the same, and how long does it take? Question `retuning`, metrics `fraction_of_best` and `tuning_s`.
 
 A net is tuned twice from nothing. Of every layer the config that wins the second time is looked up among the rows of the first:
 a figure is the best time there over that config's. It is the same choice, or tied with it, where the two differ by less than
-both spreads or `TIED`. Where the first run never tried the config, the layer counts as not the same, with a figure of 0.
+both spreads or `TIED`. Where the first run never tried the config, the layer counts as not the same, with a figure of 0. The
+seconds are those of capture and search: from nothing, and once more from what the first run left in the database.
 
     python bench/retuning.py [--nets resnet50] [--batch 1] [--dtype fp16]
 """
@@ -53,18 +54,31 @@ def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> tu
     return before.median_us / again.median_us, apart <= max(TIED * before.median_us, before.spread_us + again.spread_us)
 
 
-def tune(net: str, batch: int, dtype: str, target: Target) -> tuple[dict[str, list[Measurement]], float]:
-    """Every row of a net that is tuned from nothing, by problem key, and the seconds that it took."""
+def tune(
+    net: str, batch: int, dtype: str, target: Target, database: Database
+) -> tuple[dict[str, list[Measurement]], float]:
+    """Every row of a net that is tuned with what a database knows, by problem key, and the seconds that it took."""
     model = load_model(net).eval().cuda().to(DTYPES[dtype])
     size = input_size(net)
     side = size if isinstance(size, int) else size[-1]
     x = torch.randn(batch, 3, side, side, device="cuda", dtype=DTYPES[dtype])
     settings = convoy.Settings()
     begun = time.perf_counter()
-    with Database.memory() as empty:
-        captured = capture_net(net, model, (x,), {}, settings, target)
-        found = measure(captured, settings, empty, lambda *_: None)
+    captured = capture_net(net, model, (x,), {}, settings, target)
+    found = measure(captured, settings, database, lambda *_: None)
     return found.rows, time.perf_counter() - begun
+
+
+def tune_thrice(
+    net: str, batch: int, dtype: str, target: Target
+) -> tuple[list[dict[str, list[Measurement]]], list[float]]:
+    """The rows of two tunings from nothing, and their seconds with those of a third from the first one's database."""
+    with Database.memory() as empty:
+        first, took = tune(net, batch, dtype, target, empty)
+        known = tune(net, batch, dtype, target, empty)[1]
+    with Database.memory() as empty:
+        second, again = tune(net, batch, dtype, target, empty)
+    return [first, second], [took, again, known]
 
 
 def main() -> None:
@@ -88,7 +102,12 @@ def main() -> None:
     )
     seen: set[str] = set()
     for net in options.nets.split(","):
-        (first, took), (second, again) = (tune(net, options.batch, options.dtype, target) for _ in range(2))
+        (first, second), seconds = tune_thrice(net, options.batch, options.dtype, target)
+        for value, source in zip(seconds, ("from nothing", "again from nothing", "from the database"), strict=True):
+            recorder.add(
+                subject=net, batch=options.batch, dtype=options.dtype, provider="convoy", metric="tuning_s", unit="s",
+                p50=value, note=source,
+            )  # fmt: skip
         tied: list[bool] = []
         for problem, rows in second.items():
             layer = problem.startswith(("conv:", "linear:")) and len(rows) > 1 and problem not in seen
@@ -101,8 +120,8 @@ def main() -> None:
                     metric="fraction_of_best", unit="1", p50=found[0], note=f"{net} tied={found[1]}".lower(),
                 )  # fmt: skip
         share = sum(tied) / len(tied) if tied else math.nan
-        seconds = f"tuned in {took:.0f} and {again:.0f} s"
-        print(f"{net} b{options.batch} {options.dtype}: {seconds}; same or tied in {share:.0%} of {len(tied)} layers")
+        words = f"tuned in {seconds[0]:.0f} and {seconds[1]:.0f} s, from the database in {seconds[2]:.1f} s"
+        print(f"{net} b{options.batch} {options.dtype}: {words}; same or tied in {share:.0%} of {len(tied)} layers")
     print(recorder.write())
 
 

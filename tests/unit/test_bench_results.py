@@ -31,6 +31,7 @@ UNITS = {
     "fraction_of_best": "1",
     "solve_s": "s",
     "solve_budget_s": "s",
+    "tuning_s": "s",
 }
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")

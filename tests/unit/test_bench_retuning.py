@@ -39,3 +39,19 @@ def row(k, us, spread=0.0, status=Status.OK):
 def test_same_or_tied(retuning, first, second, expected):
     found = retuning.agreement(first, second)
     assert found == (None if expected is None else (pytest.approx(expected[0]), expected[1]))
+
+
+def test_a_net_is_tuned_twice_from_nothing_and_once_from_the_database(retuning, monkeypatch):
+    """The third tuning has the first one's rows: its seconds are those of a start from the database."""
+    seen = []
+
+    def tune(net, batch, dtype, target, database):
+        seen.append(len(database.rows()))
+        database.put([row(len(seen), 10.0)])
+        return {PROBLEM.key: database.rows()}, float(len(seen))
+
+    monkeypatch.setattr(retuning, "tune", tune)
+    rows, seconds = retuning.tune_thrice("net", 1, "fp16", None)
+    assert seen == [0, 1, 0]
+    assert seconds == [1.0, 3.0, 2.0]
+    assert [len(found[PROBLEM.key]) for found in rows] == [1, 1]

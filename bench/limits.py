@@ -11,17 +11,21 @@ class OutOfTimeError(Exception):
 
 
 def stopping(tune_s: float, left_s: Callable[[], float], least_s: float) -> Callable[[str, int, int], None]:
-    """An observer that stops tuning, counted from now.
+    """An observer that stops tuning, counted from when measuring begins: capturing a net and reading rows may take as long.
 
     Args:
         tune_s: seconds that measuring may take.
         left_s: seconds that are left of the whole run.
         least_s: seconds that must be left when measuring is done.
     """
-    begun = time.monotonic()
+    begun: list[float] = []
 
     def watch(message: str, done: int, total: int) -> None:
-        if total and done < total and (time.monotonic() - begun > tune_s or left_s() < least_s):
+        if not total or done >= total:
+            return
+        if not begun:
+            begun.append(time.monotonic())
+        if time.monotonic() - begun[0] > tune_s or left_s() < least_s:
             raise OutOfTimeError(f"{message}: {done} of {total}")
 
     return watch

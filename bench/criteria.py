@@ -38,7 +38,8 @@ from record import Recorder
 
 from convoy.compare.criteria import Check, Known, known_layers, learn, sizes_of
 from convoy.compare.manifest import commit
-from convoy.engines.manifest import BASELINE, MANIFEST, load_engine
+from convoy.engines.base import Engine
+from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
 from convoy.measurement.precision import adopted, heeds, twins
@@ -47,7 +48,9 @@ from convoy.measurement.search import cost_models
 from convoy.measurement.task import Task
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions
+from convoy.pipeline.stages import competing_engines
 from convoy.problem import ConvProblem, EngineConfig, parse_problem
+from convoy.settings import Settings
 from convoy.target import Target
 
 FOLDER = Path(__file__).parent / "layers"
@@ -99,7 +102,11 @@ class Measured:
                 times[row.problem][row.config] = row.median_us
         engines = [load_engine(name) for name in sorted({row.config.engine for row in rows})]
         layers = known_layers(rows)
-        searched = {layer.problem.key for layer in layers if _is_searched(layer, rows_of[layer.problem.key], target)}
+        able = [load_engine(name) for name in competing_engines(Settings())]
+        able = [engine for engine in able if engine.family != "reference"]
+        searched = {
+            layer.problem.key for layer in layers if _is_searched(layer, rows_of[layer.problem.key], able, target)
+        }
         return Measured(target, list(rows), layers, times, cost_models(engines, target), searched)
 
     def is_asked(self, layer: Known) -> bool:
@@ -119,11 +126,9 @@ class Measured:
         return [row for row in self.rows if row.problem not in gone]
 
 
-def _is_searched(layer: Known, rows: Sequence[Measurement], target: Target) -> bool:
+def _is_searched(layer: Known, rows: Sequence[Measurement], engines: Sequence[Engine], target: Target) -> bool:
     """Whether the engines with a cost model had their turn: what was cut short before has a best that means nothing."""
-    task = Task(
-        layer.problem, [load_engine(name) for name in MANIFEST if load_engine(name).family != "reference"], target
-    )
+    task = Task(layer.problem, engines, target)
     task.take_known(rows)
     return task.is_known()
 

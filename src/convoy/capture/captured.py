@@ -26,6 +26,7 @@ class Captured:
         results: how its results nest.
         notes: what differs from the model in ways that numbers do not show, one line each.
         double: whether floating dtypes named in the graph are read as float64 (see `to_double`).
+        traced: what PyTorch itself runs, before any pass, where that may differ in which bits it gives from run to run.
     """
 
     graph: Graph
@@ -34,6 +35,12 @@ class Captured:
     results: Structure
     notes: tuple[str, ...] = ()
     double: bool = False
+    traced: Graph | None = None
+
+    @property
+    def as_pytorch(self) -> Graph:
+        """The computation as PyTorch runs it: passes leave its numbers alone, but not which operators compute them."""
+        return self.graph if self.traced is None else self.traced
 
     def flatten_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
         """The tensors of a call, in the order of `graph.inputs`.

@@ -14,13 +14,15 @@ BACKWARD: Final = "aten._adaptive_avg_pool2d_backward.default"
 def regular_pools(draft: Draft) -> None:
     """Rewrite poolings, and their gradients, whose output's sides divide the input's.
 
-    before: %y: fp32[2,4,2,2] = aten._adaptive_avg_pool2d.default(%x, (2, 2))                         %x: fp32[2,4,8,8]
+    before: input %x: fp32[2,4,8,8]
+            %y: fp32[2,4,2,2] = aten._adaptive_avg_pool2d.default(%x, (2, 2))
             %dx = aten._adaptive_avg_pool2d_backward.default(%dy, %x)
     -->
     after:  %y: fp32[2,4,2,2] = aten.avg_pool2d.default(%x, (4, 4), (4, 4), (0, 0), False, True, None)
             %dx = aten.avg_pool2d_backward.default(%dy, %x, (4, 4), (4, 4), (0, 0), False, True, None)
 
-    PyTorch's adaptive gradient adds up by atomic operations on a GPU, so that its bits differ from run to run.
+    PyTorch's adaptive gradient adds up by atomic operations on a GPU, so that its bits differ from run to run; its own step still
+    has it (`Captured.as_pytorch`).
     """
     draft.nodes = [_rewritten(draft, node) for node in draft.nodes]
 

@@ -61,6 +61,7 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
             leaves.append(found)
         else:
             raise CaptureError(f"the graph returns {value}, which is no tensor")
+    traced, _ = draft.finish()
     for rewrite in PASSES:
         rewrite(draft)
     graph, constants = draft.finish()
@@ -68,4 +69,4 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
     held: list[Leaf] = [None] * len(graph.inputs)
     arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
     results = Structure(pytree.tree_structure(list(range(len(leaves)))), leaves)
-    return Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes)))
+    return Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes)), traced=traced)

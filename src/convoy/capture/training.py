@@ -76,6 +76,7 @@ def capture_training(
     joint = trace_joint(LossModule(model, loss_fn, amp, scaled=scaled), batch)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     draft = _lower(joint, device)
+    traced, _ = draft.finish()
     for rewrite in PASSES:
         rewrite(draft)
     counted, kept = _counters(draft, joint)
@@ -90,7 +91,7 @@ def capture_training(
     arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
     results = Structure(pytree.tree_structure(list(graph.outputs)), [None] * len(graph.outputs))
     return TrainingCapture(
-        captured=Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes))),
+        captured=Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes)), traced=traced),
         parameters=joint.parameters,
         buffers=joint.buffers,
         learned=joint.learned,

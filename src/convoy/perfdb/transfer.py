@@ -25,6 +25,13 @@ from convoy.perfdb.sql import SCHEMA_VERSION
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 
+_LONGEST_LINE: Final = 8 << 20
+"""A text of 2^20 characters, six bytes each where JSON escapes them, and room to spare."""
+_MOST_REFUSALS: Final = 1000
+"""With more bad lines than this, the file is something else."""
+_INTEGER: Final = re.compile(r"[0-9]{1,18}")
+_NUMBER: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
+
 
 class _Reader(Protocol):
     """What `csv.reader` makes."""
@@ -34,14 +41,6 @@ class _Reader(Protocol):
     def __next__(self) -> list[str]: ...
 
     def __iter__(self) -> Iterator[list[str]]: ...
-
-
-_LONGEST_LINE: Final = 8 << 20
-"""A text of 2^20 characters, six bytes each where JSON escapes them, and room to spare."""
-_MOST_REFUSALS: Final = 1000
-"""With more bad lines than this, the file is something else."""
-_INTEGER: Final = re.compile(r"[0-9]{1,18}")
-_NUMBER: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ def _conclude(
     plan, program = build_fastest(plan, net, settings, choice.problem)
     flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
     outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
-    falls_back, note = verdict.falls_back(_why_slow(outcome), "", net.captured.graph, net.target.device, settings)
+    slow = verdict.why_slow("the whole net", outcome.optimized, outcome.baseline)
+    falls_back, note = verdict.falls_back(slow, "", net.captured.as_pytorch, net.target.device, settings)
     if note:
         plan = dataclasses.replace(plan, notes=(*plan.notes, note))
         program.plan = plan
@@ -156,17 +157,6 @@ def _conclude(
     )
     summary = summarize(net, found, choice, plan, program, outcome, settings, tuned_s, timeline)
     return Result(module, plan, summary)
-
-
-def _why_slow(outcome: Outcome) -> str:
-    """Why a plan is not worth it; empty where it is."""
-    ours, stock = outcome.optimized, outcome.baseline
-    if verdict.is_faster(ours, stock):
-        return ""
-    return (
-        f"the whole net took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs it:"
-        " not faster by more than the spread"
-    )
 
 
 def _tuner(name: str, settings: Settings) -> Callable[..., Program]:

@@ -120,7 +120,7 @@ class TracedGraph:
             wrong = f"its error of {ours.rel_l2_error:.2e} is over that of PyTorch's {stock.rel_l2_error:.2e}"
         elif not verdict.is_faster(timed[best], timed["torch.eager"]):
             slow = "not faster than PyTorch by more than the spread"
-        falls_back, reason = verdict.falls_back(slow, wrong, captured.graph, args[0].device.type, self._settings)
+        falls_back, reason = verdict.falls_back(slow, wrong, captured.as_pytorch, args[0].device.type, self._settings)
         return None if falls_back else ways[best], reason
 
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

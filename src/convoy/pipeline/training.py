@@ -301,8 +301,9 @@ class _Job:
         )
         outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
         plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
-        graph, device = self.capture.captured.graph, self.target.device
-        falls_back, reason = verdict.falls_back(_why_slow(outcome), _why_wrong(outcome), graph, device, self.settings)
+        graph, device = self.capture.captured.as_pytorch, self.target.device
+        slow = verdict.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
+        falls_back, reason = verdict.falls_back(slow, _why_wrong(outcome), graph, device, self.settings)
         plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
         if falls_back:
             plan = dataclasses.replace(plan, baseline=True, steps=())
@@ -326,17 +327,6 @@ class _Job:
         runnable = eager_of(program.runnable) if program.runnable else None
         bound = StepProgram(plan, self.capture, runnable, signature_of(self.batch, {}))
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
-
-
-def _why_slow(outcome: Outcome) -> str:
-    """Why a plan is not worth it; empty where it is."""
-    ours, stock = outcome.optimized, outcome.baseline
-    if verdict.is_faster(ours, stock):
-        return ""
-    return (
-        f"loss and gradients took {ours.median_ms:.3f} ms as planned and {stock.median_ms:.3f} ms as PyTorch runs them:"
-        " not faster by more than the spread"
-    )
 
 
 def _why_wrong(outcome: Outcome) -> str:

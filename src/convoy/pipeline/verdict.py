@@ -130,6 +130,14 @@ def is_faster(result: Timed, baseline: Timed) -> bool:
     return result.median_ms + max(result.spread_ms, baseline.spread_ms) < baseline.median_ms
 
 
+def why_slow(what: str, result: Timed, baseline: Timed) -> str:
+    """Why a plan is not worth it, as `falls_back` takes it; empty where it is."""
+    if is_faster(result, baseline):
+        return ""
+    times = f"{result.median_ms:.3f} ms as planned and {baseline.median_ms:.3f} ms as run by PyTorch"
+    return f"{what} took {times}: not faster by more than the spread"
+
+
 def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Settings) -> tuple[bool, str]:
     """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
 

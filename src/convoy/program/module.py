@@ -192,14 +192,11 @@ class OptimizedModule(nn.Module):
         if reason is None and program is not None:
             # A GPU has its work before the versions of all parameters are looked at, which takes tens of microseconds: ResNet-50
             # has 320 tensors. Where they have changed, what it makes is thrown away.
-            early = not isinstance(program.runnable, GraphProgram)
-            reason = self._why_stale() if early else None
-            if reason is None:
-                with torch.no_grad():
-                    made = program(args, kwargs)
-                reason = None if early else self._why_stale()
-            if reason is None:
-                return made
+            with torch.no_grad():
+                made = program(args, kwargs) if isinstance(program.runnable, GraphProgram) else None
+                reason = self._why_stale()
+                if reason is None:
+                    return program(args, kwargs) if made is None else made
         if reason:
             self._warn_once(reason)
         return self.model(*args, **kwargs)

@@ -11,7 +11,8 @@ BUCKET_BYTES: Final = 25 << 20
 
 LAST_BYTES: Final = 1 << 20
 """Bytes of the bucket that leaves last: nothing is left to hide it behind, so it holds little more than must wait so long.
-ResNet-50's stem and first stage fit; with 25 MiB there the transfer and its copies take some 130 us longer."""
+ResNet-50's stem and first stage fit; 25 MiB take 90 us at 290 GB/s (bench/results/scaling-nvidia-h200.csv), and their copies come
+on top."""
 
 LATENCY_US: Final = 20.0
 """Of one all-reduce, and bytes a microsecond that a GPU of a host with NVLink sends: guesses of the right size, which only order

@@ -12,6 +12,8 @@ from convoy.capture.remove_identities import remove_identities
 from convoy.engines import unsteady
 from convoy.engines.interpret import compile_graph
 from convoy.graph.text import parse_graph
+from convoy.pipeline import verdict
+from convoy.settings import Settings
 
 TEXT = """graph 1
 input %x: fp32[2,3,{h},{w}]
@@ -60,3 +62,14 @@ def test_the_gradient_of_such_a_net_is_steady_on_a_gpu():
     graph = capture_training(net, cross_entropy, (torch.randn(2, 3, 8, 8), torch.arange(2))).captured.graph
     assert not [op for op in unsteady.by_aten(graph, "cuda") if "pool" in op]
     assert any(node.op == "aten.avg_pool2d_backward.default" for node in graph.nodes)
+
+
+@pytest.mark.parametrize("size", [8, 4])
+def test_pytorchs_own_step_still_has_the_unsteady_gradient(size):
+    """Where bits must not differ from run to run, a slow plan is no reason to go back to it."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 5))
+    captured = capture_training(net, cross_entropy, (torch.randn(2, 3, size, size), torch.arange(2))).captured
+    assert not [op for op in unsteady.by_aten(captured.graph, "cuda") if "pool" in op]
+    assert [op for op in unsteady.by_aten(captured.as_pytorch, "cuda") if "pool" in op]
+    settings = Settings(deterministic=True)
+    assert verdict.falls_back("slow", "", captured.as_pytorch, "cuda", settings)[0] is False

@@ -94,7 +94,8 @@ def search(
     other knobs of the engines that come near the best; all samples for the best and the baseline.
 
     On a CPU one problem goes through all stages before the next, so that its data is made once. On a GPU each stage goes
-    through all problems, so that kernels are compiled in parallel for all of them while the first are measured.
+    through all problems, so that kernels are compiled in parallel for all of them while the first are measured; at effort
+    `quick` those that are predicted to win come first (`Task.expect`).
 
     Args:
         problems: each is searched once, however often it occurs.
@@ -133,6 +134,7 @@ def search(
         task.take_known(_known_rows(task.problem, target, alike, protocol, database))
     if settings.effort is Effort.QUICK:
         _take_hints(tasks, target, protocol, database)
+        _expect(tasks, engines, target, protocol, database, settings.db)
     if settings.effort is not Effort.NONE:
         _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
     else:
@@ -184,13 +186,34 @@ def _predict(
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
-        experience = Experience.of(
-            database.related(target, (protocol.id, *protocol.earlier)), cost_models(engines, target)
-        )
+        experience = _experience(engines, target, protocol, database)
         criteria = find_criteria(target, path)
         for task in unknown:
             task.predict(experience, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
+
+
+def _expect(
+    tasks: Sequence[Task],
+    engines: Sequence[Engine],
+    target: Target,
+    protocol: Protocol,
+    database: Store,
+    path: Path | None,
+) -> None:
+    """Let predictions say what is compiled first, where there is a choice of compilers: on a GPU."""
+    unknown = [task for task in tasks if target.device == "cuda" and task.wants_expectation()]
+    if unknown:
+        experience = _experience(engines, target, protocol, database)
+        criteria = find_criteria(target, path)
+        for task in unknown:
+            task.expect(experience, criteria)
+
+
+def _experience(engines: Sequence[Engine], target: Target, protocol: Protocol, database: Store) -> Experience:
+    """All that was measured on devices like this one."""
+    rows = database.related(target, (protocol.id, *protocol.earlier))
+    return Experience.of(rows, cost_models(engines, target))
 
 
 def cost_models(engines: Sequence[Engine], target: Target) -> Estimate:
@@ -253,6 +276,9 @@ class _Search:
 
     def run(self) -> None:
         """All stages of all tasks."""
+        # Compiled while what needs no compiler is measured.
+        if likely := [request for task in self.tasks if (request := task.likely()) is not None]:
+            self.runner.prepare(likely)
         chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
         for chunk in chunks:
             for stage in STAGES:

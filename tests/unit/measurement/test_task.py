@@ -95,6 +95,16 @@ def test_a_problem_is_known_when_engines_with_a_cost_model_had_their_turn(known,
     assert task.is_known() is whole
 
 
+def test_one_engine_that_failed_does_not_speak_for_another_that_was_not_tried():
+    """What is compiled first may all be refused: then the others are still to be predicted."""
+    engines = [Fake("aten"), Fake("first", estimate=lambda k: 10.0), Fake("second", estimate=lambda k: 12.0)]
+    task = Task(PROBLEM, engines, TARGET)
+    task.take_known([row("aten"), row("first", status=Status.COMPILE_ERROR, reason="spills")])
+    assert not task.is_known()
+    task.take(row("second", us=30.0))
+    assert task.is_known()
+
+
 def test_where_there_is_no_cost_model_the_baseline_says_that_a_problem_is_known():
     task = Task(PROBLEM, [Fake("aten", 1, estimate=lambda k: 5.0), Fake("plain")], TARGET)
     assert not task.is_known()

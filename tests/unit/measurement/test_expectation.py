@@ -1,0 +1,89 @@
+"""What predictions favour is compiled first, so that a search that is cut short has measured what is likely to win."""
+
+from dataclasses import replace
+
+import pytest
+from test_search import GPU, OTHER, PROBLEM, Timed, run
+from test_task import Fake
+
+from convoy.measurement import protocol_for
+from convoy.measurement.task import LIKELY
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import EngineConfig, Knobs
+from convoy.settings import Effort
+
+PROTOCOL = protocol_for(Effort.QUICK, "cuda").id
+TIMES = {"aten": 50.0, "cudnn": 30.0, "fast": 20.0, "near": 25.0, "slow": 45.0}
+
+
+def time_of(engine, k):
+    return TIMES[engine] + (7 - k) % 8 if engine in ("fast", "near", "slow") else TIMES[engine]
+
+
+def engines(fakes):
+    def guess(k):
+        return 30.0 + k
+
+    compiled = (Fake(name, 40, guess, trusted=False) for name in ("slow", "near", "fast"))
+    return fakes(Fake("aten"), Fake("cudnn"), *compiled)
+
+
+def elsewhere(engine, k, us, problem=OTHER, target=GPU):
+    config = EngineConfig(engine, 1, Knobs.of(k=k))
+    return Measurement(problem.key, config, target.digest, PROTOCOL, Status.OK, 9, us)
+
+
+@pytest.fixture
+def known(database):
+    rows = [elsewhere(name, k, time_of(name, k)) for name in ("slow", "near", "fast") for k in (0, 3, 7)]
+    database.put([*rows, elsewhere("aten", 0, 50.0)], targets=[GPU])
+    return database
+
+
+def order(runner):
+    return [(config.engine, config.knobs["k"]) for key, config, _ in runner.asked if key == PROBLEM.key]
+
+
+def test_the_settings_predicted_to_win_are_the_first_that_are_compiled(known, fakes):
+    runner = Timed(time_of, GPU)
+    found = run([PROBLEM], engines(fakes), known, runner, GPU)
+    first = order(runner)
+    assert first[:2] == [("aten", 0), ("cudnn", 0)]
+    assert first[2 : 2 + LIKELY] == [("fast", 7), ("fast", 3)]
+    assert runner.waves[0] == [PROBLEM.key]  # builders have them before anything is measured
+    assert {("slow", 0), ("near", 0), ("fast", 0)} <= set(first)  # nothing is left out for it
+    best = min((row for row in found.rows[PROBLEM.key] if row.ok), key=lambda row: row.median_us)
+    assert (best.config.engine, best.config.knobs["k"]) == ("fast", 7)
+
+
+def test_a_search_that_is_cut_short_has_measured_them_everywhere(known, fakes):
+    more = [PROBLEM, replace(PROBLEM, k=16), replace(PROBLEM, k=32)]
+
+    def cut(done, total, message):
+        if sum(config.engine in ("slow", "near", "fast") for _, config, _ in runner.asked) >= LIKELY * len(more):
+            raise KeyboardInterrupt
+
+    runner = Timed(time_of, GPU)
+    with pytest.raises(KeyboardInterrupt):
+        run(more, engines(fakes), known, runner, GPU, on_progress=cut)
+    for problem in more:
+        asked = {(c.engine, c.knobs["k"]) for key, c, _ in runner.asked if key == problem.key}
+        assert {("aten", 0), ("cudnn", 0), ("fast", 7)} <= asked
+
+
+@pytest.mark.parametrize("effort", [Effort.QUICK, Effort.FULL])
+def test_where_nothing_is_known_or_all_is_wanted_the_defaults_come_first(effort, database, known, fakes):
+    runner = Timed(time_of, GPU)
+    store = known if effort is Effort.FULL else database
+    if effort is Effort.QUICK:
+        store = type(database).open(database.path.with_name("empty.db"), shipped=False)
+    run([PROBLEM], engines(fakes), store, runner, GPU, effort=effort)
+    assert {engine for engine, _ in order(runner)[:5]} == set(TIMES)
+
+
+def test_a_problem_that_was_searched_is_not_predicted(known, fakes):
+    run([PROBLEM], engines(fakes), known, Timed(time_of, GPU), GPU)
+    again = Timed(time_of, GPU)
+    run([PROBLEM], engines(fakes), known, again, GPU)
+    assert not again.asked
+    assert not any(again.waves)

@@ -1,6 +1,7 @@
 """What bench/retuning.py calls the same choice."""
 
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,14 @@ def test_a_net_is_tuned_twice_from_nothing_and_once_from_the_database(retuning, 
     assert seen == [0, 1, 0]
     assert seconds == [1.0, 3.0, 2.0]
     assert [len(found[PROBLEM.key]) for found in rows] == [1, 1]
+
+
+def test_a_cold_start_finds_nothing_compiled(retuning, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    with retuning.empty_caches():
+        inside = {name: os.environ[name] for name in retuning.CACHES}
+        assert str(tmp_path) not in inside.values()
+        assert not any(Path(folder).exists() for folder in inside.values())
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

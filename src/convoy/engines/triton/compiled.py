@@ -12,7 +12,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -121,14 +123,49 @@ def compile_kernel(build: Build, target: Target) -> Any:
     options = {"num_warps": build.warps, "num_stages": build.stages, "launch_pdl": build.dependent}
     gpu = GPUTarget("cuda", target.capability, 32)
     try:
-        compiled = triton.compile(source, target=gpu, options=options)
+        with _listening() as said:
+            compiled = triton.compile(source, target=gpu, options=options)
     except (RuntimeError, triton.CompilationError, AssertionError, ValueError, IndexError) as error:
         raise CompileError(build.engine, "Triton could not compile the kernel", str(error)) from error
+    if said:
+        _keep_log(compiled, "\n".join(said))
     _refuse_slow(build, compiled)
     _round_descriptors(build, compiled)
     if compiled.metadata.shared > shared_limit(target):
         raise CompileError(build.engine, f"needs {compiled.metadata.shared} bytes of shared memory a block")
     return compiled
+
+
+_ONE_LISTENER = threading.Lock()
+
+_LOG = "ptxas.log"
+"""Where a kernel's log lies in Triton's cache, beside its binary."""
+
+
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """What ptxas says while Triton compiles, which prints that where it is asked to and keeps it nowhere.
+
+    A name in its module stands in for `print` meanwhile: the standard output is not touched, which belongs to others too. To
+    run ptxas once more for its log takes a fifth of a kernel's compilation (0.15 s of 0.7 on an H200's host).
+    """
+    from triton import knobs
+    from triton.backends.nvidia import compiler
+
+    said: list[str] = []
+    with _ONE_LISTENER, knobs.nvidia.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        compiler.print = said.append  # type: ignore[attr-defined]
+        try:
+            yield said
+        finally:
+            del compiler.print  # type: ignore[attr-defined]
+
+
+def _keep_log(compiled: Any, log: str) -> None:
+    from triton.runtime.cache import get_cache_manager
+
+    get_cache_manager(compiled.hash).put(log, _LOG, binary=False)
 
 
 _TFLOAT32 = 11
@@ -170,12 +207,11 @@ def _refuse_slow(build: Build, compiled: Any) -> None:
 
 
 def assembler_log(compiled: Any) -> str:
-    """What `ptxas -v` says of a compiled kernel; kept beside the binary in Triton's cache."""
+    """What `ptxas -v` says of a compiled kernel; kept beside the binary in Triton's cache, else it is asked again."""
     from triton import knobs
     from triton.runtime.cache import get_cache_manager
 
-    manager = get_cache_manager(compiled.hash)
-    kept = manager.get_file("ptxas.log")
+    kept = get_cache_manager(compiled.hash).get_file(_LOG)
     if kept is not None:
         return Path(kept).read_text()
     ptx = compiled.asm["ptx"]
@@ -189,5 +225,5 @@ def assembler_log(compiled: Any) -> str:
         )
     log = done.stdout + done.stderr
     if done.returncode == 0:
-        manager.put(log, "ptxas.log", binary=False)
+        _keep_log(compiled, log)
     return log

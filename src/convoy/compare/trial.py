@@ -40,7 +40,9 @@ _COMPILE: Final = {
     "compile_freezing": "default",
     "compile_reduce_overhead": "reduce-overhead",
     "compile_max_autotune": "max-autotune",
+    "compile_freezing_reduce_overhead": "reduce-overhead",
 }
+_FROZEN: Final = frozenset({"compile_freezing", "compile_freezing_reduce_overhead"})
 
 
 def facts(case: Case) -> dict[str, Any]:
@@ -224,7 +226,7 @@ class Variant:
         from torch._inductor import config
 
         mode = next((_COMPILE[name] for name in self.options if name in _COMPILE), None)
-        config.freezing = "compile_freezing" in self.options
+        config.freezing = not _FROZEN.isdisjoint(self.options)
         return model if mode is None else torch.compile(model, mode=mode, dynamic=False)
 
     def _infer(self) -> Callable[[], Any]:
@@ -285,9 +287,10 @@ class Variant:
                 stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             if not self.case.training:
                 # Freezing works without gradients only, and a graph is captured without them.
-                quiet = any(name in self.options for name in ("no_grad", "compile_freezing", "cuda_graph"))
+                frozen = not _FROZEN.isdisjoint(self.options)
+                quiet = frozen or has("no_grad") or has("cuda_graph")
                 stack.enter_context(
-                    torch.inference_mode() if has("inference_mode") and not has("compile_freezing")
+                    torch.inference_mode() if has("inference_mode") and not frozen
                     else torch.no_grad() if quiet else contextlib.nullcontext()
                 )  # fmt: skip
                 for kind in ("bf16", "fp16"):

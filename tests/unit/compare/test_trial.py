@@ -12,11 +12,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from convoy.compare import rounded
+from convoy.compare import rounded, trial
 from convoy.compare.case import Case
 from convoy.compare.child import WrongResultError
 from convoy.compare.frameworks.base import Material
 from convoy.compare.material import make, read
+from convoy.compare.torch_options import OPTIONS
 from convoy.compare.trial import Pictures, Variant, facts, rounds
 
 PLANTED = Path(__file__).parent / "planted_frameworks.py"
@@ -144,3 +145,10 @@ def test_what_the_device_has() -> None:
     found = facts(case("inference"))
     assert set(found) == {"threads", "more_cores", "bf16", "compiler"}
     assert all(value is True or isinstance(value, str) for value in found.values())
+
+
+def test_every_option_that_compiles_names_its_mode_and_frozen_ones_are_for_inference():
+    compiling = {option.id for option in OPTIONS.values() if option.compiles}
+    assert compiling == set(trial._COMPILE)
+    assert {name for name in compiling if "freezing" in name} == trial._FROZEN
+    assert all(OPTIONS[name].modes == ("inference",) for name in trial._FROZEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -11,12 +12,14 @@ from convoy.errors import CompileError
 from convoy.measurement import Ahead
 from convoy.pipeline import verdict
 from convoy.pipeline.stages import Net
+from convoy.pipeline.within_memory import Spread, within
 from convoy.plan import Plan, Step, contention, critical_us, device_us, exposed_us, frugal, others, parallel
 from convoy.program import GraphProgram, PackedSteps, Program, build_program
+from convoy.program.bind import Bound, bind
 from convoy.program.lifetimes import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import shares
-from convoy.schedule import Collective
+from convoy.schedule import Collective, CostModel
 from convoy.selection import SelectionProblem
 from convoy.settings import Effort, Settings
 
@@ -83,23 +86,30 @@ def _build_fastest(
     )
     del serial  # the contest lets go of it when it is beaten
     bounds = f"the critical path alone {longest / 1e3:.3f} ms"
-    for streams in range(2, settings.streams + 1):
-        contest.challenge(str(streams), parallel(plan.steps, streams, collectives=collectives))
+
+    def bound_of(steps: Sequence[Step]) -> Bound:
+        candidate = dataclasses.replace(plan, steps=tuple(steps))
+        return bind(candidate, net.captured, net.regions_by_nodes, net.target, settings.engines, packed)
+
+    def challenge_all(
+        words: str, steps: Sequence[Step], shares: Sequence[float] = (), model: CostModel | None = None
+    ) -> None:
+        for streams in range(2, settings.streams + 1):
+            spread = partial(parallel, steps, streams, shares, model, collectives)
+            contest.challenge_within(f"{streams}{words}", spread, steps, bound_of)
+
+    challenge_all("", plan.steps)
     if taken:
         model = contention(plan.steps, taken, contest.measured)
         bounds += f", all work on a full device {device_us(plan.steps, taken) / 1e3:.3f} ms"
         bounds += f", contention fitted as a device of {model.capacity:g}"
-        for streams in range(2, settings.streams + 1):
-            admitted = parallel(plan.steps, streams, taken, model, collectives)
-            contest.challenge(f"{streams} with admission", admitted)
+        challenge_all(" with admission", plan.steps, taken, model)
         # Two further configs of every launch take a minute to build; on an H100 they gave GoogLeNet's step 1 % (4b785fd).
         if offered is not None and settings.effort is Effort.FULL and not settings.deterministic:
             variants = [(steps, _shares_of(steps, build)) for steps in others(plan.steps, offered)]
             steps, taken = frugal(plan.steps, taken, [(steps, found) for steps, found in variants if found])
             if steps != plan.steps:
-                for streams in range(2, settings.streams + 1):
-                    spread = parallel(steps, streams, taken, model, collectives)
-                    contest.challenge(f"{streams} with smaller side work", spread)
+                challenge_all(" with smaller side work", steps, taken, model)
     program = contest.program
     chosen = dataclasses.replace(program.plan, notes=(*program.plan.notes, contest.words(bounds), *contest.notes))
     return chosen, Program(chosen, program.captured, program.runnable, program.resident_bytes)
@@ -155,9 +165,32 @@ class Contest:
         self.measured: list[tuple[Sequence[Step], float]] = []
         self.notes: list[str] = []
         self._build, self._clock, self._most_memory, self._exposed = build, clock, most_memory, exposed
-        self._serial_bytes = _bytes(program)
+        self._serial_bytes = _bytes(_bound(program))
         self._took: dict[str, float] = {}
         self._seen = {_order(steps)}
+
+    def challenge_within(
+        self, name: str, spread: Spread, steps: Sequence[Step], bound_of: Callable[[Sequence[Step]], Bound]
+    ) -> None:
+        """Try a schedule; where it would hold too much memory one with more of its steps on the first stream.
+
+        Args:
+            name: of it, for the notes.
+            spread: makes it, some of its steps on the first stream.
+            steps: on one stream.
+            bound_of: a schedule, bound.
+        """
+        fitted = within(spread, steps, bound_of, _bytes, self._most_memory * max(1, self._serial_bytes))
+        if fitted is None:  # the clock may say that it would not have won
+            self.challenge(name, spread(home=()))
+            return
+        if fitted.home:
+            grown = fitted.wanted_bytes / max(1, self._serial_bytes)
+            self.notes.append(
+                f"streams: {name} would hold {grown:.2f} times the memory of one stream and stream_memory allows"
+                f" {self._most_memory:g} times: {fitted.home} steps stay on the first stream"
+            )
+        self.challenge(name, fitted.steps)
 
     def challenge(self, name: str, steps: tuple[Step, ...]) -> None:
         """Try a schedule, unless it was tried before."""
@@ -176,7 +209,7 @@ class Contest:
         self._took[name] = found.median_ms
         if not verdict.is_faster(self._whole(found, steps), self._whole(best, self.steps)):
             return
-        grown = _bytes(program) / max(1, self._serial_bytes)
+        grown = _bytes(_bound(program)) / max(1, self._serial_bytes)
         if grown > self._most_memory:
             self.notes.append(
                 f"streams: {name} would take {found.median_ms:.3f} ms instead of {best.median_ms:.3f} ms and {grown:.2f} times"
@@ -208,8 +241,11 @@ def _order(steps: Sequence[Step]) -> tuple[object, ...]:
     return tuple((step.results, step.config, step.stream, step.waits) for step in steps)
 
 
-def _bytes(program: Program) -> int:
-    """All that a program holds while it runs: inputs (in training parameters too), packed weights, values, workspaces."""
+def _bound(program: Program) -> Bound:
     assert program.runnable is not None
-    bound = eager_of(program.runnable).bound
+    return eager_of(program.runnable).bound
+
+
+def _bytes(bound: Bound) -> int:
+    """All that a program holds while it runs: inputs (in training parameters too), packed weights, values, workspaces."""
     return peak_bytes(bound) + bound.resident_bytes + sum(spec.size_bytes for spec, _ in bound.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,6 +17,8 @@ def parallel(
     shares: Sequence[float] = (),
     model: CostModel | None = None,
     collectives: Sequence[Collective] = (),
+    *,
+    home: Collection[int] = (),
 ) -> tuple[Step, ...]:
     """The same steps in the order in which to launch them on several streams, with `stream` and `waits` set.
 
@@ -27,13 +29,14 @@ def parallel(
         model: how steps slow one another; None: not at all.
         collectives: what sends results to other processes, on a stream of its own. They have no place in a plan, whose program
             begins each as soon as all that it sends is there; but what they wait for is on the longest way, and goes first.
+        home: steps, by index, that stay on stream 0, whose memory then serves them one after another.
     """
     if streams <= 1:
         return tuple(replace(step, stream=0, waits=()) for step in steps)
     count = len(steps)
     times = [*(step.median_us for step in steps), *(one.time_us for one in collectives)]
     taken = [*shares, *(SHARE for _ in collectives)] if shares else ()
-    lanes = dict.fromkeys(range(count, len(times)), streams)
+    lanes = dict.fromkeys(range(count, len(times)), streams) | dict.fromkeys(home, 0)
     dag = _draws_in_order(steps, replace(dag_of([*steps, *collectives], times, taken), lanes=lanes))
     placed = spread(dag, streams, model=model)
     kept = {at: index for index, at in enumerate(at for at, p in enumerate(placed) if p.launch < count)}

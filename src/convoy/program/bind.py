@@ -44,6 +44,7 @@ class BoundStep:
         specs: spec of each result, for the program that allocates it.
         frees: slots whose last use this is.
         places: for each result, where it lies in a larger value; empty where none does.
+        opens: on several streams, larger values that must be there before this launch, ahead of what the one before it frees.
     """
 
     step: Step
@@ -54,6 +55,7 @@ class BoundStep:
     specs: tuple[TensorSpec, ...]
     frees: tuple[int, ...] = ()
     places: tuple[Place | None, ...] = ()
+    opens: tuple[Place, ...] = ()
 
     def touched(self) -> tuple[int, ...]:
         """Slots whose memory a launch reads or writes."""

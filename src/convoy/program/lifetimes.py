@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from convoy.problem import TensorSpec
 from convoy.schedule import finished_before
 
 if TYPE_CHECKING:
     from convoy.program.bind import Bound, BoundStep
+    from convoy.program.placement import Place
 
 
 def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
     """Note after which step each slot's memory may go back: at once on one stream.
 
     With several, memory goes back to the stream of the step that made it. That is safe right before a later step of that
-    stream that starts only when every reader has finished; a value without such a step stays to the end. So does one that is
-    made in pieces: steps of several streams write to it, so it is allocated before all of them.
+    stream that starts only when every reader has finished; a value without such a step stays to the end. One that is made in
+    pieces, by steps of several streams, is stream 0's, and noted beside it is after which step it must be there.
     """
     order = [(bound.step.stream, bound.step.waits) for bound in steps]
-    known = finished_before(order, 1 + max((stream for stream, _ in order), default=0))
+    streams = 1 + max((stream for stream, _ in order), default=0)
+    known = finished_before(order, streams)
     used = users(steps)
     owner = {slot: bound.step.stream for bound in steps for slot in bound.results}
     frees: list[list[int]] = [[] for _ in steps]
-    wholes = {place.slot for bound in steps for place in bound.places if place is not None}
-    kept = set(outputs) if len(known[0]) == 1 else {*outputs, *wholes}
-    for slot in sorted(used.keys() - kept):
+    opens: list[list[Place]] = [[] for _ in steps]
+    wholes = {place.slot: place for bound in steps for place in bound.places if place is not None}
+    if streams > 1:
+        for slot, place in wholes.items():
+            owner[slot] = 0
+            opens[_opening(order, known, used[slot])].append(place)
+    for slot in sorted(used.keys() - set(outputs)):
         at = _first_safe(order, known, used[slot], owner.get(slot, 0))
         if at is not None:
             frees[at - 1].append(slot)
-    for bound, slots in zip(steps, frees, strict=True):
-        bound.frees = tuple(slots)
+    for bound, slots, places in zip(steps, frees, opens, strict=True):
+        bound.frees, bound.opens = tuple(slots), tuple(places)
 
 
 def users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
@@ -42,30 +50,74 @@ def users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
     return found
 
 
-def peak_bytes(bound: Bound) -> int:
-    """Memory that the values of one run hold at most, and the workspaces: each stream has a pool of its own.
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A stream's memory at its fullest.
 
-    What a stream gives back serves that stream alone, so the pools' peaks add up. Inputs are the caller's and not counted.
+    Attributes:
+        size_bytes: what its values take then.
+        makers: the steps that made them, by position.
     """
-    owner: dict[int, tuple[int, int]] = {}
+
+    size_bytes: int
+    makers: tuple[int, ...]
+
+
+def pools(bound: Bound) -> dict[int, Pool]:
+    """Each stream's memory at its fullest in one run, workspaces left out; inputs are the caller's and not counted."""
+    owner: dict[int, tuple[int, int, int]] = {}
     held: dict[int, int] = {}
-    peak: dict[int, int] = {}
-    scratch: dict[int, int] = {}
-    for step in bound.steps:
-        stream = step.step.stream
-        scratch[stream] = max(scratch.get(stream, 0), step.executable.workspace_bytes)
+    found: dict[int, Pool] = {}
+
+    def add(slot: int, stream: int, spec: TensorSpec, maker: int) -> None:
+        owner[slot] = stream, spec.size_bytes, maker
+        held[stream] = held.get(stream, 0) + spec.size_bytes
+
+    def look(stream: int) -> None:
+        if held.get(stream, 0) > (found[stream].size_bytes if stream in found else -1):
+            made = sorted({maker for where, _, maker in owner.values() if where == stream})
+            found[stream] = Pool(held.get(stream, 0), tuple(made))
+
+    for at, step in enumerate(bound.steps):
+        for place in step.opens:
+            add(place.slot, 0, place.spec, at)
+            look(0)
         places = step.places or (None,) * len(step.results)
         for slot, spec, place in zip(step.results, step.specs, places, strict=True):
             slot, spec = (slot, spec) if place is None else (place.slot, place.spec)
             if slot not in owner:
-                owner[slot] = stream, spec.size_bytes
-                held[stream] = held.get(stream, 0) + spec.size_bytes
-        peak[stream] = max(peak.get(stream, 0), held.get(stream, 0))
+                add(slot, step.step.stream, spec, at)
+        look(step.step.stream)
         for slot in step.frees:
             if slot in owner:
-                stream, size = owner.pop(slot)
+                stream, size, _ = owner.pop(slot)
                 held[stream] -= size
-    return sum(peak.values()) + sum(scratch.values())
+    return found
+
+
+def peak_bytes(bound: Bound) -> int:
+    """Memory that the values of one run hold at most, and the workspaces: each stream has a pool of its own.
+
+    What a stream gives back serves that stream alone, so the pools' peaks add up.
+    """
+    scratch: dict[int, int] = {}
+    for step in bound.steps:
+        stream = step.step.stream
+        scratch[stream] = max(scratch.get(stream, 0), step.executable.workspace_bytes)
+    return sum(pool.size_bytes for pool in pools(bound).values()) + sum(scratch.values())
+
+
+def _opening(order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int]) -> int:
+    """The last step before which a value of stream 0 may be allocated that steps of other streams write to.
+
+    What it gets may be memory that went back before some step of stream 0 that has begun by then. So every user must start
+    after the last of those.
+    """
+    for at in range(users[0], 0, -1):
+        last = max((before for before in range(at) if order[before][0] == 0), default=-1)
+        if all(known[user][0] >= last for user in users):
+            return at
+    return 0
 
 
 def _first_safe(

@@ -9,15 +9,16 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.program.bind import Bound
 from convoy.program.eager import EagerProgram, Follower, in_layout, placed
+from convoy.program.placement import Place
 from convoy.program.recording import stream_beside
 
 
 class StreamedProgram(EagerProgram):
     """A bound plan whose steps name streams and waits. Stream 0 is the caller's; the others begin and end with it.
 
-    Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it, and given back only
-    when every reader has certainly finished before that stream's next step (`lifetimes.mark_frees`), so that the allocator never
-    hands out memory that another stream still reads.
+    Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it, one that several steps
+    write to on stream 0, and given back only when every reader has certainly finished before that stream's next step
+    (`lifetimes.mark_frees`), so that the allocator never hands out memory that another stream still reads.
 
     Args:
         bound: the plan with its executables.
@@ -36,8 +37,6 @@ class StreamedProgram(EagerProgram):
         self._workspaces = {
             index: torch.empty(size, dtype=torch.uint8, device=device) for index, size in wanted.items() if size
         }
-        # Steps of several streams write to these, so they are there before any of them starts.
-        self._wholes = {place.slot: place for step in bound.steps for place in step.places if place is not None}
         self._awaited = {before for step in bound.steps for before in step.step.waits}
 
     @property
@@ -56,8 +55,8 @@ class StreamedProgram(EagerProgram):
             in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
         ]
         slots.extend(self._blank)
-        for place in self._wholes.values():
-            placed(slots, place, "nhwc", self.device)
+        opens = [step.opens for step, _ in self._steps] + [()]
+        self._open(opens[0], slots)
         begun = main.record_event()
         for stream in self._side.values():
             stream.wait_event(begun)
@@ -76,6 +75,7 @@ class StreamedProgram(EagerProgram):
                     slots[slot] = result
                 if follower is not None:
                     follower.after(index, slots)
+            self._open(opens[index + 1], slots)
             for slot in step.frees:
                 slots[slot] = None
         for stream in self._side.values():
@@ -83,3 +83,8 @@ class StreamedProgram(EagerProgram):
         if follower is not None:
             follower.end()
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
+
+    def _open(self, places: Sequence[Place], slots: list[torch.Tensor | None]) -> None:
+        """Bring values into being that steps of several streams write to."""
+        for place in places:
+            placed(slots, place, "nhwc", self.device)

@@ -26,7 +26,7 @@ def admit(
 
     Args:
         dag: what needs what, with shares.
-        streams: streams for launches that have no lane of their own.
+        streams: streams for launches that have no lane beyond these.
         priorities: of each launch; higher goes first.
         model: how launches slow one another, and what fits.
         event_us: what waiting for another stream costs.
@@ -57,7 +57,7 @@ class _Admission:
         self._ready = {launch for launch, count in enumerate(self._missing) if not count}
         self._last: dict[int, int] = dict.fromkeys(range(streams), -1)
         self._free = set(range(streams))
-        self._lanes = set(dag.lanes.values())
+        self._lanes = {lane for lane in dag.lanes.values() if lane >= streams}
         self._free |= self._lanes
         self._last.update(dict.fromkeys(self._lanes, -1))
         self._running = Running(dag, model)
@@ -89,7 +89,7 @@ class _Admission:
             return
         held = launch in self._waiting
         if held:
-            self._holds[launch] = tuple(end for end in self._ended if end not in self._dag.lanes)
+            self._holds[launch] = tuple(end for end in self._ended if not self._is_apart(end))
         crosses = any(self._begun[before][1] != stream for before in self._newest(launch, held=held))
         self._ready.discard(launch)
         self._free.discard(stream)
@@ -111,8 +111,12 @@ class _Admission:
         needs = self._dag.needs[launch]
         return min(free, key=lambda s: (self._last[s] not in needs, self._last[s] not in self._ended, s), default=None)
 
+    def _is_apart(self, launch: int) -> bool:
+        """Whether it runs on a stream of its own kind."""
+        return self._dag.lanes.get(launch, -1) in self._lanes
+
     def _may_begin(self, launch: int) -> bool:
-        if not self._hold or launch in self._dag.lanes:
+        if not self._hold or self._is_apart(launch):
             return True
         if self._model.has_room(self._running.shares(), self._dag.share(launch)):
             return True

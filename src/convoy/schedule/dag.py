@@ -16,7 +16,8 @@ class Dag:
         times_us: time of each launch.
         needs: for each launch, the launches whose results it reads, ascending.
         shares: part of the device that each launch takes while it runs, 0..1; empty where that is not known.
-        lanes: launches that must run on a stream of their own kind, such as a network's, by index: the stream.
+        lanes: launches that must run on one stream, by index: on one that others may use too, or on one beyond those, of their
+            own kind, such as a network's.
     """
 
     times_us: tuple[float, ...]

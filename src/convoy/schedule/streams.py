@@ -59,7 +59,7 @@ def spread(dag: Dag, streams: int, tries: int = TRIES, model: CostModel | None =
     """Launches in the order in which to launch them, each with its stream and the events that it waits for.
 
     Args:
-        dag: what needs what; launches with a lane of their own run on it, which lies beyond the streams.
+        dag: what needs what; launches with a lane run on it, which may lie beyond the streams.
         streams: most streams to use.
         tries: orders to try, the one by plain distances first; the shortest is taken, of equals the first.
         model: how launches slow one another; None: not at all.

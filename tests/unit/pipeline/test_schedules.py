@@ -51,6 +51,7 @@ def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, f
             raise torch.OutOfMemoryError("planted")
         return SimpleNamespace(streams=streams_of(steps))
 
+    monkeypatch.setattr(schedules, "_bound", lambda program: program)
     monkeypatch.setattr(schedules, "_bytes", lambda program: 1000 if program.streams == 1 else int(1000 * grown))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     made = Contest(BRANCHES, build(BRANCHES), build, 1.1, clock)  # type: ignore[arg-type]
@@ -89,9 +90,8 @@ def test_weights_and_inputs_count_beside_values(monkeypatch: pytest.MonkeyPatch)
     """A net of batch 1 is mostly weights: values that live side by side are little of what it holds."""
     spec = SimpleNamespace(size_bytes=7)
     bound = SimpleNamespace(resident_bytes=1000, inputs=[(spec, "nhwc"), (spec, "nchw")])
-    monkeypatch.setattr(schedules, "eager_of", lambda _: SimpleNamespace(bound=bound))
     monkeypatch.setattr(schedules, "peak_bytes", lambda _: 100)
-    assert schedules._bytes(SimpleNamespace(runnable=object())) == 1114  # type: ignore[arg-type]
+    assert schedules._bytes(bound) == 1114  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch):

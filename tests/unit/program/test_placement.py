@@ -10,6 +10,7 @@ import torch
 from convoy.capture import Captured
 from convoy.engines.interpret import compile_graph
 from convoy.graph.text import digest, parse_graph
+from convoy.plan import parallel
 from convoy.plan.plan import Plan, Step
 from convoy.problem import EngineConfig
 from convoy.program.bind import bind, mark_frees
@@ -76,6 +77,7 @@ LINES = {
     "rows": "%c: fp32[2,8,6,3] = aten.cat.default((%a, %d), 2)",
     "columns": "%c: fp32[2,8,3,6] = aten.cat.default((%a, %d), -1)",
     "z": "%z: fp32[2,2,3,3] = conv2d(%c, %wz, None, (1, 1), (0, 0), (1, 1), 1)",
+    "y": "%y: fp32[2,2,3,3] = aten.relu.default(%z)",
 }
 WEIGHTS = {"wa": "fp32[8,4,1,1]", "wb": "fp32[3,4,3,3]", "wz": "fp32[2,11,1,1]"}
 
@@ -127,12 +129,57 @@ def test_the_whole_is_freed_after_its_last_reader_and_not_before():
     assert [bool(b.places) for b in bound.steps] == [True, True, True, False]
 
 
-def test_with_several_streams_the_whole_stays_to_the_end():
-    bound, _ = program(net("a b ab z", "z"))
-    for b, (stream, waits) in zip(bound.steps, [(0, ()), (1, ()), (0, (1,)), (0, ())], strict=True):
+def spread(bound, order):
+    for b, (stream, waits) in zip(bound.steps, order, strict=True):
         b.step = replace(b.step, stream=stream, waits=waits)
     mark_frees(bound.steps, bound.outputs)
-    assert not any(bound.slot_names.index("c") in b.frees for b in bound.steps)
+    return bound.slot_names.index("c"), [[place.slot for place in b.opens] for b in bound.steps]
+
+
+def test_with_several_streams_the_whole_is_freed_before_a_later_step_of_the_first():
+    bound, _ = program(net("a b ab z", "z"))
+    slot, opens = spread(bound, [(0, ()), (1, ()), (0, (1,)), (0, ())])
+    assert opens == [[slot], [], [], []]  # the other stream begins with the first: there is nothing to wait for
+    assert not any(slot in b.frees for b in bound.steps)  # no step of stream 0 follows its reader
+    bound, _ = program(net("a b ab z y", "y"))
+    slot, _ = spread(bound, [(0, ()), (1, ()), (0, (1,)), (0, ()), (0, ())])
+    assert [slot in b.frees for b in bound.steps] == [False, False, False, True, False]
+
+
+def test_the_whole_is_there_only_once_all_its_writers_come_after_what_stream_0_has_begun():
+    """Its memory may be what stream 0 was about to use: a writer that does not wait for that would spoil it."""
+    bound, _ = program(net("d a b ab", "c", "d"))
+    slot, opens = spread(bound, [(0, ()), (0, ()), (1, (0,)), (0, (2,))])
+    assert opens == [[], [slot], [], []]
+    slot, opens = spread(bound, [(0, ()), (0, ()), (1, ()), (0, (2,))])
+    assert opens == [[slot], [], [], []]
+    slot, opens = spread(bound, [(0, ()), (1, (0,)), (1, ()), (0, (2,))])
+    assert opens == [[], [slot], [], []]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_on_any_streams_a_whole_is_opened_in_time_and_where_its_memory_is_free(seed):
+    """Whoever writes to it starts after every step of stream 0 that had begun by then: by all paths of order and waits."""
+    text, engines = random_net(seed)
+    bound, _ = program(text, engines)
+    made = {b.step.results: b for b in bound.steps}
+    placed = parallel([replace(b.step, median_us=1.0 + index % 3) for index, b in enumerate(bound.steps)], 3)
+    for one in placed:
+        made[one.results].step = one
+    steps = [made[one.results] for one in placed]
+    mark_frees(steps, bound.outputs)
+    ended: list[set[int]] = []  # what has certainly ended when a step starts
+    for at, b in enumerate(steps):
+        before = [*b.step.waits, *(i for i in range(at) if steps[i].step.stream == b.step.stream)]
+        ended.append(set(before).union(*(ended[i] for i in before)))
+    opened = {place.slot: at for at, b in enumerate(steps) for place in b.opens}
+    several = any(b.step.stream for b in steps)
+    assert opened.keys() == ({p.slot for b in steps for p in b.places if p is not None} if several else set())
+    for slot, at in opened.items():
+        users = [i for i, b in enumerate(steps) if slot in b.touched()]
+        assert at <= users[0]
+        first = {i for i in range(at) if steps[i].step.stream == 0}
+        assert all(first <= ended[user] for user in users)
 
 
 def test_a_planted_fault_is_seen(monkeypatch):

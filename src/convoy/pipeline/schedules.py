@@ -19,7 +19,7 @@ from convoy.program.bind import Bound, bind
 from convoy.program.lifetimes import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import shares
-from convoy.schedule import Collective, CostModel
+from convoy.schedule import TRIES, Collective, CostModel
 from convoy.selection import SelectionProblem
 from convoy.settings import Effort, Settings
 
@@ -182,7 +182,7 @@ class Contest:
         """
         fitted = within(spread, steps, bound_of, _bytes, self._most_memory * max(1, self._serial_bytes))
         if fitted is None:  # the clock may say that it would not have won
-            self.challenge(name, spread(home=()))
+            self.challenge(name, spread(home=(), tries=TRIES))
             return
         if fitted.home:
             grown = fitted.wanted_bytes / max(1, self._serial_bytes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from convoy.plan.plan import Step
-from convoy.schedule import EVENT_US, Collective, CostModel, Dag, Sharing, dag_of, fit_capacity, spread
+from convoy.schedule import EVENT_US, TRIES, Collective, CostModel, Dag, Sharing, dag_of, fit_capacity, spread
 from convoy.schedule.collectives import SHARE
 
 
@@ -19,6 +19,7 @@ def parallel(
     collectives: Sequence[Collective] = (),
     *,
     home: Collection[int] = (),
+    tries: int = TRIES,
 ) -> tuple[Step, ...]:
     """The same steps in the order in which to launch them on several streams, with `stream` and `waits` set.
 
@@ -30,6 +31,7 @@ def parallel(
         collectives: what sends results to other processes, on a stream of its own. They have no place in a plan, whose program
             begins each as soon as all that it sends is there; but what they wait for is on the longest way, and goes first.
         home: steps, by index, that stay on stream 0, whose memory then serves them one after another.
+        tries: orders to try (`spread`).
     """
     if streams <= 1:
         return tuple(replace(step, stream=0, waits=()) for step in steps)
@@ -38,7 +40,7 @@ def parallel(
     taken = [*shares, *(SHARE for _ in collectives)] if shares else ()
     lanes = dict.fromkeys(range(count, len(times)), streams) | dict.fromkeys(home, 0)
     dag = _draws_in_order(steps, replace(dag_of([*steps, *collectives], times, taken), lanes=lanes))
-    placed = spread(dag, streams, model=model)
+    placed = spread(dag, streams, tries, model)
     kept = {at: index for index, at in enumerate(at for at, p in enumerate(placed) if p.launch < count)}
     return tuple(
         replace(steps[p.launch], stream=p.stream, waits=tuple(kept[before] for before in p.waits))

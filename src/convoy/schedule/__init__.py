@@ -7,10 +7,11 @@ from convoy.schedule.contention import CostModel, Sharing, fit_capacity, simulat
 from convoy.schedule.dag import Dag, dag_of
 from convoy.schedule.memory import Arena, check, lifetimes, plan_memory
 from convoy.schedule.resources import Capacity, Kernel, share_of
-from convoy.schedule.streams import EVENT_US, Placed, finished_before, spread
+from convoy.schedule.streams import EVENT_US, TRIES, Placed, finished_before, spread
 
 __all__ = [
     "EVENT_US",
+    "TRIES",
     "Arena",
     "Capacity",
     "Collective",

@@ -20,6 +20,9 @@ from convoy.compare.scaling import Job, result_row
 
 WORKER: Final = "convoy.compare.scaling_worker"
 
+LAUNCHER: Final = "CONVOY_LAUNCHER"
+"""Environment variable that tells a worker who started its torchrun: when that is gone, killed perhaps, so is the worker."""
+
 GRACE_S: Final = 10.0
 """How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
 
@@ -106,7 +109,8 @@ def _port_in_use(job: Job) -> str:
 def _environment() -> dict[str, str]:
     """The workers import from where we do; one thread each, unless the user says otherwise, as torchrun has it."""
     paths = [entry for entry in sys.path if entry] + [os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
+    return {**os.environ, **own}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from convoy.compare.scaling_launch import LAUNCHER
 from convoy.compare.scaling_measure import measure
 from convoy.errors import ConvoyError
 
@@ -25,7 +26,7 @@ def main() -> None:
     """Measure the job of the folder that is named."""
     folder = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
-    _end_with_parent()
+    _end_with_parents()
     job: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
 
     def stage(text: str) -> None:
@@ -83,16 +84,26 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     part.replace(path)
 
 
-def _end_with_parent() -> None:
-    """End when torchrun is gone: its workers are sessions of their own, and nobody else would end them."""
-    parent = os.getppid()
+def _end_with_parents() -> None:
+    """End when torchrun is gone or who started it: all are sessions of their own, and nobody else would end them."""
+    parent, launcher = os.getppid(), int(os.environ.get(LAUNCHER, "0"))
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and (not launcher or _is_there(launcher)):
             time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _is_there(process: int) -> bool:
+    """Whether a process still runs; one that has ended and is not yet taken note of does not."""
+    try:
+        os.kill(process, 0)
+        status = Path(f"/proc/{process}/stat")
+        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -325,6 +326,30 @@ def test_an_interruption_ends_what_was_started(tmp_path: Path) -> None:
         run(JOB, script(text))
     with pytest.raises(ProcessLookupError):
         os.kill(int(told.read_text()), 0)
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_worker_ends_when_who_started_its_torchrun_was_killed(reaped: bool) -> None:
+    """It would keep its GPU busy until its work is done, and nobody would read the result."""
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    program = (
+        "import time; from convoy.compare import scaling_worker as w; w._end_with_parents(); print(1); time.sleep(90)"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-uc", program],
+        env={**scaling_launch._environment(), scaling_launch.LAUNCHER: str(launcher.pid)},
+        stdout=subprocess.PIPE,
+    )
+    assert worker.stdout is not None
+    assert worker.stdout.readline().strip() == b"1"
+    time.sleep(1.0)
+    assert worker.poll() is None
+    launcher.kill()
+    if reaped:
+        launcher.wait()
+    assert worker.wait(timeout=30) == 1
+    launcher.wait()
+    worker.stdout.close()
 
 
 def test_torchruns_own_words_are_not_needed() -> None:

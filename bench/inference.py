@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from limits import OutOfTimeError, stopping
 from record import Recorder
 from torch import nn
 
@@ -44,6 +43,7 @@ from convoy import plan as plans
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
+from convoy.pipeline.stages import CUT
 from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, stock_graph
 from convoy.plan import Plan
 from convoy.program.recording import forget_library_workspaces
@@ -212,20 +212,14 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[s
     """Convoy's program, without some engines; where time is up, from what was measured until then."""
     begun = time.monotonic()
     before = reserved()
-
-    watch = stopping(run.tune_s, lambda: run.left_s, LEAST_S / 2)
-    settings = convoy.Settings(effort=convoy.Effort(run.effort), db=run.db, deny_engines=deny)
-    note = ""
-    try:
-        result = optimize_model(model, (x,), name=case.net, settings=settings, observer=watch)
-    except OutOfTimeError as late:
-        note = f" cut at {late}"
-        settings = dataclasses.replace(settings, effort=convoy.Effort.NONE)
-        result = optimize_model(model, (x,), name=case.net, settings=settings)
+    tune_s = max(1.0, min(run.tune_s, run.left_s - LEAST_S / 2))
+    settings = convoy.Settings(effort=convoy.Effort(run.effort), tune_s=tune_s, db=run.db, deny_engines=deny)
+    result = optimize_model(model, (x,), name=case.net, settings=settings)
     took = time.monotonic() - begun
     for line in result.plan.notes:
-        if line.startswith("streams:"):
+        if line.startswith("streams:") or CUT in line:
             print(f"    {line}", flush=True)
+    note = " cut" if any(CUT in line for line in result.plan.notes) else ""
     program = result.program.programs[0]
     if program.runnable is None:
         print("convoy: keeps the baseline")

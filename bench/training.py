@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from limits import OutOfTimeError, stopping
 from record import Recorder
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -42,6 +41,7 @@ from convoy import plan as plans
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import train_model
+from convoy.pipeline.stages import CUT
 from convoy.pipeline.verdict import Timed, interleave
 from convoy.plan import Plan
 from convoy.program.recording import recording
@@ -226,22 +226,15 @@ def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
     model, (x, y) = case.model(), case.data()
     start = time.perf_counter()
 
-    watch = stopping(run.tune_s, lambda: run.left_s, LEAST_S)
     optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
-    settings, cut = run.settings(**changes), ""
-    try:
-        result = train_model(
-            model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net, observer=watch
-        )
-    except OutOfTimeError as late:
-        cut = f" cut at {late}"
-        settings = dataclasses.replace(settings, effort=convoy.Effort.NONE)
-        result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
+    settings = run.settings(tune_s=max(1.0, min(run.tune_s, run.left_s - LEAST_S)), **changes)
+    result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
     step = result.step
+    cut = " cut" if any(CUT in line for line in step.notes) else ""
     note = f"tuning_s={time.perf_counter() - start:.0f}{cut}"
     note += " baseline" if step.plan.baseline else f" streams={streams_of(step.plan)}"
     for line in step.notes:
-        if line.startswith(("streams:", "the step")) or "baseline" in line:
+        if line.startswith(("streams:", "the step")) or "baseline" in line or CUT in line:
             print(f"    {line}", flush=True)
     return lambda: step(x, y), step.plan, note
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Settings:
     Attributes:
         numerics: which rounding is allowed.
         effort: how much to measure.
+        tune_s: seconds that measuring may take, in each process that measures; what is not measured by then is predicted, as at
+            effort `none`.
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
         memory_budget_bytes: most bytes for activations, packed weights' growth and workspace together; None: no limit.
@@ -72,6 +75,7 @@ class Settings:
 
     numerics: Numerics = Numerics.AS_TORCH
     effort: Effort = Effort.QUICK
+    tune_s: float = math.inf
     solver: Solver = Solver.EXACT
     layout: LayoutChoice = LayoutChoice.AUTO
     memory_budget_bytes: int | None = None
@@ -103,6 +107,8 @@ class Settings:
         if self.db is not None and not isinstance(self.db, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("db", self.db, "a path, or None")
         object.__setattr__(self, "db", None if self.db is None else Path(self.db))
+        if not self.tune_s > 0:
+            raise InputError("tune_s", self.tune_s, "a positive number of seconds")
         if not self.timeout_s > 0:
             raise InputError("timeout_s", self.timeout_s, "a positive number of seconds")
 

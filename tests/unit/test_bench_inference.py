@@ -38,25 +38,28 @@ def test_cases_that_have_all_that_is_wanted_are_not_missing(bench, recorder, pee
     assert bench.there(recorder, run) <= {bench.Case(net, 1, "fp16") for net in "abcd"}
 
 
-@pytest.mark.parametrize(("allowed", "efforts"), [(math.inf, ["quick"]), (-1.0, ["quick", "none"])])
-def test_tuning_that_takes_too_long_is_cut_and_the_rest_predicted(bench, monkeypatch, allowed, efforts):
+@pytest.mark.parametrize(
+    ("allowed", "left", "given"), [(math.inf, 1e6, 1e6 - 30), (40.0, 1e6, 40.0), (40.0, 10.0, 1.0)]
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_tuning_has_the_time_that_is_allowed_and_left_and_the_row_says_where_it_was_cut(
+    bench, monkeypatch, allowed, left, given, cut
+):
     asked = []
 
-    def optimize_model(model, args, *, name, settings, observer=None):
-        asked.append(str(settings.effort))
-        if observer is not None:
-            observer("compiling", 0, 0)  # of unknown length: never a reason to stop
-            observer("conv", 3, 9)
+    def optimize_model(model, args, *, name, settings):
+        asked.append(settings.tune_s)
 
         def program(args, kwargs):
             del args, kwargs
 
         program.runnable = SimpleNamespace(replay=lambda: None)
-        return SimpleNamespace(program=SimpleNamespace(programs=[program]), plan=SimpleNamespace(notes=()))
+        notes = ("3 of 9 problems were never measured on this target, and measuring ended after 40 s",) if cut else ()
+        return SimpleNamespace(program=SimpleNamespace(programs=[program]), plan=SimpleNamespace(notes=notes))
 
     monkeypatch.setattr(bench, "optimize_model", optimize_model)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
-    run = bench.Run((), "quick", None, allowed, time.monotonic() + 1e6)
+    run = bench.Run((), "quick", None, allowed, time.monotonic() + left)
     ready = bench.tuned(torch.nn.Identity(), torch.zeros(1), bench.Case("net", 1, "fp16"), run)
-    assert asked == efforts
-    assert ("cut at conv: 3 of 9" in ready.note) == (len(efforts) == 2)
+    assert asked == [pytest.approx(given, abs=5.0)]
+    assert ready.note.endswith(" cut") is cut

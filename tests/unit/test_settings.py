@@ -25,7 +25,9 @@ def test_settings_take_words_and_refuse_others() -> None:
         assert caught.value.argument == name
 
 
-@pytest.mark.parametrize("values", [{"memory_budget_bytes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}])
+@pytest.mark.parametrize(
+    "values", [{"memory_budget_bytes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"tune_s": 0.0}]
+)
 def test_settings_refuse_values_out_of_range(values: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Settings(**values)

@@ -37,6 +37,9 @@ def optimize(
         str | None, typer.Option("--memory-budget", help="Most bytes for values, workspace and packed weights: 256MiB.")
     ] = None,
     effort: options.Effort = "quick",
+    tune_seconds: Annotated[
+        float | None, typer.Option("--tune-seconds", help="Measure at most so long, and predict the rest.")
+    ] = None,
     solver: Annotated[str, typer.Option("--solver", help="exact, greedy, single or baseline.")] = "exact",
     engine: Annotated[
         list[str] | None, typer.Option("--engine", help="Only this engine beside the baseline; repeatable.")
@@ -66,6 +69,7 @@ def optimize(
         layout=layout,
         memory_budget=memory_budget,
         effort=effort,
+        tune_s=tune_seconds,
         solver=solver,
         only_engines=tuple(engine) if engine else None,
         deterministic=deterministic,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -65,7 +66,8 @@ class SearchResult:
         refusals: by problem key, each engine that said no, with its reason.
         measured: candidates that were measured now.
         from_database: candidates whose rows were there already and served.
-        predicted: problems whose times are predicted, because effort `none` measures nothing.
+        predicted: problems whose times are predicted, because effort `none` measures nothing, or time was up.
+        cut: where time was up, what had been done by then; empty where the search was whole.
     """
 
     rows: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
@@ -73,6 +75,7 @@ class SearchResult:
     measured: int = 0
     from_database: int = 0
     predicted: int = 0
+    cut: str = ""
 
 
 def search(
@@ -101,7 +104,7 @@ def search(
         problems: each is searched once, however often it occurs.
         engine_ids: engines that compete; those that the settings exclude and the oracle are left out.
         target: the device.
-        settings: effort, and what is allowed.
+        settings: effort, time, and what is allowed.
         database: where rows come from and go to.
         runner: who measures; not called where the database knows everything.
         on_progress: told (done, total, what is looked at).
@@ -135,9 +138,10 @@ def search(
     if settings.effort is Effort.QUICK:
         _take_hints(tasks, target, protocol, database)
         _expect(tasks, engines, target, protocol, database, settings.db)
+    cut = ""
     if settings.effort is not Effort.NONE:
-        _Search(tasks, protocol, settings.effort, target, database, runner, on_progress).run()
-    else:
+        cut = _Search(tasks, protocol, settings, target, database, runner, on_progress).run()
+    if cut or settings.effort is Effort.NONE:
         _predict(tasks, engines, target, protocol, database, settings.db, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
@@ -145,6 +149,7 @@ def search(
         measured=sum(len(task.measured) for task in tasks),
         from_database=sum(len(task.rows.keys() - task.measured - task.predicted) for task in tasks),
         predicted=sum(bool(task.predicted) for task in tasks),
+        cut=cut,
     )
 
 
@@ -263,34 +268,37 @@ class _Search:
         self,
         tasks: list[Task],
         protocol: Protocol,
-        effort: Effort,
+        settings: Settings,
         target: Target,
         database: Store,
         runner: Runner,
         on_progress: Progress | None,
     ) -> None:
-        self.tasks, self.protocol, self.effort, self.target = tasks, protocol, effort, target
+        self.tasks, self.protocol, self.effort, self.target = tasks, protocol, settings.effort, target
+        self._seconds, self._end = settings.tune_s, time.monotonic() + settings.tune_s
         self.database, self.runner = database, runner
         self._report = on_progress or _silent
         self._done = 0
 
-    def run(self) -> None:
-        """All stages of all tasks."""
+    def run(self) -> str:
+        """All stages of all tasks, or as many as there is time for: then what was done, else nothing."""
         # Compiled while what needs no compiler is measured.
         if likely := [request for task in self.tasks if (request := task.likely()) is not None]:
             self.runner.prepare(likely)
         chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
         for chunk in chunks:
             for stage in STAGES:
-                self._run_stage(chunk, stage)
+                if not self._run_stage(chunk, stage):
+                    return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
         self._report(self._done, self._total, "measured")
+        return ""
 
     @property
     def _total(self) -> int:
         return len(self.tasks) * len(STAGES)
 
-    def _run_stage(self, chunk: list[Task], stage: Stage) -> None:
-        """Ask every task for its next request until none has any."""
+    def _run_stage(self, chunk: list[Task], stage: Stage) -> bool:
+        """Ask every task for its next request until none has any; whether there was time for it."""
         for task in chunk:
             if task.is_done(self.protocol, self.effort):
                 self._step()
@@ -305,9 +313,12 @@ class _Search:
                 if request is None:
                     self._step()
                     continue
+                if time.monotonic() > self._end:
+                    return False
                 self._report(self._done, self._total, label(task.problem))
                 self._measure(task, request)
                 waiting.append(task)
+        return True
 
     def _step(self) -> None:
         self._done += 1

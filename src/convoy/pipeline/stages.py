@@ -304,13 +304,18 @@ def _on_tensor_cores(problem: ConvProblem, target: Target) -> bool:
     return plain and problem.numerics != "strict" and (problem.x_dtype in ("fp16", "bf16") or tf32)
 
 
+CUT: Final = "measuring ended"
+"""How the note begins that tells of a search that ran out of time."""
+
+
 def prediction_notes(found: SearchResult) -> list[str]:
     """What to tell of a plan that rests on predictions."""
     if not found.predicted:
-        return []
+        return [f"{CUT} {found.cut}"] if found.cut else []
     whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
+    why = f"{CUT} {found.cut}" if found.cut else "effort none measures nothing"
     how = "their times are predicted from other problems on devices of the same name"
-    return [f"{whole}, and effort none measures nothing: {how}"]
+    return [f"{whole}, and {why}: {how}"]
 
 
 def check_target(plan: Plan, target: Target) -> None:

@@ -1,5 +1,6 @@
 """What predictions favour is compiled first, so that a search that is cut short has measured what is likely to win."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from test_task import Fake
 from convoy.measurement import protocol_for
 from convoy.measurement.task import LIKELY
 from convoy.perfdb.row import Measurement, Status
+from convoy.pipeline.stages import prediction_notes
 from convoy.problem import EngineConfig, Knobs
 from convoy.settings import Effort
 
@@ -87,3 +89,46 @@ def test_a_problem_that_was_searched_is_not_predicted(known, fakes):
     run([PROBLEM], engines(fakes), known, again, GPU)
     assert not again.asked
     assert not any(again.waves)
+
+
+class Slow(Timed):
+    """Every request takes a second."""
+
+    def __init__(self, now):
+        super().__init__(time_of, GPU)
+        self.now = now
+
+    def measure(self, request, protocol):
+        self.now[0] += 1.0
+        yield from super().measure(request, protocol)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    found = [50.0]
+    monkeypatch.setattr(sys.modules["convoy.measurement.search"].time, "monotonic", lambda: found[0])
+    return found
+
+
+def test_where_time_is_up_the_rest_is_predicted(known, fakes, now):
+    """Three requests fit: what needs no compiler of all three problems, of none what is compiled."""
+    more = [PROBLEM, replace(PROBLEM, k=16), replace(PROBLEM, k=32)]
+    runner = Slow(now)
+    found = run(more, engines(fakes), known, runner, GPU, tune_s=2.5)
+    assert len(runner.asked) == 6
+    assert found.cut == "after 2.5 s, with 0 of 9 stages of the search done"
+    assert found.predicted == 3
+    for problem in more:
+        best = min((row for row in found.rows[problem.key] if row.ok), key=lambda row: row.median_us)
+        assert (best.config.engine, best.samples) == ("fast", 0)
+    assert prediction_notes(found)[0].startswith(
+        "3 of 3 problems were never measured on this target, and measuring ended"
+    )
+    again = run(more, engines(fakes), known, Slow(now), GPU)
+    assert (again.cut, again.predicted) == ("", 0)
+    assert prediction_notes(again) == []
+
+
+def test_a_search_that_ends_in_time_is_whole(known, fakes, now):
+    found = run([PROBLEM], engines(fakes), known, Slow(now), GPU, tune_s=1000.0)
+    assert (found.cut, found.predicted) == ("", 0)

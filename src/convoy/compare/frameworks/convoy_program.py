@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -17,14 +18,11 @@ from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
 from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of
 from convoy.pipeline import optimize_model
-from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training import train_model
 from convoy.pipeline.verdict import float_outputs
 from convoy.program.step_program import StepOptions
 from convoy.report.summary import Summary
 from convoy.zoo import parse_dtype
-
-Result = TypeVar("Result")
 
 
 class Convoy:
@@ -43,81 +41,52 @@ class Convoy:
 FRAMEWORK = Convoy()
 
 
-class OutOfTimeError(Exception):
-    """Raised into tuning when its time is up; what was measured is in the database."""
-
-
-def tuned(case: Case, numerics: str, tune: Callable[[convoy.Settings, Observer], Result]) -> tuple[Result, float, str]:
-    """Tune for as long as the case allows; the result, the seconds it took, and what to add to the setting's words.
-
-    Args:
-        case: its effort and time.
-        numerics: rounding that is allowed.
-        tune: tunes with some settings; what it measures stays in the database when the observer raises.
-    """
+def settings_of(case: Case, numerics: str) -> convoy.Settings:
+    """What Convoy may do: the case's effort and time, and this rounding."""
     settings = convoy.Settings(
-        effort=convoy.Effort(case.effort), numerics=convoy.Numerics(numerics), static_outputs=case.device == "cuda"
+        effort=convoy.Effort(case.effort),
+        tune_s=case.tune_s or math.inf,
+        numerics=convoy.Numerics(numerics),
+        static_outputs=case.device == "cuda",
     )
-    settings = dataclasses.replace(settings, db=Path(case.db)) if case.db else settings
-    start = time.perf_counter()
-    measuring: list[float] = []
-
-    def watch(message: str, done: int, total: int) -> None:
-        if not measuring:
-            measuring.append(time.perf_counter())
-        late = time.perf_counter() - measuring[0] > case.tune_s
-        if case.tune_s and late and done < total:  # what follows measuring counts nothing
-            raise OutOfTimeError(f"{message}: {done} of {total}")
-
-    try:
-        return tune(settings, watch), time.perf_counter() - start, ""
-    except OutOfTimeError as error:
-        words = f"measuring ended after {case.tune_s:g} s ({error}), the rest is predicted"
-        result = tune(dataclasses.replace(settings, effort=convoy.Effort.NONE), silent)
-        return result, time.perf_counter() - start, words
+    return dataclasses.replace(settings, db=Path(case.db)) if case.db else settings
 
 
 def _infer(case: Case, material: Material, numerics: str) -> Built:
     net = load_net(case, material)
-
-    def tune(settings: convoy.Settings, observer: Observer) -> Any:
-        return optimize_model(net.model, (net.x,), name=case.model, settings=settings, observer=observer)
-
-    result, seconds, words = tuned(case, numerics, tune)
+    start = time.perf_counter()
+    result = optimize_model(net.model, (net.x,), name=case.model, settings=settings_of(case, numerics))
+    seconds = time.perf_counter() - start
     program, summary = result.program, result.summary
 
     @torch.no_grad()
     def run() -> Any:
         return program(net.x)
 
-    return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds, words)
+    return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds)
 
 
 def _train(case: Case, material: Material, numerics: str) -> Built:
     net = load_net(case, material)
     stock = Step(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
     options = StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler)
-
-    def tune(settings: convoy.Settings, observer: Observer) -> Any:
-        batch = (net.x, net.labels)
-        return train_model(
-            net.model,
-            first_output_loss,
-            stock.optimizer,
-            batch,
-            options=options,
-            settings=settings,
-            name=case.model,
-            observer=observer,
-        )
-
-    result, seconds, words = tuned(case, numerics, tune)
+    start = time.perf_counter()
+    result = train_model(
+        net.model,
+        first_output_loss,
+        stock.optimizer,
+        (net.x, net.labels),
+        options=options,
+        settings=settings_of(case, numerics),
+        name=case.model,
+    )
+    seconds = time.perf_counter() - start
 
     def run() -> torch.Tensor:
         return result.step(net.x, net.labels)
 
     found = built(run, lambda: check_step(lambda: run().clone(), stock.gradients), case)
-    return _with_layers(found, result.summary, seconds, words) if result.summary is not None else found
+    return _with_layers(found, result.summary, seconds) if result.summary is not None else found
 
 
 def first_output_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -125,9 +94,8 @@ def first_output_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(float_outputs(outputs)[0].float(), labels)
 
 
-def _with_layers(found: Built, summary: Summary, seconds: float, words: str) -> Built:
+def _with_layers(found: Built, summary: Summary, seconds: float) -> Built:
     """With what Convoy knows of its layers."""
-    found.setting = words
     found.notes += summary.notes
     found.kinds = lambda: layer_kinds(summary)
     found.detail = {"layers": layers_of(summary), "peaks": dict(summary.peaks), "tuning_s": round(seconds, 2)}

@@ -147,7 +147,7 @@ def _listening() -> Iterator[list[str]]:
     """What ptxas says while Triton compiles, which prints that where it is asked to and keeps it nowhere.
 
     A name in its module stands in for `print` meanwhile: the standard output is not touched, which belongs to others too. To
-    run ptxas once more for its log takes a fifth of a kernel's compilation (0.15 s of 0.7 on an H200's host).
+    run ptxas once more for its log takes as long as the first time (0.15 s a kernel, 68 builds profiled on an H200's host).
     """
     from triton import knobs
     from triton.backends.nvidia import compiler

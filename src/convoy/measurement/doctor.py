@@ -11,7 +11,7 @@ import torch
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.measurement.detect import compiler_version, cuda_absence, detect_target, installed
-from convoy.measurement.task import ask
+from convoy.measurement.offers import ask
 from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 

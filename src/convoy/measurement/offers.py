@@ -37,6 +37,16 @@ def steady(engine: Engine, problem: Problem, target: Target, space: Sequence[Kno
     return [knobs for knobs in space if not reasons[knobs]], next(filter(None, reasons.values()), "")
 
 
+def offered(engine: Engine, problem: Problem, target: Target, *, deterministic: bool) -> tuple[list[Knobs], str]:
+    """The settings that compete for a problem, and, where there are none, why not."""
+    support, space = ask(engine, problem, target)
+    space = admitted(space, deterministic=deterministic)
+    if not deterministic or not support:
+        return (space, "") if support and space else ([], support.reason)
+    space, reason = steady(engine, problem, target, space)
+    return (space, "") if space else ([], f"{reason}, and `deterministic` was asked for")
+
+
 def by_estimate(configs: Sequence[EngineConfig], estimates: Mapping[EngineConfig, float | None]) -> list[EngineConfig]:
     """In the cost model's order; in the space's own where there is none."""
     known = {config: value for config, value in estimates.items() if value is not None}

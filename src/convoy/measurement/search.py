@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
+from convoy.measurement.criteria import Criteria
 from convoy.measurement.criteria_file import find_criteria
 from convoy.measurement.kin import kin_of
 from convoy.measurement.precision import adopted, heeds, twins
@@ -33,6 +35,10 @@ Stage = Callable[[Task, Protocol, Effort], Request | None]
 """What a stage wants to know next of a problem; None: nothing more."""
 
 STAGES: Final[tuple[Stage, ...]] = (Task.first_look, Task.widen, Task.finals)
+
+
+_Knowledge = Callable[[], tuple[Experience, Criteria | None]]
+"""Reads what predictions rest on: seconds for tens of thousands of rows, so only where something is to be predicted."""
 
 
 class Store(Interface):
@@ -119,30 +125,19 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    known = zeros or {}
-    tasks = [
-        Task(
-            p,
-            engines,
-            target,
-            deterministic=settings.deterministic,
-            baseline_only=p.key in baseline_only,
-            zeros=known.get(p.key, (Levels(),)),
-            curve=CURVE if p.key in known else (),
-        )
-        for p in distinct
-    ]
+    tasks = [_task(p, engines, target, settings, baseline_only, zeros or {}) for p in distinct]
+    knowledge = partial(_knowledge, engines, target, protocol, database, settings.db)
     alike = twins(target, database.targets().values())
     for task in tasks:
         task.take_known(_known_rows(task.problem, target, alike, protocol, database))
     if settings.effort is Effort.QUICK:
         _take_hints(tasks, target, protocol, database)
-        _expect(tasks, engines, target, protocol, database, settings.db)
+        _expect(tasks, knowledge, protocol, target)
     cut = ""
     if settings.effort is not Effort.NONE:
         cut = _Search(tasks, protocol, settings, target, database, runner, on_progress).run()
     if cut or settings.effort is Effort.NONE:
-        _predict(tasks, engines, target, protocol, database, settings.db, on_progress or _silent)
+        _predict(tasks, knowledge, protocol, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
@@ -155,6 +150,25 @@ def search(
 
 def _silent(done: int, total: int, message: str) -> None:
     del done, total, message
+
+
+def _task(
+    problem: Problem,
+    engines: Sequence[Engine],
+    target: Target,
+    settings: Settings,
+    baseline_only: Collection[str],
+    zeros: Mapping[str, Collection[Levels]],
+) -> Task:
+    return Task(
+        problem,
+        engines,
+        target,
+        deterministic=settings.deterministic,
+        baseline_only=problem.key in baseline_only,
+        zeros=zeros.get(problem.key, (Levels(),)),
+        curve=CURVE if problem.key in zeros else (),
+    )
 
 
 def _known_rows(
@@ -178,47 +192,34 @@ def _take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, datab
                 break
 
 
-def _predict(
-    tasks: Sequence[Task],
-    engines: Sequence[Engine],
-    target: Target,
-    protocol: Protocol,
-    database: Store,
-    path: Path | None,
-    report: Progress,
-) -> None:
+def _predict(tasks: Sequence[Task], knowledge: _Knowledge, protocol: Protocol, report: Progress) -> None:
     """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
-        experience = _experience(engines, target, protocol, database)
-        criteria = find_criteria(target, path)
+        experience, criteria = knowledge()
         for task in unknown:
             task.predict(experience, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
 
 
-def _expect(
-    tasks: Sequence[Task],
-    engines: Sequence[Engine],
-    target: Target,
-    protocol: Protocol,
-    database: Store,
-    path: Path | None,
-) -> None:
+def _expect(tasks: Sequence[Task], knowledge: _Knowledge, protocol: Protocol, target: Target) -> None:
     """Let predictions say what is compiled first, where there is a choice of compilers: on a GPU."""
-    unknown = [task for task in tasks if target.device == "cuda" and task.wants_expectation()]
+    if target.device != "cuda":
+        return
+    unknown = [t for t in tasks if t.wants_expectation() and not t.is_done(protocol, Effort.QUICK)]
     if unknown:
-        experience = _experience(engines, target, protocol, database)
-        criteria = find_criteria(target, path)
+        experience, criteria = knowledge()
         for task in unknown:
             task.expect(experience, criteria)
 
 
-def _experience(engines: Sequence[Engine], target: Target, protocol: Protocol, database: Store) -> Experience:
-    """All that was measured on devices like this one."""
+def _knowledge(
+    engines: Sequence[Engine], target: Target, protocol: Protocol, database: Store, path: Path | None
+) -> tuple[Experience, Criteria | None]:
+    """What predictions rest on: all that was measured on devices like this one by now, and the criteria beside a database."""
     rows = database.related(target, (protocol.id, *protocol.earlier))
-    return Experience.of(rows, cost_models(engines, target))
+    return Experience.of(rows, cost_models(engines, target)), find_criteria(target, path)
 
 
 def cost_models(engines: Sequence[Engine], target: Target) -> Estimate:

@@ -13,7 +13,7 @@ from convoy.errors import InputError
 from convoy.measurement import kin
 from convoy.measurement.criteria import Criteria
 from convoy.measurement.likeness import LAYERS
-from convoy.measurement.offers import admitted, ask, by_estimate, neighbours, steady
+from convoy.measurement.offers import by_estimate, neighbours, offered
 from convoy.measurement.predict import Experience, predicted_rows
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
@@ -104,12 +104,8 @@ class Task:
                 continue
             if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered beside this one
-            support, space = ask(engine, problem, target)
-            space = admitted(space, deterministic=deterministic)
-            reason = support.reason
-            if deterministic and support:
-                space, reason = steady(engine, problem, target, space)
-            if support and space:
+            space, reason = offered(engine, problem, target, deterministic=deterministic)
+            if space:
                 self._engines[engine.id] = engine
                 shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
                 self._spaces[engine.id] = [
@@ -118,7 +114,7 @@ class Task:
                     for k in space
                 ]
             else:
-                self.refusals[engine.id] = f"{reason}, and `deterministic` was asked for" if support else reason
+                self.refusals[engine.id] = reason
 
     def take_known(self, rows: Iterable[Measurement]) -> None:
         """Take over stored rows that still mean something."""
@@ -172,7 +168,8 @@ class Task:
     def expect(self, experience: Experience, criteria: Criteria | None = None) -> None:
         """Let predictions say what to compile first, so that a search that is cut short has measured what is likely to win."""
         predicted = self._predictions(experience, "", criteria)
-        compiled = [row for row in predicted if self._is_compiled(row.config)]
+        least_us = min((row.median_us for row in predicted), default=0.0)
+        compiled = [r for r in predicted if self._is_compiled(r.config) and r.median_us <= HOPELESS * least_us]
         self._likely = tuple(row.config for row in sorted(compiled, key=lambda row: row.median_us)[:LIKELY])
 
     def wants_expectation(self) -> bool:

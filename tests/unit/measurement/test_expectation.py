@@ -91,6 +91,30 @@ def test_a_problem_that_was_searched_is_not_predicted(known, fakes):
     assert not any(again.waves)
 
 
+def hopeless(fakes):
+    return fakes(Fake("aten"), Fake("cudnn"), Fake("slow", 8, lambda k: 1000.0, trusted=False))
+
+
+def test_where_what_is_compiled_has_no_hope_a_second_search_reads_no_rows_of_others(database, fakes, monkeypatch):
+    """A start from the database alone must not wait for predictions that nobody asks for."""
+    run([PROBLEM], hopeless(fakes), database, Timed(time_of, GPU), GPU)
+    rows = database.lookup(PROBLEM.key, GPU.digest, PROTOCOL)
+    assert {row.config.engine for row in rows} == {"aten", "cudnn"}
+    monkeypatch.setattr(type(database), "related", lambda *_: pytest.fail("read the rows of other problems"))
+    again = Timed(time_of, GPU)
+    run([PROBLEM], hopeless(fakes), database, again, GPU)
+    assert not again.asked
+    assert not any(again.waves)
+
+
+def test_what_is_predicted_to_be_far_behind_is_not_compiled_first(database, fakes):
+    far = [elsewhere("slow", k, 900.0) for k in range(8)]
+    database.put([*far, elsewhere("aten", 0, 50.0), elsewhere("cudnn", 0, 30.0)], targets=[GPU])
+    runner = Timed(time_of, GPU)
+    run([PROBLEM], hopeless(fakes), database, runner, GPU)
+    assert {engine for engine, _ in order(runner)} == {"aten", "cudnn"}
+
+
 class Slow(Timed):
     """Every request takes a second."""
 

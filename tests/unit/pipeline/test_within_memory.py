@@ -116,7 +116,8 @@ def test_the_fullest_moment_of_a_stream_names_who_filled_it():
     assert sum(size_of(bound.steps[at].step.results[0]) for at in makers) == found[1].size_bytes
 
 
-def test_a_contest_says_how_many_steps_stay_and_runs_what_fits():
+def contest(most: float) -> Contest:
+    """Three streams that take half the time, against one."""
 
     def build(steps: Sequence[Step]) -> SimpleNamespace:
         return SimpleNamespace(runnable=EagerProgram(bound_of(steps), torch.device("cpu")))
@@ -124,8 +125,13 @@ def test_a_contest_says_how_many_steps_stay_and_runs_what_fits():
     def clock(best: object, challenger: object) -> tuple[Timed, Timed]:
         return Timed("best", 4.0, 0.01), Timed("challenger", 2.0, 0.01)
 
-    made = Contest(NET, build(NET), build, 1.1, clock)  # type: ignore[arg-type]
+    made = Contest(NET, build(NET), build, most, clock)  # type: ignore[arg-type]
     made.challenge_within("3", partial(parallel, NET, 3), NET, bound_of)
+    return made
+
+
+def test_a_contest_says_how_many_steps_stay_and_runs_what_fits():
+    made = contest(1.1)
     assert made.name == "3"
     assert peak_bytes(bound_of(made.steps)) <= 1.1 * SERIAL
     (note,) = made.notes
@@ -134,14 +140,7 @@ def test_a_contest_says_how_many_steps_stay_and_runs_what_fits():
 
 
 def test_a_contest_times_and_names_what_cannot_be_made_to_fit():
-    def build(steps: Sequence[Step]) -> SimpleNamespace:
-        return SimpleNamespace(runnable=EagerProgram(bound_of(steps), torch.device("cpu")))
-
-    def clock(best: object, challenger: object) -> tuple[Timed, Timed]:
-        return Timed("best", 4.0, 0.01), Timed("challenger", 2.0, 0.01)
-
-    made = Contest(NET, build(NET), build, 0.5, clock)  # type: ignore[arg-type]
-    made.challenge_within("3", partial(parallel, NET, 3), NET, bound_of)
+    made = contest(0.5)
     assert made.name == "1"
     (note,) = made.notes
     assert "times the memory of one stream; stream_memory allows 0.5 times" in note

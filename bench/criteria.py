@@ -42,9 +42,9 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
+from convoy.measurement.known import cost_models
 from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
-from convoy.measurement.search import cost_models
 from convoy.measurement.task import Task
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions

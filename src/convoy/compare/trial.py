@@ -165,7 +165,11 @@ class Variant:
         pictures = Pictures(n * 10_000, height)
         limit = BATCH_S if workers else 0.0
         pinned = self.case.device == "cuda"
-        loader = DataLoader(pictures, batch_size=n, num_workers=workers, pin_memory=pinned, timeout=limit)
+        # A fork of this process takes the locks of threads along that hold them, compilers' among them: a worker waited for ever.
+        begun = "forkserver" if workers else None
+        loader = DataLoader(
+            pictures, n, num_workers=workers, pin_memory=pinned, timeout=limit, multiprocessing_context=begun
+        )
         found: list[float] = []
         with self._flags():
             start = last = time.perf_counter()

@@ -96,9 +96,13 @@ class BuilderPool:
 
     def wait(self, request: Request) -> None:
         """Wait until everything that was begun for a request has been built or given up."""
-        keys = {(request.problem.key, config) for config in request.configs}
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not keys & self._pending)
+            self._changed.wait_for(lambda: self._closed or self._pending.isdisjoint(_keys(request)))
+
+    def is_built(self, request: Request) -> bool:
+        """Whether `wait` would return at once."""
+        with self._changed:
+            return self._closed or self._pending.isdisjoint(_keys(request))
 
     def close(self) -> None:
         """End all builders."""
@@ -156,3 +160,7 @@ class BuilderPool:
             worker = self._workers.pop(index, None)
         if worker is not None:
             worker.end()
+
+
+def _keys(request: Request) -> set[_Key]:
+    return {(request.problem.key, config) for config in request.configs}

@@ -72,6 +72,10 @@ class ChildRunner:
         for builders in self._builders:
             builders.submit(requests)
 
+    def is_ready(self, request: Request) -> bool:
+        """Whether all that was begun for it is built."""
+        return all(builders.is_built(request) for builders in self._builders)
+
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
         """The rows of a request; a candidate that ends the worker gets a failure row, and a new worker goes on.
 

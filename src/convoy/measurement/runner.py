@@ -61,6 +61,10 @@ class Runner(Interface):
         """Told what will be asked next, so that slow builds can be begun in parallel; may do nothing."""
         ...
 
+    def is_ready(self, request: Request) -> bool:
+        """Whether `measure` would begin at once, and not wait for builds."""
+        ...
+
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
         """One row for each config, as they are found, in any order. Failures are rows too.
 
@@ -119,6 +123,11 @@ class InProcessRunner:
     def prepare(self, requests: Sequence[Request]) -> None:
         """Nothing is begun early: there is one process."""
 
+    def is_ready(self, request: Request) -> bool:
+        """Always: whatever must be built is built by `measure`."""
+        del request
+        return True
+
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
         """Check every config, prune the slow ones after one run, time the rest in interleaved rounds.
 
@@ -174,6 +183,8 @@ class InProcessRunner:
     def _bench_for(self, problem: Problem) -> Bench:
         if self._bench is None or self._bench.problem != problem:
             self._ready.clear()
+            if self.target.device == "cuda":
+                torch.cuda.empty_cache()  # the pools of graphs that are gone are nobody else's
             self._bench = Bench(problem, self.target, sibling=self._bench)
             self._bench.fill()
         return self._bench
@@ -278,6 +289,11 @@ class ReplayRunner:
     def prepare(self, requests: Sequence[Request]) -> None:
         """Count what was announced."""
         self.prepared += sum(len(request.configs) for request in requests)
+
+    def is_ready(self, request: Request) -> bool:
+        """Always."""
+        del request
+        return True
 
     def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
         """The stored rows of the request's configs."""

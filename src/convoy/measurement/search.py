@@ -2,65 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import Final
-from typing import Protocol as Interface
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
 from convoy.measurement.candidate import shared_data
-from convoy.measurement.criteria import Criteria
-from convoy.measurement.criteria_file import find_criteria
-from convoy.measurement.kin import kin_of
-from convoy.measurement.precision import adopted, heeds, twins
-from convoy.measurement.predict import Estimate, Experience
+from convoy.measurement.known import (
+    Knowledge,
+    Progress,
+    Store,
+    cost_models,
+    expect,
+    known_rows,
+    predict,
+    take_hints,
+)
+from convoy.measurement.precision import twins
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
 from convoy.measurement.task import Task
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.settings import Effort, Settings
 from convoy.target import Target
-
-Progress = Callable[[int, int, str], None]
 
 Stage = Callable[[Task, Protocol, Effort], Request | None]
 """What a stage wants to know next of a problem; None: nothing more."""
 
 STAGES: Final[tuple[Stage, ...]] = (Task.first_look, Task.widen, Task.finals)
-
-
-_Knowledge = Callable[[], tuple[Experience, Criteria | None]]
-"""Reads what predictions rest on: seconds for tens of thousands of rows, so only where something is to be predicted."""
-
-
-class Store(Interface):
-    """What the search wants of a database."""
-
-    def lookup(self, problem: str, target: str, protocol: str, /) -> Sequence[Measurement]:
-        """Rows of a problem on a target."""
-        ...
-
-    def put(
-        self, rows: Sequence[Measurement], texts: Mapping[str, str] = ..., /, *, targets: Sequence[Target] = ...
-    ) -> object:
-        """Keep rows, and what their targets' digests stand for."""
-        ...
-
-    def related(self, target: Target, protocols: Sequence[str], /) -> Sequence[Measurement]:
-        """Good rows of devices like this one."""
-        ...
-
-    def targets(self) -> Mapping[str, Target]:
-        """Targets that are described, by digest."""
-        ...
 
 
 @dataclass(slots=True)
@@ -104,7 +80,7 @@ def search(
 
     On a CPU one problem goes through all stages before the next, so that its data is made once. On a GPU each stage goes
     through all problems, so that kernels are compiled in parallel for all of them while the first are measured; at effort
-    `quick` those that are predicted to win come first (`Task.expect`).
+    `quick` those that are predicted to win come before all else (`Task.expect`).
 
     Args:
         problems: each is searched once, however often it occurs.
@@ -126,18 +102,18 @@ def search(
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
     tasks = [_task(p, engines, target, settings, baseline_only, zeros or {}) for p in distinct]
-    knowledge = partial(_knowledge, engines, target, protocol, database, settings.db)
+    knowledge = Knowledge(cost_models(engines, target), target, protocol, database, settings.db)
     alike = twins(target, database.targets().values())
     for task in tasks:
-        task.take_known(_known_rows(task.problem, target, alike, protocol, database))
+        task.take_known(known_rows(task.problem, target, alike, protocol, database))
     if settings.effort is Effort.QUICK:
-        _take_hints(tasks, target, protocol, database)
-        _expect(tasks, knowledge, protocol, target)
+        take_hints(tasks, target, protocol, database)
+        expect(tasks, knowledge, protocol, target)
     cut = ""
     if settings.effort is not Effort.NONE:
         cut = _Search(tasks, protocol, settings, target, database, runner, on_progress).run()
     if cut or settings.effort is Effort.NONE:
-        _predict(tasks, knowledge, protocol, on_progress or _silent)
+        predict(tasks, knowledge, protocol, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
@@ -169,73 +145,6 @@ def _task(
         zeros=zeros.get(problem.key, (Levels(),)),
         curve=CURVE if problem.key in zeros else (),
     )
-
-
-def _known_rows(
-    problem: Problem, target: Target, alike: Sequence[Target], protocol: Protocol, database: Store
-) -> list[Measurement]:
-    """A problem's rows on a target, and on its twins where torch's precision settings do not matter; its own come first."""
-    own = database.lookup(problem.key, target.digest, protocol.id)
-    others = [] if heeds(problem) else [database.lookup(problem.key, twin.digest, protocol.id) for twin in alike]
-    return adopted(own, chain.from_iterable(others), target)
-
-
-def _take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:
-    """Let tasks know what other devices of the kind, or earlier protocols, found out about their problems."""
-    kin = kin_of(target, database.targets().values())
-    sources = [(source, protocol.id) for source in kin]
-    sources += [(source, earlier) for earlier in protocol.earlier for source in (target, *kin)]
-    for task in tasks:
-        for source, clock in sources:
-            rows = database.lookup(task.problem.key, source.digest, clock)
-            if rows and task.take_hints(rows, source, same_clock=clock == protocol.id):
-                break
-
-
-def _predict(tasks: Sequence[Task], knowledge: _Knowledge, protocol: Protocol, report: Progress) -> None:
-    """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
-    unknown = [task for task in tasks if not task.is_known()]
-    if unknown:
-        report(0, len(tasks), "predicting from the database")
-        experience, criteria = knowledge()
-        for task in unknown:
-            task.predict(experience, protocol.id, criteria)
-    report(len(tasks), len(tasks), "from the database")
-
-
-def _expect(tasks: Sequence[Task], knowledge: _Knowledge, protocol: Protocol, target: Target) -> None:
-    """Let predictions say what is compiled first, where there is a choice of compilers: on a GPU."""
-    if target.device != "cuda":
-        return
-    unknown = [t for t in tasks if t.wants_expectation() and not t.is_done(protocol, Effort.QUICK)]
-    if unknown:
-        experience, criteria = knowledge()
-        for task in unknown:
-            task.expect(experience, criteria)
-
-
-def _knowledge(
-    engines: Sequence[Engine], target: Target, protocol: Protocol, database: Store, path: Path | None
-) -> tuple[Experience, Criteria | None]:
-    """What predictions rest on: all that was measured on devices like this one by now, and the criteria beside a database."""
-    rows = database.related(target, (protocol.id, *protocol.earlier))
-    return Experience.of(rows, cost_models(engines, target)), find_criteria(target, path)
-
-
-def cost_models(engines: Sequence[Engine], target: Target) -> Estimate:
-    """What the engines' cost models say of any problem; None of an engine that is not here, and of one that raises."""
-    by_id = {engine.id: engine for engine in engines}
-
-    def estimate(problem: Problem, config: EngineConfig) -> float | None:
-        engine = by_id.get(config.engine)
-        if engine is None or engine.version != config.version:
-            return None
-        try:
-            return engine.estimate_us(problem, config.knobs, target)
-        except Exception:  # a broken cost model is no cost model
-            return None
-
-    return estimate
 
 
 def _by_shared_data(problems: Iterable[Problem]) -> list[Problem]:
@@ -283,16 +192,45 @@ class _Search:
 
     def run(self) -> str:
         """All stages of all tasks, or as many as there is time for: then what was done, else nothing."""
-        # Compiled while what needs no compiler is measured.
-        if likely := [request for task in self.tasks if (request := task.likely()) is not None]:
-            self.runner.prepare(likely)
+        if not self._run_likely():
+            return self._cut()
         chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
         for chunk in chunks:
             for stage in STAGES:
                 if not self._run_stage(chunk, stage):
-                    return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
+                    return self._cut()
         self._report(self._done, self._total, "measured")
         return ""
+
+    def _cut(self) -> str:
+        return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
+
+    def _run_likely(self) -> bool:
+        """Measure what is predicted to win as soon as it is compiled, and what needs no compiler meanwhile.
+
+        A search that is cut short has then seen the likeliest of every layer, where the compilers kept up. What needs no compiler
+        takes longer: PyTorch lets cuDNN search, 45 ms of a layer, where a kernel of ours takes 17 ms with all checks (H100).
+
+        Returns:
+            Whether there was time for all of it.
+        """
+        requests = {task: request for task in self.tasks if (request := task.likely(self.protocol)) is not None}
+        if requests:
+            self.runner.prepare(list(requests.values()))
+        meanwhile = deque(requests)
+        while requests:
+            task = next((task for task, request in requests.items() if self.runner.is_ready(request)), None)
+            if task is not None:
+                request = requests.pop(task)
+            elif meanwhile:  # nothing is compiled yet
+                task = meanwhile.popleft()
+                request = task.uncompiled(self.protocol)
+            else:
+                task = next(iter(requests))
+                request = requests.pop(task)
+            if request is not None and not self._look(task, request):
+                return False
+        return True
 
     @property
     def _total(self) -> int:
@@ -307,19 +245,32 @@ class _Search:
         while waiting:
             asked = [(task, stage(task, self.protocol, self.effort)) for task in waiting]
             waiting = []
-            # What wants no compiler is measured while the builders start and compile the rest.
-            asked.sort(key=lambda pair: pair[1] is not None and pair[0].compiles(pair[1]))
+            asked.sort(key=self._place)
             self.runner.prepare([request for _, request in asked if request is not None])
             for task, request in asked:
                 if request is None:
                     self._step()
                     continue
-                if time.monotonic() > self._end:
+                if not self._look(task, request):
                     return False
-                self._report(self._done, self._total, label(task.problem))
-                self._measure(task, request)
                 waiting.append(task)
         return True
+
+    def _look(self, task: Task, request: Request) -> bool:
+        """Measure, if there is time."""
+        if time.monotonic() > self._end:
+            return False
+        self._report(self._done, self._total, label(task.problem))
+        self._measure(task, request)
+        return True
+
+    def _place(self, asked: tuple[Task, Request | None]) -> tuple[bool, bool]:
+        """Where a request stands in its turn: what wants no compiler is measured while the builders start and compile the rest.
+
+        Where time is short, what PyTorch takes of a problem that is there for the comparison alone comes last.
+        """
+        task, request = asked
+        return task.baseline_only and math.isfinite(self._seconds), request is not None and task.compiles(request)
 
     def _step(self) -> None:
         self._done += 1

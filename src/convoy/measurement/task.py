@@ -12,6 +12,7 @@ from convoy.engines.zeros import Levels, expected, expecting, holds
 from convoy.errors import InputError
 from convoy.measurement import kin
 from convoy.measurement.criteria import Criteria
+from convoy.measurement.expectation import Expectation
 from convoy.measurement.likeness import LAYERS
 from convoy.measurement.offers import by_estimate, neighbours, offered
 from convoy.measurement.predict import Experience, predicted_rows
@@ -36,11 +37,6 @@ QUICK_KNOBS: Final = 8
 
 QUICK_COMPILED: Final = 4
 """The same for an engine that compiles (`Engine.trusted` is False): a build takes one to two seconds of a core."""
-
-LIKELY: Final = 2
-"""Settings that are compiled first, of all engines': those predicted to be the fastest. On four nets on an H200 that were left
-out in turn, the better of the two beside what needs no compiler came to 1.022 times the best of a whole search, one alone to
-1.037, four to 1.019 (replay of shipped rows, 1082 layers)."""
 
 FINALISTS: Final = 3
 """Candidates timed with all samples, besides the baseline."""
@@ -67,6 +63,7 @@ class Task:
         curve: further percentages of it that such engines are looked at for, for the report's sake.
 
     Attributes:
+        baseline_only: as given.
         rows: by config: every row that counts, of an engine that supports the problem, in its present version, with knobs
             of its present space.
         measured: configs measured in this search.
@@ -87,6 +84,7 @@ class Task:
     ) -> None:
         self.problem = problem
         self.target = target
+        self.baseline_only = baseline_only
         self.rows: dict[EngineConfig, Measurement] = {}
         self.measured: set[EngineConfig] = set()
         self.predicted: set[EngineConfig] = set()
@@ -96,7 +94,7 @@ class Task:
         self._engines: dict[str, Engine] = {}
         self._finalised: set[EngineConfig] = set()
         self._hints = kin.Hints()
-        self._likely: tuple[EngineConfig, ...] = ()
+        self._expectation = Expectation()
         self._zeros = sorted(zeros)
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
@@ -159,18 +157,17 @@ class Task:
 
     def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
         """Add rows without samples for configs that have none (see `predict.Experience`): none on pruned weights."""
+        factor = self._expectation.disappointment(self.rows)
         for row in self._predictions(experience, protocol, criteria):
             room = None if row.config in self.rows else self._workspace_bytes(row.config)
             if room is not None:
-                self.rows[row.config] = replace(row, workspace_bytes=room)
+                self.rows[row.config] = replace(row, workspace_bytes=room, median_us=factor * row.median_us)
                 self.predicted.add(row.config)
 
     def expect(self, experience: Experience, criteria: Criteria | None = None) -> None:
-        """Let predictions say what to compile first, so that a search that is cut short has measured what is likely to win."""
-        predicted = self._predictions(experience, "", criteria)
-        least_us = min((row.median_us for row in predicted), default=0.0)
-        compiled = [r for r in predicted if self._is_compiled(r.config) and r.median_us <= HOPELESS * least_us]
-        self._likely = tuple(row.config for row in sorted(compiled, key=lambda row: row.median_us)[:LIKELY])
+        """Let predictions say what to compile and to measure first: a search that is cut short has then seen what may win."""
+        compiled = {config for config in self._valid() if self._is_compiled(config)}
+        self._expectation = Expectation.of(self._predictions(experience, "", criteria), compiled, HOPELESS)
 
     def wants_expectation(self) -> bool:
         """Whether it is a layer of which nothing that is compiled was measured, and of which no other device tells."""
@@ -179,9 +176,14 @@ class Task:
         tried = any(self._is_compiled(config) for config in self.rows)
         return layer and compiled and not tried and not self._hints.favourites
 
-    def likely(self) -> Request | None:
-        """What is to be compiled first."""
-        return self._request([config for config in self._likely if config not in self.rows], 1)
+    def likely(self, protocol: Protocol) -> Request | None:
+        """What is compiled first, and measured as soon as that is done."""
+        return self._request(self._expectation.open(self.rows), protocol.few)
+
+    def uncompiled(self, protocol: Protocol) -> Request | None:
+        """What can be measured while compilers are at work: of what `first_look` begins with, what needs none."""
+        untried = [config for config in self._untried() if self._is_plain(config) and not self._must_build(config)]
+        return self._request(untried, protocol.few)
 
     def _predictions(self, experience: Experience, protocol: str, criteria: Criteria | None) -> list[Measurement]:
         if isinstance(self.problem, ConvProblem) and self.problem.weight_mask:
@@ -238,24 +240,26 @@ class Task:
 
     def compiles(self, request: Request) -> bool:
         """Whether one of these candidates must be compiled first."""
-        return any(not self._engines[config.engine].trusted for config in request.configs)
+        return any(map(self._must_build, request.configs))
+
+    def _must_build(self, config: EngineConfig) -> bool:
+        return not self._engines[config.engine].trusted
 
     # --- the stages -----------------------------------------------------------------------------------------------------
 
     def first_look(self, protocol: Protocol, effort: Effort) -> Request | None:
         """Every engine's default knobs, the baseline first; all samples at once where there is nothing to choose.
 
-        At effort `quick` engines with a cost model come after the others and after what another device hints at or predictions
-        favour, and those without hope not at all.
+        At effort `quick` engines with a cost model come after the others and after what another device hints at, and those
+        without hope not at all.
         """
         untried = self._untried()
         untried.sort(key=lambda config: config.engine != BASELINE)
         wanted = untried
         if effort is not Effort.FULL:
             plain = [config for config in untried if self._is_plain(config)]
-            likely = [config for config in self._likely if config not in self.rows]
             hopeful = [config for config in untried if not self._is_hopeless(config, effort, HOPELESS)]
-            wanted = plain or likely or hopeful
+            wanted = plain or hopeful
             if not wanted:
                 self._pass_over(untried)
         alone = sum(map(len, self._spaces.values())) == 1

@@ -284,14 +284,23 @@ def in_nchw_too(regions: Sequence[Region], target: Target) -> set[str]:
     """Problems in nchw of forward convolutions that tensor cores compute, and that stand beside the same in nhwc.
 
     On an H100 none of 763 was faster in nchw where our kernels had been measured in nhwc (fp16 and fp32, batch 1 and 32); strict
-    fp32, gradients and pruned weights were not part of that.
+    fp32, gradients and pruned weights were not part of that. Where a net has no other convolutions, its pieces in nchw belong
+    to these: between convolutions in nhwc they would want two copies.
     """
-    found: set[str] = set()
+    convs: set[str] = set()
+    pieces: set[str] = set()
+    others = False
     for region in regions:
-        convs = [problem for problem in region.problems if isinstance(problem, ConvProblem)]
-        if any(problem.layout == "nhwc" for problem in convs):
-            found.update(p.key for p in convs if p.layout == "nchw" and _on_tensor_cores(p, target))
-    return found
+        found = {problem for problem in region.problems if problem.layout == "nchw"}
+        in_both = any(problem.layout == "nhwc" for problem in region.problems)
+        for problem in found:
+            if not isinstance(problem, ConvProblem):
+                pieces.update([problem.key] if in_both else [])
+            elif in_both and _on_tensor_cores(problem, target):
+                convs.add(problem.key)
+            else:
+                others = True
+    return convs | pieces if convs and not others else convs
 
 
 def _on_tensor_cores(problem: ConvProblem, target: Target) -> bool:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from convoy.measurement.known import cost_models
 from convoy.measurement.likeness import distance, kind_of, traits_of
 from convoy.measurement.predict import PROMISE, Experience, predicted_rows
-from convoy.measurement.search import cost_models
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, SubgraphProblem, TensorSpec
 

@@ -130,6 +130,23 @@ def test_convolutions_on_tensor_cores_are_measured_in_nhwc() -> None:
     assert ":nchw:" in found.pop()
 
 
+TANH = "%r: fp32[2,4,8,8] = aten.tanh.default(%{})\n"
+
+
+def test_pieces_between_them_are_measured_in_nchw_for_comparison_alone() -> None:
+    net = halves("%c: " + CONV.format("x") + TANH.format("c") + "%d: " + CONV.format("r") + "return %d\n")
+    found = in_nchw_too(net, H100)
+    assert sum(key.startswith("subgraph:nchw") for key in found) == 1
+    assert not any(":nhwc" in key for key in found)
+
+
+def test_where_one_convolution_is_not_on_tensor_cores_pieces_compete_in_nchw() -> None:
+    exact = list(regions("%c: " + CONV.format("x") + "return %c\n").values())
+    net = halves("%c: " + CONV.format("x") + TANH.format("c") + "return %r\n")
+    assert any(key.startswith("subgraph:nchw") for key in in_nchw_too(net, H100))
+    assert not any(key.startswith("subgraph:nchw") for key in in_nchw_too([*net, *exact], H100))
+
+
 @pytest.mark.parametrize(
     ("regions", "target"),
     [

@@ -1,8 +1,8 @@
-"""Does tuning again choose the same, and how long does it take? Question `retuning`, metrics `fraction_of_best` and `tuning_s`.
+"""Does tuning again choose the same, and how long does it take? Question `retuning`: `fraction_of_best` and seconds.
 
-A net is tuned twice from nothing. Of every layer the config that wins the second time is looked up among the rows of the first:
-a figure is the best time there over that config's. It is the same choice, or tied with it, where the two differ by less than
-both spreads or `TIED`. Where the first run never tried the config, the layer counts as not the same, with a figure of 0. The
+A net is tuned twice from nothing. Of every layer of the second plan the config that wins is looked up among the first one's
+rows: a figure is the best time there over that config's. It is the same choice, or tied with it, where the two differ by less
+than both spreads or `TIED`. Where the first run never tried the config, the layer counts as not the same, with a figure of 0. The
 seconds are those of capture and search: from nothing, with the compilers' caches empty too, once more from what that left in the
 database, and again with no rows but with what was compiled.
 
@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ import convoy
 from convoy.measurement import detect_target
 from convoy.measurement.protocol import protocol_for
 from convoy.perfdb import Database, Measurement
+from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.stages import capture_net, measure
 from convoy.target import Target
 from convoy.zoo import input_size, load_model
@@ -38,7 +40,12 @@ TIED = 0.03
 CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "XDG_CACHE_HOME": "cache"}
 """Where Triton, Inductor and Convoy keep what they compiled, and folders for them."""
 
-MOMENTS = ("from nothing", "from nothing but compiled kernels", "from the database")
+MOMENTS = {
+    "tuning_s": "from nothing",
+    "retuning_s": "from nothing but compiled kernels",
+    "start_s": "from the database",
+}
+"""What the seconds of three tunings are called, and where they began."""
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -63,10 +70,17 @@ def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> tu
     return before.median_us / again.median_us, apart <= max(TIED * before.median_us, before.spread_us + again.spread_us)
 
 
-def tune(
-    net: str, batch: int, dtype: str, target: Target, database: Database
-) -> tuple[dict[str, list[Measurement]], float]:
-    """Every row of a net that is tuned with what a database knows, by problem key, and the seconds that it took."""
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A net's rows by problem key, the problems that its plan runs, and the seconds that capture and search took."""
+
+    rows: dict[str, list[Measurement]]
+    chosen: frozenset[str]
+    seconds: float
+
+
+def tune(net: str, batch: int, dtype: str, target: Target, database: Database) -> Tuned:
+    """Tune with what a database knows."""
     model = load_model(net).eval().cuda().to(DTYPES[dtype])
     size = input_size(net)
     side = size if isinstance(size, int) else size[-1]
@@ -75,7 +89,9 @@ def tune(
     begun = time.perf_counter()
     captured = capture_net(net, model, (x,), {}, settings, target)
     found = measure(captured, settings, database, lambda *_: None)
-    return found.rows, time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
+    plan = make_plan(captured, select(captured, found, settings), settings, [])
+    return Tuned(found.rows, frozenset(step.problem for step in plan.steps), seconds)
 
 
 @contextmanager
@@ -94,16 +110,14 @@ def empty_caches() -> Iterator[None]:
                     os.environ[name] = value
 
 
-def tune_thrice(
-    net: str, batch: int, dtype: str, target: Target
-) -> tuple[list[dict[str, list[Measurement]]], list[float]]:
-    """The rows of two tunings from nothing, and their seconds with those of a third from the first one's database."""
+def tune_thrice(net: str, batch: int, dtype: str, target: Target) -> tuple[list[Tuned], list[float]]:
+    """Two tunings from nothing, and their seconds with those of a third from the first one's database."""
     with Database.memory() as empty:
-        first, took = tune(net, batch, dtype, target, empty)
-        known = tune(net, batch, dtype, target, empty)[1]
+        first = tune(net, batch, dtype, target, empty)
+        known = tune(net, batch, dtype, target, empty)
     with Database.memory() as empty:
-        second, again = tune(net, batch, dtype, target, empty)
-    return [first, second], [took, again, known]
+        second = tune(net, batch, dtype, target, empty)
+    return [first, second], [first.seconds, second.seconds, known.seconds]
 
 
 def main() -> None:
@@ -129,15 +143,15 @@ def main() -> None:
     for net in options.nets.split(","):
         with empty_caches():
             (first, second), seconds = tune_thrice(net, options.batch, options.dtype, target)
-        for value, source in zip(seconds, MOMENTS, strict=True):
+        for value, (metric, source) in zip(seconds, MOMENTS.items(), strict=True):
             recorder.add(
-                subject=net, batch=options.batch, dtype=options.dtype, provider="convoy", metric="tuning_s", unit="s",
+                subject=net, batch=options.batch, dtype=options.dtype, provider="convoy", metric=metric, unit="s",
                 p50=value, note=source,
             )  # fmt: skip
         tied: list[bool] = []
-        for problem, rows in second.items():
-            layer = problem.startswith(("conv:", "linear:")) and len(rows) > 1 and problem not in seen
-            found = agreement(first[problem], rows) if layer else None
+        for problem, rows in second.rows.items():
+            layer = problem in second.chosen and problem.startswith(("conv:", "linear:")) and problem not in seen
+            found = agreement(first.rows[problem], rows) if layer else None
             if found is not None:
                 seen.add(problem)
                 tied.append(found[1])

@@ -32,6 +32,8 @@ UNITS = {
     "solve_s": "s",
     "solve_budget_s": "s",
     "tuning_s": "s",
+    "retuning_s": "s",
+    "start_s": "s",
 }
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")

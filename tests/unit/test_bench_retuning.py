@@ -49,13 +49,13 @@ def test_a_net_is_tuned_twice_from_nothing_and_once_from_the_database(retuning, 
     def tune(net, batch, dtype, target, database):
         seen.append(len(database.rows()))
         database.put([row(len(seen), 10.0)])
-        return {PROBLEM.key: database.rows()}, float(len(seen))
+        return retuning.Tuned({PROBLEM.key: database.rows()}, frozenset(), float(len(seen)))
 
     monkeypatch.setattr(retuning, "tune", tune)
-    rows, seconds = retuning.tune_thrice("net", 1, "fp16", None)
+    tuned, seconds = retuning.tune_thrice("net", 1, "fp16", None)
     assert seen == [0, 1, 0]
     assert seconds == [1.0, 3.0, 2.0]
-    assert [len(found[PROBLEM.key]) for found in rows] == [1, 1]
+    assert [len(found.rows[PROBLEM.key]) for found in tuned] == [1, 1]
 
 
 def test_a_cold_start_finds_nothing_compiled(retuning, monkeypatch, tmp_path):

@@ -28,6 +28,9 @@ from convoy.measurement.detect import compiler_version
 LOADED_S: Final = 3.0
 """How long a step is fed by a data loader, at least."""
 
+LEAST_LOADED: Final = 4
+"""Batches of each worker that a step is fed with at least."""
+
 BATCH_S: Final = 60.0
 """How long one batch may take a data loader: workers that hang end the child, and the row says why."""
 
@@ -96,6 +99,12 @@ def clear(case: Case) -> None:
     gc.collect()
     if case.device == "cuda":
         torch.cuda.empty_cache()
+
+
+def by_turn(steps: list[float], workers: int) -> list[float]:
+    """Means over so many steps in a row as there are workers, which all hand in a batch in that time: they come in bursts."""
+    size = max(1, workers)
+    return [sum(steps[at : at + size]) / size for at in range(0, len(steps) - size + 1, size)]
 
 
 def rounds(variants: list[Variant], count: int) -> list[list[float]]:
@@ -171,20 +180,24 @@ class Variant:
             pictures, n, num_workers=workers, pin_memory=pinned, timeout=limit, multiprocessing_context=begun
         )
         found: list[float] = []
+        ahead = 2 * workers + 1  # begun before the first step, or waiting for a worker to start
         with self._flags():
             start = last = time.perf_counter()
-            for batch, labels in loader:
+            for index, (batch, labels) in enumerate(loader):
                 with torch.no_grad():
                     self._net.x.copy_(batch, non_blocking=True)
                     self._net.labels.copy_(labels, non_blocking=True)
                 self._run()
                 self._wait()
                 now = time.perf_counter()
-                found.append((now - last) * 1e3)
+                if index >= ahead:
+                    found.append((now - last) * 1e3)
+                else:
+                    start = now
                 last = now
-                if now - start > LOADED_S and len(found) > 4:
+                if now - start > LOADED_S and len(found) >= LEAST_LOADED * max(1, workers):
                     break
-        return found[1:]  # the first one started the workers
+        return by_turn(found, workers)
 
     def _wait(self) -> None:
         if self.case.device == "cuda":

@@ -214,7 +214,10 @@ class _Search:
         Returns:
             Whether there was time for all of it.
         """
-        requests = {task: request for task in self.tasks if (request := task.likely(self.protocol)) is not None}
+        if self.target.device != "cuda" or self.effort is Effort.FULL:
+            return True
+        open_ = [task for task in self.tasks if not task.is_done(self.protocol, self.effort)]
+        requests = {task: request for task in open_ if (request := task.likely(self.protocol)) is not None}
         if requests:
             self.runner.prepare(list(requests.values()))
         meanwhile = deque(requests)

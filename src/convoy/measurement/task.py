@@ -177,8 +177,9 @@ class Task:
         return layer and compiled and not tried and not self._hints.favourites
 
     def likely(self, protocol: Protocol) -> Request | None:
-        """What is compiled first, and measured as soon as that is done."""
-        return self._request(self._expectation.open(self.rows), protocol.few)
+        """What is compiled first, and measured as soon as that is done: what predictions favour, or another device hints at."""
+        hinted = [config for config in self._hints.favourites if self._must_build(config) and config not in self.rows]
+        return self._request(self._expectation.open(self.rows) or hinted, protocol.few)
 
     def uncompiled(self, protocol: Protocol) -> Request | None:
         """What can be measured while compilers are at work: of what `first_look` begins with, what needs none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
-from convoy.pipeline.choice import Choice, make_plan, select
+from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.proof import Built, proven
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Net,
@@ -114,13 +116,35 @@ def optimize_model(
         with Database.open(settings.db) as database:
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
-            choice = select(net, found, settings)
-            plan = make_plan(net, choice, settings, [*prediction_notes(found), *database.warnings])
-            tuned_s = clock.seconds
-        watch("checking the whole net", 0, 0)
-        return _conclude(model, args, kwargs, net, found, choice, plan, settings, tuned_s)
+            build = partial(_build, model, args, kwargs, net, found, settings, database, clock, watch)
+            built = proven(build, net, found, settings, database, watch)
+        return _conclude(model, args, kwargs, net, found, built, settings)
     finally:
         model.train(training)
+
+
+def _build(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    net: Net,
+    found: SearchResult,
+    settings: Settings,
+    database: Database,
+    clock: Stopwatch,
+    watch: Observer,
+) -> Built:
+    """Select, build, and check against float64 and the clock."""
+    choice = select(net, found, settings)
+    plan = make_plan(net, choice, settings, [*prediction_notes(found), *database.warnings])
+    tuned_s = clock.seconds
+    watch("checking the whole net", 0, 0)
+    plan, program = build_fastest(plan, net, settings, choice.problem)
+    flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
+    outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
+    least = verdict.least_error(str(settings.numerics))
+    wrong = verdict.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
+    return Built(choice, plan, program, outcome, wrong, tuned_s)
 
 
 def _conclude(
@@ -129,20 +153,16 @@ def _conclude(
     kwargs: dict[str, Any],
     net: Net,
     found: SearchResult,
-    choice: Choice,
-    plan: Plan,
+    built: Built,
     settings: Settings,
-    tuned_s: float,
 ) -> Result:
-    """Build the program, check it against float64 and the clock, and keep the baseline where it does not win.
+    """Keep the baseline where the program does not win.
 
     Where only a plan gives the same bits in every run, and that was asked for, the plan stays (`verdict.falls_back`).
     """
-    plan, program = build_fastest(plan, net, settings, choice.problem)
-    flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
-    outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
+    plan, program, outcome = built.plan, built.program, built.outcome
     slow = verdict.why_slow("the whole net", outcome.optimized, outcome.baseline)
-    falls_back, note = verdict.falls_back(slow, "", net.captured.as_pytorch, net.target.device, settings)
+    falls_back, note = verdict.falls_back(slow, built.wrong, net.captured.as_pytorch, net.target.device, settings)
     if note:
         plan = dataclasses.replace(plan, notes=(*plan.notes, note))
         program.plan = plan
@@ -155,7 +175,7 @@ def _conclude(
     timeline = (
         measured(eager_of(program.runnable), net.captured.flatten_inputs(args, kwargs)) if program.runnable else []
     )
-    summary = summarize(net, found, choice, plan, program, outcome, settings, tuned_s, timeline)
+    summary = summarize(net, found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline)
     return Result(module, plan, summary)
 
 

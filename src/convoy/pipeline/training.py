@@ -22,8 +22,9 @@ from convoy.measurement import SearchResult, protocol_for
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.agreement import agree
-from convoy.pipeline.choice import Choice, make_plan, select
+from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.offers import distinct_problems
+from convoy.pipeline.proof import Built, proven
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Net,
@@ -40,7 +41,7 @@ from convoy.pipeline.stages import (
     target_for,
 )
 from convoy.pipeline.stock_step import StockStep, check_step
-from convoy.pipeline.summarize import Outcome, summarize
+from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import SubgraphProblem
 from convoy.program import Program, build_program
@@ -274,12 +275,25 @@ class _Job:
         with Database.open(self.settings.db) as database:
             clock = Stopwatch()
             found = measure(self.net, self.settings, database, watch)
-            choice = select(self.net, found, self.settings)
-            plan = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
-            tuned_s = clock.seconds
+            build = partial(self._build, found, database, clock, watch)
+            built = proven(build, self.net, found, self.settings, database, watch)
+        return self._conclude(built, found)
+
+    def _build(self, found: SearchResult, database: Database, clock: Stopwatch, watch: Observer) -> Built:
+        """Select, build, check."""
+        choice = select(self.net, found, self.settings)
+        plan = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
+        tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
         plan, program = build_fastest(plan, self.net, self.settings, choice.problem, self._collectives())
-        return self._conclude(plan, program, found, choice, tuned_s)
+        flops = sum(region.problems[0].flops for region in self.net.regions if len(region.nodes) == 1)
+        stock = StockStep(
+            self.model, self.loss_fn, self.options.amp, self.given, scaled=self.options.scaler is not None
+        )
+        outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
+        plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
+        wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, 1e-6)
+        return Built(choice, plan, program, outcome, wrong, tuned_s)
 
     def _collectives(self) -> list[Collective]:
         """The all-reduces of the gradients, where there are several processes."""
@@ -292,25 +306,20 @@ class _Job:
         processes = torch.distributed.get_world_size(group)
         return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
 
-    def _conclude(
-        self, plan: Plan, program: Program, found: SearchResult, choice: Choice, tuned_s: float
-    ) -> TrainingResult:
-        flops = sum(region.problems[0].flops for region in self.net.regions if len(region.nodes) == 1)
-        stock = StockStep(
-            self.model, self.loss_fn, self.options.amp, self.given, scaled=self.options.scaler is not None
-        )
-        outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
-        plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
+    def _conclude(self, built: Built, found: SearchResult) -> TrainingResult:
+        plan, program, outcome = built.plan, built.program, built.outcome
         graph, device = self.capture.captured.as_pytorch, self.target.device
         slow = verdict.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
-        falls_back, reason = verdict.falls_back(slow, _why_wrong(outcome), graph, device, self.settings)
+        falls_back, reason = verdict.falls_back(slow, built.wrong, graph, device, self.settings)
         plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
         if falls_back:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         timeline = measured(eager_of(program.runnable), self.inputs()) if program.runnable else []
-        summary = summarize(self.net, found, choice, plan, program, outcome, self.settings, tuned_s, timeline)
+        summary = summarize(
+            self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline
+        )
         return TrainingResult(self._step(plan, program), plan, summary)
 
     def replay(self, plan: Plan) -> TrainingResult:
@@ -327,9 +336,3 @@ class _Job:
         runnable = eager_of(program.runnable) if program.runnable else None
         bound = StepProgram(plan, self.capture, runnable, signature_of(self.batch, {}))
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
-
-
-def _why_wrong(outcome: Outcome) -> str:
-    """Why a plan's gradients are wrong as a whole; empty where they are not."""
-    error, allowed = outcome.errors.rel_l2_error, verdict.WORST_ERROR * outcome.baseline_errors.rel_l2_error
-    return "" if error <= max(allowed, 1e-6) else f"the gradients' error of {error:.2e} is over {allowed:.2e}"

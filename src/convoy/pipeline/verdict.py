@@ -35,8 +35,15 @@ ORACLE_FLOPS = 4e10
 
 
 WORST_ERROR = 4.0
-"""Times the error of PyTorch's own step against float64 that gradients as a whole may have: candidates are held to their own
-bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
+"""Times the error of PyTorch's own run against float64 that outputs or gradients as a whole may have: candidates are held to
+their own bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
+
+LEAST_ERROR = {"strict": 1e-5}
+"""By numerics, the relative error of a net's outputs that is never too much: some roundings in each of as many layers as nets
+have, times what Winograd's transforms magnify them by."""
+
+LEAST_LOOSE_ERROR = 1e-3
+"""The same where TF32's or half types' products are allowed: about one rounding of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,25 @@ def why_slow(what: str, result: Timed, baseline: Timed) -> str:
     return f"{what} took {times}: not faster by more than the spread"
 
 
+def why_wrong(what: str, errors: Errors, baseline: Errors, least: float) -> str:
+    """Why a result is wrong as a whole, as `falls_back` takes it; empty where it is not.
+
+    Args:
+        what: what was compared, for the words.
+        errors: of the result.
+        baseline: of PyTorch's own.
+        least: the relative error that is never too much.
+    """
+    allowed = max(WORST_ERROR * baseline.rel_l2_error, least)
+    error = errors.rel_l2_error
+    return "" if error <= allowed else f"{what} error of {error:.2e} is over {allowed:.2e}"
+
+
+def least_error(numerics: str) -> float:
+    """The relative error of a net's outputs that is never too much."""
+    return LEAST_ERROR.get(numerics, LEAST_LOOSE_ERROR)
+
+
 def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Settings) -> tuple[bool, str]:
     """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
 
@@ -158,7 +184,7 @@ def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Setti
         return False, ""
     differs = unsteady.words(unsteady.by_aten(graph, device)) if settings.deterministic else ""
     if not differs:
-        return True, f"{slow or wrong}, so the plan is the baseline"
+        return True, f"{wrong or slow}, so the plan is the baseline"
     asked = f"`deterministic` was asked for, and as PyTorch runs it {differs}"
     if wrong:
         raise SelectionError(f"{wrong}; {asked}. Leave `deterministic` out, or restrict the engines (`only_engines`).")

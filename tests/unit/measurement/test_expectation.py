@@ -232,6 +232,15 @@ def test_disappointment_is_a_mean_of_those_that_ran_and_never_below_one():
     assert Expectation().disappointment({a: row(a, 5.0)}) == 1.0
 
 
+def test_what_another_device_hints_at_is_measured_before_what_needs_no_compiler(database, fakes, now):
+    kin = replace(GPU, name="its kin")
+    rows = [elsewhere(name, 5, us, PROBLEM, kin) for name, us in (("near", 20.0), ("fast", 21.0), ("slow", 60.0))]
+    database.put([*rows, elsewhere("aten", 0, 50.0, PROBLEM, kin)], targets=[kin])
+    runner = Slow(now)
+    run([PROBLEM], engines(fakes), database, runner, GPU, tune_s=0.5)
+    assert order(runner) == [("near", 5), ("fast", 5)]
+
+
 def test_what_is_hopeless_or_needs_no_compiler_is_not_expected():
     a, b, plain = (
         EngineConfig("fast", 1, Knobs.of(k=0)),

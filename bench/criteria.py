@@ -58,6 +58,9 @@ PARTS = 12
 SEED = 0
 PROVIDERS = ("convoy.aten", "convoy.neighbours", "convoy.models", "convoy.criteria", "convoy", "convoy.config")
 
+LEAST_LAYERS = 50
+"""Layers of one batch size from which a share of them means something."""
+
 KEPT = ("convoy.criteria", "convoy")
 """Those that a row a layer is kept of; of the others the shares say enough."""
 
@@ -197,6 +200,8 @@ def by_layers(measured: Measured, recorder: Recorder) -> None:
     shares(recorder, "layers left out", [own for _, own in found], "a twelfth of the layers at a time")
     for batch in sorted({layer.problem.n for layer, _ in found}):
         own = [own for layer, own in found if layer.problem.n == batch]
+        if len(own) < LEAST_LAYERS:
+            continue
         shares(recorder, f"layers left out, batch {batch}", own, "those of one batch")
 
 

@@ -13,7 +13,11 @@ LAYERS: Final = (ConvProblem, LinearProblem)
 
 OTHER_FILTER: Final = 1.0
 OTHER_ARITHMETIC: Final = 1.0
-"""Distances, in powers of two, that another filter or another arithmetic amounts to."""
+OTHER_FINISH: Final = 1.0
+OTHER_POOLING: Final = 3.0
+"""Distances, in powers of two, that another filter, another arithmetic, other passes behind the sum, or a pooling there amount to:
+an engine that fuses nothing pays for them. On layers left out the choice came to 0.972 of the best speed with the last two, and to
+0.966 without (2625 layers, H200, replay by `bench/criteria.py`); twice the distances changed nothing."""
 
 Kind = tuple[object, ...]
 
@@ -40,21 +44,27 @@ class Traits:
         sizes: of its implicit GEMM (pixels, filters, reduction), logarithms to the base 2.
         filters: what else decides which code runs: filter, strides, dilation.
         arithmetic: storage and the rounding allowed.
+        finish: passes behind the sum: whether an activation, whether a residual.
+        pooled: whether a pooling ends it.
     """
 
     sizes: tuple[float, ...]
     filters: tuple[object, ...]
     arithmetic: tuple[str, str]
+    finish: tuple[bool, bool] = (False, False)
+    pooled: bool = False
 
 
 def traits_of(problem: ConvProblem | LinearProblem) -> Traits:
     """A layer's traits."""
     p = problem
     arithmetic = (width_of(p.x_spec.dtype), p.numerics)
+    finish = (p.epilogue.activation != "none", p.epilogue.residual)
     if isinstance(p, LinearProblem):
-        return Traits(_logarithms(p.n, p.k, p.c), (), arithmetic)
+        return Traits(_logarithms(p.n, p.k, p.c), (), arithmetic, finish)
     sizes = _logarithms(p.n * p.p * p.q, p.k, p.c // p.groups * p.r * p.s)
-    return Traits(sizes, (p.r, p.s, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w), arithmetic)
+    filters = (p.r, p.s, p.stride_h, p.stride_w, p.dilation_h, p.dilation_w)
+    return Traits(sizes, filters, arithmetic, finish, p.epilogue.pool is not None)
 
 
 def width_of(dtype: str) -> str:
@@ -67,9 +77,10 @@ def _logarithms(*values: int) -> tuple[float, ...]:
 
 
 def distance(a: Traits, b: Traits) -> float:
-    """Sum of the differences in every size, and what another filter or another arithmetic adds."""
+    """Sum of the differences in every size, and what another filter, arithmetic or finish adds."""
     apart = sum(abs(x - y) for x, y in zip(a.sizes, b.sizes, strict=True))
-    return apart + OTHER_FILTER * (a.filters != b.filters) + OTHER_ARITHMETIC * (a.arithmetic != b.arithmetic)
+    apart += OTHER_FILTER * (a.filters != b.filters) + OTHER_ARITHMETIC * (a.arithmetic != b.arithmetic)
+    return apart + OTHER_FINISH * (a.finish != b.finish) + OTHER_POOLING * (a.pooled != b.pooled)
 
 
 def sizes_key(problem: Problem) -> str:

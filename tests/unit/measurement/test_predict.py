@@ -1,6 +1,7 @@
 """Prediction: laws that it must find again, and what it must not learn from."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from convoy.measurement.known import cost_models
 from convoy.measurement.likeness import distance, kind_of, traits_of
 from convoy.measurement.predict import PROMISE, Experience, predicted_rows
 from convoy.perfdb.row import Measurement, Status
-from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, SubgraphProblem, TensorSpec
+from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
 
 ATEN, ONE, TWO = (EngineConfig(name, 1, Knobs()) for name in ("aten", "one", "two"))
 SPACE = {"aten": [ATEN], "one": [ONE], "two": [TWO]}
@@ -137,6 +138,9 @@ def test_another_filter_and_arithmetic_are_farther():
     same_reduction = conv(c=576, r=1)
     assert distance(here, traits_of(conv(c=64, stride_h=2, stride_w=2, side=28))) > 0
     assert distance(here, traits_of(conv(c=64, numerics="strict"))) > 0
+    finished = replace(conv(c=64), epilogue=Epilogue(bias=True, activation="relu"))
+    pooled = replace(finished, epilogue=replace(finished.epilogue, pool=Pool("max", 2, 2, 2, 2)))
+    assert 0 < distance(here, traits_of(finished)) < distance(here, traits_of(pooled))
     assert kind_of(same_reduction) != kind_of(conv())
 
 

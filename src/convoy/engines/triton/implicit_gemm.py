@@ -74,7 +74,8 @@ class GatherExecutable(Executable):
             "R": problem.r, "S": problem.s, "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w,
             "BLOCK_K": tile.block_k, "BLOCK_P": tile.pixels, "BLOCK_C": tile.block_c, "FLAT": self.flat,
             "VECTOR_C": self.vector_c, "VECTOR_K": self.vector_k,
-            "ACTIVATION": fused.activation, "PRECISION": "ieee" if is_strict(problem) else "tf32", "SPLIT": split,
+            "ACTIVATION": fused.activation, "PRECISION": "ieee" if is_strict(problem) else "tf32",
+            "ROUND": dtype == "fp32" and not is_strict(problem), "SPLIT": split,
             "WAIT": dependent, "TRIGGER": (dependent or split) and target.capability >= 90 and not interpreting(),
         }  # fmt: skip
         divisible = ["x", "w", "y", "residual", "bias"]
@@ -151,6 +152,7 @@ class ImplicitGemmEngine(Engine):
     id = "triton.implicit_gemm"
     family = "implicit_gemm"
     trusted = False
+    version = 2
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Every dense NHWC convolution, on capability 8.0 and newer."""

@@ -438,6 +438,21 @@ STEMS = {
     ),
 }
 
+
+def cut(numerics):
+    """How far gathered fp32 values are from themselves, and from TF32's nearest ones, behind a filter that copies them."""
+    from convoy.engines.triton.tensors import round_tf32
+
+    problem = conv(1, 16, 5, 5, 16, 1, 1, 0, 0, dtype="fp32", numerics=numerics)
+    executable = load_engine("triton.implicit_gemm").build(problem, gather_knobs(flat=False), TARGET)
+    x = torch.randn(1, 16, 5, 5, generator=torch.Generator().manual_seed(4))
+    x = x.contiguous(memory_format=torch.channels_last)
+    weight = torch.eye(16).reshape(16, 16, 1, 1)
+    y = torch.full_like(x, float("nan"))
+    executable.launch(Buffers((x,), [y], executable.pack((weight,))), None)
+    return {"error": (y - round_tf32(x)).abs().max().item(), "from_x": (y - x).abs().max().item()}
+
+
 SLICED = ["swapped 3x3", "swapped split", "swapped stride 2", "pointwise", "persistent parts", "persistent row",
           "split parts", "stem 7x7", "gather stem", "gather split groups", "gather dilation"]  # fmt: skip
 """Cases that are run once more with y as some of the channels of a larger tensor."""
@@ -449,6 +464,8 @@ if __name__ == "__main__":
     print(json.dumps({"case": "merged first guess", **merged(MERGED)}))
     fresh = MERGED.replace("constant", "input")
     print(json.dumps({"case": "merged fresh", **merged(fresh, swapped_knobs(block_h=1, block_w=16))}))
+    for numerics in ("as_torch", "strict"):
+        print(json.dumps({"case": f"gathered values, {numerics}", **cut(numerics)}))
     for name, case in STEMS.items():
         print(json.dumps({"case": name, **stem_gradient(*case)}))
     for name in SLICED:

@@ -54,6 +54,13 @@ def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(outcomes, n
     assert row["outside"] == 0
 
 
+def test_gathered_values_are_rounded_to_tf32_and_not_cut(outcomes):
+    """The tensor core cuts, and sums that all come out small add up layer by layer."""
+    assert outcomes["gathered values, as_torch"]["error"] == 0
+    assert outcomes["gathered values, as_torch"]["from_x"] > 1e-4
+    assert outcomes["gathered values, strict"]["from_x"] == 0
+
+
 @pytest.mark.parametrize("name", ["merged", "merged first guess", "merged fresh"])
 def test_parallel_convolutions_in_one_launch(outcomes, name):
     assert outcomes[name]["error"] == 0

@@ -58,13 +58,21 @@ def gathered(
 
 
 @triton.jit
+def rounded(values, ROUND: tl.constexpr):
+    """fp32 values rounded to TF32's ten bits, half away from zero: the tensor core cuts the rest off, and every sum comes out small."""
+    if ROUND:
+        values = ((values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return values
+
+
+@triton.jit
 def gather_conv(
     x, w, y, residual, bias,
     pixels, p, q, h, width, c, k, pitch, c_group, k_group, c_blocks, iterations, iterations_split, tiles_k,
     pad_h, pad_w, dilation_h, dilation_w,
     R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, FLAT: tl.constexpr, VECTOR_C: tl.constexpr, VECTOR_K: tl.constexpr,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     SPLIT: tl.constexpr, WAIT: tl.constexpr, TRIGGER: tl.constexpr,
 ):  # fmt: skip
     """One [BLOCK_K channels, BLOCK_P pixels] tile of one group of y, over one share of the reduction.
@@ -72,7 +80,7 @@ def gather_conv(
     w is the weight as [k, r, s, c_group]. The reduction runs over taps and blocks of channels; with FLAT over the r·s·c
     products as one axis, which wastes less where c_group is smaller than a block (the first layer). With SPLIT, y is
     fp32 [splits, pixels, k] and takes the bare sums. Channels come as multiples of VECTOR_C and VECTOR_K: so the compiler
-    knows how wide a vector it may load, where Triton's own hint knows multiples of 16 alone.
+    knows how wide a vector it may load, where Triton's own hint knows multiples of 16 alone. ROUND: see `rounded`; w comes rounded.
     """
     c *= VECTOR_C
     c_group *= VECTOR_C
@@ -99,7 +107,7 @@ def gather_conv(
             i, row, column, image, pixel_inside, h, width, c, c_group, c_blocks, dilation_h, dilation_w,
             R, S, BLOCK_C, FLAT,
         )  # fmt: skip
-        values = tl.load(x + offset, mask=inside, other=0.0)
+        values = rounded(tl.load(x + offset, mask=inside, other=0.0), ROUND)
         weights = tl.load(weight_row[:, None] + index[None, :], mask=k_inside[:, None] & c_inside[None, :], other=0.0)
         acc = tl.dot(weights, values.T, acc, input_precision=PRECISION)
     finish_gathered(

@@ -99,9 +99,8 @@ class Knowledge:
     def __init__(
         self, models: Estimate, target: Target, protocol: Protocol, database: Store, path: Path | None
     ) -> None:
-        self._models, self._target, self._protocol, self._database, self._path = (
-            models, target, protocol, database, path
-        )  # fmt: skip
+        self._models, self._database, self._path = models, database, path
+        self._target, self._protocol = target, protocol
         self._rows: Sequence[Measurement] | None = None
 
     def with_rows(self, fresh: Iterable[Measurement] = ()) -> tuple[Experience, Criteria | None]:

@@ -59,7 +59,7 @@ def gathered(
 
 @triton.jit
 def rounded(values, ROUND: tl.constexpr):
-    """fp32 values rounded to TF32's ten bits, half away from zero: the tensor core cuts the rest off, and every sum comes out small."""
+    """fp32 values rounded to TF32's ten bits, half away from zero: where the tensor core cuts the rest off, sums come out small."""
     if ROUND:
         values = ((values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return values
@@ -80,7 +80,7 @@ def gather_conv(
     w is the weight as [k, r, s, c_group]. The reduction runs over taps and blocks of channels; with FLAT over the r·s·c
     products as one axis, which wastes less where c_group is smaller than a block (the first layer). With SPLIT, y is
     fp32 [splits, pixels, k] and takes the bare sums. Channels come as multiples of VECTOR_C and VECTOR_K: so the compiler
-    knows how wide a vector it may load, where Triton's own hint knows multiples of 16 alone. ROUND: see `rounded`; w comes rounded.
+    knows how wide a vector it may load, where Triton's own hint knows multiples of 16 alone. ROUND: see `rounded`; w is rounded.
     """
     c *= VECTOR_C
     c_group *= VECTOR_C

@@ -59,7 +59,7 @@ def gathered(
 
 @triton.jit
 def rounded(values, ROUND: tl.constexpr):
-    """fp32 values rounded to TF32's ten bits, half away from zero: where the tensor core cuts the rest off, sums come out small."""
+    """fp32 values rounded to TF32's ten bits, half away from zero: a tensor core that cuts them makes sums too small."""
     if ROUND:
         values = ((values.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return values

@@ -151,6 +151,16 @@ def test_pieces_cost_a_pass_an_operator_where_nothing_fuses_them():
     assert times["aten"] == pytest.approx(3 * times["inductor"])
 
 
+def test_a_lone_operator_that_the_compiler_may_do_better_is_not_left_to_aten():
+    text = "graph 1\ninput %x: fp16[8,64,56,56]\n%y: fp16[8,64,1,1] = aten.mean.dim(%x, [2, 3], True)\nreturn %y\n"
+    piece = SubgraphProblem(text, "nhwc", 1 << 20)
+    compiled = EngineConfig("inductor", 1, Knobs())
+    alone = experience(KNOWN).predict(piece, {"aten": [ATEN]})
+    both = experience(KNOWN).predict(piece, {"aten": [ATEN], "inductor": [compiled]})
+    assert both[ATEN] == pytest.approx(2 * both[compiled])
+    assert alone[ATEN] == pytest.approx(both[compiled])
+
+
 def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
     found = {r.config: r for r in predicted_rows(Experience.of(rows), conv(c=65), SPACE, "1" * 16, "v")}

@@ -146,13 +146,12 @@ def charts(rows: Sequence[Row]) -> list[str]:
         own = [row for row in rows if (row.subject, row.axes["scaling"]) == (net, scaling)]
         speeds = _lines(own, "images_per_s")
         if any(len(points) > 1 for points in speeds.values()):
-            series: list[Series] = []
+            # Providers first: so each has one colour in both charts.
+            series = [Series(provider, points) for provider, points in speeds.items()]
             for provider, points in speeds.items():
                 (first, speed), *_ = points
-                series.append(Series(provider, points))
-                series.append(
-                    Series(f"{provider}, perfect", tuple((x, speed * x / first) for x, _ in points), dashed=True)
-                )
+                perfect = tuple((x, speed * x / first) for x, _ in points)
+                series.append(Series(f"{provider}, perfect", perfect, dashed=True))
             title = f"{net}, {scaling} scaling"
             drawn.append(curves_chart(f"{title}: images a second over GPUs", "GPUs", "images a second", series))
             shares = [Series(provider, points) for provider, points in _lines(own, "efficiency").items()]

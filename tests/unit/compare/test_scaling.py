@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -211,6 +212,8 @@ def test_efficiency_is_against_the_fewest_gpus_of_the_same_line() -> None:
     assert [line[6] for line in table(with_efficiency(rows))[:2]] == ["80.0%", "100.0%"]
     weak, shares, strong, _ = charts(with_efficiency(rows))
     assert "convoy, perfect" in weak
+    colours = [re.findall(r'<polyline[^>]*stroke="(#\w+)"', chart)[:2] for chart in (weak, shares)]
+    assert colours[0] == colours[1]  # a provider's own in both
     assert "torch.ddp: 0.8 at 4" in shares
     assert "strong scaling" in strong
     assert charts(rows[:1]) == []

@@ -21,7 +21,10 @@ def test_candidates_are_built_once_elsewhere_and_crashes_are_left_to_the_clock(t
     try:
         trusted = Request(PROBLEM, (EngineConfig("right"),), 3)
         pool.submit([request(1, 13, 2), trusted, request(2, 3)])
+        assert not pool.is_built(request(3))
+        assert pool.is_built(trusted)
         pool.wait(request(1, 13, 2, 3))
+        assert pool.is_built(request(1, 13, 2, 3))
         built = sorted(path.name.split("-") for path in tmp_path.iterdir())
         assert sorted(tile for _, tile in built) == ["1", "13", "2", "3"]
         assert len({pid for pid, _ in built}) == 2  # the one that crashed was replaced
@@ -49,4 +52,9 @@ def test_only_a_gpu_has_builders():
     runner.prepare([Request(PROBLEM, (EngineConfig("right"),), 3)])
     assert len(runner._builders) == 2
     assert not any(pool._threads for pool in runner._builders)  # nothing to compile, nothing started
+    assert runner.is_ready(request(1))  # nothing of it was begun
+    with runner._builders[0]._changed:
+        runner._builders[0]._pending.add((PROBLEM.key, request(1).configs[0]))
+    assert not runner.is_ready(request(1))
+    assert runner.is_ready(Request(PROBLEM, (EngineConfig("right"),), 3))
     runner.close()

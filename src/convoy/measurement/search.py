@@ -29,7 +29,7 @@ from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
 from convoy.measurement.task import Task
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, texts_of
 from convoy.settings import Effort, Settings
 from convoy.target import Target
 
@@ -49,6 +49,7 @@ class SearchResult:
         measured: candidates that were measured now.
         from_database: candidates whose rows were there already and served.
         predicted: problems whose times are predicted, because effort `none` measures nothing, or time was up.
+        disproved: predictions of a plan's steps that turned out to be of wrong kernels (`convoy.pipeline.proof`).
         cut: where time was up, what had been done by then; empty where the search was whole.
     """
 
@@ -57,6 +58,7 @@ class SearchResult:
     measured: int = 0
     from_database: int = 0
     predicted: int = 0
+    disproved: int = 0
     cut: str = ""
 
 
@@ -281,14 +283,13 @@ class _Search:
     def _measure(self, task: Task, request: Request) -> None:
         """Measure, and keep what was found, when interrupted too."""
         fresh: list[Measurement] = []
-        texts = {task.problem.key: task.problem.text} if isinstance(task.problem, SubgraphProblem) else {}
         try:
             for row in self.runner.measure(request, self.protocol):
                 fresh.append(row)
                 task.take(row)
         finally:
             if fresh:
-                self.database.put(fresh, texts, targets=(self.target,))
+                self.database.put(fresh, texts_of([task.problem]), targets=(self.target,))
 
 
 def label(problem: Problem) -> str:

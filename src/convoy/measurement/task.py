@@ -201,8 +201,7 @@ class Task:
         )
 
     def _is_compiled(self, config: EngineConfig) -> bool:
-        engine = self._engines[config.engine]
-        return not engine.trusted and not engine.skips_zeros
+        return self._must_build(config) and not self._engines[config.engine].skips_zeros
 
     def _workspace_bytes(self, config: EngineConfig) -> int | None:
         """None where the engine finds that it cannot have these knobs here: a plan of another layer that a library refuses."""

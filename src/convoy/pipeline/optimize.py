@@ -116,67 +116,64 @@ def optimize_model(
         with Database.open(settings.db) as database:
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
-            build = partial(_build, model, args, kwargs, net, found, settings, database, clock, watch)
+            job = _Job(model, args, kwargs, net, found, settings)
+            build = partial(job.build, database, clock, watch)
             built = proven(build, net, found, settings, database, watch)
-        return _conclude(model, args, kwargs, net, found, built, settings)
+        return job.conclude(built)
     finally:
         model.train(training)
 
 
-def _build(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    net: Net,
-    found: SearchResult,
-    settings: Settings,
-    database: Database,
-    clock: Stopwatch,
-    watch: Observer,
-) -> Built:
-    """Select, build, and check against float64 and the clock."""
-    choice = select(net, found, settings)
-    plan = make_plan(net, choice, settings, [*prediction_notes(found), *database.warnings])
-    tuned_s = clock.seconds
-    watch("checking the whole net", 0, 0)
-    plan, program = build_fastest(plan, net, settings, choice.problem)
-    flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
-    outcome = check(model, program, args, kwargs, flops=flops, cuda=net.target.device == "cuda")
-    least = verdict.least_error(str(settings.numerics))
-    wrong = verdict.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
-    return Built(choice, plan, program, outcome, wrong, tuned_s)
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One measured net on the way to its program."""
 
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    net: Net
+    found: SearchResult
+    settings: Settings
 
-def _conclude(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    net: Net,
-    found: SearchResult,
-    built: Built,
-    settings: Settings,
-) -> Result:
-    """Keep the baseline where the program does not win.
+    def build(self, database: Database, clock: Stopwatch, watch: Observer) -> Built:
+        """Select, build, and check against float64 and the clock."""
+        net, settings = self.net, self.settings
+        choice = select(net, self.found, settings)
+        plan = make_plan(net, choice, settings, [*prediction_notes(self.found), *database.warnings])
+        tuned_s = clock.seconds
+        watch("checking the whole net", 0, 0)
+        plan, program = build_fastest(plan, net, settings, choice.problem)
+        flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
+        outcome = check(self.model, program, self.args, self.kwargs, flops=flops, cuda=net.target.device == "cuda")
+        least = verdict.least_error(str(settings.numerics))
+        wrong = verdict.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
+        return Built(choice, plan, program, outcome, wrong, tuned_s)
 
-    Where only a plan gives the same bits in every run, and that was asked for, the plan stays (`verdict.falls_back`).
-    """
-    plan, program, outcome = built.plan, built.program, built.outcome
-    slow = verdict.why_slow("the whole net", outcome.optimized, outcome.baseline)
-    falls_back, note = verdict.falls_back(slow, built.wrong, net.captured.as_pytorch, net.target.device, settings)
-    if note:
-        plan = dataclasses.replace(plan, notes=(*plan.notes, note))
-        program.plan = plan
-    if falls_back:
-        plan = dataclasses.replace(plan, baseline=True, steps=())
-        program = Program(plan, net.captured, None)
-        outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-    module = OptimizedModule(model, program, signature_of(args, kwargs), _tuner(net.name, settings))
-    module.eval()
-    timeline = (
-        measured(eager_of(program.runnable), net.captured.flatten_inputs(args, kwargs)) if program.runnable else []
-    )
-    summary = summarize(net, found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline)
-    return Result(module, plan, summary)
+    def conclude(self, built: Built) -> Result:
+        """Keep the baseline where the program does not win.
+
+        Where only a plan gives the same bits in every run, and that was asked for, the plan stays (`verdict.falls_back`).
+        """
+        net, settings = self.net, self.settings
+        plan, program, outcome = built.plan, built.program, built.outcome
+        slow = verdict.why_slow("the whole net", outcome.optimized, outcome.baseline)
+        falls_back, note = verdict.falls_back(slow, built.wrong, net.captured.as_pytorch, net.target.device, settings)
+        if note:
+            plan = dataclasses.replace(plan, notes=(*plan.notes, note))
+            program.plan = plan
+        if falls_back:
+            plan = dataclasses.replace(plan, baseline=True, steps=())
+            program = Program(plan, net.captured, None)
+            outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
+        module = OptimizedModule(self.model, program, signature_of(self.args, self.kwargs), _tuner(net.name, settings))
+        module.eval()
+        timeline = (
+            measured(eager_of(program.runnable), net.captured.flatten_inputs(self.args, self.kwargs))
+            if program.runnable
+            else []
+        )
+        summary = summarize(net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline)
+        return Result(module, plan, summary)
 
 
 def _tuner(name: str, settings: Settings) -> Callable[..., Program]:

@@ -20,7 +20,7 @@ from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.stages import Net, Observer, make_runner
 from convoy.pipeline.summarize import Outcome
 from convoy.plan import Plan
-from convoy.problem import SubgraphProblem
+from convoy.problem import texts_of
 from convoy.program import Program
 from convoy.settings import Settings
 
@@ -108,10 +108,10 @@ def disproved(
         for done, request in enumerate(requests):
             observer("proving what was predicted", done, len(requests))
             rows = list(runner.measure(request, protocol))
-            problem = request.problem
-            texts = {problem.key: problem.text} if isinstance(problem, SubgraphProblem) else {}
-            database.put(rows, texts, targets=(net.target,))
-            kept = [row for row in found.rows[problem.key] if row.config not in request.configs]
-            found.rows[problem.key] = [*kept, *rows]
+            database.put(rows, texts_of([request.problem]), targets=(net.target,))
+            key = request.problem.key
+            kept = [row for row in found.rows[key] if row.config not in request.configs]
+            found.rows[key] = [*kept, *rows]
             failed += sum(not row.ok for row in rows)
+    found.disproved += failed
     return failed

@@ -319,12 +319,14 @@ CUT: Final = "measuring ended"
 
 def prediction_notes(found: SearchResult) -> list[str]:
     """What to tell of a plan that rests on predictions."""
+    wrong = f"{found.disproved} predicted choices made the whole wrong, failed by themselves too and were replaced"
+    notes = [wrong] if found.disproved else []
     if not found.predicted:
-        return [f"{CUT} {found.cut}"] if found.cut else []
+        return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
     why = f"{CUT} {found.cut}" if found.cut else "effort none measures nothing"
     how = "their times are predicted from other problems on devices of the same name"
-    return [f"{whole}, and {why}: {how}"]
+    return [f"{whole}, and {why}: {how}", *notes]
 
 
 def check_target(plan: Plan, target: Target) -> None:

@@ -115,10 +115,8 @@ class TracedGraph:
                 ours = verdict.errors_against(verdict.float_outputs(ways["convoy"](args)), exact)
             timed = verdict.interleave(runs, cuda=args[0].is_cuda)
         best = min(ways, key=lambda name: timed[name].median_ms)
-        wrong = slow = ""
-        if not ours.rel_l2_error <= max(verdict.WORST_ERROR * stock.rel_l2_error, 1e-6):
-            wrong = f"its error of {ours.rel_l2_error:.2e} is over that of PyTorch's {stock.rel_l2_error:.2e}"
-        elif not verdict.is_faster(timed[best], timed["torch.eager"]):
+        slow, wrong = "", verdict.why_wrong("its", ours, stock, verdict.LEAST_ERROR)
+        if not wrong and not verdict.is_faster(timed[best], timed["torch.eager"]):
             slow = "not faster than PyTorch by more than the spread"
         falls_back, reason = verdict.falls_back(slow, wrong, captured.as_pytorch, args[0].device.type, self._settings)
         return None if falls_back else ways[best], reason

@@ -43,7 +43,7 @@ from convoy.pipeline.stages import (
 from convoy.pipeline.stock_step import StockStep, check_step
 from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
-from convoy.problem import SubgraphProblem
+from convoy.problem import texts_of
 from convoy.program import Program, build_program
 from convoy.program.module import eager_of, signature_of
 from convoy.program.step import TrainingStep, scale_of
@@ -254,7 +254,7 @@ class _Job:
             # As the clock gave them: in `found` are rows that these settings rule out, without their times.
             rows = [row for key in found.rows for row in database.lookup(key, self.target.digest, protocol)]
         problems = distinct_problems(self.net.regions, self.net.copies)
-        texts = {p.key: p.text for p in problems if isinstance(p, SubgraphProblem) and p.key in found.rows}
+        texts = texts_of(p for p in problems if p.key in found.rows)
         with Database.memory() as box, tempfile.TemporaryDirectory() as folder:
             box.put(rows, texts, targets=(self.target,))
             path = Path(folder) / "share.jsonl.gz"
@@ -292,7 +292,7 @@ class _Job:
         )
         outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
         plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
-        wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, 1e-6)
+        wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, verdict.LEAST_ERROR)
         return Built(choice, plan, program, outcome, wrong, tuned_s)
 
     def _collectives(self) -> list[Collective]:

@@ -38,9 +38,12 @@ WORST_ERROR = 4.0
 """Times the error of PyTorch's own run against float64 that outputs or gradients as a whole may have: candidates are held to
 their own bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
 
-LEAST_ERROR = {"strict": 1e-5}
-"""By numerics, the relative error of a net's outputs that is never too much: some roundings in each of as many layers as nets
-have, times what Winograd's transforms magnify them by."""
+LEAST_ERROR = 1e-6
+"""The relative error of gradients, or of a piece of a graph, that is never too much: some roundings of fp32."""
+
+LEAST_STRICT_ERROR = 1e-5
+"""The same of a whole net's outputs where products are exact: some roundings in each of as many layers as nets have, times what
+Winograd's transforms magnify them by."""
 
 LEAST_LOOSE_ERROR = 1e-3
 """The same where TF32's or half types' products are allowed: about one rounding of one layer."""
@@ -161,7 +164,7 @@ def why_wrong(what: str, errors: Errors, baseline: Errors, least: float) -> str:
 
 def least_error(numerics: str) -> float:
     """The relative error of a net's outputs that is never too much."""
-    return LEAST_ERROR.get(numerics, LEAST_LOOSE_ERROR)
+    return LEAST_STRICT_ERROR if numerics == "strict" else LEAST_LOOSE_ERROR
 
 
 def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Settings) -> tuple[bool, str]:

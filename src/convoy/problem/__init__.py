@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from convoy.errors import InputError
@@ -34,7 +35,13 @@ __all__ = [
     "TensorSpec",
     "WeightMask",
     "parse_problem",
+    "texts_of",
 ]
+
+
+def texts_of(problems: Iterable[Problem]) -> dict[str, str]:
+    """The texts of those problems that cannot be read from their key alone, by key: pieces of a graph."""
+    return {problem.key: problem.text for problem in problems if isinstance(problem, SubgraphProblem)}
 
 
 def parse_problem(key: str, text: str = "") -> Problem:

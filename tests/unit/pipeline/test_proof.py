@@ -67,6 +67,7 @@ def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
         rows = [row for row in database.rows() if row.config.engine == "wrong"]
     assert [row.status for row in rows] == [Status.WRONG_RESULT] * 2
     assert "wrong" not in {step.config.engine for step in result.plan.steps}
+    assert any("2 predicted choices made the whole wrong" in note for note in result.plan.notes)
     assert not any("error of" in note for note in result.plan.notes)
     torch.testing.assert_close(result.program(image()), model(image()))
 

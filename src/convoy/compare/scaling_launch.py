@@ -27,9 +27,16 @@ GRACE_S: Final = 10.0
 """How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
 
 _SAID_BYTES: Final = 20_000
+_LINE: Final = 300
+"""Most characters of what a process said that go into a row."""
 
 _KILLED: Final = re.compile(r"Signal \d+ \((?!SIGTERM)(SIG\w+)\)")
 """How torchrun tells of a worker that a signal ended; SIGTERM is its own, for those that are left."""
+
+_LAST_WORDS: Final = re.compile(
+    r"^\s*(terminate called.*|what\(\): .*|Fatal Python error: .*|FATAL: .*)$", re.MULTILINE
+)
+"""What C++ and Python say when they abort."""
 
 
 def command(job: Job, folder: Path) -> list[str]:
@@ -169,10 +176,12 @@ def explain(words: str, code: int) -> str:
     if died:
         rank = re.search(r"rank\s*: (\d+)[^[]*?Signal", words)
         memory = ", as the system does when memory is short" if died[1] == "SIGKILL" else ""
-        return f"{f'process {rank[1]}' if rank else 'a process'} was ended by {died[1]}{memory}"
+        last = " ".join(word.strip() for word in _LAST_WORDS.findall(words))
+        said = f": {last[:_LINE]}" if last else ""
+        return f"{f'process {rank[1]}' if rank else 'a process'} was ended by {died[1]}{memory}{said}"
     if re.search(r"Rendezvous\w*Error|RendezvousTimeout|rendezvous.*(?:timed out|timeout)", words):
         return "the hosts did not find each other in time: is --endpoint the first host's, and reachable from here?"
     lines = [line.strip() for line in words.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
     errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b", line)]
     last = (errors or lines or ["it said nothing"])[-1]
-    return f"torchrun ended with code {code}: {last[:300]}"
+    return f"torchrun ended with code {code}: {last[:_LINE]}"

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,8 @@ from convoy.compare.scaling_measure import measure
 from convoy.errors import ConvoyError
 
 
-def main() -> None:
-    """Measure the job of the folder that is named."""
+def main() -> NoReturn:
+    """Measure the job of the folder that is named, and end the process."""
     folder = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
     _end_with_parents()
@@ -39,18 +39,13 @@ def main() -> None:
         stage("done")
         if rank == 0:
             _write(folder / "result.json", result)
+        dist.barrier()  # nobody leaves while others still wait for it
     except Exception as error:  # whatever it is, it becomes this process's line, and torchrun ends the others
         _write(folder / f"error-{rank}.json", {"status": _status(error), "reason": f"process {rank}: {_line(error)}"})
         os._exit(1)  # a process group with a dead member may hang in its own end
-    _leave(device)
-
-
-def _leave(device: torch.device) -> None:
-    """End together. A captured step holds NCCL's communicator, whose own end would wait for that step for ever."""
-    dist.barrier()
-    if device.type == "cuda":
-        os._exit(0)
-    dist.destroy_process_group()
+    # All is told, and taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait
+    # for that step for ever, and a thread of gloo's that meets a Python on its way out may abort.
+    os._exit(0)
 
 
 def _join(job: dict[str, Any]) -> torch.device:

@@ -264,6 +264,8 @@ def test_another_host_has_no_result() -> None:
         ("", "crashed", "code 0"),
         ("print('rank      : 1 (local)\\n Signal 9 (SIGKILL) received by PID 7'); raise SystemExit(1)", "crashed",
          "process 1 was ended by SIGKILL, as the system does when memory is short"),
+        ("print('terminate called\\n  what():  peer is gone\\nrank : 0 (local)\\n Signal 6 (SIGABRT)'); raise SystemExit(1)",
+         "crashed", "process 0 was ended by SIGABRT: terminate called what():  peer is gone"),
         ("print('Signal 11 (SIGSEGV) received by PID 7'); raise SystemExit(1)", "crashed", "ended by SIGSEGV"),
         ("print('The server socket has failed to listen on port: 29500. EADDRINUSE'); raise SystemExit(1)", "crashed",
          "port 29500 is in use"),
@@ -461,16 +463,26 @@ def test_a_step_that_stayed_pytorchs_own_says_so(alone: Path, monkeypatch) -> No
     assert found["notes"] == ["so the plan is the baseline", "could not be captured"]
 
 
-def test_a_process_with_captured_steps_leaves_without_ending_its_group(alone: Path, monkeypatch) -> None:
-    left: list[int] = []
-    monkeypatch.setattr(scaling_worker.os, "_exit", left.append)
-    monkeypatch.setattr(scaling_worker.dist, "destroy_process_group", lambda: left.append(9))
-    scaling_worker._leave(torch.device("cuda", 0))
-    assert left[0] == 0
-    left.clear()
-    scaling_worker._leave(torch.device("cpu"))
-    assert left == [9]
-    monkeypatch.undo()
+def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path) -> None:
+    """Of a process whose result is written nothing may fail any more, in no thread and no destructor."""
+    order: list[object] = []
+
+    def leave(code: int) -> None:
+        order.append(code)
+        raise SystemExit(code)
+
+    (tmp_path / "job.json").write_text(json.dumps(JOB.to_dict()))
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path)])
+    monkeypatch.setattr(scaling_worker, "_end_with_parents", lambda: None)
+    monkeypatch.setattr(scaling_worker, "_join", lambda job: torch.device("cpu"))
+    monkeypatch.setattr(scaling_worker, "measure", lambda job, device, stage: {"rounds": {}})
+    monkeypatch.setattr(scaling_worker.dist, "barrier", lambda: order.append((tmp_path / "result.json").exists()))
+    monkeypatch.setattr(scaling_worker.os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        scaling_worker.main()
+    assert order == [True, 0]
 
 
 def scaled(monkeypatch, tmp_path: Path, *words: str, row=lambda job: result_row(job, result(0.01))):

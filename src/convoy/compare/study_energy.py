@@ -10,7 +10,9 @@ import torch
 
 from convoy.compare.energy import joules_counter
 from convoy.errors import ConvoyError
-from convoy.measurement.candidate import Bench, Failure, prepare
+from convoy.measurement.bench import Bench
+from convoy.measurement.candidate import prepare
+from convoy.measurement.failure import Failure
 from convoy.measurement.timer import GRAPH_LAUNCHES, captured
 from convoy.perfdb import Measurement
 from convoy.problem import parse_problem

@@ -15,7 +15,9 @@ import torch
 
 from convoy.engines.manifest import BASELINE
 from convoy.errors import LaunchError
-from convoy.measurement.candidate import Bench, ContextLostError, Failure, Ready, failure_of, prepare, survive
+from convoy.measurement.bench import Bench
+from convoy.measurement.candidate import Ready, prepare
+from convoy.measurement.failure import ContextLostError, Failure, failure_of, survive
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.statistics import Timing, summarise_rounds
 from convoy.measurement.timer import first_run_us, replayed_us, time_rounds

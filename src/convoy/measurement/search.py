@@ -13,7 +13,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
-from convoy.measurement.candidate import shared_data
+from convoy.measurement.bench import shared_data
 from convoy.measurement.known import (
     Knowledge,
     Progress,

@@ -74,28 +74,55 @@ def float_outputs(outputs: Any) -> list[torch.Tensor]:
 def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:
     """The model's floating-point outputs by a float64 copy of it.
 
-    Above `ORACLE_FLOPS` on a CPU the first images of a batch stand for all: `errors_against` compares as many.
+    Above `ORACLE_FLOPS` on a CPU the first images of a batch stand for all: `errors_against` compares as many. So they do on a
+    GPU that has no room for more; where it has none for one image, the host computes, and has the results.
+
+    Raises:
+        OutOfMemoryError: there is no room on the device, and the model does not run on the host.
     """
-    exact = copy_module(model).double()
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [t for t in leaves if isinstance(t, torch.Tensor) and t.dim()]
-    batches = {t.shape[0] for t in tensors}
-    keep = max(batches, default=1)
-    if flops > ORACLE_FLOPS and len(batches) == 1 and not tensors[0].is_cuda:
-        keep = max(1, int(keep * ORACLE_FLOPS / flops))
-    wide = [t[:keep] if isinstance(t, torch.Tensor) and t.dim() else t for t in leaves]
-    wide = [t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in wide]
-    given, named = pytree.tree_unflatten(wide, spec)
-    return float_outputs(exact(*given, **named))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    batches = {t.shape[0] for t in tensors if t.dim()}
+    images = batches.pop() if len(batches) == 1 else 1
+    affordable = images if flops <= ORACLE_FLOPS else max(1, int(images * ORACLE_FLOPS / flops))
+    keep = images if device.type == "cuda" else affordable
+
+    def exact(images_kept: int, where: torch.device) -> list[torch.Tensor]:
+        wide = [_wide(leaf, images_kept if images > 1 else None, where) for leaf in leaves]
+        given, named = pytree.tree_unflatten(wide, spec)
+        return float_outputs(copy_module(model).to(where).double()(*given, **named))
+
+    while True:
+        try:
+            return exact(keep, device)
+        except torch.OutOfMemoryError as error:
+            short = error.with_traceback(None)  # which would hold what there is no room for
+        if keep == 1:
+            break
+        keep //= 2
+    try:
+        return exact(affordable, torch.device("cpu"))
+    except RuntimeError as error:  # e.g. a tensor that the model makes on its own device
+        raise short from error
+
+
+def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
+    """The first images of a tensor, numbers in float64; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    kept = leaf[:images] if leaf.dim() and images else leaf
+    return kept.to(device, torch.float64) if leaf.is_floating_point() else kept.to(device)
 
 
 def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:
-    """Compare a model's result with float64 tensors; where `exact` holds fewer images, its first ones are compared."""
+    """Compare a model's result with float64 tensors, where these are; of fewer images in `exact`, the first ones are compared."""
     squared = norm = worst = 0.0
     for found, wanted in zip(float_outputs(outputs), exact, strict=True):
-        difference = found[: wanted.shape[0]].to(torch.float64) - wanted if wanted.dim() else found.double() - wanted
+        compared = (found[: wanted.shape[0]] if wanted.dim() else found).to(wanted.device, torch.float64)
+        difference = compared - wanted
         if not bool(torch.isfinite(difference).all()):
-            same = torch.equal(torch.isfinite(found[: wanted.shape[0]]), torch.isfinite(wanted))
+            same = torch.equal(torch.isfinite(compared), torch.isfinite(wanted))
             difference = torch.nan_to_num(difference) if same else torch.full_like(difference, float("inf"))
         squared += float(difference.square().sum())
         norm += float(torch.nan_to_num(wanted, posinf=0, neginf=0).square().sum())

@@ -3,19 +3,10 @@ import pytest
 import torch
 
 from convoy.errors import CompileError
-from convoy.measurement.candidate import (
-    REASON_CHARACTERS,
-    Bench,
-    Failure,
-    aligned_bytes,
-    checked_images,
-    failure_of,
-    first_lines,
-    is_out_of_memory,
-    prepare,
-    shared_data,
-)
-from convoy.measurement.data import make_data
+from convoy.measurement.bench import Bench, checked_images, shared_data
+from convoy.measurement.candidate import aligned_bytes, prepare
+from convoy.measurement.data import make_data, oracle
+from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
 from convoy.problem import (
@@ -189,7 +180,7 @@ def test_of_a_large_batch_the_first_images_and_the_last_are_checked():
 
 @pytest.mark.parametrize(("image", "caught"), [(0, True), (5, True), (3, False)])
 def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
-    monkeypatch.setattr("convoy.measurement.candidate.checked_images", lambda problem, device: (0, 5))
+    monkeypatch.setattr("convoy.measurement.bench.checked_images", lambda problem, device: (0, 5))
 
     class SpoilsOne(engines.Right):
         id = f"spoils_{image}"
@@ -207,6 +198,62 @@ def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
             prepare(bench, EngineConfig(f"spoils_{image}"), extra)
     else:
         assert prepare(bench, EngineConfig(f"spoils_{image}"), extra).error < 1e-6
+
+
+def short_of_memory(monkeypatch, most: int) -> None:
+    """An oracle that has room for so many images."""
+
+    def limited(problem, data):
+        if problem.n > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return oracle(problem, data)
+
+    monkeypatch.setattr("convoy.measurement.bench.oracle", limited)
+
+
+@pytest.mark.parametrize(("most", "images"), [(16, ()), (8, (*range(7), 15)), (3, (0, 15)), (2, (0, 15))])
+def test_where_there_is_no_room_for_all_answers_fewer_images_are_checked(monkeypatch, most, images):
+    short_of_memory(monkeypatch, most)
+    problem = LinearProblem(16, 48, 32, epilogue=Epilogue(bias=True))
+    bench = Bench(problem, TARGET)
+    bench.fill()
+    assert bench.checked == images
+    for kind in ("integer", "normal"):
+        assert len(bench.of(kind)[1][0]) == (len(images) or 16)
+    extra = engines.extra(engines.Right) + engines.extra(engines.Wrong)
+    assert prepare(bench, EngineConfig("right"), extra).error < 1e-6
+    with pytest.raises(Failure, match="on integer data"):
+        prepare(bench, EngineConfig("wrong"), extra)
+    twin = Bench(problem, TARGET, sibling=bench)  # takes the answers, so it looks at the same images
+    assert twin.checked == images
+    assert prepare(twin, EngineConfig("right"), extra).error < 1e-6
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        LinearProblem(16, 48, 32),  # not for two images
+        LinearProblem(2, 48, 32),  # has no fewer
+        ConvProblem(16, 4, 8, 8, 4, 3, 3, 1, 1, direction="wgrad"),  # sums over the images
+    ],
+)
+def test_an_oracle_that_no_image_has_room_for_says_so(monkeypatch, problem):
+    short_of_memory(monkeypatch, 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        Bench(problem, TARGET).fill()
+
+
+def test_an_oracle_that_fails_otherwise_is_not_asked_again(monkeypatch):
+    asked = []
+
+    def broken(problem, data):
+        asked.append(problem.n)
+        raise RuntimeError("no such algorithm")
+
+    monkeypatch.setattr("convoy.measurement.bench.oracle", broken)
+    with pytest.raises(RuntimeError, match="no such algorithm"):
+        Bench(LinearProblem(16, 48, 32), TARGET).fill()
+    assert asked == [16]
 
 
 # --- what is timed ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ import torch
 
 from convoy.engines.manifest import MANIFEST
 from convoy.measurement import detect_target, doctor
-from convoy.measurement.candidate import Bench
+from convoy.measurement.bench import Bench
 from convoy.measurement.doctor import Finding, findings, sample_problems
 
 

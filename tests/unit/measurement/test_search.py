@@ -294,7 +294,7 @@ def test_crashes_cost_rows_in_a_child_and_a_second_search_starts_none(database):
 
 
 def test_a_lost_context_ends_the_search_and_keeps_the_row(database, monkeypatch):
-    from convoy.measurement.candidate import ContextLostError, Failure
+    from convoy.measurement.failure import ContextLostError, Failure
 
     def lose(bench, config, extra):
         raise ContextLostError(Failure(Status.LAUNCH_ERROR, "illegal memory access"))

@@ -11,7 +11,7 @@ from convoy.capture import capture_inference
 from convoy.compare.criteria import known_layers
 from convoy.engines.zeros import CURVE, KINDS, LEVELS, Levels, Shares, expected, expecting, holds, kind_of, quantise
 from convoy.graph.text import parse_graph
-from convoy.measurement.candidate import Bench
+from convoy.measurement.bench import Bench
 from convoy.measurement.data import make_data, with_zeros
 from convoy.measurement.predict import Experience
 from convoy.measurement.task import Task

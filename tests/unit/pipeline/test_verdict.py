@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -166,6 +167,62 @@ def test_a_large_batch_is_checked_on_its_first_images() -> None:
         # Of inputs with several first sides, nobody knows which is the batch.
         (found,) = exact_outputs(model, (x,), {"offset": torch.ones(1, 4, 1, 1)}, flops=int(verdict.ORACLE_FLOPS * 9))
         assert len(found) == 8
+
+
+class Large(Net):
+    """A net that has no room for more than so many images in float64, as often as it is asked on the device."""
+
+    most: int
+    asked: ClassVar[list[int]] = []
+    on_host_after = 99
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0, offset: torch.Tensor | None = None) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            self.asked.append(len(x))
+            if len(x) > self.most and len(self.asked) <= self.on_host_after:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x, scale, offset)
+
+
+def large(monkeypatch: pytest.MonkeyPatch, most: int, on_host_after: int = 99) -> Large:
+    monkeypatch.setattr(Large, "asked", [])
+    monkeypatch.setattr(Large, "on_host_after", on_host_after)
+    net = Large()
+    net.most = most
+    return net
+
+
+@pytest.mark.parametrize(("most", "asked"), [(8, [8]), (5, [8, 4]), (1, [8, 4, 2, 1])])
+def test_where_float64_has_no_room_fewer_images_are_checked(
+    monkeypatch: pytest.MonkeyPatch, most: int, asked: list[int]
+):
+    model, x = large(monkeypatch, most), torch.randn(8, 3, 8, 8)
+    with torch.no_grad():
+        (found,) = exact_outputs(model, (x,), {}, flops=1)
+        assert model.asked == asked
+        assert len(found) == asked[-1]
+        assert errors_against(model(x), [found]).rel_l2_error < 1e-6
+
+
+def test_where_there_is_room_for_no_image_the_host_computes_as_many_as_it_may(monkeypatch: pytest.MonkeyPatch):
+    model, x = large(monkeypatch, 0, on_host_after=4), torch.randn(8, 3, 8, 8)
+    with torch.no_grad():
+        (found,) = exact_outputs(model, (x,), {}, flops=int(verdict.ORACLE_FLOPS))
+        assert model.asked == [8, 4, 2, 1, 8]
+        assert errors_against(model(x), [found]).rel_l2_error < 1e-6
+
+
+def test_a_model_that_the_host_cannot_run_either_is_out_of_memory(monkeypatch: pytest.MonkeyPatch):
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        exact_outputs(large(monkeypatch, 0), (torch.randn(2, 3, 8, 8),), {}, flops=1)
+
+
+def test_of_inputs_without_a_common_batch_none_is_cut(monkeypatch: pytest.MonkeyPatch):
+    model, x = large(monkeypatch, 5, on_host_after=1), torch.randn(8, 3, 8, 8)
+    with torch.no_grad():
+        (found,) = exact_outputs(model, (x,), {"offset": torch.ones(1, 4, 1, 1)}, flops=1)
+    assert model.asked == [8, 8]
+    assert len(found) == 8
 
 
 def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest.MonkeyPatch):

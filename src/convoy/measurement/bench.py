@@ -1,0 +1,190 @@
+"""What all candidates of a problem are tried on: data and the oracle's answers, made once, and a check against them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, TypeGuard
+
+import torch
+
+from convoy.engines.base import Engine, Executable, Packed
+from convoy.engines.zeros import kind_of
+from convoy.measurement.accuracy import check
+from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, with_zeros
+from convoy.measurement.failure import Failure, first_lines, is_out_of_memory, survive
+from convoy.measurement.guards import checksum, run_guarded
+from convoy.perfdb.row import Status
+from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
+from convoy.target import Target
+
+KINDS: Final = ("integer", "normal")
+"""Data that every candidate is checked on; the last is what it is timed on."""
+
+SEED: Final = 20231
+
+ORACLE_FLOPS: Final = {"cpu": 4e9, "cuda": 1e12}
+"""Work above which the oracle computes some images of a batch alone: about half a second of float64 on either device."""
+
+LEAST_CHECKED: Final = 2
+"""Images that are always checked: the first and the last."""
+
+
+class Bench:
+    """The data of one problem with the oracle's answers, made once for all its candidates.
+
+    Of a batch whose oracle would take too long, or more memory than there is, the first images and the last are checked: a kernel
+    treats the images of a batch alike but for its first and last tiles.
+
+    Args:
+        problem: what is computed.
+        target: where.
+        sibling: the bench of another problem: if that differs in memory format, activation and pooling alone, its data
+            serves again, and its answers do if activation and pooling are the same (`make_data` gives the same values for both).
+    """
+
+    def __init__(self, problem: Problem, target: Target, sibling: Bench | None = None) -> None:
+        self.problem = problem
+        self.target = target
+        checked = checked_images(problem, target.device)
+        self._data: dict[str, Data] = {}
+        self._exact: dict[str, list[torch.Tensor]] = {}
+        self._sums: dict[str, list[torch.Tensor]] = {}
+        self._thinned: dict[tuple[str, int], Data] = {}
+        if sibling is not None and shared_data(sibling.problem) == shared_data(problem):
+            layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
+            for kind in list(sibling._data):
+                sibling._remake_if_spoilt(kind)
+                data, _ = sibling.of(kind)
+                self._data[kind] = Data(tuple(in_layout(dense(t), layout) for t in data.args), data.constants)
+            if _finish(sibling.problem) == _finish(problem):
+                self._exact, checked = sibling._exact, sibling.checked
+        self._check(checked)
+
+    def _check(self, images: tuple[int, ...]) -> None:
+        """Look at these images of the batch alone; empty: at all."""
+        self.checked = images
+        self._small = self.problem
+        if images and isinstance(self.problem, (ConvProblem, LinearProblem)):
+            self._small = replace(self.problem, n=len(images))
+
+    def fill(self) -> None:
+        """Make everything now."""
+        for kind in KINDS:
+            data, _ = self.of(kind)
+            self._sums[kind] = checksum((*data.args, *data.constants))
+
+    def of(self, kind: str) -> tuple[Data, list[torch.Tensor]]:
+        """Data of a kind, and its exact results (of the images that are checked)."""
+        if kind not in self._data:
+            self._data[kind] = make_data(self.problem, SEED, kind, self.target.device)
+        if kind not in self._exact:
+            exact = self._answers(self._data[kind])
+            self._exact[kind] = exact
+        return self._data[kind], self._exact[kind]
+
+    def _answers(self, data: Data) -> list[torch.Tensor]:
+        """The oracle's; where there is no room for them, and the images are independent, those of fewer images."""
+        while True:
+            try:
+                return oracle(self._small, self._picked(data))
+            except Exception as error:
+                fewer = _fewer(self.problem, self.checked)
+                if not (fewer and is_out_of_memory(error)):
+                    raise
+            self._exact = {}  # of more images; a sibling keeps its own
+            self._check(fewer)
+
+    def timed_on(self, config: EngineConfig) -> Data:
+        """What a candidate is timed on: the ordinary data, or, where its engine skips zeros, the same with that many in x."""
+        data, _ = self.of("normal")
+        kind = kind_of(config.knobs)
+        if kind is None:
+            return data
+        wanted = kind, config.knobs.integer(kind)
+        if wanted not in self._thinned:
+            self._thinned[wanted] = with_zeros(data, wanted[1], SEED, kind)
+        return self._thinned[wanted]
+
+    def _remake_if_spoilt(self, kind: str) -> None:
+        """Make the data again where an earlier candidate has written to it, so that nobody else is taken for wrong."""
+        data, _ = self.of(kind)
+        sums = checksum((*data.args, *data.constants))
+        before = self._sums.setdefault(kind, sums)
+        if not all(torch.equal(a, b) for a, b in zip(before, sums, strict=True)):
+            del self._data[kind]
+
+    def _picked(self, data: Data) -> Data:
+        if not self.checked:
+            return data
+        weights = range(1, 1 + fresh_constants(self.problem))
+        picked = [t if index in weights else self._pick(t) for index, t in enumerate(data.args)]
+        return Data(tuple(picked), data.constants)
+
+    def _pick(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[list(self.checked)]
+
+    def verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
+        """Launch once on guarded buffers full of garbage.
+
+        Returns:
+            The relative L2 error against the oracle, and the packed constants.
+
+        Raises:
+            Failure: it raised, wrote where it may not, or is wrong.
+            ContextLostError: it broke the device's context.
+        """
+        self._remake_if_spoilt(kind)
+        data, exact = self.of(kind)
+        trial = survive(lambda: run_guarded(executable, self.problem, data), self.target.device)
+        if trial.fault:
+            raise Failure(Status.WRONG_RESULT, trial.fault)
+        results = trial.results
+        if self.checked:
+            results = [r if r is None or r.shape[0] != self.problem.n else self._pick(r) for r in results]  # type: ignore[union-attr]
+        tf32 = self.target.device == "cuda" and not _is_strict(self.problem)
+        verdict = check(self._small, engine.family, results, exact, kind, tf32=tf32, data=self._picked(data))
+        if not verdict.ok:
+            raise Failure(Status.WRONG_RESULT, f"on {kind} data: {first_lines(verdict.reason)}")
+        return verdict.error, trial.packed
+
+
+def checked_images(problem: Problem, device: str) -> tuple[int, ...]:
+    """Which images of a large batch are checked; empty: all."""
+    if not _has_images(problem) or problem.flops <= ORACLE_FLOPS[device]:
+        return ()
+    count = max(LEAST_CHECKED, int(problem.n * ORACLE_FLOPS[device] / problem.flops))
+    return (*range(count - 1), problem.n - 1)
+
+
+def _fewer(problem: Problem, checked: tuple[int, ...]) -> tuple[int, ...]:
+    """Half as many images, the last among them; empty where there are no fewer."""
+    if not _has_images(problem) or len(checked) == LEAST_CHECKED:
+        return ()
+    count = max(LEAST_CHECKED, (len(checked) or problem.n) // 2)
+    return (*range(count - 1), problem.n - 1)
+
+
+def _has_images(problem: Problem) -> TypeGuard[ConvProblem | LinearProblem]:
+    """Whether a result's images are computed one by one, and are so many that some may stand for all."""
+    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
+        return False
+    return isinstance(problem, (ConvProblem, LinearProblem)) and problem.n > LEAST_CHECKED
+
+
+def shared_data(problem: Problem) -> str:
+    """Text that is the same for two problems with the same data: they differ in memory format, activation and pooling alone."""
+    if isinstance(problem, LayoutProblem):
+        return problem.key
+    if isinstance(problem, SubgraphProblem):
+        return problem.text
+    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none", pool=None))
+    return (plain.with_layout("nchw") if isinstance(plain, ConvProblem) else plain).key
+
+
+def _finish(problem: Problem) -> tuple[str, Pool | None]:
+    layer = isinstance(problem, (ConvProblem, LinearProblem))
+    return (problem.epilogue.activation, problem.epilogue.pool) if layer else ("", None)
+
+
+def _is_strict(problem: Problem) -> bool:
+    return isinstance(problem, (ConvProblem, LinearProblem)) and problem.numerics == "strict"

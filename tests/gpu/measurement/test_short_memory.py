@@ -1,0 +1,60 @@
+"""A GPU that is nearly full: what the oracle has no room for is checked on fewer images, or on the host."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from convoy.engines.manifest import load_engine
+from convoy.measurement import detect_target
+from convoy.measurement.bench import Bench
+from convoy.measurement.candidate import prepare
+from convoy.pipeline.verdict import errors_against, exact_outputs
+from convoy.problem import ConvProblem, Epilogue
+
+pytestmark = pytest.mark.gpu
+
+IMAGES = 64
+
+
+@contextmanager
+def room(size: int) -> Generator[None]:
+    """Let PyTorch take so many bytes more than it has, and no more."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+def test_the_oracle_of_a_layer_answers_for_fewer_images() -> None:
+    """In float64 the layer's results take 411 MB, twice that with the activation."""
+    problem = ConvProblem(
+        IMAGES, 16, 56, 56, 256, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16", numerics="half",
+        epilogue=Epilogue(activation="relu"),
+    )  # fmt: skip
+    with room(500 << 20), torch.no_grad():
+        bench = Bench(problem, detect_target("cuda"))
+        bench.fill()
+        assert 2 <= len(bench.checked) < IMAGES
+        assert bench.checked[-1] == IMAGES - 1
+        ready = prepare(bench, load_engine("aten").config())
+    assert 0 < ready.error < 1e-3
+
+
+@pytest.mark.parametrize(("size", "where", "images"), [(500 << 20, "cuda", None), (0, "cpu", IMAGES)])
+def test_the_oracle_of_a_net_answers_for_fewer_images_or_on_the_host(size: int, where: str, images: int | None) -> None:
+    model = nn.Sequential(nn.Conv2d(16, 256, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).half().cuda()
+    x = torch.randn(IMAGES, 16, 56, 56, device="cuda", dtype=torch.half)
+    with torch.no_grad():
+        whole = model(x)
+        with room(size):
+            (exact,) = exact_outputs(model, (x,), {}, flops=1)
+        assert exact.device.type == where
+        assert len(exact) == images or (images is None and 1 <= len(exact) < IMAGES)
+        assert errors_against(whole, [exact]).rel_l2_error < 1e-3

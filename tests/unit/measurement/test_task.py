@@ -8,7 +8,8 @@ from convoy.errors import InputError
 from convoy.measurement.offers import ask, neighbours
 from convoy.measurement.predict import Experience
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.task import BATCH, FINALISTS, QUICK_COMPILED, QUICK_KNOBS, Task
+from convoy.measurement.task import BATCH, FINALISTS, Task
+from convoy.measurement.widening import QUICK_COMPILED, QUICK_KNOBS
 from convoy.perfdb.record import read_record, to_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs, LinearProblem

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from convoy.engines.manifest import BASELINE
 from convoy.measurement import SearchResult
@@ -23,6 +24,23 @@ from convoy.plan import Plan
 from convoy.problem import texts_of
 from convoy.program import Program
 from convoy.settings import Settings
+
+
+class Checked(Protocol):
+    """A plan that was built and checked as a whole."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        ...
+
+    @property
+    def wrong(self) -> str:
+        """Why its results are wrong; empty where they are not."""
+        ...
+
+
+Found = TypeVar("Found", bound=Checked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +69,13 @@ TRIES = 4
 
 
 def proven(
-    build: Callable[[], Built],
+    build: Callable[[], Found],
     net: Net,
     found: SearchResult,
     settings: Settings,
     database: Database,
     observer: Observer,
-) -> Built:
+) -> Found:
     """What was built, chosen anew where it is wrong as a whole and steps that were only predicted turn out to be.
 
     Args:

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from convoy.capture import Captured, capture_traced, captured_function, to_doubl
 from convoy.engines.flags import convolutions
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws
+from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.proof import proven
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
@@ -32,9 +35,18 @@ from convoy.pipeline.stages import (
     target_for,
 )
 from convoy.plan import Plan
-from convoy.program import GraphProgram, Program
+from convoy.program import GraphProgram
 from convoy.program.module import Runnable, eager_of
 from convoy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A plan of a pass, what runs it, and why its results are wrong as a whole; empty where they are not."""
+
+    plan: Plan
+    ways: dict[str, Runnable]
+    wrong: str
 
 
 class TracedGraph:
@@ -82,44 +94,59 @@ class TracedGraph:
         return lambda args: captured.unflatten_outputs(runnable(args))
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
-        """Tune; None where PyTorch is as fast."""
-        target = target_for(device_of(self._module, tuple(args), {}))
-        net = _net(self._name, self._module, captured, args, self._settings, target)
+        """Tune; None where the plan is wrong as a whole or not faster than PyTorch.
+
+        Unless only a plan gives the same bits in every run, and that was asked for.
+        """
+        device = device_of(self._module, tuple(args), {})
+        net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
+        with torch.no_grad(), convolutions("as_torch", args[0].device):
+            exact, theirs = self._reference(captured, args)
+            stock = verdict.errors_against(theirs, exact)
         with Database.open(self._settings.db) as database:
             found = measure(net, self._settings, database, silent)
-            choice = select(net, found, self._settings)
-            plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
+
+            def build() -> _Built:
+                return self._build(net, found, database, args, exact, stock)
+
+            built = proven(build, net, found, self._settings, database, silent)
+        best, slow = self._fastest(built.ways, args)
+        slow = "" if built.wrong else slow
+        falls_back, note = verdict.falls_back(slow, built.wrong, captured.as_pytorch, device, self._settings)
+        notes = (*built.plan.notes, note) if note else built.plan.notes
+        self.plan = dataclasses.replace(built.plan, baseline=falls_back, notes=notes)
+        return None if falls_back else built.ways[best]
+
+    def _build(
+        self,
+        net: Net,
+        found: SearchResult,
+        database: Database,
+        args: list[torch.Tensor],
+        exact: list[torch.Tensor],
+        stock: verdict.Errors,
+    ) -> _Built:
+        """Select, build, and check against what PyTorch's own run was held to."""
+        choice = select(net, found, self._settings)
+        plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
         plan, program = build_fastest(plan, net, self._settings, choice.problem)
-        runnable, reason = self._fastest(program, captured, args)
-        self.plan = dataclasses.replace(
-            plan, baseline=runnable is None, notes=(*plan.notes, reason) if reason else plan.notes
-        )
-        return runnable
-
-    def _fastest(self, program: Program, captured: Captured, args: list[torch.Tensor]) -> tuple[Runnable | None, str]:
-        """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers.
-
-        None, and why, where the plan is wrong as a whole or not faster than PyTorch, unless only a plan gives the same bits in
-        every run and that was asked for.
-        """
         assert program.runnable is not None
         ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}
         if isinstance(program.runnable, GraphProgram) and not self._settings.static_outputs:
             ways["convoy.graph"] = program.runnable
+        with torch.no_grad(), convolutions("as_torch", args[0].device), seeded():
+            ours = verdict.errors_against(verdict.float_outputs(ways["convoy"](args)), exact)
+        return _Built(plan, ways, verdict.why_wrong("its", ours, stock, verdict.LEAST_ERROR))
+
+    def _fastest(self, ways: dict[str, Runnable], args: list[torch.Tensor]) -> tuple[str, str]:
+        """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: self._stock(args)}
         runs |= {name: (lambda way=way: way(args)) for name, way in ways.items()}
         with torch.no_grad(), convolutions("as_torch", args[0].device):
-            exact, theirs = self._reference(captured, args)
-            stock = verdict.errors_against(theirs, exact)
-            with seeded():
-                ours = verdict.errors_against(verdict.float_outputs(ways["convoy"](args)), exact)
             timed = verdict.interleave(runs, cuda=args[0].is_cuda)
         best = min(ways, key=lambda name: timed[name].median_ms)
-        slow, wrong = "", verdict.why_wrong("its", ours, stock, verdict.LEAST_ERROR)
-        if not wrong and not verdict.is_faster(timed[best], timed["torch.eager"]):
-            slow = "not faster than PyTorch by more than the spread"
-        falls_back, reason = verdict.falls_back(slow, wrong, captured.as_pytorch, args[0].device.type, self._settings)
-        return None if falls_back else ways[best], reason
+        faster = verdict.is_faster(timed[best], timed["torch.eager"])
+        return best, "" if faster else "not faster than PyTorch by more than the spread"
 
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What to compare with, and PyTorch's own or what stands for its error.

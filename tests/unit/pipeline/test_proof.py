@@ -15,6 +15,7 @@ from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline import verdict
 from convoy.pipeline.optimize import optimize_model
+from convoy.pipeline.traced import TracedGraph
 from convoy.pipeline.training import train_model
 from convoy.problem import EngineConfig
 from convoy.settings import Settings
@@ -105,6 +106,35 @@ def test_a_step_is_proven_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert {row.status for row in database.rows() if row.config.engine == "wrong"} == {Status.WRONG_RESULT}
     assert not result.plan.baseline or not any("error of" in note for note in result.plan.notes)
     assert "wrong" not in {step.config.engine for step in result.plan.steps}
+
+
+def test_a_traced_pass_is_proven_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    favour(monkeypatch, "convoy.pipeline.traced", "wrong")
+    graphs: list[TracedGraph] = []
+    tune = TracedGraph._tune
+
+    def watched(self: TracedGraph, args: Any) -> Any:
+        graphs.append(self)
+        return tune(self, args)
+
+    monkeypatch.setattr(TracedGraph, "_tune", watched)
+    torch._dynamo.reset()
+    model, path = net(), tmp_path / "rows.db"
+    chosen = settings(path, "wrong")
+    names = ("db", "isolate", "effort", "engines", "only_engines", "layout")
+    compiled = torch.compile(model, backend="convoy", options={name: getattr(chosen, name) for name in names})
+    loss = nn.functional.cross_entropy(compiled(image()), torch.tensor([0, 1]))
+    loss.backward()
+    assert len(graphs) == 2
+    for graph in graphs:
+        assert graph.plan is not None
+        assert "wrong" not in {step.config.engine for step in graph.plan.steps}
+        assert not any("error of" in note for note in graph.plan.notes)
+    with Database.open(path, shipped=False) as database:
+        assert {row.status for row in database.rows() if row.config.engine == "wrong"} == {Status.WRONG_RESULT}
+    stock = net()
+    nn.functional.cross_entropy(stock(image()), torch.tensor([0, 1])).backward()
+    torch.testing.assert_close(model[0].weight.grad, stock[0].weight.grad)
 
 
 @pytest.mark.parametrize(

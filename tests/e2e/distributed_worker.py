@@ -14,8 +14,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
+from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import training
+from convoy.pipeline.agreement import agree
 from convoy.program import gradients, overlap
 
 training.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
@@ -59,6 +61,10 @@ def main(folder: Path) -> None:
     apart._overlap = None  # gradients are averaged when all are there
     for index in range(3):
         apart(x[index, mine], y[index, mine])
+    target = detect_target("cpu")
+    for _ in range(50):  # as often as there are models to train in one job
+        agreed = agree(lambda shares: step.plan, dist.group.WORLD, target)
+        assert agreed.steps == step.plan.steps
     with Database.open(folder / f"perf.{rank}.db", shipped=False) as database:
         measured = database.rows()
     found = {

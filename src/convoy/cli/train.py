@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,5 +145,9 @@ def processes(device: str) -> Iterator[tuple[str, int, int]]:
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
         yield device, dist.get_rank(), dist.get_world_size()
+        with suppress(
+            RuntimeError
+        ):  # who leaves first may reset the connection of who still waits here: nothing else is lost
+            dist.barrier()
     finally:
         dist.destroy_process_group()

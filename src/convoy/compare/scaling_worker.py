@@ -5,6 +5,7 @@ Every end is told: `result.json` by the first process of all, `error-RANK.json` 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -39,12 +40,14 @@ def main() -> NoReturn:
         stage("done")
         if rank == 0:
             _write(folder / "result.json", result)
-        dist.barrier()  # nobody leaves while others still wait for it
     except Exception as error:  # whatever it is, it becomes this process's line, and torchrun ends the others
         _write(folder / f"error-{rank}.json", {"status": _status(error), "reason": f"process {rank}: {_line(error)}"})
         os._exit(1)  # a process group with a dead member may hang in its own end
-    # All is told, and taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait
-    # for that step for ever, and a thread of gloo's that meets a Python on its way out may abort.
+    # All is told. Nobody leaves while others still measure; whose end comes first may reset the connection of who waits here.
+    with contextlib.suppress(RuntimeError):
+        dist.barrier()
+    # Taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait for that step for
+    # ever, and gloo's threads may abort.
     os._exit(0)
 
 

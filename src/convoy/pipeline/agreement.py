@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -37,20 +36,20 @@ def agree(tune: Callable[[list[bytes]], Plan], group: Any, target: Target, measu
     """
     import torch.distributed as dist
 
-    with _patient(group) as talk:
-        digests = [text.decode() for text in _gather(target.digest.encode(), talk)]
-        if len(set(digests)) > 1:
-            raise PlanError("target", digests, "the same device and software in every process")
-        shares = _measured(measure, talk) if measure is not None else []
-        if dist.get_rank(talk) == 0:
-            text = b""
-            try:
-                plan = tune(shares)
-                text = json.dumps(to_dict(plan)).encode()
-            finally:  # others wait, whatever happens here; no text tells them that there is no plan
-                _gather(text, talk)
-            return plan
-        text = _gather(b"", talk)[0]
+    talk = _patient(group)
+    digests = [text.decode() for text in _gather(target.digest.encode(), talk)]
+    if len(set(digests)) > 1:
+        raise PlanError("target", digests, "the same device and software in every process")
+    shares = _measured(measure, talk) if measure is not None else []
+    if dist.get_rank(talk) == 0:
+        text = b""
+        try:
+            plan = tune(shares)
+            text = json.dumps(to_dict(plan)).encode()
+        finally:  # others wait, whatever happens here; no text tells them that there is no plan
+            _gather(text, talk)
+        return plan
+    text = _gather(b"", talk)[0]
     if not text:
         raise PlanError("plan", "none", "a plan from the first process", "It failed there: see its error.")
     return from_dict(json.loads(text))
@@ -71,17 +70,16 @@ def _measured(measure: Share, talk: Any) -> list[bytes]:
     return found
 
 
-@contextmanager
-def _patient(group: Any) -> Iterator[Any]:
-    """The same processes, by a group that talks through their hosts and waits for as long as tuning may take."""
+def _patient(group: Any) -> Any:
+    """The same processes, by a group that talks through their hosts and waits for as long as tuning may take.
+
+    It lives as long as they do: once it is ended, the next group of the same processes takes its name, may find its addresses in
+    the store, and then waits for ever or loses the connection (seen with torch 2.13).
+    """
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(group)
-    made = dist.new_group(ranks, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
-    try:
-        yield made
-    finally:
-        dist.destroy_process_group(made)
+    return dist.new_group(ranks, timeout=PATIENCE, backend="gloo", use_local_synchronization=True)
 
 
 def _gather(text: bytes, talk: Any) -> list[bytes]:

@@ -463,7 +463,8 @@ def test_a_step_that_stayed_pytorchs_own_says_so(alone: Path, monkeypatch) -> No
     assert found["notes"] == ["so the plan is the baseline", "could not be captured"]
 
 
-def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path, is_left: bool) -> None:
     """Of a process whose result is written nothing may fail any more, in no thread and no destructor."""
     order: list[object] = []
 
@@ -478,7 +479,13 @@ def test_a_process_ends_without_taking_itself_apart(monkeypatch, tmp_path: Path)
     monkeypatch.setattr(scaling_worker, "_end_with_parents", lambda: None)
     monkeypatch.setattr(scaling_worker, "_join", lambda job: torch.device("cpu"))
     monkeypatch.setattr(scaling_worker, "measure", lambda job, device, stage: {"rounds": {}})
-    monkeypatch.setattr(scaling_worker.dist, "barrier", lambda: order.append((tmp_path / "result.json").exists()))
+
+    def wait() -> None:
+        order.append((tmp_path / "result.json").exists())
+        if is_left:
+            raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(scaling_worker.dist, "barrier", wait)
     monkeypatch.setattr(scaling_worker.os, "_exit", leave)
     with pytest.raises(SystemExit):
         scaling_worker.main()

@@ -30,6 +30,31 @@ def test_train_prints_a_line_an_epoch_and_keeps_plan_and_checkpoint(convoy_comma
     assert [line.split(":")[0] for line in again.splitlines()] == ["epoch 3"]
 
 
+@pytest.mark.slow
+def test_the_command_trains_in_two_processes(folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "convoy"]
+    words = (
+        "train",
+        *NET,
+        *DATA,
+        "--epochs",
+        "2",
+        "--effort",
+        "none",
+        "--device",
+        "cpu",
+        "--db",
+        str(folder / "rows.db"),
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *words], cwd=folder, capture_output=True, text=True, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]  # by one of them
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

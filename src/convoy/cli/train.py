@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,7 +75,8 @@ def train(
     recipe = with_amp(recipe, amp)
     settings = options.settings_from(effort=effort, numerics=numerics, db=db)
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
-    with processes(options.pick_device(device)) as (where, rank, count):
+
+    def run(where: str, rank: int, count: int) -> None:
         module = options.load(model, weights, "fp32", where)
         read_for = needs_of(module, model, size, where)
         dataset = load_dataset(data, "train", limit=images, **read_for)
@@ -90,6 +92,9 @@ def train(
             for epoch in fit(trained, shard, recipe, settings=settings, test=test, observer=bar, on_plan=keep):
                 if rank == 0:
                     typer.echo(line(epoch))
+
+    with processes(options.pick_device(device)) as place:
+        run(*place)  # what it holds is gone before the processes part
 
 
 def line(epoch: Epoch) -> str:
@@ -145,9 +150,9 @@ def processes(device: str) -> Iterator[tuple[str, int, int]]:
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
         yield device, dist.get_rank(), dist.get_world_size()
-        with suppress(
-            RuntimeError
-        ):  # who leaves first may reset the connection of who still waits here: nothing else is lost
+        # Nobody leaves while others read; who leaves first may reset the connection of who still waits here, which loses nothing.
+        with suppress(RuntimeError):
             dist.barrier()
     finally:
+        gc.collect()  # a DistributedDataParallel that is left to the interpreter's end may abort there
         dist.destroy_process_group()

@@ -47,7 +47,7 @@ def main() -> NoReturn:
     with contextlib.suppress(RuntimeError):
         dist.barrier()
     # Taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait for that step for
-    # ever, and gloo's threads may abort.
+    # ever, and a DistributedDataParallel that is left to Python's end may abort there.
     os._exit(0)
 
 

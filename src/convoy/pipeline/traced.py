@@ -100,11 +100,12 @@ class TracedGraph:
         """
         device = device_of(self._module, tuple(args), {})
         net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
-        with torch.no_grad(), convolutions("as_torch", args[0].device):
-            exact, theirs = self._reference(captured, args)
-            stock = verdict.errors_against(theirs, exact)
         with Database.open(self._settings.db) as database:
             found = measure(net, self._settings, database, silent)
+            # Not before: among a forward pass's results are all activations that the backward pass reads.
+            with torch.no_grad(), convolutions("as_torch", args[0].device):
+                exact, theirs = self._reference(captured, args)
+                stock = verdict.errors_against(theirs, exact)
 
             def build() -> _Built:
                 return self._build(net, found, database, args, exact, stock)

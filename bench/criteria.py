@@ -45,6 +45,7 @@ from convoy.measurement.criteria_file import SUFFIX, criteria_json
 from convoy.measurement.known import cost_models
 from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
+from convoy.measurement.space import Space
 from convoy.measurement.task import Task
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions
@@ -131,7 +132,7 @@ class Measured:
 
 def _is_searched(layer: Known, rows: Sequence[Measurement], engines: Sequence[Engine], target: Target) -> bool:
     """Whether the engines with a cost model had their turn: what was cut short before has a best that means nothing."""
-    task = Task(layer.problem, engines, target)
+    task = Task(Space(layer.problem, engines, target))
     task.take_known(rows)
     return task.is_known()
 

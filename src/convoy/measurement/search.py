@@ -27,6 +27,7 @@ from convoy.measurement.known import (
 from convoy.measurement.precision import twins
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.runner import Request, Runner
+from convoy.measurement.space import Space
 from convoy.measurement.task import Task
 from convoy.perfdb.row import Measurement
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, texts_of
@@ -103,7 +104,7 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    tasks = [_task(p, engines, target, settings, baseline_only, zeros or {}) for p in distinct]
+    tasks = [Task(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
     knowledge = Knowledge(cost_models(engines, target), target, protocol, database, settings.db)
     alike = twins(target, database.targets().values())
     for task in tasks:
@@ -130,15 +131,15 @@ def _silent(done: int, total: int, message: str) -> None:
     del done, total, message
 
 
-def _task(
+def _space(
     problem: Problem,
     engines: Sequence[Engine],
     target: Target,
     settings: Settings,
     baseline_only: Collection[str],
     zeros: Mapping[str, Collection[Levels]],
-) -> Task:
-    return Task(
+) -> Space:
+    return Space(
         problem,
         engines,
         target,

@@ -29,6 +29,8 @@ class Space:
     Attributes:
         problem: as given.
         target: as given.
+        deterministic: as given.
+        baseline_only: as given.
         engines: by id, those that offer something.
         configs: by their ids, what they offer, the default first.
         refusals: by id of the others, why not.
@@ -48,6 +50,8 @@ class Space:
     ) -> None:
         self.problem = problem
         self.target = target
+        self.deterministic = deterministic
+        self.baseline_only = baseline_only
         self.engines: dict[str, Engine] = {}
         self.configs: dict[str, list[EngineConfig]] = {}
         self.refusals: dict[str, str] = {}

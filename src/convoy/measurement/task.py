@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
-from convoy.engines.zeros import Levels, expected
+from convoy.engines.zeros import expected
 from convoy.measurement import kin
 from convoy.measurement.criteria import Criteria
 from convoy.measurement.expectation import Expectation
@@ -20,7 +19,7 @@ from convoy.measurement.space import Space
 from convoy.measurement.standing import Standing
 from convoy.measurement.widening import wider
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, EngineConfig, Problem
+from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Effort
 from convoy.target import Target
 
@@ -43,46 +42,22 @@ class Task:
     """What is known of one problem.
 
     Args:
-        problem: what is computed.
-        engines: all that compete.
-        target: the device.
-        deterministic: whether candidates that may give other bits from run to run are out.
-        baseline_only: whether to measure the baseline alone, because a larger region does the same and more.
-        zeros: what the inputs of the layers with this problem could spare: engines that skip zeros are measured for each
-            share of what they leave out, and compete for each (`convoy.engines.zeros`).
-        curve: further percentages of it that such engines are looked at for, for the report's sake.
+        space: what is on offer for it.
 
     Attributes:
-        baseline_only: as given.
+        problem: what is computed.
+        baseline_only: whether the baseline alone is measured.
         measured: configs measured in this search.
         predicted: configs whose time is predicted.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        engines: Sequence[Engine],
-        target: Target,
-        *,
-        deterministic: bool = False,
-        baseline_only: bool = False,
-        zeros: Collection[Levels] = (Levels(),),
-        curve: Collection[int] = (),
-    ) -> None:
-        self.problem = problem
-        self.baseline_only = baseline_only
+    def __init__(self, space: Space) -> None:
+        self.problem = space.problem
+        self.baseline_only = space.baseline_only
         self.measured: set[EngineConfig] = set()
         self.predicted: set[EngineConfig] = set()
-        self._space = Space(
-            problem,
-            engines,
-            target,
-            deterministic=deterministic,
-            baseline_only=baseline_only,
-            zeros=zeros,
-            curve=curve,
-        )
-        self._standing = Standing(self._space.classes(), deterministic=deterministic)
+        self._space = space
+        self._standing = Standing(space.classes(), deterministic=space.deterministic)
         self._finalised: set[EngineConfig] = set()
         self._hints = kin.Hints()
         self._expectation = Expectation()

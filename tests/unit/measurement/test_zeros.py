@@ -14,6 +14,7 @@ from convoy.graph.text import parse_graph
 from convoy.measurement.bench import Bench
 from convoy.measurement.data import make_data, with_zeros
 from convoy.measurement.predict import Experience
+from convoy.measurement.space import Space
 from convoy.measurement.task import Task
 from convoy.measurement.zeros import image_shares, layer_zeros, zero_shares
 from convoy.perfdb.row import Measurement, Status
@@ -189,7 +190,9 @@ def row(engine: str, us: float, zeros: int | None = None, samples: int = 3, k: i
 
 
 def test_an_engine_that_skips_zeros_is_tried_for_every_share_of_its_layers_and_the_curve():
-    task = Task(PROBLEM, [Fake("aten"), Skipping("skip", 2), Fake("z")], TARGET, zeros=zeros(70, 40), curve=(0, 70, 90))
+    task = Task(
+        Space(PROBLEM, [Fake("aten"), Skipping("skip", 2), Fake("z")], TARGET, zeros=zeros(70, 40), curve=(0, 70, 90))
+    )
     request = task.first_look(PROTOCOL, Effort.QUICK)
     wanted = [config("aten"), config("z"), *(config("skip", zeros=share) for share in (0, 40, 70, 90))]
     assert sorted(map(str, request.configs)) == sorted(map(str, wanted))
@@ -200,7 +203,7 @@ def test_an_engine_that_skips_zeros_is_tried_for_every_share_of_its_layers_and_t
 
 def test_each_engine_is_tried_for_the_shares_of_what_it_leaves_out():
     layers = [Levels(50, 0), Levels(50, 30), Levels(70, 30)]
-    task = Task(PROBLEM, [Fake("aten"), Skipping("skip"), Leaving("leave")], TARGET, zeros=layers)
+    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip"), Leaving("leave")], TARGET, zeros=layers))
     wanted = {
         config("aten"),
         *(config("skip", zeros=share) for share in (50, 70)),
@@ -210,13 +213,19 @@ def test_each_engine_is_tried_for_the_shares_of_what_it_leaves_out():
 
 
 def test_without_anything_known_it_competes_without_zeros():
-    task = Task(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET)
+    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET))
     assert config("skip", zeros=0) in task.first_look(PROTOCOL, Effort.QUICK).configs
 
 
 def test_each_share_has_its_own_finals():
     task = Task(
-        PROBLEM, [Fake("aten"), *(Fake(n) for n in "abcd"), Skipping("skip")], TARGET, zeros=zeros(0, 90), curve=(99,)
+        Space(
+            PROBLEM,
+            [Fake("aten"), *(Fake(n) for n in "abcd"), Skipping("skip")],
+            TARGET,
+            zeros=zeros(0, 90),
+            curve=(99,),
+        )
     )
     task.take_known([row("aten", 100.0), *(row(n, 50.0 + i) for i, n in enumerate("abcd"))])
     task.take_known([row("skip", 80.0, 0), row("skip", 20.0, 90), row("skip", 1.0, 99)])
@@ -233,14 +242,14 @@ def test_each_share_has_its_own_finals():
 
 
 def test_knobs_are_widened_within_a_share():
-    task = Task(PROBLEM, [Fake("aten"), Skipping("skip", 5)], TARGET, zeros=zeros(0, 90))
+    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip", 5)], TARGET, zeros=zeros(0, 90)))
     task.take_known([row("aten", 100.0, samples=9), row("skip", 300.0, 0), row("skip", 30.0, 90)])
     request = task.widen(PROTOCOL, Effort.QUICK)
     assert {expected(c.knobs) for c in request.configs} == {90}, "at 0 it is out of the race"
 
 
 def test_rows_of_shares_that_no_layer_has_are_left_in_the_database():
-    task = Task(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET, zeros=zeros(50))
+    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET, zeros=zeros(50)))
     task.take_known([row("skip", 5.0, 95), row("skip", 40.0, 50)])
     assert list(task.rows) == [config("skip", zeros=50)]
 

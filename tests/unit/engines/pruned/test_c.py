@@ -28,6 +28,7 @@ from convoy.measurement.peaks import Peaks, floor_us
 from convoy.measurement.predict import Experience
 from convoy.measurement.runner import InProcessRunner
 from convoy.measurement.search import search
+from convoy.measurement.space import Space
 from convoy.measurement.task import Task
 from convoy.measurement.worker import problem_fields
 from convoy.perfdb.row import Measurement, Status
@@ -295,7 +296,7 @@ def test_a_pruned_layer_of_a_net_is_measured_and_runs():
 def test_times_on_pruned_weights_are_not_predicted():
     plain = ConvProblem(1, 4, 9, 9, 8, 3, 3)
     rows = [Measurement(plain.key, EngineConfig("aten"), "0" * 16, "p", Status.OK, samples=9, median_us=5.0)]
-    task = Task(pruned(plain, "tenth"), [ENGINE], CPU)
+    task = Task(Space(pruned(plain, "tenth"), [ENGINE], CPU))
     task.predict(Experience.of(rows), "p")
     assert (task.rows, task.predicted) == ({}, set())
 

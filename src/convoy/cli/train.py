@@ -18,8 +18,9 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.pipeline.fit import Epoch
+    from convoy.pipeline.fit import Epoch, Recipe
     from convoy.program.step import TrainingStep
+    from convoy.settings import Settings
 
 
 def train(
@@ -53,9 +54,7 @@ def train(
     db: options.Db = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
-    from convoy.cli.progress import Bar
-    from convoy.pipeline.fit import Recipe, fit, with_amp
-    from convoy.zoo import load_dataset
+    from convoy.pipeline.fit import Recipe, with_amp
 
     recipe = Recipe(
         epochs=epochs,
@@ -76,25 +75,55 @@ def train(
     settings = options.settings_from(effort=effort, numerics=numerics, db=db)
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
 
-    def run(where: str, rank: int, count: int) -> None:
-        module = options.load(model, weights, "fp32", where)
-        read_for = needs_of(module, model, size, where)
-        dataset = load_dataset(data, "train", limit=images, **read_for)
-        test = load_dataset(data, "test", limit=images, **read_for) if rank == 0 else None
-        trained = distributed(module, where) if count > 1 else module
-
-        def keep(step: TrainingStep) -> None:
-            if save_plan is not None and rank == 0:
-                step.save(save_plan)
-
-        with Bar() as bar:
-            shard = dataset.shard(rank, count)
-            for epoch in fit(trained, shard, recipe, settings=settings, test=test, observer=bar, on_plan=keep):
-                if rank == 0:
-                    typer.echo(line(epoch))
-
     with processes(options.pick_device(device)) as place:
-        run(*place)  # what it holds is gone before the processes part
+        source = Source(model, weights, data, size, images)
+        run(source, recipe, settings, save_plan, *place)  # what it holds is gone before the processes part
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """What is trained and on what, in the command's words."""
+
+    model: str
+    weights: str | None
+    data: str
+    size: int | None
+    images: int | None
+
+
+def run(
+    source: Source, recipe: Recipe, settings: Settings, save_plan: Path | None, where: str, rank: int, count: int
+) -> None:
+    """Train in one of so many processes, on its own device; the first tells of it.
+
+    Args:
+        source: what is trained, on what.
+        recipe: how.
+        settings: of the captured step.
+        save_plan: where to write its plan.
+        where: device word.
+        rank: which process this is.
+        count: how many there are.
+    """
+    from convoy.cli.progress import Bar
+    from convoy.pipeline.fit import fit
+    from convoy.zoo import load_dataset
+
+    module = options.load(source.model, source.weights, "fp32", where)
+    read_for = needs_of(module, source.model, source.size, where)
+    dataset = load_dataset(source.data, "train", limit=source.images, **read_for)
+    test = load_dataset(source.data, "test", limit=source.images, **read_for) if rank == 0 else None
+    trained = distributed(module, where) if count > 1 else module
+
+    def keep(step: TrainingStep) -> None:
+        if save_plan is not None and rank == 0:
+            step.save(save_plan)
+
+    with Bar() as bar:
+        shard = dataset.shard(rank, count)
+        for epoch in fit(trained, shard, recipe, settings=settings, test=test, observer=bar, on_plan=keep):
+            if rank == 0:
+                typer.echo(line(epoch))
 
 
 def line(epoch: Epoch) -> str:

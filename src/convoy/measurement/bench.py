@@ -152,16 +152,19 @@ def checked_images(problem: Problem, device: str) -> tuple[int, ...]:
     """Which images of a large batch are checked; empty: all."""
     if not _has_images(problem) or problem.flops <= ORACLE_FLOPS[device]:
         return ()
-    count = max(LEAST_CHECKED, int(problem.n * ORACLE_FLOPS[device] / problem.flops))
-    return (*range(count - 1), problem.n - 1)
+    return _first_and_last(problem.n, int(problem.n * ORACLE_FLOPS[device] / problem.flops))
 
 
 def _fewer(problem: Problem, checked: tuple[int, ...]) -> tuple[int, ...]:
     """Half as many images, the last among them; empty where there are no fewer."""
     if not _has_images(problem) or len(checked) == LEAST_CHECKED:
         return ()
-    count = max(LEAST_CHECKED, (len(checked) or problem.n) // 2)
-    return (*range(count - 1), problem.n - 1)
+    return _first_and_last(problem.n, (len(checked) or problem.n) // 2)
+
+
+def _first_and_last(images: int, count: int) -> tuple[int, ...]:
+    """So many of a batch's images, the last among them."""
+    return (*range(max(LEAST_CHECKED, count) - 1), images - 1)
 
 
 def _has_images(problem: Problem) -> TypeGuard[ConvProblem | LinearProblem]:

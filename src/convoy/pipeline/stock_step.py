@@ -13,6 +13,7 @@ from convoy.capture import TrainingCapture
 from convoy.capture.copies import copy_module
 from convoy.capture.joint import LossModule
 from convoy.engines.flags import convolutions
+from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import verdict
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
 from convoy.pipeline.summarize import Outcome
@@ -95,7 +96,9 @@ def _reference(stock: StockStep, why: str) -> tuple[list[torch.Tensor], list[tor
     if not why:
         try:
             return stock.exact(), _seeded(stock.run), ""
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             torch.cuda.empty_cache()
             why = "does not fit in float64"
     note = (

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,10 +107,7 @@ class TracedGraph:
             with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = verdict.errors_against(theirs, exact)
-
-            def build() -> _Built:
-                return self._build(net, found, database, args, exact, stock)
-
+            build = partial(self._build, net, found, database, args, exact, stock)
             built = proven(build, net, found, self._settings, database, silent)
         best, slow = self._fastest(built.ways, args)
         slow = "" if built.wrong else slow

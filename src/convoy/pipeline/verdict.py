@@ -17,6 +17,7 @@ from convoy.engines import unsteady
 from convoy.engines.flags import convolutions
 from convoy.errors import SelectionError
 from convoy.graph.ir import Graph
+from convoy.measurement.failure import is_out_of_memory
 from convoy.program.recording import FAILURES, recording
 from convoy.settings import Settings
 
@@ -78,7 +79,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     GPU that has no room for more; where it has none for one image, the host computes, and has the results.
 
     Raises:
-        OutOfMemoryError: there is no room on the device, and the model does not run on the host.
+        Exception: there is no room on the device, and the model does not run on the host.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
@@ -96,14 +97,16 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     while True:
         try:
             return exact(keep, device)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             short = error.with_traceback(None)  # which would hold what there is no room for
         if keep == 1:
             break
         keep //= 2
     try:
         return exact(affordable, torch.device("cpu"))
-    except RuntimeError as error:  # e.g. a tensor that the model makes on its own device
+    except (RuntimeError, MemoryError) as error:  # e.g. a tensor that the model makes on its own device
         raise short from error
 
 

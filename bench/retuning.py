@@ -1,10 +1,10 @@
 """Does tuning again choose the same, and how long does it take? Question `retuning`: `fraction_of_best` and seconds.
 
-A net is tuned twice from nothing. Of every layer of the second plan the config that wins is looked up among the first one's
-rows: a figure is the best time there over that config's. It is the same choice, or tied with it, where the two differ by less
-than both spreads or `TIED`. Where the first run never tried the config, the layer counts as not the same, with a figure of 0. The
-seconds are those of capture and search: from nothing, with the compilers' caches empty too, once more from what that left in the
-database, and again with no rows but with what was compiled.
+A net is tuned twice from nothing. Of every layer of the second plan the winners of both tunings are compared by the times that
+they have in either, or in both: a figure is the shorter time over the longer. It is the same choice, or tied with it, where the
+two differ by less than both spreads or `TIED`. Where neither tuning tried both, the layer counts as not the same, with a figure
+of 0. The seconds are those of capture and search: from nothing, with the compilers' caches empty too, once more from what that
+left in the database, and again with no rows but with what was compiled.
 
     python bench/retuning.py [--nets resnet50] [--batch 1] [--dtype fp16]
 """
@@ -55,19 +55,45 @@ def best_of(rows: Sequence[Measurement]) -> Measurement | None:
     return min((row for row in rows if row.ok), key=lambda row: row.median_us, default=None)
 
 
-def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> tuple[float, bool] | None:
-    """The best time of a first tuning over what a second one's choice took there, and whether that is the same or tied.
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The winners of two tunings of one layer: the shorter time over the longer, whether they are the same or tied, and who."""
 
-    None where one of them found nothing; (0, False) where the first never tried what the second chose.
+    fraction: float
+    tied: bool
+    winners: tuple[Measurement, Measurement]
+
+    @property
+    def note(self) -> str:
+        """For the row: what won in each, at what time there, where they are not one config."""
+        before, now = self.winners
+        if before.config == now.config:
+            return "tied=true same"
+        words = f"tied={self.tied} {before.config} {before.median_us:.3g} us, then {now.config} {now.median_us:.3g} us"
+        return words.replace("tied=True", "tied=true").replace("tied=False", "tied=false")
+
+
+def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> Agreement | None:
+    """Compare what won by all times that two tunings measured of both.
+
+    None where one of them found nothing; a fraction of 0 where neither tried both winners.
     """
     before, now = best_of(first), best_of(second)
     if before is None or now is None:
         return None
-    again = next((row for row in first if row.ok and row.config == now.config), None)
-    if again is None:
-        return 0.0, False
-    apart = again.median_us - before.median_us
-    return before.median_us / again.median_us, apart <= max(TIED * before.median_us, before.spread_us + again.spread_us)
+    if before.config == now.config:
+        return Agreement(1.0, True, (before, now))
+    pairs: list[tuple[Measurement, Measurement]] = []
+    for rows in (first, second):
+        right = {row.config: row for row in rows if row.ok}
+        if before.config in right and now.config in right:
+            pairs.append((right[before.config], right[now.config]))
+    if not pairs:
+        return Agreement(0.0, False, (before, now))
+    times = [sum(pair[side].median_us for pair in pairs) for side in (0, 1)]
+    spread = sum(a.spread_us + b.spread_us for a, b in pairs)
+    tied = abs(times[0] - times[1]) <= max(TIED * min(times), spread)
+    return Agreement(min(times) / max(times), tied, (before, now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +180,10 @@ def main() -> None:
             found = agreement(first.rows[problem], rows) if layer else None
             if found is not None:
                 seen.add(problem)
-                tied.append(found[1])
+                tied.append(found.tied)
                 recorder.add(
                     subject=problem, batch=options.batch, dtype=options.dtype, provider="convoy",
-                    metric="fraction_of_best", unit="1", p50=found[0], note=f"{net} tied={found[1]}".lower(),
+                    metric="fraction_of_best", unit="1", p50=found.fraction, note=f"{net} {found.note}",
                 )  # fmt: skip
         share = sum(tied) / len(tied) if tied else math.nan
         words = f"tuned in {seconds[0]:.0f} and {seconds[1]:.0f} s, from the database in {seconds[2]:.1f} s"

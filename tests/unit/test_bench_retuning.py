@@ -28,18 +28,34 @@ def row(k, us, spread=0.0, status=Status.OK):
     ("first", "second", "expected"),
     [
         ([row(0, 10.0), row(1, 20.0)], [row(0, 11.0), row(1, 19.0)], (1.0, True)),
-        ([row(0, 10.0), row(1, 10.2)], [row(0, 10.3), row(1, 10.1)], (10 / 10.2, True)),
+        ([row(0, 10.0), row(1, 10.2)], [row(0, 10.3), row(1, 10.1)], (1.0, True)),
         ([row(0, 10.0, 0.6), row(1, 11.0, 0.5)], [row(1, 10.0)], (10 / 11, True)),
-        ([row(0, 10.0), row(1, 12.0)], [row(0, 12.0), row(1, 10.0)], (10 / 12, False)),
+        ([row(0, 10.0), row(1, 12.0)], [row(0, 11.0), row(1, 10.8)], (21 / 22.8, False)),
+        ([row(0, 10.0), row(1, 10.5)], [row(0, 12.0), row(1, 10.0)], (20.5 / 22, False)),
+        ([row(0, 10.0)], [row(0, 9.1), row(1, 9.0)], (9 / 9.1, True)),
         ([row(0, 10.0)], [row(1, 9.0)], (0.0, False)),
         ([row(0, 10.0), row(1, 0.0, status=Status.COMPILE_ERROR)], [row(1, 9.0)], (0.0, False)),
         ([row(0, 10.0)], [row(1, 0.0, status=Status.COMPILE_ERROR)], None),
     ],
-    ids=["same", "within 3 %", "within the spreads", "another", "never tried", "failed before", "nothing now"],
+    ids=[
+        "same",
+        "turned round",
+        "within the spreads",
+        "another",
+        "a better one",
+        "tried later",
+        "never tried",
+        "failed before",
+        "nothing now",
+    ],
 )
 def test_same_or_tied(retuning, first, second, expected):
     found = retuning.agreement(first, second)
-    assert found == (None if expected is None else (pytest.approx(expected[0]), expected[1]))
+    if expected is None:
+        assert found is None
+    else:
+        assert (found.fraction, found.tied) == (pytest.approx(expected[0]), expected[1])
+        assert f"tied={expected[1]}".lower() in found.note
 
 
 def test_a_net_is_tuned_twice_from_nothing_and_once_from_the_database(retuning, monkeypatch):

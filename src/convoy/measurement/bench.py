@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeGuard
 
@@ -11,7 +12,7 @@ from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.zeros import kind_of
 from convoy.measurement.accuracy import check
 from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, with_zeros
-from convoy.measurement.failure import Failure, first_lines, is_out_of_memory, survive
+from convoy.measurement.failure import Failure, Found, first_lines, is_out_of_memory, survive
 from convoy.measurement.guards import checksum, run_guarded
 from convoy.perfdb.row import Status
 from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
@@ -45,7 +46,7 @@ class Bench:
     def __init__(self, problem: Problem, target: Target, sibling: Bench | None = None) -> None:
         self.problem = problem
         self.target = target
-        checked = checked_images(problem, target.device)
+        self.checked = checked_images(problem, target.device)
         self._data: dict[str, Data] = {}
         self._exact: dict[str, list[torch.Tensor]] = {}
         self._sums: dict[str, list[torch.Tensor]] = {}
@@ -57,11 +58,13 @@ class Bench:
                 data, _ = sibling.of(kind)
                 self._data[kind] = Data(tuple(in_layout(dense(t), layout) for t in data.args), data.constants)
             if _finish(sibling.problem) == _finish(problem):
-                self._exact, checked = sibling._exact, sibling.checked
-        self._check(checked)
+                self._exact, self.checked = sibling._exact, sibling.checked
+        self._check(self.checked)
 
     def _check(self, images: tuple[int, ...]) -> None:
-        """Look at these images of the batch alone; empty: at all."""
+        """Look at these images of the batch alone; empty: at all. Answers for others are let go; a sibling keeps its own."""
+        if images != self.checked:
+            self._exact = {}
         self.checked = images
         self._small = self.problem
         if images and isinstance(self.problem, (ConvProblem, LinearProblem)):
@@ -83,15 +86,22 @@ class Bench:
         return self._data[kind], self._exact[kind]
 
     def _answers(self, data: Data) -> list[torch.Tensor]:
-        """The oracle's; where there is no room for them, and the images are independent, those of fewer images."""
+        return self._with_room(lambda: oracle(self._small, self._picked(data)))
+
+    def _with_room(self, attempt: Callable[[], Found]) -> Found:
+        """Try; where memory is used up, and the images are independent, again with fewer of them checked.
+
+        Where that does not help, as many are checked as before: it is no fault of the answers.
+        """
+        before = self.checked
         while True:
             try:
-                return oracle(self._small, self._picked(data))
+                return attempt()
             except Exception as error:
                 fewer = _fewer(self.problem, self.checked)
                 if not (fewer and is_out_of_memory(error)):
+                    self._check(before)
                     raise
-            self._exact = {}  # of more images; a sibling keeps its own
             self._check(fewer)
 
     def timed_on(self, config: EngineConfig) -> Data:
@@ -126,6 +136,8 @@ class Bench:
     def verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
         """Launch once on guarded buffers full of garbage.
 
+        Where launch and check have no room beside the oracle's answers, they are made again for fewer images.
+
         Returns:
             The relative L2 error against the oracle, and the packed constants.
 
@@ -133,6 +145,9 @@ class Bench:
             Failure: it raised, wrote where it may not, or is wrong.
             ContextLostError: it broke the device's context.
         """
+        return self._with_room(lambda: self._verify(engine, executable, kind))
+
+    def _verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
         self._remake_if_spoilt(kind)
         data, exact = self.of(kind)
         trial = survive(lambda: run_guarded(executable, self.problem, data), self.target.device)
@@ -142,7 +157,10 @@ class Bench:
         if self.checked:
             results = [r if r is None or r.shape[0] != self.problem.n else self._pick(r) for r in results]  # type: ignore[union-attr]
         tf32 = self.target.device == "cuda" and not _is_strict(self.problem)
-        verdict = check(self._small, engine.family, results, exact, kind, tf32=tf32, data=self._picked(data))
+        small, picked = self._small, self._picked(data)
+        verdict = survive(
+            lambda: check(small, engine.family, results, exact, kind, tf32=tf32, data=picked), self.target.device
+        )
         if not verdict.ok:
             raise Failure(Status.WRONG_RESULT, f"on {kind} data: {first_lines(verdict.reason)}")
         return verdict.error, trial.packed

@@ -36,7 +36,9 @@ def first_lines(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory is used up, in Python's, torch's or CUDA's way."""
+    """Whether an exception says that memory is used up: a failure's status, or Python's, torch's or CUDA's way."""
+    if isinstance(error, Failure):
+        return error.status is Status.OUT_OF_MEMORY
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "std::bad_alloc")

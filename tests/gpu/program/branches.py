@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.measurement import task
+from convoy.measurement import widening
 from convoy.pipeline import verdict
 
 FEW = ("triton.implicit_gemm", "triton.dgrad", "triton.wgrad")
@@ -63,4 +63,4 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def keep_ours(patch: pytest.MonkeyPatch) -> None:
     """The chosen plan is kept, whatever the clock says; one setting of each engine is measured: a compiler's second each."""
     patch.setattr(verdict, "is_faster", lambda *_: True)
-    patch.setattr(task, "QUICK_COMPILED", 0)
+    patch.setattr(widening, "QUICK_COMPILED", 0)

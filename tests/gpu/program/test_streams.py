@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.measurement import task
+from convoy.measurement import widening
 from convoy.perfdb import Database
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.schedules import build_fastest
@@ -48,7 +48,7 @@ class Branches(nn.Module):
 def serial(request, tmp_path_factory):
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "QUICK_COMPILED", 0)  # one setting of each engine: a compiler's second each
+        patch.setattr(widening, "QUICK_COMPILED", 0)  # one setting of each engine: a compiler's second each
         yield _tuned(request, tmp_path_factory)
 
 

@@ -229,6 +229,33 @@ def test_where_there_is_no_room_for_all_answers_fewer_images_are_checked(monkeyp
     assert prepare(twin, EngineConfig("right"), extra).error < 1e-6
 
 
+@pytest.mark.parametrize(("most", "images"), [(16, ()), (8, (*range(7), 15)), (2, (0, 15)), (1, ())])
+def test_where_a_launch_has_no_room_beside_the_answers_fewer_images_are_checked(monkeypatch, most, images):
+    """A candidate that has none beside one image's answers either is itself too large: no other is checked less for it."""
+
+    class Crowded(engines.Right):
+        id = f"crowded_{most}"
+
+        @staticmethod
+        def body(run, buffers, workspace):
+            if len(bench.of("integer")[1][0]) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            engines.compute(run, buffers, workspace)
+
+    monkeypatch.setattr(engines, "Crowded", Crowded, raising=False)
+    bench = Bench(LinearProblem(16, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
+    extra = engines.extra(Crowded) + engines.extra(engines.Right)
+    if most > 1:
+        assert prepare(bench, EngineConfig(Crowded.id), extra).error < 1e-6
+    else:
+        with pytest.raises(Failure, match="out of memory") as failed:
+            prepare(bench, EngineConfig(Crowded.id), extra)
+        assert failed.value.status is Status.OUT_OF_MEMORY
+    assert bench.checked == images
+    assert prepare(bench, EngineConfig("right"), extra).error < 1e-6
+    assert len(bench.of("normal")[1][0]) == (len(images) or 16)
+
+
 @pytest.mark.parametrize(
     "problem",
     [

@@ -105,4 +105,5 @@ class Lists:
         rows = self._tile_of.to(device)[:, None, None] * self.filters + row[None, :, None]
         swizzled = torch.arange(PIECES, device=device)[None, :] ^ (row % 8)[:, None]
         columns = places[:, None, :].expand(-1, self.filters, -1).gather(2, swizzled.expand(len(places), -1, -1))
-        return pieces[rows, columns].contiguous().view(torch.uint8).reshape(len(places), -1)
+        chunks = pieces[rows, columns].contiguous().view(torch.uint8)
+        return chunks.reshape(len(places), self.filters * PIECES * CHANNELS * weight.element_size())

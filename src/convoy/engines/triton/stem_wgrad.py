@@ -11,6 +11,7 @@ from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.stem import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.triton.requirements import first_layer_support
 from convoy.engines.triton.tensors import dense_nhwc, scratch
+from convoy.engines.triton.tiles import View, conv_view
 from convoy.engines.triton.wgrad import Share, WgradExecutable, estimate_us, partial_bytes, shares, wgrad_view
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -29,9 +30,10 @@ class StemWgradExecutable(Executable):
     def __init__(self, engine: str, problem: ConvProblem, share: Share, target: Target) -> None:
         self.problem, self.windows = problem, Windows(problem)
         self.copy = ImageCopy(engine, self.windows, target)
-        self.product = WgradExecutable(engine, self.windows.left, share, target)
         each = DTYPE_BYTES[problem.x_dtype]
-        self.product.pitches = tuple(stride // each for stride in reversed(self.windows.strides))
+        pixel, row, image = (stride // each for stride in self.windows.strides)
+        view = windows_view(self.windows)
+        self.product = WgradExecutable(engine, self.windows.left, share, target, view, (image, row, pixel))
         self.workspace_bytes = workspace_bytes(problem, share)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
@@ -62,6 +64,13 @@ class StemWgradExecutable(Executable):
             dweight[:, :, row :: problem.stride_h].copy_(found[:, :rows, :, row, :c].permute(0, 3, 1, 2))
 
 
+def windows_view(windows: Windows) -> View:
+    """What is left on the copy, as one row of pixels only where its windows lie side by side: most overlap, or leave gaps."""
+    left, p = windows.left, windows.problem
+    dense = windows.taps == 1 and p.s == p.stride_w
+    return wgrad_view(left) if dense else conv_view(left)
+
+
 def _sizes(problem: ConvProblem) -> tuple[int, int]:
     """Bytes of the copy and of the gradient over windows, each a multiple of 256."""
     windows = Windows(problem)
@@ -77,7 +86,7 @@ def _parts(problem: ConvProblem, room: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def workspace_bytes(problem: ConvProblem, share: Share) -> int:
     """The copy, the gradient over windows, and the shares' sums."""
-    return sum(_sizes(problem)) + partial_bytes(Windows(problem).left, share) if problem.n else 0
+    return sum(_sizes(problem)) + partial_bytes(windows_view(Windows(problem)), share) if problem.n else 0
 
 
 class StemWgradEngine(Engine):
@@ -106,7 +115,7 @@ class StemWgradEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Shares by guessed time."""
         assert isinstance(problem, ConvProblem)
-        return [share.knobs for share in shares(wgrad_view(Windows(problem).left), target.units)]
+        return [share.knobs for share in shares(windows_view(Windows(problem)), target.units)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """See `workspace_bytes`."""
@@ -119,7 +128,7 @@ class StemWgradEngine(Engine):
         windows = Windows(problem)
         copied = _COPY_US + (windows.bytes + problem.x_spec.size_bytes) / _COPY_BYTES_US
         scattered = _SCATTER_US * min(problem.stride_h, problem.r)
-        return estimate_us(wgrad_view(windows.left), Share.of(knobs), target.units) + copied + scattered
+        return estimate_us(windows_view(windows), Share.of(knobs), target.units) + copied + scattered
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one share."""

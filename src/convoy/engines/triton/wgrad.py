@@ -177,13 +177,25 @@ def _staged(
 
 
 class WgradExecutable(Executable):
-    """One share for one problem."""
+    """One share for one problem, whose x is dense, or lies as a view and pitches say.
 
-    def __init__(self, engine: str, problem: ConvProblem, share: Share, target: Target) -> None:
-        self.problem, self.share, self.view = problem, share, wgrad_view(problem)
-        self.workspace_bytes = partial_bytes(problem, share)
+    Args:
+        engine: whose it is.
+        problem: what is computed.
+        share: how.
+        target: where.
+        view: the problem as the kernel sees it; `wgrad_view` where it is None.
+        pitches: elements from an image, a row, a pixel of x to the next; those of a dense x where it is None.
+    """
+
+    def __init__(
+        self, engine: str, problem: ConvProblem, share: Share, target: Target,
+        view: View | None = None, pitches: tuple[int, int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.problem, self.share, self.view = problem, share, view or wgrad_view(problem)
+        self.workspace_bytes = partial_bytes(self.view, share)
         row = self.view.w * self.view.c
-        self.pitches = (self.view.h * row, row, self.view.c)  # elements from an image, a row, a pixel of x to the next
+        self.pitches = pitches or (self.view.h * row, row, self.view.c)
         self.reduce = None
         if self.view.pixels == 0:
             return
@@ -252,7 +264,7 @@ class WgradExecutable(Executable):
             shape = [n, h // high, high, w // wide, wide * c]
             strides = [image, high * row, row, wide * c, 1]
         elif view.is_1x1:
-            shape, strides = [n, view.p, view.q, c], [image, high * row, wide * c, 1]
+            shape, strides = [n, view.p, view.q, c], [image, high * row, wide * pixel, 1]
         else:
             shape, strides = [n, h, w, c], [image, row, pixel, 1]
         return descriptor(x, shape, self._x_box, strides), descriptor(dy, [n, view.p, view.q, k], self._dy_box)
@@ -295,13 +307,12 @@ class WgradExecutable(Executable):
             self.reduce.launch(sums, dweight, None, None)
 
 
-def partial_bytes(problem: ConvProblem, share: Share) -> int:
+def partial_bytes(view: View, share: Share) -> int:
     """Room for the shares' sums in fp32; none where there is one."""
-    view = wgrad_view(problem)
     if not view.pixels:
         return 0
     splits, _ = share.splits(view)
-    return 4 * splits * problem.weight_spec.elements if splits > 1 else 0
+    return 4 * splits * view.k * view.c * view.r * view.s if splits > 1 else 0
 
 
 class WgradEngine(Engine):
@@ -330,7 +341,7 @@ class WgradEngine(Engine):
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The shares' sums."""
         assert isinstance(problem, ConvProblem)
-        return partial_bytes(problem, Share.of(knobs))
+        return partial_bytes(wgrad_view(problem), Share.of(knobs))
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The shares' cost model, less a fifth: by 406 rows of an H200 (20 %)."""

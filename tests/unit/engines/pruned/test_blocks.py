@@ -59,6 +59,15 @@ def test_lists_name_every_value_once_and_the_longest_is_first(filters):
     assert counts == sorted(counts, reverse=True) == list(lengths(problem.mask, filters))
 
 
+def test_a_weight_of_zeros_alone_packs_to_nothing():
+    problem = blocky(PLAIN, share=0.0)
+    lists = Lists(problem, 64)
+    packed = lists.pack(torch.zeros(problem.weight_spec.shape, dtype=torch.float16))
+    assert packed.shape == (0, 64 * 128)
+    assert lists.pieces.shape == (0, 8)
+    assert all(first == last for first, last, *_ in lists.tiles.tolist())
+
+
 def test_shares_are_those_of_tiles():
     assert live_share(blocky(PLAIN, share=0.0).mask, 64) == 0
     assert live_share(blocky(PLAIN, share=2).mask, 64) == 1

@@ -436,6 +436,18 @@ STEMS = {
         conv(1, 2, 15, 19, 8, 11, 5, 2, 2, 4, 2, direction="wgrad", epilogue=Epilogue(bias=True)),
         1,
     ),
+    "stem gradient, a filter shorter than its step": (
+        conv(2, 3, 14, 13, 16, 3, 3, 1, 1, 4, 4, direction="wgrad", epilogue=Epilogue(bias=True)),
+        0,
+    ),
+    "stem gradient, one row of overlapping windows": (
+        conv(2, 2, 9, 12, 16, 1, 3, 0, 1, 1, 2, direction="wgrad", epilogue=Epilogue(bias=True)),
+        0,
+    ),
+    "stem gradient, patches": (
+        conv(2, 3, 16, 12, 16, 4, 4, 0, 0, 4, 4, direction="wgrad", epilogue=Epilogue(bias=True)),
+        0,
+    ),
 }
 
 

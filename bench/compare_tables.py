@@ -57,6 +57,9 @@ def options_table(rows: Sequence[Row], title: str) -> str:
             cases.setdefault((row["subject"], row["batch"], row["commit"]), []).append(row)
     blocks: list[str] = []
     for (subject, batch, commit), own in cases.items():
+        if subject.endswith(":loader"):
+            blocks.append(loader_table(own, title))
+            continue
         best = next((row for row in own if row["provider"] == "torch.best"), None)
         defaults = next((row for row in own if row["provider"] == "torch.defaults"), None)
         if best is None or defaults is None:
@@ -85,6 +88,20 @@ def options_table(rows: Sequence[Row], title: str) -> str:
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) or "Not measured yet."
+
+
+def loader_table(rows: Sequence[Row], title: str) -> str:
+    """A training step fed by data-loader workers, beside the same step whose batch is there."""
+    net, batch, device, commit = (rows[0][name] for name in ("subject", "batch", "device", "commit"))
+    there = next(float(row["p50"]) for row in rows if row["provider"] == "torch.best")
+    case = f"{net.removesuffix(':loader')}, batch {batch}, {device}, commit {commit}"
+    head = f"{title}, {case}: the best setting, fed by a data loader"
+    lines = [head, "", "| data loader | ms a step | over a batch that is there |", "|---|---|---|"]
+    for row in rows:
+        if row["provider"] == "torch.loader":
+            words, noisy = _option(row), " (noisy)" if row["note"].endswith("noisy") else ""
+            lines.append(f"| {words}{noisy} | {float(row['p50']):.3f} | {float(row['p50']) / there:.2f}x |")
+    return "\n".join(lines)
 
 
 def _option(row: Row) -> str:

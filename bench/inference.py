@@ -25,16 +25,15 @@ import dataclasses
 import gc
 import itertools
 import math
-import signal
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from patience import COMPILE_S, within
 from record import Recorder
 from torch import nn
 
@@ -58,10 +57,6 @@ rounding (ResNet-50 with TF32 products is 1.5e-2 off as PyTorch runs it)."""
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-COMPILE_S = 300
-"""What a compiler may take."""
-
-
 def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], object]:
     """torch.compile with frozen weights, warmed up."""
     from torch._inductor import config
@@ -74,23 +69,6 @@ def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], objec
             fast(x)
         torch.cuda.synchronize()
     return lambda: fast(x)
-
-
-@contextmanager
-def within(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer."""
-
-    def late(*signal_and_frame: object) -> None:
-        del signal_and_frame
-        raise TimeoutError(f"took longer than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def eager(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:

@@ -4,8 +4,9 @@
     torch.alone      the defaults with one option
     torch.step       step by step from the defaults: what was kept, with what was kept before it
     torch.without    the best setting without one of its options; without a usual one, which is on by default
-    torch.loader     the best training step, fed by data-loader workers
     torch.best       the best setting
+    torch.loader     the best training step, fed by data-loader workers; in a subject of its own, `NET:training:loader`, with
+                     the best setting beside it
 
 A note begins with the option; `kept` stands behind one that helps by more than the noise. Run it on a quiet machine:
 
@@ -14,6 +15,8 @@ A note begins with the option; `kept` stands behind one that helps by more than 
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from compare import METRICS, arguments, cases, record, tell
 from record import Recorder
@@ -36,6 +39,8 @@ PROVIDERS = {
 }
 """By a row's role, its name in bench/plots.py."""
 
+LOADER = PROVIDERS["loader"]
+
 
 def shown(row: Row) -> bool:
     """Whether a row is part of the ablation: steps that were not kept led nowhere."""
@@ -53,7 +58,17 @@ def recorded(run: Run) -> Recorder:
         words = str(row.detail.get("advice", row.setting))
         line["provider"] = PROVIDERS[row.detail["role"]]
         line["note"] = "; ".join(filter(None, (str(row.detail.get("option", "")), kept, words, "noisy" * row.noisy)))
+    recorder.rows += [line | {"subject": f"{line['subject']}:loader"} for line in fed(recorder.rows)]
+    recorder.rows = [
+        line for line in recorder.rows if line["provider"] != LOADER or line["subject"].endswith(":loader")
+    ]
     return recorder
+
+
+def fed(lines: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """What data-loader workers are compared by: nothing where a run has none."""
+    found = [line for line in lines if line["provider"] in (LOADER, PROVIDERS["best"])]
+    return found if any(line["provider"] == LOADER for line in found) else []
 
 
 def main() -> None:

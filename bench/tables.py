@@ -55,13 +55,16 @@ def preferred_first(devices: Sequence[list[Row]]) -> list[list[Row]]:
 
 
 def settings(rows: Sequence[Row]) -> dict[Setting, dict[str, Row]]:
-    """Latencies by provider, for each (net, dtype, batch); numerics that are not PyTorch's own stand beside the dtype."""
+    """Latencies by provider, for each (net, dtype, batch), in order of dtype, batch and net.
+
+    Numerics that are not PyTorch's own stand beside the dtype.
+    """
     found: dict[Setting, dict[str, Row]] = {}
     for row in rows:
         if row["metric"] in LATENCIES:
             dtype = f"{row['dtype']} strict" if row["numerics"] == "strict" else row["dtype"]
             found.setdefault((row["subject"], dtype, row["batch"]), {})[row["provider"]] = row
-    return found
+    return {case: found[case] for case in sorted(found, key=lambda case: (case[1], int(case[2]), case[0]))}
 
 
 def geometric_mean(values: Sequence[float]) -> float:

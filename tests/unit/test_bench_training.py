@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 EXACT = [19.23, 11.18, 17.56, 19.50, 12.34]
 STOCK = [19.25, 11.33, 17.59, 19.39, 11.57]
@@ -19,7 +20,7 @@ Right = Callable[[list[float]], bool]
 def right(monkeypatch: pytest.MonkeyPatch) -> Right:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     training = importlib.import_module("training")
-    return lambda losses: training.is_right(losses, STOCK, EXACT, training.FAR["bf16"])
+    return lambda losses: training.is_right(losses, [STOCK], EXACT, training.FAR["bf16"])
 
 
 def test_losses_may_be_as_far_off_as_rounding_takes_them(right: Right):
@@ -43,5 +44,31 @@ def test_a_loss_that_is_off_at_the_end_is_seen(right: Right):
 def test_a_captured_step_is_judged_from_the_step_that_it_begins_with(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     training = importlib.import_module("training")
-    assert training.is_right(EXACT[3:], STOCK, EXACT, 0.02, ahead=3)
-    assert not training.is_right(EXACT[1:3], STOCK, EXACT, 0.02, ahead=3)
+    assert training.is_right(EXACT[3:], [STOCK], EXACT, 0.02, ahead=3)
+    assert not training.is_right(EXACT[1:3], [STOCK], EXACT, 0.02, ahead=3)
+
+
+def test_losses_may_be_as_far_off_as_any_rounded_run_was_until_then(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    training = importlib.import_module("training")
+    losses = [*EXACT[:3], EXACT[3] * 1.08, EXACT[4]]
+    early, late = [*EXACT[:2], EXACT[2] * 1.03, *EXACT[3:]], [*EXACT[:4], EXACT[4] * 1.03]
+    assert not training.is_right(losses, [EXACT, EXACT], EXACT, 0.02)
+    assert not training.is_right(losses, [EXACT, late], EXACT, 0.02)
+    assert training.is_right(losses, [EXACT, early], EXACT, 0.02)
+    assert training.is_right(losses, [early, EXACT], EXACT, 0.02)
+
+
+def test_nudged_losses_are_off_by_about_a_rounding(monkeypatch: pytest.MonkeyPatch):
+    """The net takes one rounding to bf16 at the beginning about as far as a rounding; another seed is another run."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    training = importlib.import_module("training")
+    case = training.Case("resnet20_cifar10", 4, "bf16", "cpu")
+    exact = training.exact_losses(case)
+    first, again, other = (training.exact_losses(case, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert 0 < training.offsets(first, exact)[0] < 0.05
+    assert training.exact_losses(case) == exact
+    x = torch.linspace(1.0, 2.0, 1000)
+    off = (training.nudged(x, 2**-9, 3) / x - 1).abs()
+    assert 2**-10 < off.max() <= 2**-9 * 1.01

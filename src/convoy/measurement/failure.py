@@ -65,9 +65,12 @@ def survive(launch: Callable[[], Found], device: str) -> Found:
         return launch()
     except Exception as error:  # an engine may raise anything, and each becomes a row with its reason
         failure = failure_of(error, Status.LAUNCH_ERROR)
-        if device == "cuda":
-            try:
-                torch.cuda.synchronize()
-            except RuntimeError:
-                raise ContextLostError(failure) from error
-        raise failure from error
+        try:
+            if device == "cuda":
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError:
+                    raise ContextLostError(failure) from error
+            raise failure from error
+        finally:
+            del failure  # its traceback has this frame: the ring would keep what the launch had allocated

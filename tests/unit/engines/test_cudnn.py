@@ -181,15 +181,18 @@ def test_strict_numerics_build_no_tensor_cores_either(install):
 
 def test_denied_engines_are_neither_offered_nor_built(install, monkeypatch):
     install(plan(1), plan(2))
-    monkeypatch.setattr(plans, "DENIED", {("fprop", 1): "wrong at stride 2"})
+    monkeypatch.setattr(plans, "DENIED", {("fprop", "nchw", 1): "wrong at stride 2"})
     assert names(PLAIN) == [("eng2", False)]
     assert names(replace(PLAIN, direction="dgrad")) == [("eng1", False), ("eng2", False)]
     with pytest.raises(CompileError, match="engine 1 is denied: wrong at stride 2"):
         ENGINE.build(PLAIN, Knobs.of(plan="eng1", fused=False), H100)
 
 
-def test_every_denial_has_a_reason_and_a_direction():
-    assert all(direction in ("fprop", "dgrad", "wgrad") and reason for (direction, _), reason in plans.DENIED.items())
+def test_every_denial_has_a_reason_a_direction_and_a_layout():
+    for (direction, layout, _), reason in plans.DENIED.items():
+        assert direction in ("fprop", "dgrad", "wgrad")
+        assert layout in ("nchw", "nhwc")
+        assert reason
 
 
 # --- what is known before a build ---------------------------------------------------------------------------------------

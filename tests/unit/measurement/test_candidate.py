@@ -1,3 +1,7 @@
+import gc
+import weakref
+from contextlib import suppress
+
 import faulty_engines as engines
 import pytest
 import torch
@@ -6,7 +10,7 @@ from convoy.errors import CompileError
 from convoy.measurement.bench import Bench, checked_images, shared_data
 from convoy.measurement.candidate import aligned_bytes, prepare
 from convoy.measurement.data import make_data, oracle
-from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory
+from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory, survive
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
 from convoy.problem import (
@@ -268,6 +272,24 @@ def test_an_oracle_that_no_image_has_room_for_says_so(monkeypatch, problem):
     short_of_memory(monkeypatch, 1)
     with pytest.raises(torch.OutOfMemoryError):
         Bench(problem, TARGET).fill()
+
+
+def test_what_a_failed_launch_had_allocated_is_free_at_once():
+    held = []
+
+    def launch():
+        room = torch.empty(1 << 10)
+        held.append(weakref.ref(room))
+        raise torch.OutOfMemoryError(f"no room beside {room.numel()}")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(Failure):
+            survive(launch, "cpu")
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_an_oracle_that_fails_otherwise_is_not_asked_again(monkeypatch):

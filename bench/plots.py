@@ -406,11 +406,15 @@ def _curves(
 # --- options ----------------------------------------------------------------------------------------------------------------
 
 
+OPTIONS_DRAWN = ("torch.defaults", "torch.step", "torch.best", "torch.loader")
+"""Bars of an ablation; the last beside the best setting, in a subject of their own."""
+
+
 def options_figure(rows: Sequence[Row], title: str) -> str:
     """Bars from the defaults, option by option, to the best setting, for each net and batch."""
     cases: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row["metric"] == "latency_ms" and row["provider"] in ("torch.defaults", "torch.step", "torch.best"):
+        if row["metric"] == "latency_ms" and row["provider"] in OPTIONS_DRAWN:
             cases.setdefault((row["subject"], row["batch"]), []).append(row)
     parts = [text(MARGIN, 28, f"{title}, {source(rows)}", "title")]
     parts.append(

@@ -16,6 +16,7 @@ from html import unescape
 from pathlib import Path
 
 from ablation_tables import STAGES, ablation_table
+from choice_tables import criteria_table, prediction_table, retuning_table, selection_table
 from compare_tables import options_table, strategies_table
 from pruned_tables import pruned_net_table, pruned_table
 from zeroskip_tables import zeroskip_table
@@ -128,68 +129,6 @@ def _cell(row: Row | None) -> str:
     return f"{float(row['p50']):.3f}{words}" + (" (noisy)" if row["note"].endswith("noisy") else "")
 
 
-def prediction_table(rows: Sequence[Row], title: str) -> str:
-    """How near to the best measured time the predicted choice comes, beside PyTorch's own choice."""
-    lines = [
-        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
-        "",
-        "| choice | layers | geometric mean | within 5 % | within 10 % |",
-        "|---|---|---|---|---|",
-    ]
-    for provider, words in (("convoy", "predicted"), ("convoy.aten", "PyTorch's own")):
-        # A layer without a measured baseline has no figure for it.
-        shares = [x for row in rows if row["provider"] == provider and not math.isnan(x := float(row["p50"]))]
-        near, nearer = (sum(x >= least for x in shares) / len(shares) for least in (0.9, 0.95))
-        lines.append(f"| {words} | {len(shares)} | {geometric_mean(shares):.3f} | {nearer:.0%} | {near:.0%} |")
-    return "\n".join(lines)
-
-
-def selection_table(rows: Sequence[Row], title: str) -> str:
-    """Seconds of the exact solver, by problem."""
-    lines = [
-        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}",
-        "",
-        "| net | problem | seconds | 20th to 80th percentile | note |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        spread = f"{float(row['p20']):.2f} to {float(row['p80']):.2f}"
-        lines.append(f"| {row['subject']} | {row['metric']} | {float(row['p50']):.2f} | {spread} | {row['note']} |")
-    return "\n".join(lines)
-
-
-WAYS = {
-    "convoy": "all three, as effort `none` does",
-    "convoy.criteria": "criteria alone",
-    "convoy.models": "neighbours and cost models",
-    "convoy.neighbours": "neighbours alone",
-    "convoy.aten": "PyTorch's own",
-    "convoy.config": "all three, knobs predicted too",
-}
-"""Ways to choose an engine, in words."""
-
-
-def criteria_table(rows: Sequence[Row], title: str) -> str:
-    """Shares of layers left out on which the engine that is picked comes near the best, by way of picking and by test."""
-    shares = {
-        (row["subject"], row["provider"], row["metric"]): float(row["p50"])
-        for row in rows
-        if row["metric"] in ("within_5", "within_10")
-    }
-    tests = list(dict.fromkeys(subject for subject, _, _ in shares if "left out" in subject))
-    heads = " | ".join(f"{test}: within {share} %" for test in tests for share in (5, 10))
-    lines = [
-        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['protocol']}",
-        "",
-        f"| picked by | {heads} |",
-        "|---|" + "---|---|" * len(tests),
-    ]
-    for provider, words in WAYS.items():
-        cells = [shares[test, provider, metric] for test in tests for metric in ("within_5", "within_10")]
-        lines.append(f"| {words} | " + " | ".join(f"{cell:.1%}" for cell in cells) + " |")
-    return "\n".join(lines)
-
-
 SCALING = {
     "images_per_s": "images/s",
     "efficiency": "efficiency",
@@ -258,6 +197,7 @@ def render(page: Path) -> dict[str, str]:
         "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
         "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
+        "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "compare": section("compare", latency_table, "Frameworks side by side", all_devices=every),
         "compare-figure": figures("compare", page, all_devices=every),

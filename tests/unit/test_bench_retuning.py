@@ -83,3 +83,16 @@ def test_a_cold_start_finds_nothing_compiled(retuning, monkeypatch, tmp_path):
         assert not any(Path(folder).exists() for folder in inside.values())
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_the_table_shows_seconds_and_how_many_layers_agree(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    about = {"dtype": "fp16", "batch": "1", "device": "H200", "commit": "abc", "versions": "cudnn=9"}
+    rows = [
+        {**about, "subject": "net", "metric": "tuning_s", "p50": "48.7", "note": "from nothing"},
+        {**about, "subject": "net", "metric": "start_s", "p50": "2.91", "note": "from the database"},
+        {**about, "subject": "conv:a", "metric": "fraction_of_best", "p50": "1", "note": "net tied=true same"},
+        {**about, "subject": "conv:b", "metric": "fraction_of_best", "p50": "0.9", "note": "net tied=false a, then b"},
+    ]
+    page = importlib.import_module("choice_tables").retuning_table(rows, "Tuning twice")
+    assert "| net | fp16 | 1 | 48.7 |  | 2.9 | 1 of 2 layers (50%) |" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 from pathlib import Path
 
@@ -70,6 +71,33 @@ def test_an_ablation_becomes_rows_a_table_and_a_picture(tmp_path: Path, monkeypa
     assert "| compile | 2.00x | 1.96x |" in page
     assert "| onednn |  | 3.00x |" in page
     assert "from the defaults to the best setting" in importlib.import_module("plots").options_figure(rows, "Options")
+
+
+def test_steps_fed_by_workers_are_a_subject_of_their_own(tmp_path: Path, monkeypatch) -> None:
+    """A later ablation of the same net leaves them, and they leave an earlier one."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("CONVOY_COMMIT", "0123456789ab")
+    run = importlib.import_module("examples").options_run()
+    (best,) = (row for row in run.rows if row.detail.get("role") == "best")
+    loaders = [
+        dataclasses.replace(
+            best, provider=f"{count} workers", figures=figures(latency_ms=latency), noisy=count == 0,
+            detail={"role": "loader", "option": f"{count} workers"},
+        )
+        for count, latency in ((0, 75.0), (4, 55.0))
+    ]  # fmt: skip
+    recorder = importlib.import_module("options").recorded(dataclasses.replace(run, rows=[*run.rows, *loaders]))
+    rows = [row for row in recorder.rows if row["metric"] == "latency_ms"]
+    own = [row for row in rows if row["subject"].endswith(":loader")]
+    assert [row["provider"] for row in own] == ["torch.best", "torch.loader", "torch.loader"]
+    assert [row["provider"] for row in rows if row not in own].count("torch.loader") == 0
+    page = importlib.import_module("compare_tables").options_table(rows, "Options")
+    assert "fed by a data loader" in page
+    assert "| 0 workers (noisy) | 75.000 | 1.50x |" in page
+    assert "| 4 workers | 55.000 | 1.10x |" in page
+    assert page.count("| option |") == 1
+    assert "Options" in importlib.import_module("plots").options_figure(rows, "Options")
 
 
 @pytest.mark.parametrize(("name", "run", "subjects"), [

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from ablation_tables import STAGES
 from record import Recorder
 from tables import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
 
@@ -123,7 +124,8 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     """A panel for each dtype, numerics and batch."""
     found: dict[tuple[str, int], dict[str, dict[str, Row]]] = {}
     for (subject, dtype, batch), by_provider in settings(rows).items():
-        ordered = dict(sorted(by_provider.items(), key=lambda item: item[0] == "convoy"))
+        shown = [item for item in by_provider.items() if item[0] not in STAGES]  # which have a table of their own
+        ordered = dict(sorted(shown, key=lambda item: item[0] == "convoy"))
         found.setdefault((dtype, int(batch)), {})[subject] = ordered
     return [Panel(_panel_title(*key, nets), nets) for key, nets in sorted(found.items())]
 
@@ -139,7 +141,8 @@ def latency_figure(rows: Sequence[Row], title: str) -> str:
     every = panels(rows)
     columns = 1 if len(every) == 1 else 2
     width = (WIDTH - MARGIN * (columns + 1)) / columns
-    providers = sorted(dict.fromkeys(row["provider"] for row in rows), key=lambda name: name == "convoy")
+    drawn = dict.fromkeys(name for panel in every for by_provider in panel.nets.values() for name in by_provider)
+    providers = sorted(drawn, key=lambda name: name == "convoy")
     parts = [text(MARGIN, 28, f"{title}, {source(rows)}", "title")]
     parts.append(
         text(MARGIN, 46, "Latency, median; the shorter the better. Bars are drawn to each net's slowest.", "small")
@@ -426,8 +429,8 @@ def options_figure(rows: Sequence[Row], title: str) -> str:
         parts.append(text(MARGIN, y + 14, f"{subject}, batch {batch}", "strong"))
         y += 22
         for row in own:
-            name = row["note"].split("; ")[0]
-            start, room = MARGIN + 210.0, WIDTH - 2 * MARGIN - 210 - 90
+            name = row["note"].split("; ")[0].removesuffix(", kept")  # as all that are drawn are
+            start, room = MARGIN + 225.0, WIDTH - 2 * MARGIN - 225 - 90
             low, middle, high = (start + room * float(row[q]) / most for q in ("p20", "p50", "p80"))
             shade = PEERS[row["provider"]]
             parts.append(text(start - 8, y + 10, name, anchor="end"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import sys
@@ -20,6 +21,7 @@ from convoy.perfdb import Database
 from convoy.pipeline import training
 from convoy.pipeline.agreement import agree
 from convoy.program import gradients, overlap
+from convoy.program.step import TrainingStep
 
 training.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
 
@@ -41,27 +43,35 @@ def main(folder: Path) -> None:
     settings = convoy.Settings(db=folder / f"perf.{rank}.db", isolate=False, solver="baseline", only_engines=("aten",))
     step = convoy.training_step(model, cross_entropy, optimizer, (x[0, mine], y[0, mine]), settings=settings)
     assert step._overlap is not None
-    assert len(step._overlap._buckets) > 1
+    assert len(step._overlap.buckets) > 1
     for index in range(3):
         step(x[index, mine], y[index, mine])
 
-    again = copy.deepcopy(net)
-    with torch.no_grad():
-        for parameter, value in zip(again.parameters(), start, strict=True):
-            parameter.copy_(value)
-    optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
     plan = step.save(folder / f"{rank}.plan.json")
-    apart = convoy.training_step(
-        nn.parallel.DistributedDataParallel(again),
-        cross_entropy,
-        optimizer,
-        (x[0, mine], y[0, mine]),
-        plan=plan,
-        settings=settings,
-    )
+
+    def once_more() -> tuple[nn.Module, TrainingStep]:
+        """The same training from its start, by the same plan."""
+        again = copy.deepcopy(net)
+        with torch.no_grad():
+            for parameter, value in zip(again.parameters(), start, strict=True):
+                parameter.copy_(value)
+        own = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+        whole, batch = nn.parallel.DistributedDataParallel(again), (x[0, mine], y[0, mine])
+        return again, convoy.training_step(whole, cross_entropy, own, batch, plan=plan, settings=settings)
+
+    late, apart = once_more()
     apart._overlap = None  # gradients are averaged when all are there
     for index in range(3):
         apart(x[index, mine], y[index, mine])
+    soon, early = once_more()
+    early.options = dataclasses.replace(early.options, early_updates=True)
+    early(x[0, mine], y[0, mine])  # the optimizer has its state
+    assert early.program.runnable is not None
+    updates = early._updates_of(early.program.runnable)  # each bucket as soon as it is averaged, as in a captured step
+    assert updates is not None
+    for index in (1, 2):
+        with torch.no_grad():
+            early._work((x[index, mine], y[index, mine]), first=True, last=True, updates=updates)
     target = detect_target("cpu")
     for _ in range(50):  # as often as there are models to train in one job
         agreed = agree(lambda shares: step.plan, dist.group.WORLD, target)
@@ -71,7 +81,8 @@ def main(folder: Path) -> None:
     found = {
         "start": [p.tolist() for p in start],
         "end": [p.tolist() for p in net.parameters()],
-        "apart": [p.tolist() for p in again.parameters()],
+        "apart": [p.tolist() for p in late.parameters()],
+        "early": [p.tolist() for p in soon.parameters()],
         "plan": [s.problem for s in step.plan.steps],
         "measured": sorted({row.problem for row in measured}),
     }

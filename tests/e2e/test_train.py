@@ -97,6 +97,7 @@ def test_two_processes_train_as_one_with_both_halves(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["end"] == second["end"]
     assert first["end"] == first["apart"]  # the same bits, whether gradients travel early or late
+    assert first["end"] == first["early"]  # and whether parameters are updated bucket by bucket or at the end
     assert first["plan"] == second["plan"]
     assert first["plan"]
     share = set(second["measured"])

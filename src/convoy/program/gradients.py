@@ -70,6 +70,10 @@ class Averages:
             self._send(bucket)
             self._receive()
 
+    def mark(self) -> torch.cuda.Event | None:
+        """When all that has begun until now is there; None on a CPU, where `end` waits."""
+        return None if self.stream is None else self.stream.record_event()
+
     def end(self) -> None:
         """What follows finds all averages: on a GPU on torch's current stream."""
         if self.stream is None:

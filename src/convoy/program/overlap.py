@@ -21,6 +21,9 @@ class Overlap:
         bound: loss, gradients and new buffers.
         count: number of gradients; they are the outputs behind the loss.
         averages: what sends them.
+
+    Attributes:
+        buckets: the slots of the gradients that travel together, in the order in which they leave.
     """
 
     def __init__(self, bound: Bound, count: int, averages: Averages) -> None:
@@ -29,18 +32,29 @@ class Overlap:
         made = makers(bound)
         back = bound.outputs[count:0:-1]
         found = sent_together([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
-        self._buckets = [tuple(back[index] for index in bucket) for bucket in found]
-        waits = [{made[slot] for slot in bucket} for bucket in self._buckets]
+        self.buckets = [tuple(back[index] for index in bucket) for bucket in found]
+        waits = [{made[slot] for slot in bucket} for bucket in self.buckets]
         # A collective is begun in the same order by every process, so one that is ready early waits for those before it.
         self._completion = Completion(waits, averages.stream, in_order=True)
+        self._arrivals: dict[int, torch.cuda.Event | None] = {}
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
         """A launch was given to torch's current stream; begin the buckets that are complete with it."""
         for number in self._completion.after(index):
-            bucket = [slots[slot] for slot in self._buckets[number]]
+            bucket = [slots[slot] for slot in self.buckets[number]]
             self._averages.begin(bucket, self._completion.events([number]))  # type: ignore[arg-type]
+            self._arrivals[number] = self._averages.mark()
+
+    def wait_for(self, number: int) -> None:
+        """What follows on torch's current stream finds the averages of a bucket that has begun."""
+        arrival, stream = self._arrivals[number], self._averages.stream
+        if arrival is None or stream is None:
+            self._averages.end()
+        else:
+            torch.cuda.current_stream(stream.device).wait_event(arrival)
 
     def end(self) -> None:
         """What follows on torch's current stream finds the averages."""
         self._completion.end()
         self._averages.end()
+        self._arrivals.clear()

@@ -268,14 +268,16 @@ class TrainingStep:
     def _updates_of(self, runnable: EagerProgram) -> Updates | None:
         """What updates parameters while the backward pass goes on; None where an update wants all gradients."""
         options, capture = self.options, self.program.capture
-        together = (options.scaler, options.clip_grad_norm, options.group) != (None, None, None)
+        together = (options.scaler, options.clip_grad_norm) != (None, None)
+        late = self._averages is not None and self._overlap is None
         learned = self._learned()
         wanted = options.early_updates
         wanted = pays_early(learned, self.plan.total_us) if wanted is None else wanted
-        if together or options.accumulate > 1 or not wanted:
+        if together or late or options.accumulate > 1 or not wanted:
             return None
         slots = [capture.parameters.index(name) for name in capture.learned]
-        return updates_of(runnable.bound, learned, slots, self.optimizer, runnable.streams)
+        taken = (*runnable.streams, *self._sending())
+        return updates_of(runnable.bound, learned, slots, self.optimizer, taken, self._overlap)
 
     def _sending(self) -> tuple[torch.cuda.Stream, ...]:
         stream = None if self._averages is None else self._averages.stream

@@ -12,6 +12,7 @@ from convoy.program.bind import Bound
 from convoy.program.capturable import FUSED
 from convoy.program.completion import Completion, all_made
 from convoy.program.lifetimes import users
+from convoy.program.overlap import Overlap
 from convoy.program.recording import stream_beside
 from convoy.schedule import buckets
 
@@ -38,9 +39,9 @@ class OvertakenError(RuntimeError):
 class Updates:
     """The updates of a bound step's parameters, and after which launch each begins.
 
-    A parameter may change when its gradient is there and the last launch that reads it was queued: the updates run on a stream
-    of their own that waits for those launches and for nothing else. Every element is updated by itself, so the results have the
-    bits of one update at the end.
+    A parameter may change when its gradient is there, averaged where several processes train, and the last launch that reads it
+    was queued: the updates run on a stream of their own that waits for those launches, for the average, and for nothing else.
+    Every element is updated by itself, so the results have the bits of one update at the end.
 
     Args:
         bound: loss, gradients and new buffers.
@@ -48,6 +49,7 @@ class Updates:
         slots: of each parameter, the input that it is.
         optimizer: one whose update is elementwise (`capturable.FUSED`), and whose state is there.
         taken: streams that the step itself uses.
+        overlap: what averages the gradients; its buckets are then those of the updates, and it is driven from here.
     """
 
     def __init__(
@@ -57,21 +59,20 @@ class Updates:
         slots: Sequence[int],
         optimizer: torch.optim.Optimizer,
         taken: Sequence[torch.cuda.Stream] = (),
+        overlap: Overlap | None = None,
     ) -> None:
-        self._optimizer, self._steps = optimizer, bound.steps
+        self._optimizer, self._steps, self._overlap = optimizer, bound.steps, overlap
         device = parameters[0].device
         self.stream = stream_beside(device, taken) if device.type == "cuda" else None
         used = users(bound.steps)
         gradients = bound.outputs[1 : 1 + len(parameters)]
-        back = list(range(len(parameters)))[::-1]
-        sizes = [p.numel() * p.element_size() for p in parameters]
-        found = buckets([sizes[i] for i in back], [parameters[i].dtype for i in back], BUCKET_BYTES)
-        members = [[back[i] for i in bucket] for bucket in found]
+        members = _members(parameters) if overlap is None else [list(map(gradients.index, b)) for b in overlap.buckets]
         self._buckets = [[(parameters[i], gradients[i]) for i in bucket] for bucket in members]
         waits = [
             {at for i in bucket for slot in (slots[i], gradients[i]) for at in used.get(slot, ())} for bucket in members
         ]
-        self._completion = Completion(waits, self.stream)
+        # Buckets leave in one order, so that behind those of earlier ones a bucket's own launches say that it has left.
+        self._completion = Completion(waits, self.stream, in_order=overlap is not None)
         self._updated: set[int] = set()
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
@@ -79,6 +80,8 @@ class Updates:
         read = (slots[slot] for slot in self._steps[index].args)
         if self._updated and any(t is not None and t.untyped_storage().data_ptr() in self._updated for t in read):
             raise OvertakenError("a launch reads a parameter in another shape after its update was queued")
+        if self._overlap is not None:
+            self._overlap.after(index, slots)
         complete = self._completion.after(index)
         if not complete:
             return
@@ -87,10 +90,14 @@ class Updates:
                 for event in self._completion.events(complete):
                     self.stream.wait_event(event)
             for number in complete:
+                if self._overlap is not None:
+                    self._overlap.wait_for(number)
                 self._update(self._buckets[number], slots)
 
     def end(self) -> None:
         """What follows on torch's current stream finds the new parameters."""
+        if self._overlap is not None:
+            self._overlap.end()
         self._completion.end()
         self._updated.clear()
         if self.stream is not None:
@@ -104,17 +111,26 @@ class Updates:
         self._updated.update(parameter.untyped_storage().data_ptr() for parameter, _ in bucket)
 
 
+def _members(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
+    """Which parameters are updated together, the last layers' first."""
+    back = list(range(len(parameters)))[::-1]
+    sizes = [parameters[i].numel() * parameters[i].element_size() for i in back]
+    found = buckets(sizes, [parameters[i].dtype for i in back], BUCKET_BYTES)
+    return [[back[i] for i in bucket] for bucket in found]
+
+
 def updates_of(
     bound: Bound,
     parameters: Sequence[nn.Parameter],
     slots: Sequence[int],
     optimizer: torch.optim.Optimizer,
     taken: Sequence[torch.cuda.Stream] = (),
+    overlap: Overlap | None = None,
 ) -> Updates | None:
     """`Updates`, or None where an optimizer's update is not known to be elementwise, or a launch makes not each gradient."""
     if type(optimizer) not in FUSED or not all_made(bound, len(parameters)):
         return None
-    return Updates(bound, parameters, slots, optimizer, taken)
+    return Updates(bound, parameters, slots, optimizer, taken, overlap)
 
 
 @contextmanager

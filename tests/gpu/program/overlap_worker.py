@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
             step._overlap = None
         else:
             assert step._overlap is not None
-            assert len(step._overlap._buckets) > 1
+            assert len(step._overlap.buckets) > 1
         for _ in range(6):
             with judge.step((x, y)) as losses:
                 losses.append(step(x, y))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline import verdict
-from convoy.program import updates
+from convoy.program import overlap, updates
 from convoy.program.completion import Completion
+from convoy.program.gradients import Averages
+from convoy.program.overlap import Overlap
 from convoy.program.step import TrainingStep
 from convoy.program.updates import OvertakenError, Updates, updates_of
 
@@ -103,6 +106,59 @@ def test_updates_begin_before_the_pass_ends(monkeypatch: pytest.MonkeyPatch):
     last = len(made._steps) - 1
     assert seen[0][0] < last / 2 + last / 4  # the classifier's, with three quarters of the launches queued at most
     assert len(seen) >= 3
+
+
+class Heard(Averages):
+    """Says when a bucket leaves and when somebody waits for it, and changes nothing."""
+
+    def __init__(self, said: list[Any]) -> None:
+        super().__init__(None, torch.device("cpu"))
+        self.said = said
+
+    def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.cuda.Event] = ()) -> None:
+        self.said.append(("sent", frozenset(map(id, bucket))))
+
+    def end(self) -> None:
+        self.said.append("waited")
+
+
+def test_with_several_processes_a_bucket_is_updated_when_it_has_left_and_is_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overlap, "sent_together", functools.partial(overlap.sent_together, limit=1 << 10))
+    step, said = trained(monkeypatch, "sgd"), []
+    runnable = step.program.runnable
+    assert runnable is not None
+    learned = step._learned()
+    step._averages = Heard(said)
+    step._overlap = Overlap(runnable.bound, len(learned), step._averages)
+    step.options = replace(step.options, early_updates=True)
+    made = step._updates_of(runnable)
+    assert made is not None
+    assert [len(bucket) for bucket in made._buckets] == [len(bucket) for bucket in step._overlap.buckets]
+    begin = made._update
+
+    def noted(part: Sequence[tuple[nn.Parameter, int]], slots: Sequence[torch.Tensor | None]) -> None:
+        said.append(("updated", frozenset(id(slots[slot]) for _, slot in part)))
+        begin(part, slots)
+
+    monkeypatch.setattr(made, "_update", noted)
+    before = weights(step)
+    work(step, made)
+    assert not any(torch.equal(one, other) for one, other in zip(before, weights(step), strict=True))
+    sent = [what for kind, what in filter(lambda one: one != "waited", said) if kind == "sent"]
+    assert len(sent) > 3
+    for bucket in sent:
+        left, updated = said.index(("sent", bucket)), said.index(("updated", bucket))
+        assert "waited" in said[left:updated]
+    assert said.index(("updated", sent[0])) < said.index(("sent", sent[-1]))  # and not at the end
+
+
+def test_what_is_averaged_at_the_end_is_updated_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    step = trained(monkeypatch, "sgd")
+    runnable = step.program.runnable
+    assert runnable is not None
+    step.options = replace(step.options, early_updates=True)
+    step._averages, step._overlap = Heard([]), None
+    assert step._updates_of(runnable) is None
 
 
 @pytest.mark.parametrize(

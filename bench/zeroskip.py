@@ -53,8 +53,9 @@ from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.errors import ConvoyError
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.data import Data, oracle, with_zeros
+from convoy.measurement.data import Data, with_zeros
 from convoy.measurement.detect import detect_target
+from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
 

@@ -16,7 +16,8 @@ from convoy.engines.interpret import DTYPES
 from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError, UnsupportedError
 from convoy.functional.choice import first_config
-from convoy.measurement.data import conv_sizes, in_layout, result_specs
+from convoy.measurement.data import in_layout, result_specs
+from convoy.measurement.oracle import conv_sizes
 from convoy.problem import ConvProblem, EngineConfig, Epilogue
 from convoy.settings import Settings
 from convoy.target import Target

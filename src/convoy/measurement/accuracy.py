@@ -2,7 +2,7 @@
 
 Direct methods are checked on integers, where every sum is exact and a single wrong term shows; all methods on ordinary
 data against a bound that depends on the method, the dtypes and the length of the sums; and on cancelling data against
-the sum of the terms' magnitudes. Data and oracle are in `data`, guarded buffers in `guards`.
+the sum of the terms' magnitudes. Data are made in `data`, the oracle is in `oracle`, guarded buffers in `guards`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable
-from convoy.measurement.data import (
-    Data,
-    dense,
-    in_layout,
-    make_data,
-    oracle,
-    result_specs,
-    spread_norm,
-    tensor_specs,
-    terms_norm,
-)
+from convoy.measurement.data import Data, dense, in_layout, make_data, result_specs, tensor_specs
 from convoy.measurement.guards import Guarded, Trial, checksum, overrun, run_guarded
+from convoy.measurement.oracle import oracle, spread_norm, terms_norm
 from convoy.measurement.pieces import FLIPPED, STOCK, is_random, narrowest, stock_results
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 

@@ -11,9 +11,10 @@ import torch
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.zeros import kind_of
 from convoy.measurement.accuracy import check
-from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, oracle, with_zeros
+from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, with_zeros
 from convoy.measurement.failure import Failure, Found, first_lines, is_out_of_memory, survive
 from convoy.measurement.guards import checksum, run_guarded
+from convoy.measurement.oracle import oracle
 from convoy.perfdb.row import Status
 from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target

@@ -1,4 +1,4 @@
-"""The tensors that a candidate is tried on, and what they must give: specs, random data, the float64 oracle."""
+"""The tensors that a candidate is tried on: specs and random data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Final, TypeGuard
 
 import numpy as np
 import torch
-from torch.nn.functional import conv2d, linear
 
-from convoy.engines.activations import activate, pool2d
-from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.interpret import DTYPES
 from convoy.engines.zeros import BLOCK, TILE
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
@@ -40,8 +38,8 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
     if isinstance(problem, SubgraphProblem):
         graph = parse_graph(problem.text)
         return [graph.values[name].spec for name in graph.inputs], [value.spec for value in graph.constants()]
-    if _is_fresh(problem):
-        (x, *residual), constants = tensor_specs(_with_constants(problem))
+    if is_fresh(problem):
+        (x, *residual), constants = tensor_specs(with_constants(problem))
         return [x, *constants, *residual], []
     y, bias = problem.y_spec, TensorSpec((problem.k,), problem.y_spec.dtype)
     residual = [problem.conv_spec if isinstance(problem, ConvProblem) else y] if problem.epilogue.residual else []
@@ -53,25 +51,19 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
     return [problem.x_spec, *residual], [problem.weight_spec, *biases]
 
 
-def _is_fresh(problem: Problem) -> TypeGuard[ConvProblem]:
+def is_fresh(problem: Problem) -> TypeGuard[ConvProblem]:
+    """Whether weight and bias are args, new at every launch."""
     return isinstance(problem, ConvProblem) and problem.fresh_weight
 
 
 def fresh_constants(problem: Problem) -> int:
     """How many of a problem's args are the weight and bias that a fresh problem takes behind x."""
-    return 1 + problem.epilogue.bias if _is_fresh(problem) else 0
+    return 1 + problem.epilogue.bias if is_fresh(problem) else 0
 
 
-def _with_constants(problem: ConvProblem) -> ConvProblem:
+def with_constants(problem: ConvProblem) -> ConvProblem:
     """The same sums with weight and bias as constants."""
     return replace(problem, fresh_weight=False)
-
-
-def _plain_data(problem: ConvProblem, data: Data) -> Data:
-    """A fresh problem's data with weight and bias as constants again."""
-    x, *rest = data.args
-    count = fresh_constants(problem)
-    return Data((x, *rest[count:]), tuple(rest[:count]))
 
 
 def result_specs(problem: Problem) -> list[TensorSpec]:
@@ -119,8 +111,8 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     """
     if kind not in KINDS:
         raise InputError("kind", kind, ", ".join(KINDS))
-    if _is_fresh(problem):
-        plain = make_data(_with_constants(problem), seed, kind, device)
+    if is_fresh(problem):
+        plain = make_data(with_constants(problem), seed, kind, device)
         x, *residual = plain.args
         return Data((x, *(in_layout(t, problem.layout) for t in plain.constants), *residual), ())
     generator = torch.Generator(device).manual_seed(seed)
@@ -271,74 +263,3 @@ def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.
 def _alternating(problem: ConvProblem | LinearProblem, shape: Sequence[int]) -> torch.Tensor:
     signs = 1 - 2 * (torch.arange(problem.reduction_length) % 2)
     return _by_output(problem, signs.expand(_outputs(problem), -1)).reshape(shape)
-
-
-def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
-    """The problem's results in float64, by PyTorch's own float64 arithmetic on the data's device."""
-    if _is_fresh(problem):
-        return oracle(_with_constants(problem), _plain_data(problem, data))
-    args = [_double(t) for t in data.args]
-    constants = [_double(t) for t in data.constants]
-    if isinstance(problem, LayoutProblem):
-        return [args[0]]
-    if isinstance(problem, SubgraphProblem):
-        return list(compile_graph(parse_graph(problem.text), double=True)(args, constants))
-    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
-        return _gradients(problem, args)
-    x, weight = args[0], constants[0]
-    y = linear(x, weight) if isinstance(problem, LinearProblem) else conv2d(x, weight, None, *conv_sizes(problem))
-    if problem.epilogue.bias:
-        y = y + constants[1].reshape(-1, *[1] * (y.dim() - 2))
-    if problem.epilogue.residual:
-        y = y + args[1]
-    return [pool2d(activate(y, problem.epilogue.activation), problem.epilogue.pool)]
-
-
-def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, power: int) -> float:
-    """Norm of what the results' terms amount to.
-
-    Args:
-        problem: a sum of products.
-        data: its operands.
-        index: which result.
-        power: 1 for the sums of |x||weight|, the measure on cancelling data; 2 for the roots of the sums of squares, which
-            is what sums of terms of random sign amount to.
-    """
-    if _is_fresh(problem):
-        return terms_norm(_with_constants(problem), _plain_data(problem, data), index, power)
-    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
-    args = tuple(_double(t).abs() ** power for t in data.args)
-    constants = tuple(_double(t).abs() ** power for t in data.constants)
-    return float((oracle(plain, Data(args, constants))[index] ** (1 / power)).norm())
-
-
-def spread_norm(problem: ConvProblem | LinearProblem, data: Data, index: int) -> float:
-    """Norm that the results would have if every output saw the whole filter, from the operands' root mean squares.
-
-    Methods that transform whole tiles spread their rounding over all outputs of a tile, those too that see little but
-    padding.
-    """
-    operands = (data.args[0], (*data.constants, *data.args[1:])[0])
-    squares = [float(_double(t).square().mean()) if t.numel() else 0.0 for t in operands]
-    return math.sqrt(result_specs(problem)[index].elements * problem.reduction_length * squares[0] * squares[1])
-
-
-def _double(tensor: torch.Tensor) -> torch.Tensor:
-    return dense(tensor).double() if tensor.is_floating_point() else tensor
-
-
-def conv_sizes(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
-    """Stride, padding, dilation, groups, as torch's functions take them after the bias."""
-    stride = (problem.stride_h, problem.stride_w)
-    return stride, (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w), problem.groups
-
-
-def _gradients(problem: ConvProblem, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    stride, padding, dilation, groups = conv_sizes(problem)
-    if problem.direction == "dgrad":
-        dy, weight = args
-        shape = problem.x_spec.shape
-        return [torch.nn.grad.conv2d_input(shape, weight, dy, stride, padding, dilation, groups)]
-    x, dy = args
-    dweight = torch.nn.grad.conv2d_weight(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
-    return [dweight, dy.sum((0, 2, 3))] if problem.epilogue.bias else [dweight]

@@ -11,9 +11,10 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import bound, is_exact, relative_error
 from convoy.measurement.candidate import aligned_bytes
-from convoy.measurement.data import make_data, oracle, result_specs, tensor_specs
+from convoy.measurement.data import make_data, result_specs, tensor_specs
 from convoy.measurement.detect import detect_target
 from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("large")]

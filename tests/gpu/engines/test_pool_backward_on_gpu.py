@@ -15,8 +15,9 @@ from convoy.engines.aten import ENGINE as BASELINE
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.data import Data, oracle
+from convoy.measurement.data import Data
 from convoy.measurement.detect import detect_target
+from convoy.measurement.oracle import oracle
 from convoy.problem import SubgraphProblem
 
 pytestmark = pytest.mark.gpu

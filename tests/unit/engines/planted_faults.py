@@ -5,7 +5,7 @@ from torch.nn.functional import conv2d, pad
 
 from convoy.engines.activations import activate, finish
 from convoy.engines.base import Executable
-from convoy.measurement.data import conv_sizes
+from convoy.measurement.oracle import conv_sizes
 
 
 class Right(Executable):

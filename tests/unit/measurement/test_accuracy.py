@@ -25,9 +25,10 @@ from convoy.measurement.accuracy import (
     run_guarded,
     tf32_bound,
 )
-from convoy.measurement.data import Data, result_specs, tensor_specs, terms_norm
+from convoy.measurement.data import Data, result_specs, tensor_specs
 from convoy.measurement.detect import detect_target
 from convoy.measurement.guards import GUARD_BYTES
+from convoy.measurement.oracle import terms_norm
 from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 
 BIASED = Epilogue(bias=True, residual=True, activation="relu")

@@ -9,8 +9,9 @@ import torch
 from convoy.errors import CompileError
 from convoy.measurement.bench import Bench, checked_images, shared_data
 from convoy.measurement.candidate import aligned_bytes, prepare
-from convoy.measurement.data import make_data, oracle
+from convoy.measurement.data import make_data
 from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory, survive
+from convoy.measurement.oracle import oracle
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
 from convoy.problem import (

@@ -15,7 +15,8 @@ from convoy.engines.interpret import DTYPES
 from convoy.engines.piece import read
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.engines.triton.norms import norm_of
-from convoy.measurement.data import make_data, oracle
+from convoy.measurement.data import make_data
+from convoy.measurement.oracle import oracle
 from convoy.target import Target
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 5, 80 << 30, 50 << 20)

@@ -12,7 +12,8 @@ from pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE
-from convoy.measurement.data import make_data, oracle
+from convoy.measurement.data import make_data
+from convoy.measurement.oracle import oracle
 from convoy.target import Target
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)

@@ -18,7 +18,8 @@ from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.triton import split_fp32
 from convoy.engines.triton.pooled import unpooled
-from convoy.measurement.data import Data, make_data, oracle
+from convoy.measurement.data import Data, make_data
+from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
 from convoy.target import Target
 

@@ -1,0 +1,94 @@
+"""What is right: a problem's results in float64, and norms of what its sums are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import conv2d, linear
+
+from convoy.engines.activations import activate, pool2d
+from convoy.engines.interpret import compile_graph
+from convoy.graph.text import parse_graph
+from convoy.measurement.data import Data, dense, fresh_constants, is_fresh, result_specs, with_constants
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+
+
+def _plain_data(problem: ConvProblem, data: Data) -> Data:
+    """A fresh problem's data with weight and bias as constants again."""
+    x, *rest = data.args
+    count = fresh_constants(problem)
+    return Data((x, *rest[count:]), tuple(rest[:count]))
+
+
+def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
+    """The problem's results in float64, by PyTorch's own float64 arithmetic on the data's device."""
+    if is_fresh(problem):
+        return oracle(with_constants(problem), _plain_data(problem, data))
+    args = [_double(t) for t in data.args]
+    constants = [_double(t) for t in data.constants]
+    if isinstance(problem, LayoutProblem):
+        return [args[0]]
+    if isinstance(problem, SubgraphProblem):
+        return list(compile_graph(parse_graph(problem.text), double=True)(args, constants))
+    if isinstance(problem, ConvProblem) and problem.direction != "fprop":
+        return _gradients(problem, args)
+    x, weight = args[0], constants[0]
+    y = linear(x, weight) if isinstance(problem, LinearProblem) else conv2d(x, weight, None, *conv_sizes(problem))
+    if problem.epilogue.bias:
+        y = y + constants[1].reshape(-1, *[1] * (y.dim() - 2))
+    if problem.epilogue.residual:
+        y = y + args[1]
+    return [pool2d(activate(y, problem.epilogue.activation), problem.epilogue.pool)]
+
+
+def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, power: int) -> float:
+    """Norm of what the results' terms amount to.
+
+    Args:
+        problem: a sum of products.
+        data: its operands.
+        index: which result.
+        power: 1 for the sums of |x||weight|, the measure on cancelling data; 2 for the roots of the sums of squares, which
+            is what sums of terms of random sign amount to.
+    """
+    if is_fresh(problem):
+        return terms_norm(with_constants(problem), _plain_data(problem, data), index, power)
+    plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
+    args = tuple(_double(t).abs() ** power for t in data.args)
+    constants = tuple(_double(t).abs() ** power for t in data.constants)
+    return float((oracle(plain, Data(args, constants))[index] ** (1 / power)).norm())
+
+
+def spread_norm(problem: ConvProblem | LinearProblem, data: Data, index: int) -> float:
+    """Norm that the results would have if every output saw the whole filter, from the operands' root mean squares.
+
+    Methods that transform whole tiles spread their rounding over all outputs of a tile, those too that see little but
+    padding.
+    """
+    operands = (data.args[0], (*data.constants, *data.args[1:])[0])
+    squares = [float(_double(t).square().mean()) if t.numel() else 0.0 for t in operands]
+    return math.sqrt(result_specs(problem)[index].elements * problem.reduction_length * squares[0] * squares[1])
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return dense(tensor).double() if tensor.is_floating_point() else tensor
+
+
+def conv_sizes(problem: ConvProblem) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+    """Stride, padding, dilation, groups, as torch's functions take them after the bias."""
+    stride = (problem.stride_h, problem.stride_w)
+    return stride, (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w), problem.groups
+
+
+def _gradients(problem: ConvProblem, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    stride, padding, dilation, groups = conv_sizes(problem)
+    if problem.direction == "dgrad":
+        dy, weight = args
+        shape = problem.x_spec.shape
+        return [torch.nn.grad.conv2d_input(shape, weight, dy, stride, padding, dilation, groups)]
+    x, dy = args
+    dweight = torch.nn.grad.conv2d_weight(x, problem.weight_spec.shape, dy, stride, padding, dilation, groups)
+    return [dweight, dy.sum((0, 2, 3))] if problem.epilogue.bias else [dweight]

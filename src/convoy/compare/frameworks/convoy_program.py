@@ -32,30 +32,28 @@ class Convoy:
         """One: Convoy chooses layouts, engines and streams by itself."""
         if case.training and case.dtype == "fp16" and case.device == "cpu":
             raise UnsupportedCaseError("training in fp16 on a CPU: PyTorch has no such autocast; use bf16")
-        numerics = "half" if case.dtype != "fp32" else "as_torch"
         build = _train if case.training else _infer
-        words = ("convoy.training_step, " if case.training else "") + f"effort {case.effort}, numerics {numerics}"
-        return [Way(words, partial(build, case, material, numerics))]
+        words = ("convoy.training_step, " if case.training else "") + f"effort {case.effort}"
+        return [Way(words, partial(build, case, material))]
 
 
 FRAMEWORK = Convoy()
 
 
-def settings_of(case: Case, numerics: str) -> convoy.Settings:
-    """What Convoy may do: the case's effort and time, and this rounding."""
+def settings_of(case: Case) -> convoy.Settings:
+    """What Convoy may do: the case's effort and time, and to round as PyTorch does, which is also what shipped rows are for."""
     settings = convoy.Settings(
         effort=convoy.Effort(case.effort),
         tune_s=case.tune_s or math.inf,
-        numerics=convoy.Numerics(numerics),
         static_outputs=case.device == "cuda",
     )
     return dataclasses.replace(settings, db=Path(case.db)) if case.db else settings
 
 
-def _infer(case: Case, material: Material, numerics: str) -> Built:
+def _infer(case: Case, material: Material) -> Built:
     net = load_net(case, material)
     start = time.perf_counter()
-    result = optimize_model(net.model, (net.x,), name=case.model, settings=settings_of(case, numerics))
+    result = optimize_model(net.model, (net.x,), name=case.model, settings=settings_of(case))
     seconds = time.perf_counter() - start
     program, summary = result.program, result.summary
 
@@ -66,7 +64,7 @@ def _infer(case: Case, material: Material, numerics: str) -> Built:
     return _with_layers(built(run, lambda: outputs_of(run()), case), summary, seconds)
 
 
-def _train(case: Case, material: Material, numerics: str) -> Built:
+def _train(case: Case, material: Material) -> Built:
     net = load_net(case, material)
     stock = Step(net, case)  # its optimizer and scaler: the same as PyTorch's own step has
     options = StepOptions(amp=parse_dtype(case.dtype) if case.dtype != "fp32" else None, scaler=stock.scaler)
@@ -77,7 +75,7 @@ def _train(case: Case, material: Material, numerics: str) -> Built:
         stock.optimizer,
         (net.x, net.labels),
         options=options,
-        settings=settings_of(case, numerics),
+        settings=settings_of(case),
         name=case.model,
     )
     seconds = time.perf_counter() - start

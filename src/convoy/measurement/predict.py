@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from convoy.engines.manifest import BASELINE
@@ -245,6 +246,7 @@ _UNKNOWN: Final = 4.0
 the layers of five nets at batch 1 on an H100."""
 
 
+@lru_cache(maxsize=1 << 10)
 def _read(key: str) -> Problem | None:
     """The problem of a key, where its times say something of others'.
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from convoy.errors import InputError
@@ -64,6 +65,7 @@ _LARGEST: Final = {"version": 10**6, "samples": 10**9, "workspace_bytes": 2**53,
 _LONGEST_TIME_US: Final = 1e12
 """About eleven days: a longer median is a broken clock."""
 
+_STATUSES: Final = frozenset(str(member) for member in Status)
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _SUBGRAPH: Final = re.compile(f"subgraph:({'|'.join((*LAYOUTS, ANY_LAYOUT))}):[0-9a-f]{{24}}")
 _ENGINE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -99,7 +101,7 @@ def read_record(record: Mapping[str, object]) -> Measurement:
     _check_figures(values)
     if values["date"]:
         _check_date(str(values["date"]))
-    config = EngineConfig(values.pop("engine"), values.pop("version"), Knobs.parse(values.pop("knobs")))
+    config = EngineConfig(values.pop("engine"), values.pop("version"), _knobs(values.pop("knobs")))
     values["status"] = Status(values["status"])
     return Measurement(config=config, **values)
 
@@ -126,13 +128,25 @@ def _check_text(name: str, value: str, longest: int) -> None:
         raise InputError(name, value, "text that UTF-8 can hold")
 
 
+@lru_cache(maxsize=1 << 10)
+def _is_canonical(problem: str) -> bool:
+    """Whether a problem's key is as the problem gives it; a problem's rows come one after the other."""
+    return bool(_SUBGRAPH.fullmatch(problem)) or parse_problem(problem).key == problem
+
+
+@lru_cache(maxsize=1 << 14)
+def _knobs(text: str) -> Knobs:
+    """Few settings stand in many rows."""
+    return Knobs.parse(text)
+
+
 def _check_key(values: Mapping[str, Any]) -> None:
     problem, engine, knobs = values["problem"], values["engine"], values["knobs"]
-    if not _SUBGRAPH.fullmatch(problem) and parse_problem(problem).key != problem:
+    if not _is_canonical(problem):
         raise InputError("problem", problem, "the canonical key, as a problem's `key` gives it")
     if not _ENGINE.fullmatch(engine):
         raise InputError("engine", engine, "an engine id such as triton.implicit_gemm")
-    if str(Knobs.parse(knobs)) != knobs:
+    if str(_knobs(knobs)) != knobs:
         raise InputError("knobs", knobs, "name=value pairs, sorted by name, separated by commas")
     if not _PROTOCOL.fullmatch(values["protocol"]):
         raise InputError("protocol", values["protocol"], "a protocol's id: visible ASCII characters without blanks")
@@ -148,7 +162,7 @@ def check_digest(digest: str) -> str:
 
 def _check_figures(values: Mapping[str, Any]) -> None:
     status = values["status"]
-    if status not in {str(member) for member in Status}:
+    if status not in _STATUSES:
         raise InputError("status", status, "one of " + ", ".join(Status))
     if status == Status.OK:
         for name in ("median_us", "spread_us"):

@@ -124,7 +124,8 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     """A panel for each dtype, numerics and batch."""
     found: dict[tuple[str, int], dict[str, dict[str, Row]]] = {}
     for (subject, dtype, batch), by_provider in settings(rows).items():
-        shown = [item for item in by_provider.items() if item[0] not in STAGES]  # which have a table of their own
+        timed = [item for item in by_provider.items() if not math.isnan(float(item[1]["p50"]))]
+        shown = [item for item in timed if item[0] not in STAGES]  # which have a table of their own
         ordered = dict(sorted(shown, key=lambda item: item[0] == "convoy"))
         found.setdefault((dtype, int(batch)), {})[subject] = ordered
     return [Panel(_panel_title(*key, nets), nets) for key, nets in sorted(found.items())]

@@ -69,8 +69,8 @@ class Agreement:
         before, now = self.winners
         if before.config == now.config:
             return "tied=true same"
-        words = f"tied={self.tied} {before.config} {before.median_us:.3g} us, then {now.config} {now.median_us:.3g} us"
-        return words.replace("tied=True", "tied=true").replace("tied=False", "tied=false")
+        tied = "tied=true" if self.tied else "tied=false"
+        return f"{tied} {before.config} {before.median_us:.3g} us, then {now.config} {now.median_us:.3g} us"
 
 
 def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> Agreement | None:

@@ -113,18 +113,18 @@ def _means(gains: dict[str, list[float]]) -> str:
 
 def gain_of(by_provider: dict[str, Row]) -> float | None:
     """The best other provider's time over Convoy's; None where no compiler was among the others, which would flatter."""
-    others = [
-        float(row["p50"]) for name, row in by_provider.items() if not name.startswith("convoy") and row["ok"] == "true"
-    ]
-    ours = by_provider.get("convoy")
-    if ours is None or ours["ok"] != "true" or not others:
+    right = {name: float(row["p50"]) for name, row in by_provider.items() if row["ok"] == "true"}
+    others = {name: time for name, time in right.items() if not name.startswith("convoy")}
+    if "convoy" not in right or not any(name.startswith(COMPILERS) for name in others):
         return None
-    return min(others) / float(ours["p50"]) if any(name.startswith(COMPILERS) for name in by_provider) else None
+    return min(others.values()) / right["convoy"]
 
 
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
+    if math.isnan(float(row["p50"])):
+        return "failed"
     words = "" if row["ok"] == "true" else " (wrong)"
     return f"{float(row['p50']):.3f}{words}" + (" (noisy)" if row["note"].endswith("noisy") else "")
 

@@ -193,11 +193,31 @@ def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody(monkeypatch: pyte
     best = min((row for row in net if row["provider"] != "convoy"), key=lambda row: float(row["p50"]))
     spoilt = [{**row, "ok": "false"} if row is best else row for row in net]
     right, wrong = ({row["provider"]: row for row in some} for some in (net, spoilt))
-    assert tables.gain_of(wrong) > tables.gain_of(right)
+    assert best["provider"].startswith("inductor")
+    assert tables.gain_of(right) > 1
+    assert tables.gain_of(wrong) is None  # what is left has no compiler, and would flatter
+    another = {**best, "provider": "inductor.default", "p50": str(2 * float(best["p50"]))}
+    assert tables.gain_of({**wrong, "inductor.default": another}) > tables.gain_of(right)
     assert "wrong" in plots.latency_figure(spoilt, "t")
     assert "wrong" not in plots.latency_figure(net, "t")
     ours = [{**row, "ok": "false"} if row["provider"] == "convoy" else row for row in net]
     assert tables.gain_of({row["provider"]: row for row in ours}) is None
+
+
+def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    plots, tables = bench_module("plots", monkeypatch), bench_module("tables", monkeypatch)
+    rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
+    late = {
+        **rows[0],
+        "provider": "inductor.max-autotune",
+        "ok": "false",
+        "note": "TimeoutError: took longer than 300 s",
+    }
+    late |= dict.fromkeys(("p20", "p50", "p80"), "nan")
+    page, picture = tables.latency_table([*rows, late], "t"), plots.latency_figure([*rows, late], "t")
+    assert "| failed |" in page
+    assert "nan" not in picture
+    assert "max-autotune" not in picture
 
 
 def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:

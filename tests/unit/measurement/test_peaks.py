@@ -1,8 +1,15 @@
+import importlib
+from dataclasses import replace
+
 import pytest
 
+from convoy.engines.manifest import load_engine
 from convoy.measurement import detect_target, floor_us, peaks
 from convoy.measurement.peaks import Peaks
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
+from convoy.support import Support
+
+measured = importlib.import_module("convoy.measurement.peaks")  # the package's `peaks` is the function
 
 ROUND = Peaks(1e9, {"fp32": 1e12, "fp16": 4e12, "bf16": 4e12, "tf32": 2e12}, 1e10, 1 << 20)
 
@@ -14,6 +21,22 @@ def test_ceilings_are_measured_once():
     assert 1e8 < found.bytes_per_s <= found.cache_bytes_per_s < 1e14
     assert 1e8 < found.flops["fp32"] < 1e15
     assert found.cache_bytes == target.cache_bytes
+
+
+def test_of_a_product_and_a_convolution_the_faster_is_a_cpus_ceiling(monkeypatch):
+    """A floor above what a layer takes is none: on AMD's CPUs a product by MKL reaches 40 % of oneDNN's convolutions."""
+    target = detect_target("cpu")
+    monkeypatch.setattr(measured, "_convolution_rate", lambda dtype, target: 1e20 if dtype == "fp32" else 0.0)
+    found = peaks(replace(target, name="another"))
+    assert found.flops["fp32"] == 1e20
+    assert 0 < found.flops["bf16"] < 1e20
+
+
+def test_what_onednn_does_not_do_has_no_rate(monkeypatch):
+    target = detect_target("cpu")
+    assert measured._convolution_rate("fp32", target) > 1e8
+    monkeypatch.setattr(load_engine("onednn"), "supports", lambda problem, target: Support.no("planted"))
+    assert measured._convolution_rate("fp32", target) == 0
 
 
 def test_compute_bound_problems_take_their_operations():

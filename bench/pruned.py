@@ -27,14 +27,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from patience import TimeIsUpError, until
 from pruned_layers import masked, operators, resnet_layers
 from record import Recorder
 
@@ -84,27 +84,6 @@ Evens = dict[tuple[int, str], list[float]]
 
 Curve = Sequence[tuple[float, float]]
 """(share of zeros, us), by rising share."""
-
-
-class TimeIsUpError(Exception):
-    """`--seconds` have passed."""
-
-
-@contextmanager
-def until(seconds: int) -> Iterator[None]:
-    """Raise TimeIsUpError in what takes longer; 0: whatever it takes."""
-
-    def late(*signal_and_frame: object) -> None:
-        del signal_and_frame
-        raise TimeIsUpError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def measure(problems: Sequence[ConvProblem], engines: Sequence[str], target: Target, settings: Settings) -> Rows:

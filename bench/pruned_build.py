@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from pruned import TimeIsUpError, until
+from patience import TimeIsUpError, until
 from pruned_layers import masked, resnet_layers
 from record import Recorder
 

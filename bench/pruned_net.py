@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pruned import TimeIsUpError, until
+from patience import TimeIsUpError, until
 from record import Recorder
 from torch import nn
 

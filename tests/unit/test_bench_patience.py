@@ -9,9 +9,21 @@ import pytest
 
 
 @pytest.fixture
-def within(monkeypatch):
+def patience(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("patience").within
+    return importlib.import_module("patience")
+
+
+@pytest.fixture
+def within(patience):
+    return patience.within
+
+
+def test_a_benchmark_may_show_what_it_has_when_time_is_up(patience):
+    with patience.until(0.05), pytest.raises(patience.TimeIsUpError):
+        time.sleep(60)
+    with patience.until(0):
+        time.sleep(0.01)
 
 
 def test_what_takes_too_long_is_stopped_even_where_it_goes_on_after_exceptions(within):

@@ -57,11 +57,10 @@ def options_table(rows: Sequence[Row], title: str) -> str:
             cases.setdefault((row["subject"], row["batch"], row["commit"]), []).append(row)
     blocks: list[str] = []
     for (subject, batch, commit), own in cases.items():
-        if subject.endswith(":loader"):
-            blocks.append(loader_table(own, title))
-            continue
         best = next((row for row in own if row["provider"] == "torch.best"), None)
         defaults = next((row for row in own if row["provider"] == "torch.defaults"), None)
+        if best is not None and subject.endswith(":loader"):
+            blocks.append(loader_table(own, best, title))
         if best is None or defaults is None:
             continue
         advice = best["note"].split("; ", 2)[-1]
@@ -90,10 +89,10 @@ def options_table(rows: Sequence[Row], title: str) -> str:
     return "\n\n".join(blocks) or "Not measured yet."
 
 
-def loader_table(rows: Sequence[Row], title: str) -> str:
-    """A training step fed by data-loader workers, beside the same step whose batch is there."""
-    net, batch, device, commit = (rows[0][name] for name in ("subject", "batch", "device", "commit"))
-    there = next(float(row["p50"]) for row in rows if row["provider"] == "torch.best")
+def loader_table(rows: Sequence[Row], best: Row, title: str) -> str:
+    """A training step fed by data-loader workers, beside the best setting, whose batch is there."""
+    net, batch, device, commit = (best[name] for name in ("subject", "batch", "device", "commit"))
+    there = float(best["p50"])
     case = f"{net.removesuffix(':loader')}, batch {batch}, {device}, commit {commit}"
     head = f"{title}, {case}: the best setting, fed by a data loader"
     lines = [head, "", "| data loader | ms a step | over a batch that is there |", "|---|---|---|"]

@@ -58,10 +58,8 @@ def recorded(run: Run) -> Recorder:
         words = str(row.detail.get("advice", row.setting))
         line["provider"] = PROVIDERS[row.detail["role"]]
         line["note"] = "; ".join(filter(None, (str(row.detail.get("option", "")), kept, words, "noisy" * row.noisy)))
-    recorder.rows += [line | {"subject": f"{line['subject']}:loader"} for line in fed(recorder.rows)]
-    recorder.rows = [
-        line for line in recorder.rows if line["provider"] != LOADER or line["subject"].endswith(":loader")
-    ]
+    apart = [line | {"subject": f"{line['subject']}:loader"} for line in fed(recorder.rows)]
+    recorder.rows = [line for line in recorder.rows if line["provider"] != LOADER] + apart
     return recorder
 
 

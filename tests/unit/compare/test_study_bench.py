@@ -97,6 +97,8 @@ def test_steps_fed_by_workers_are_a_subject_of_their_own(tmp_path: Path, monkeyp
     assert "| 0 workers (noisy) | 75.000 | 1.50x |" in page
     assert "| 4 workers | 55.000 | 1.10x |" in page
     assert page.count("| option |") == 1
+    alone = [row for row in own if row["provider"] == "torch.loader"]
+    assert importlib.import_module("compare_tables").options_table(alone, "Options") == "Not measured yet."
     assert "Options" in importlib.import_module("plots").options_figure(rows, "Options")
 
 

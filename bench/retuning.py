@@ -57,20 +57,25 @@ def best_of(rows: Sequence[Measurement]) -> Measurement | None:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The winners of two tunings of one layer: the shorter time over the longer, whether they are the same or tied, and who."""
+    """The winners of two tunings of one layer: the shorter time over the longer, whether they are the same or tied, and who.
+
+    `pairs` has both winners' rows of each tuning that measured both.
+    """
 
     fraction: float
     tied: bool
     winners: tuple[Measurement, Measurement]
+    pairs: Sequence[tuple[Measurement, Measurement]] = ()
 
     @property
     def note(self) -> str:
-        """For the row: what won in each, at what time there, where they are not one config."""
+        """For the row: what won in each, and at what times where both were measured, where they are not one config."""
         before, now = self.winners
         if before.config == now.config:
             return "tied=true same"
         tied = "tied=true" if self.tied else "tied=false"
-        return f"{tied} {before.config} {before.median_us:.3g} us, then {now.config} {now.median_us:.3g} us"
+        times = ", ".join(f"{one.median_us:.4g} and {other.median_us:.4g} us" for one, other in self.pairs)
+        return f"{tied} {before.config}, then {now.config}: {times or 'neither tuning has both'}"
 
 
 def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> Agreement | None:
@@ -93,7 +98,7 @@ def agreement(first: Sequence[Measurement], second: Sequence[Measurement]) -> Ag
     times = [sum(pair[side].median_us for pair in pairs) for side in (0, 1)]
     spread = sum(a.spread_us + b.spread_us for a, b in pairs)
     tied = abs(times[0] - times[1]) <= max(TIED * min(times), spread)
-    return Agreement(min(times) / max(times), tied, (before, now))
+    return Agreement(min(times) / max(times), tied, (before, now), pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,12 @@ def test_same_or_tied(retuning, first, second, expected):
         assert f"tied={expected[1]}".lower() in found.note
 
 
+def test_the_note_has_both_tunings_times_of_both_winners(retuning):
+    found = retuning.agreement([row(0, 10.0), row(1, 12.0)], [row(0, 11.0), row(1, 10.8)])
+    assert found.note == "tied=false a@1[k=0], then a@1[k=1]: 10 and 12 us, 11 and 10.8 us"
+    assert retuning.agreement([row(0, 10.0)], [row(1, 9.0)]).note.endswith("neither tuning has both")
+
+
 def test_a_net_is_tuned_twice_from_nothing_and_once_from_the_database(retuning, monkeypatch):
     """The third tuning has the first one's rows: its seconds are those of a start from the database."""
     seen = []

@@ -88,7 +88,7 @@ def _matmul_rate(size: int, dtype: torch.dtype, device: str) -> float:
 def _convolution_rate(dtype: str, target: Target) -> float:
     """What oneDNN reaches on packed weights; 0 where it does no convolutions.
 
-    MKL, which torch.mm asks, makes less of AMD's CPUs: 206 GFLOP/s where oneDNN makes 504 (EPYC family 26 model 2, 2 threads).
+    MKL, which torch.mm asks, makes far less of an AMD CPU with AVX-512, and layers would take less than their floor.
     """
     types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
     problem = ConvProblem(1, 128, 28, 28, 128, 3, 3, 1, 1, layout="nhwc", numerics="as_torch", **types)

@@ -3,12 +3,14 @@
 `convoy compare` on some nets, as CSV; run files and pages go to a folder of your choice. Run it on a quiet machine:
 
     python bench/compare.py [--nets alexnet,googlenet,resnet50] [--batch 1,32] [--train] [--dtype fp32] [--folder runs]
+                            [--tune-seconds N]
     python bench/compare.py RUN.json...        # runs of `convoy compare` that are there, as CSV
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +28,9 @@ from convoy.report.sheet import print_sheet, write_sheet
 PROVIDERS = {"torch": "torch.eager", "inductor": "inductor.default"}
 """Names that bench/plots.py has for peers, where ours say less."""
 
+ALL = "all"
+"""The provider in whose name the whole comparison's time is recorded, metric `comparison_s`."""
+
 METRICS = ("latency_ms", "images_per_s", "peak_memory_bytes", "startup_s", "compile_s", "energy_j")
 
 
@@ -37,6 +42,11 @@ def provider(row: Row) -> str:
     if row.provider == "inductor" and "reduce-overhead" in row.setting:
         return "inductor.reduce-overhead"
     return PROVIDERS.get(row.provider, row.provider)
+
+
+def subject(net: str, mode: str) -> str:
+    """What rows of a net are about: the net, and how it runs where that is not inference."""
+    return net if mode == "inference" else f"{net}:{mode}"
 
 
 def record(run: Run, rows: Iterable[Row], question: str, folder: Path | None = None) -> Recorder:
@@ -55,7 +65,7 @@ def record(run: Run, rows: Iterable[Row], question: str, folder: Path | None = N
             if figure.metric in METRICS:
                 words = [row.mode, row.setting, "noisy" if row.noisy else ""]
                 recorder.add(
-                    subject=row.subject if row.mode == "inference" else f"{row.subject}:{row.mode}",
+                    subject=subject(row.subject, row.mode),
                     batch=row.batch,
                     dtype=row.dtype,
                     provider=provider(row),
@@ -82,6 +92,7 @@ def arguments(description: str | None, nets: str) -> argparse.Namespace:
     parser.add_argument("--options", default="all")
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--tune-seconds", type=float, default=0.0)
     return parser.parse_args()
 
 
@@ -93,7 +104,9 @@ def cases(options: argparse.Namespace, net: str) -> list[Case]:
     mode = "training" if options.train else "inference"
     threads = torch.get_num_threads()
     batches = [int(word) for word in options.batch.split(",")]
-    return [Case(net, "", batch, 0, options.dtype, mode, device, threads) for batch in batches]
+    return [
+        Case(net, "", batch, 0, options.dtype, mode, device, threads, tune_s=options.tune_seconds) for batch in batches
+    ]
 
 
 def tell(what: str, done: int, total: int) -> None:
@@ -115,11 +128,26 @@ def main() -> None:
         path = options.folder / f"compare-{net}-{every[0].mode}-{options.dtype}-{every[0].device}.json"
         request = requested("compare", every, Limits().rounds)
         entries = [find(word) for word in options.frameworks.split(",")]
+        fresh, begun = options.again or not path.exists(), time.monotonic()
         run = compare(every, entries, path, request=request, limits=Limits(), again=options.again, observer=tell)
         sheet = sheet_of([run])
         print_sheet(sheet)
         write_sheet(sheet, path.with_suffix(".html"))
-        print(record(run, run.rows, "compare").write())
+        recorder = record(run, run.rows, "compare")
+        if fresh:
+            took, last = time.monotonic() - begun, every[-1]
+            bound = f"; tuning of a case within {options.tune_seconds:g} s" if options.tune_seconds else ""
+            recorder.add(
+                subject=subject(net, last.mode),
+                batch=last.batch,
+                dtype=last.dtype,
+                provider=ALL,
+                metric="comparison_s",
+                unit="s",
+                p50=took,
+                note=f"batch {options.batch} in one run{bound}",
+            )
+        print(recorder.write())
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     def exact(images_kept: int, where: torch.device) -> list[torch.Tensor]:
         wide = [_wide(leaf, images_kept if images > 1 else None, where) for leaf in leaves]
         given, named = pytree.tree_unflatten(wide, spec)
-        return float_outputs(copy_module(model).to(where).double()(*given, **named))
+        return float_outputs(copy_module(model, where).double()(*given, **named))
 
     while True:
         try:

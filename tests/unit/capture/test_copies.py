@@ -24,3 +24,34 @@ def test_pruned_modules_are_copied_and_work_in_float64():
     twin[0].weight_orig.data.zero_()
     assert not twin(x.double())[0].equal(model(x)[0].double())
     assert model[0].weight_orig.abs().sum() > 0
+
+
+class Full(nn.Parameter):
+    """On a device that has no room for another of it."""
+
+    def __deepcopy__(self, memo):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def clone(self, **_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_copy_elsewhere_takes_no_room_beside_the_original():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 3, bias=False))
+    model[0].weight = model[2].weight = Full(torch.ones(3, 3), requires_grad=False)
+    prune.identity(model[1], "weight")
+    with pytest.raises(torch.OutOfMemoryError):
+        copy_module(model)
+    twin = copy_module(model, torch.device("meta"))
+    assert {t.device.type for t in (*twin.parameters(), *twin.buffers(), twin[1].weight)} == {"meta"}
+    assert {t.device.type for t in (*model.parameters(), *model.buffers(), model[1].weight)} == {"cpu"}
+    assert twin[0].weight is twin[2].weight
+    assert not twin[0].weight.requires_grad
+    assert twin[1].bias.requires_grad
+
+
+def test_a_copy_on_the_same_device_shares_nothing():
+    model = nn.Conv2d(2, 3, 1)
+    twin = copy_module(model, torch.device("cpu"))
+    twin.weight.data.zero_()
+    assert model.weight.abs().sum() > 0

@@ -16,9 +16,10 @@ best knobs.
 `convoy.config` is `convoy` with the knobs that it predicts, and not the engine's best. A row a layer where layers are left out
 (of `convoy` and `convoy.criteria`), shares by net (`within_5`, `within_10`) for both tests.
 
-    python bench/criteria.py [--db perf.db] [--learn FOLDER]
+    python bench/criteria.py [--db perf.db] [--target DIGEST] [--learn FOLDER]
 
-`--learn` writes the criteria that are learned from all layers, in the form that ships with the package.
+`--learn` writes the criteria that are learned from all layers, in the form that ships with the package. `--target` names one of
+several targets that differ in torch's precision settings alone; by default the one with the most rows.
 """
 
 from __future__ import annotations
@@ -217,19 +218,20 @@ def by_nets(measured: Measured, recorder: Recorder) -> None:
     shares(recorder, "nets left out", every, "all nets, each in its turn; a layer of two nets counts twice")
 
 
-def measurements(db: Path | None) -> tuple[Target, list[Measurement]]:
+def measurements(db: Path | None, digest: str = "") -> tuple[Target, list[Measurement]]:
     """Rows of the one target of a database, or of the first that results are shipped for.
 
-    Targets that differ in torch's precision settings are one, for layers that do not heed them.
+    Targets that differ in torch's precision settings are one, for layers that do not heed them: the one that is named, or of
+    which there are the most rows.
     """
     if db is None:
-        digest, target = next(iter(shipped_descriptions().items()))
-        return target, read_shipped(digest)
+        shipped, target = next(iter(shipped_descriptions().items()))
+        return target, read_shipped(shipped)
     with Database.open(db, shipped=False, create=False) as database:
         rows = database.rows()
         known = database.targets()
     counts = Counter(row.target for row in rows)
-    target = known.get(max(counts, key=counts.__getitem__)) if counts else None
+    target = known.get(digest or max(counts, key=counts.__getitem__)) if counts else None
     if target is None or counts.keys() - {target.digest, *(twin.digest for twin in twins(target, known.values()))}:
         raise SystemExit("--db: the database must hold measurements of one described target")
     own = [row for row in rows if row.target == target.digest]
@@ -247,8 +249,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--db", type=Path)
     parser.add_argument("--learn", type=Path, metavar="FOLDER")
+    parser.add_argument("--target", default="", metavar="DIGEST")
     options = parser.parse_args()
-    target, rows = measurements(options.db)
+    target, rows = measurements(options.db, options.target)
     protocol = rows[0].protocol
     criteria = learn(rows, target, protocol=protocol, commit=commit())
     print("\n".join(rules(criteria)), f"\n{len(leaves(criteria.root))} leaves, {criteria.problems} layers\n")

@@ -46,7 +46,7 @@ from convoy.plan import Plan
 from convoy.problem import texts_of
 from convoy.program import Program, build_program
 from convoy.program.module import eager_of, signature_of
-from convoy.program.step import TrainingStep, scale_of
+from convoy.program.step import TrainingStep
 from convoy.program.step_program import StepOptions, StepProgram
 from convoy.program.trace import measured
 from convoy.report.summary import Summary
@@ -107,7 +107,7 @@ def training_step(
         name: what to call the model in plans and reports.
 
     Returns:
-        `step`, called as `loss = step(x, y)`; with `plan`, `notes`, `explain()` and `save(path)`.
+        `step`, called as `loss = step(x, y)`; with `plan`, `notes`, `explain()`, `save(path)` and `release()`.
 
     Raises:
         InputError: arguments that cannot be used.
@@ -210,9 +210,7 @@ class _Job:
         self.batch, self.options, self.settings = batch, options, settings
         self.target: Target = target_for(device_of(model, batch, {}))
         scaled = options.scaler is not None
-        self.given = batch
-        if options.scaler is not None:
-            self.given = (*batch, scale_of(options.scaler, pytree.tree_leaves(batch)[0].device))
+        self.given = options.given(batch)
         self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=options.amp, scaled=scaled)
         self.net = self._net(name, replayed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from convoy.program.footing import Footing
 from convoy.program.gradients import Averages, average, clip, has_hooks, put_gradients
 from convoy.program.module import signature_of
 from convoy.program.overlap import Overlap
+from convoy.program.parting import release_before_parting
 from convoy.program.recording import FAILURES, first_line
 from convoy.program.step_graph import StepGraph, Work
 from convoy.program.step_program import StepOptions, StepProgram
@@ -85,6 +86,17 @@ class TrainingStep:
         plans.save(self.plan, Path(path))
         return Path(path)
 
+    @property
+    def group(self) -> Any:
+        """The process group over which gradients are averaged, or None."""
+        return self.options.group
+
+    def release(self) -> None:
+        """Let go of the captured graph and of its memory; the next call captures anew. Gradients stay."""
+        if self._graph is not None:
+            self._graph.release()
+            self._graph = None
+
     def __call__(self, x: Any, *targets: Any) -> torch.Tensor:
         """Train on a batch.
 
@@ -123,7 +135,7 @@ class TrainingStep:
 
     def _stock_work(self, batch: tuple[Any, ...]) -> StockWork:
         """PyTorch's step on a batch's tensors."""
-        _, structure = pytree.tree_flatten(self._given(batch))
+        _, structure = pytree.tree_flatten(self.options.given(batch))
         learned = [p for p in self.model.parameters() if p.requires_grad]
         return StockWork(self._stock, structure, learned, self.options.accumulate, self._update)
 
@@ -176,18 +188,14 @@ class TrainingStep:
             options.scaler.step(self.optimizer)
             options.scaler.update()
 
-    def _given(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A batch as the loss module takes it."""
-        return batch if self.options.scaler is None else (*batch, scale_of(self.options.scaler, _device(batch)))
-
     def _leaves(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
-        return list(pytree.tree_leaves(self._given(batch)))
+        return list(pytree.tree_leaves(self.options.given(batch)))
 
     def _run_stock(self, batch: tuple[Any, ...], *, update: bool) -> torch.Tensor:
         """The same step by PyTorch's autograd, hooks and all."""
         if self._micro == 0:
             self.optimizer.zero_grad(set_to_none=True)
-        made = self._stock(*self._given(batch))
+        made = self._stock(*self.options.given(batch))
         (made[0] / self.options.accumulate).backward()
         if update:
             with torch.no_grad():
@@ -233,6 +241,8 @@ class TrainingStep:
             made = self._record(self._stock_work(batch), leaves)
         else:
             made = self._capture_program(runnable, leaves)
+        if self.group is not None:
+            release_before_parting(self)
         self._footing = Footing(self.model, self.optimizer)
         return made
 
@@ -309,13 +319,3 @@ class TrainingStep:
         if reason not in self._warned:
             self._warned.add(reason)
             warnings.warn(f"convoy: {reason}", stacklevel=4)
-
-
-def scale_of(scaler: torch.amp.GradScaler, device: torch.device) -> torch.Tensor:
-    """The factor that a scaler multiplies the loss by, as a tensor of its own device."""
-    return scaler.scale(torch.ones((), device=device))
-
-
-def _device(values: Sequence[Any] | Mapping[str, Any]) -> torch.device:
-    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
-    return tensors[0].device if tensors else torch.device("cpu")

@@ -82,6 +82,13 @@ class StepGraph:
                 parameter.grad = gradient
             return loss.clone()
 
+    def release(self) -> None:
+        """Destroy the graphs, once all their launches are through; they cannot be replayed after that."""
+        torch.cuda.synchronize(self._device)
+        for graph, _ in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+
     def _phase(self, index: int) -> tuple[bool, bool]:
         return index == 0, index == self._micro - 1
 

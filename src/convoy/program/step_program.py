@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from convoy.capture import TrainingCapture
 from convoy.plan.plan import Plan
@@ -35,6 +36,13 @@ class StepOptions:
     group: Any = None
     overlap: bool = True
     early_updates: bool | None = None
+
+    def given(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A batch as the loss module takes it: with a scaler, its factor of the loss stands behind, on the batch's device."""
+        if self.scaler is None:
+            return batch
+        found = (leaf.device for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        return (*batch, self.scaler.scale(torch.ones((), device=next(found, torch.device("cpu")))))
 
 
 @dataclass(slots=True)

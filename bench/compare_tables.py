@@ -15,6 +15,16 @@ STRATEGIES = {
 """Strategies for whole nets by provider, in words."""
 
 
+def comparison_time(rows: Sequence[Row]) -> str:
+    """What the comparison took, start-up, building and tuning included; empty where nobody looked at the clock."""
+    taken = [row for row in rows if row["metric"] == "comparison_s"]
+    if not taken:
+        return ""
+    parts = ", ".join(f"{row['subject']} {float(row['p50']):.0f} s" for row in taken)
+    notes = "; ".join(dict.fromkeys(row["note"] for row in taken))
+    return f"All of it took {sum(float(row['p50']) for row in taken):.0f} s: {parts} ({notes})."
+
+
 def strategies_table(rows: Sequence[Row], title: str) -> str:
     """Sums of measured times of each strategy, how many times those of exact selection, and memory; empty without any."""
     found: dict[tuple[str, ...], dict[tuple[str, str], float]] = {}

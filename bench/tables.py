@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ablation_tables import STAGES, ablation_table
 from choice_tables import criteria_table, prediction_table, retuning_table, selection_table
-from compare_tables import options_table, strategies_table
+from compare_tables import comparison_time, options_table, strategies_table
 from pruned_tables import pruned_net_table, pruned_table
 from zeroskip_tables import zeroskip_table
 
@@ -129,6 +129,11 @@ def _cell(row: Row | None) -> str:
     return f"{float(row['p50']):.3f}{words}" + (" (noisy)" if row["note"].endswith("noisy") else "")
 
 
+def compare_table(rows: Sequence[Row], title: str) -> str:
+    """Latencies, and what it took to find them."""
+    return "\n\n".join(filter(None, (latency_table(rows, title), comparison_time(rows))))
+
+
 SCALING = {
     "images_per_s": "images/s",
     "efficiency": "efficiency",
@@ -199,7 +204,7 @@ def render(page: Path) -> dict[str, str]:
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
-        "compare": section("compare", latency_table, "Frameworks side by side", all_devices=every),
+        "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),
         "compare-figure": figures("compare", page, all_devices=every),
         "options": section("options", options_table, "PyTorch's options", all_devices=every),
         "options-figure": figures("options", page, all_devices=every),

@@ -37,6 +37,23 @@ def retuning_table(rows: Sequence[Row], title: str) -> str:
     return "\n".join(lines)
 
 
+def tuning_memory_table(rows: Sequence[Row], title: str) -> str:
+    """What of a device's memory tuning and running take (bench/tuning_memory.py)."""
+    cases: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        cases.setdefault((row["subject"], row["dtype"], row["batch"]), {})[row["metric"]] = float(row["p50"])
+    lines = [
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}; MB",
+        "",
+        "| net | dtype | batch | tuning | running | times |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case, sizes in cases.items():
+        tuning, running = sizes["tuning_memory_bytes"], sizes["running_memory_bytes"]
+        lines.append(f"| {' | '.join(case)} | {tuning / 1e6:.0f} | {running / 1e6:.0f} | {tuning / running:.2f} |")
+    return "\n".join(lines)
+
+
 def prediction_table(rows: Sequence[Row], title: str) -> str:
     """How near to the best measured time the predicted choice comes, beside PyTorch's own choice."""
     lines = [

@@ -16,7 +16,7 @@ from html import unescape
 from pathlib import Path
 
 from ablation_tables import STAGES, ablation_table
-from choice_tables import criteria_table, prediction_table, retuning_table, selection_table
+from choice_tables import criteria_table, prediction_table, retuning_table, selection_table, tuning_memory_table
 from compare_tables import comparison_time, options_table, strategies_table
 from pruned_tables import pruned_net_table, pruned_table
 from zeroskip_tables import zeroskip_table
@@ -203,6 +203,7 @@ def render(page: Path) -> dict[str, str]:
         "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
+        "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
         "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
         "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),
         "compare-figure": figures("compare", page, all_devices=every),

@@ -34,6 +34,9 @@ UNITS = {
     "tuning_s": "s",
     "retuning_s": "s",
     "start_s": "s",
+    "comparison_s": "s",
+    "tuning_memory_bytes": "B",
+    "running_memory_bytes": "B",
 }
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
@@ -43,6 +46,8 @@ SIGNED = {"correlation", "slope_us", *DIFFERENCES}
 """Metrics that may be below zero."""
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
 """The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip.py`."""
+JOINED |= {"all"}
+"""Who took a comparison's time in `bench/compare.py`."""
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
 """Ways to choose that `bench/criteria.py` compares."""
 WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}

@@ -129,3 +129,16 @@ def test_a_run_becomes_rows_that_the_rules_allow(name, run, subjects, tmp_path: 
         assert "efficiency over GPUs" in importlib.import_module("plots").scaling_figure(rows, "Training")
         page = importlib.import_module("tables").scaling_table(rows, "Training")
         assert "| resnet50 x2 weak | fp32 | 128 | torch.ddp | 5120 | 99.0% | 50 |" in page
+
+
+def test_what_a_comparison_took_is_said_where_it_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    tables = importlib.import_module("compare_tables")
+    rows = [
+        {"subject": "net", "metric": "latency_ms", "p50": "1.0", "note": "inference"},
+        {"subject": "net", "metric": "comparison_s", "p50": "98.07", "note": "batch 1,32 in one run"},
+        {"subject": "net:training", "metric": "comparison_s", "p50": "108.85", "note": "batch 32 in one run"},
+    ]
+    words = "All of it took 207 s: net 98 s, net:training 109 s (batch 1,32 in one run; batch 32 in one run)."
+    assert tables.comparison_time(rows) == words
+    assert not tables.comparison_time(rows[:1])

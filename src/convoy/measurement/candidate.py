@@ -56,11 +56,17 @@ class Ready:
         self._turn = (self._turn + 1) % len(self._copies)
         self.executable.launch(Buffers(self._data.args, self._results(), self._copies[self._turn]), self._workspace)
 
-    def cool(self) -> None:
-        """Copy the constants until a round through all copies exceeds the cache (`Protocol.cold`)."""
+    def cool(self, *, whole: bool) -> None:
+        """Copy the constants until a round through all copies exceeds the cache (`Protocol.cold`).
+
+        Args:
+            whole: also those that the executable takes as they are (`Protocol.copies_whole`).
+        """
         if len(self._copies) == 1 and 0 < self.resident_bytes <= self._cache_bytes:
             wanted = min(MOST_COPIES - 1, 1 + self._cache_bytes // self.resident_bytes)
-            self._copies += [self.executable.pack(self._data.constants) for _ in range(wanted)]
+            for _ in range(wanted):
+                own = [constant.clone() for constant in self._data.constants] if whole else self._data.constants
+                self._copies.append(self.executable.pack(own))
 
 
 def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...] = ()) -> Ready:

@@ -12,9 +12,10 @@ CLOCKS: Final = ("wall", "events", "graph")
 """`wall`: perf_counter_ns round launches on a CPU. `events`: CUDA events round launches. `graph`: CUDA events round the
 replay of a captured graph of launches, which is how the finished program runs them."""
 
-VERSIONS: Final = {"wall": (4,), "events": (4,), "graph": (5, 4)}
+VERSIONS: Final = {"wall": (5, 4), "events": (4,), "graph": (5, 4)}
 """By clock, the version in an id, the present one first. Of `graph`, 4 chose a graph's launches by the host's clock: candidates
-that take the host long had fewer, and up to some microseconds of the graph's start in their times."""
+that take the host long had fewer, and up to some microseconds of the graph's start in their times. Of `wall`, 4 found
+constants in the cache that an engine takes as torch has them, such as the weight of a linear layer."""
 
 MOST_COPIES: Final = 8
 """Copies of a candidate's packed constants that cold timing goes round, at most: with 8, all constants of an eighth of the
@@ -66,6 +67,15 @@ class Protocol:
 
     def _id(self, version: int) -> str:
         return f"v{version}:{self.clock}:{'cold' if self.cold else 'warm'}:{self.min_sample_us}us"
+
+    @property
+    def copies_whole(self) -> bool:
+        """Whether cold timing copies also those constants that an engine takes as torch has them, and not packed ones alone.
+
+        By a GPU's clocks it does not: weights of 1x1 convolutions and linear layers are in the cache for engines that do not pack
+        tiles. Copying them would be another version, with which no row that ships could be compared.
+        """
+        return self.clock == "wall"
 
     def is_thorough(self, samples: int) -> bool:
         """Whether so many samples are what `rounds` asks for; up to half of the rounds may have been dropped as disturbed."""

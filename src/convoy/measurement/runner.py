@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from typing import Protocol as Interface
 
@@ -245,7 +246,7 @@ class InProcessRunner:
         if protocol.cold:
             for position, ready in enumerate(group):
                 announce(position)
-                survive(ready.cool, device)
+                survive(partial(ready.cool, whole=protocol.copies_whole), device)
         samples = survive(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
         return summarise_rounds({ready.config: values for ready, values in zip(group, samples, strict=True)})
 

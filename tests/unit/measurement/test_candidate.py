@@ -12,12 +12,14 @@ from convoy.measurement.candidate import aligned_bytes, prepare
 from convoy.measurement.data import make_data
 from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory, survive
 from convoy.measurement.oracle import oracle
-from convoy.measurement.protocol import MOST_COPIES
+from convoy.measurement.protocol import MOST_COPIES, Protocol
+from convoy.measurement.runner import InProcessRunner, Request
 from convoy.perfdb.row import Status
 from convoy.problem import (
     ConvProblem,
     EngineConfig,
     Epilogue,
+    Knobs,
     LayoutProblem,
     LinearProblem,
     SubgraphProblem,
@@ -318,6 +320,9 @@ def test_workspaces_are_aligned():
         assert space.data_ptr() % 256 == 0
 
 
+AS_THEY_ARE = Knobs.of(packs=False)
+
+
 class Recorder(engines.Right):
     """Right, and notes the addresses of weights and results."""
 
@@ -330,7 +335,8 @@ class Recorder(engines.Right):
             Recorder.seen.append((buffers.constants[0].data_ptr(), buffers.results[0]))
 
         run = engines._Run(problem, body)
-        run.pack = lambda constants: tuple(t.clone() for t in constants)
+        if knobs != AS_THEY_ARE:
+            run.pack = lambda constants: tuple(t.clone() for t in constants)
         return run
 
 
@@ -342,8 +348,8 @@ def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_
     target = Target("cpu", "test", "generic", 1, 1 << 34, cache_bytes)
     ready = prepare(Bench(PROBLEM, target), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
     before = ready.held_bytes
-    ready.cool()
-    ready.cool()
+    ready.cool(whole=False)
+    ready.cool(whole=False)
     assert ready.held_bytes == before * copies
     Recorder.seen.clear()
     for _ in range(2 * copies):
@@ -351,6 +357,33 @@ def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_
     addresses = [weight for weight, _ in Recorder.seen]
     assert len(set(addresses)) == copies
     assert addresses[:copies] == addresses[copies:]
+
+
+@pytest.mark.parametrize("clock", ["wall", "graph"])
+@pytest.mark.parametrize("knobs", [Knobs(), AS_THEY_ARE], ids=["packed", "as they are"])
+def test_constants_that_are_taken_as_they_are_come_from_memory_too(monkeypatch, knobs, clock):
+    """By the clock on a GPU they do not yet; its rows say so by their version."""
+    monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
+    target = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
+    extra = ("recorder=faulty_engines:Recorder",)
+    ready = prepare(Bench(PROBLEM, target), EngineConfig("recorder", 1, knobs), extra)
+    ready.cool(whole=Protocol(clock).copies_whole)
+    Recorder.seen.clear()
+    for _ in range(MOST_COPIES):
+        ready.launch()
+    expected = 1 if knobs == AS_THEY_ARE and clock == "graph" else MOST_COPIES
+    assert len({weight for weight, _ in Recorder.seen}) == expected
+
+
+def test_the_runner_times_with_copies_of_all_constants_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
+    target = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
+    runner = InProcessRunner(target, extra_engines=("recorder=faulty_engines:Recorder",))
+    request = Request(PROBLEM, (EngineConfig("recorder", 1, AS_THEY_ARE),), 3)
+    Recorder.seen.clear()
+    (row,) = runner.measure(request, Protocol("wall", min_sample_us=1))
+    assert row.ok, row.reason
+    assert len({weight for weight, _ in Recorder.seen}) > 3  # as many as launches were timed; it was one
 
 
 def test_results_are_new_tensors_as_in_the_finished_program(monkeypatch):

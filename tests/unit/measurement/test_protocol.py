@@ -59,4 +59,5 @@ def test_unknown_devices_and_efforts_are_refused():
 def test_earlier_versions_are_other_ids_of_the_same_clock():
     graph, wall = protocol_for("quick", "cuda"), protocol_for("quick", "cpu")
     assert graph.earlier == (graph.id.replace("v5", "v4"),)
-    assert wall.earlier == ()
+    assert wall.earlier == (wall.id.replace("v5", "v4"),)
+    assert Protocol("events").earlier == ()

@@ -39,18 +39,27 @@ def retuning_table(rows: Sequence[Row], title: str) -> str:
 
 def tuning_memory_table(rows: Sequence[Row], title: str) -> str:
     """What of a device's memory tuning and running take (bench/tuning_memory.py)."""
-    cases: dict[tuple[str, str, str], dict[str, float]] = {}
+    cases: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
     for row in rows:
-        cases.setdefault((row["subject"], row["dtype"], row["batch"]), {})[row["metric"]] = float(row["p50"])
+        case = cases.setdefault((row["subject"], row["dtype"], row["batch"]), {})
+        case[row["provider"], row["metric"]] = float(row["p50"])
     lines = [
-        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}; MB",
+        f"{title}, {rows[0]['device']}, commit {rows[0]['commit']}, {rows[0]['versions']}; MB, and milliseconds of the plans",
         "",
-        "| net | dtype | batch | tuning | running | times |",
-        "|---|---|---|---|---|---|",
+        "| net | dtype | batch | running | tuning | limit | tuning under it | plan | plan under the limit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for case, sizes in cases.items():
-        tuning, running = sizes["tuning_memory_bytes"], sizes["running_memory_bytes"]
-        lines.append(f"| {' | '.join(case)} | {tuning / 1e6:.0f} | {running / 1e6:.0f} | {tuning / running:.2f} |")
+    free, limited = "convoy", "convoy.limited"
+    for case, found in cases.items():
+        sizes = (
+            found[free, "running_memory_bytes"],
+            found[free, "tuning_memory_bytes"],
+            found[limited, "tuning_limit_bytes"],
+            found[limited, "tuning_memory_bytes"],
+        )
+        cells = [f"{size / 1e6:.0f}" for size in sizes]
+        cells += [f"{found[provider, 'latency_ms']:.3f}" for provider in (free, limited)]
+        lines.append(f"| {' | '.join((*case, *cells))} |")
     return "\n".join(lines)
 
 

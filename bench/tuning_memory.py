@@ -1,9 +1,12 @@
-"""How much memory does tuning take, and how much running? Question `tuning-memory`: bytes of the device, from before to the peak.
+"""How much memory does tuning take, and how much running? Question `tuning-memory`.
 
-A net is tuned from nothing by `convoy.optimize`, measuring processes, schedules and the last check included; then its plan runs,
-loaded anew. What the device holds is read every few milliseconds; a peak that is shorter than that is missed. Of the processes
-that tune, those that measure bring a CUDA context each, which counts; that of this process does not. Use a device on which
-nothing else runs.
+A net is tuned from nothing by `convoy.optimize`, measuring processes, schedules and the last check included, and once more under
+a limit (`Settings.tuning_memory_bytes`) of 1.25 times what running its plan takes. Then both plans are timed in turn.
+
+Tuning: what the device holds beyond what it held before, read every few milliseconds; a peak that is shorter than that is missed.
+Of the processes that tune, those that measure and those that compile on the device bring a CUDA context each, which counts; that
+of this process does not. Running: what PyTorch holds at its most, from loading model and plan on. Use a device on which nothing
+else runs.
 
     python bench/tuning_memory.py [--nets resnet50] [--batch 1,32] [--dtype fp16] [--tune-seconds N] [--folder DIR]
 """
@@ -16,9 +19,12 @@ import math
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from record import Recorder
@@ -26,11 +32,19 @@ from record import Recorder
 import convoy
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
+from convoy.pipeline.verdict import Timed, interleave
 from convoy.program.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 
+MUST = 1.25
+"""Times the memory of running that tuning is allowed."""
+
 EVERY_S = 0.005
 """Between two looks at the device: an allocation that lasts is seen, and looking takes no core."""
+
+PROTOCOL = (
+    f"tuning: bytes of the device every {EVERY_S * 1e3:g} ms, before to peak; running: PyTorch's peak; plans in turn"
+)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -92,20 +106,73 @@ def example(net: str, batch: int, dtype: str) -> tuple[torch.nn.Module, torch.Te
     return load_model(net).eval().cuda().to(DTYPES[dtype]), x
 
 
-def measure(net: str, batch: int, dtype: str, settings: convoy.Settings) -> tuple[int, int]:
-    """Bytes of tuning and of running."""
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        with watched() as tuning:
-            model, x = example(net, batch, dtype)
-            paths = optimize_model(model, (x,), name=net, settings=settings).program.save(Path(folder) / "plan.json")
-            del model, x
-        with watched() as running:
-            model, x = example(net, batch, dtype)
-            program = convoy.load(model, paths, (x,), settings=settings)
-            for _ in range(3):
-                program(x)
-            torch.cuda.synchronize()
-    return tuning.bytes, running.bytes
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A plan, saved, and the most bytes of the device that tuning it took."""
+
+    paths: list[Path]
+    bytes: int
+    notes: tuple[str, ...]
+
+
+def tune(net: str, batch: int, dtype: str, folder: Path, **limits: Any) -> Tuned:
+    """A net tuned with a database of its own."""
+    settings = convoy.Settings(db=folder / "perf.db", **limits)
+    with torch.no_grad(), watched() as watch:
+        model, x = example(net, batch, dtype)
+        program = optimize_model(model, (x,), name=net, settings=settings).program
+        paths = program.save(folder / "plan.json")
+        notes = program.plan.notes
+        del model, x, program
+    return Tuned(paths, watch.bytes, notes)
+
+
+def running_bytes(net: str, batch: int, dtype: str, tuned: Tuned) -> int:
+    """The most that PyTorch holds while a plan is loaded and runs."""
+    release()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        model, x = example(net, batch, dtype)
+        program = convoy.load(model, tuned.paths, (x,))
+        for _ in range(3):
+            program(x)
+        torch.cuda.synchronize()
+    return torch.cuda.max_memory_reserved() - before
+
+
+def latencies(net: str, batch: int, dtype: str, plans: Mapping[str, Tuned]) -> dict[str, Timed]:
+    """Milliseconds of each plan's graph, in turn."""
+    release()
+    with torch.no_grad():
+        model, x = example(net, batch, dtype)
+        programs = {name: convoy.load(model, tuned.paths, (x,)).programs[0] for name, tuned in plans.items()}
+        for program in programs.values():
+            program((x,), {})
+        return interleave({name: program.runnable.replay for name, program in programs.items()}, cuda=True)
+
+
+def measure(net: str, batch: int, dtype: str, tune_s: float, recorder: Recorder) -> None:
+    """All figures of one net."""
+    add = partial(recorder.add, subject=net, batch=batch, dtype=dtype)
+    with tempfile.TemporaryDirectory() as free, tempfile.TemporaryDirectory() as limited:
+        plans = {"convoy": tune(net, batch, dtype, Path(free), tune_s=tune_s)}
+        running = running_bytes(net, batch, dtype, plans["convoy"])
+        limit = int(MUST * running)
+        plans["convoy.limited"] = tune(
+            net, batch, dtype, Path(limited), tune_s=tune_s, tuning_memory_bytes=limit
+        )  # fmt: skip
+        timed = latencies(net, batch, dtype, plans)
+    add(provider="convoy", metric="running_memory_bytes", unit="B", p50=running)
+    add(provider="convoy.limited", metric="tuning_limit_bytes", unit="B", p50=limit)
+    for name, tuned in plans.items():
+        found = timed[name]
+        add(provider=name, metric="tuning_memory_bytes", unit="B", p50=tuned.bytes)
+        low, high = found.median_ms - found.spread_ms, found.median_ms + found.spread_ms
+        add(provider=name, metric="latency_ms", unit="ms", p50=found.median_ms, p20=low, p80=high)
+        print(f"{net} b{batch} {dtype} {name}: {tuned.bytes / 1e6:.0f} MB tuning, {found.median_ms:.4f} ms", flush=True)
+        print(*(f"  {note}" for note in tuned.notes), sep="\n", flush=True)
+    print(f"  {running / 1e6:.0f} MB running, limit {limit / 1e6:.0f} MB", flush=True)
 
 
 def main() -> None:
@@ -123,21 +190,13 @@ def main() -> None:
         "tuning-memory",
         device=target.name,
         versions=" ".join(f"{name}={version}" for name, version in target.versions),
-        protocol=f"bytes of the device every {EVERY_S * 1e3:g} ms, from before to the peak",
+        protocol=PROTOCOL,
         folder=options.folder,
     )
     for net in options.nets.split(","):
         for batch in map(int, options.batch.split(",")):
-            with tempfile.TemporaryDirectory() as folder:
-                settings = convoy.Settings(db=Path(folder) / "perf.db", tune_s=options.tune_seconds)
-                tuning, running = measure(net, batch, options.dtype, settings)
-            for metric, value in (("tuning_memory_bytes", tuning), ("running_memory_bytes", running)):
-                recorder.add(
-                    subject=net, batch=batch, dtype=options.dtype, provider="convoy", metric=metric, unit="B", p50=value
-                )  # fmt: skip
-            mega = f"{tuning / 1e6:.0f} MB tuning, {running / 1e6:.0f} MB running"
-            print(f"{net} b{batch} {options.dtype}: {mega}, {tuning / running:.2f} times", flush=True)
-    print(recorder.write())
+            measure(net, batch, options.dtype, options.tune_seconds, recorder)
+            print(recorder.write(), flush=True)
 
 
 if __name__ == "__main__":

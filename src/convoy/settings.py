@@ -57,6 +57,9 @@ class Settings:
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
         memory_budget_bytes: most bytes for activations, packed weights' growth and workspace together; None: no limit.
+        tuning_memory_bytes: most bytes of a GPU that tuning may take for tensors, in the process that measures and in this one
+            each, beyond what this one holds already; None: what is free. What has no room is left out, as `out_of_memory`, and is
+            tried again when there is more. A CUDA context, about 0.5 GB for each process that uses the GPU, is not counted.
         deterministic: refuse candidates that may give other bits from run to run.
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
         isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
@@ -79,6 +82,7 @@ class Settings:
     solver: Solver = Solver.EXACT
     layout: LayoutChoice = LayoutChoice.AUTO
     memory_budget_bytes: int | None = None
+    tuning_memory_bytes: int | None = None
     deterministic: bool = False
     static_outputs: bool = False
     isolate: bool = True
@@ -98,8 +102,10 @@ class Settings:
             if value not in {str(member) for member in kind}:
                 raise InputError(name, value, "one of " + ", ".join(kind))
             object.__setattr__(self, name, kind(value))
-        if self.memory_budget_bytes is not None and self.memory_budget_bytes <= 0:
-            raise InputError("memory_budget_bytes", self.memory_budget_bytes, "a positive number of bytes, or None")
+        for name in ("memory_budget_bytes", "tuning_memory_bytes"):
+            size = getattr(self, name)
+            if size is not None and size <= 0:
+                raise InputError(name, size, "a positive number of bytes, or None")
         if not 1 <= self.streams <= MOST_STREAMS:
             raise InputError("streams", self.streams, f"an integer from 1 to {MOST_STREAMS}")
         if not self.stream_memory >= 1:
@@ -141,7 +147,7 @@ def engines_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def parse_bytes(text: str, argument: str = "memory_budget") -> int:
+def parse_bytes(text: str, argument: str) -> int:
     """Read a size such as `256MiB`, `1.5GB` or `4096`; raises InputError for anything else."""
     number = text.strip().rstrip("BKMGi")
     unit = text.strip()[len(number) :]

@@ -87,6 +87,7 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
         ((*SMALL, "--device", "tpu"), "device: got 'tpu', expected one of cpu, cuda"),
         ((*SMALL, "--memory-budget", "lots"), "memory_budget: got 'lots', expected a size such as 256MiB"),
         ((*SMALL, "--memory-budget", "-1"), "memory_budget: got '-1'"),
+        ((*SMALL, "--tuning-memory", "much"), "tuning_memory: got 'much', expected a size such as 256MiB"),
         ((*SMALL, "--engine", "nobody"), "only_engines: got 'nobody', expected one of aten"),
         ((*SMALL, "--numerics", "loose"), "numerics: got 'loose', expected one of strict, as_torch, half"),
         ((*SMALL, "--effort", "heroic"), "effort: got 'heroic', expected one of none, quick, full"),

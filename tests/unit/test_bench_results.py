@@ -37,6 +37,7 @@ UNITS = {
     "comparison_s": "s",
     "tuning_memory_bytes": "B",
     "running_memory_bytes": "B",
+    "tuning_limit_bytes": "B",
 }
 UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "compile_s": "s", "energy_j": "J"}
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
@@ -54,6 +55,8 @@ WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}
 """Strategies for whole nets that `bench/study.py` compares."""
 WAYS |= {f"convoy.{stage}" for stage in ("serial", "streams", "admission", "late_update")}
 """Stages of Convoy in `bench/inference.py` and `bench/training.py`."""
+WAYS |= {"convoy.limited"}
+"""Tuned under a limit of memory, in `bench/tuning_memory.py`."""
 NUMERICS = {"strict", "as_torch", "half"}
 
 

@@ -57,12 +57,17 @@ def test_nobody_looks_once_the_block_is_left(bench, monkeypatch):
     assert watch.bytes == 0
 
 
-def test_the_table_shows_both_and_how_many_times(monkeypatch):
+def test_the_table_shows_what_either_took_and_gave(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     about = {"subject": "net", "dtype": "fp16", "batch": "32", "device": "H200", "commit": "abc", "versions": "cudnn=9"}
-    rows = [
-        {**about, "metric": "tuning_memory_bytes", "p50": "3e9"},
-        {**about, "metric": "running_memory_bytes", "p50": "2e9"},
-    ]
+    figures = {
+        ("convoy", "tuning_memory_bytes"): "3e9",
+        ("convoy", "running_memory_bytes"): "2e9",
+        ("convoy", "latency_ms"): "0.5",
+        ("convoy.limited", "tuning_limit_bytes"): "2.5e9",
+        ("convoy.limited", "tuning_memory_bytes"): "2.7e9",
+        ("convoy.limited", "latency_ms"): "0.51",
+    }
+    rows = [{**about, "provider": name, "metric": metric, "p50": p50} for (name, metric), p50 in figures.items()]
     page = importlib.import_module("choice_tables").tuning_memory_table(rows, "Memory of tuning")
-    assert "| net | fp16 | 32 | 3000 | 2000 | 1.50 |" in page
+    assert "| net | fp16 | 32 | 2000 | 3000 | 2500 | 2700 | 0.500 | 0.510 |" in page

@@ -26,7 +26,14 @@ def test_settings_take_words_and_refuse_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"memory_budget_bytes": 0}, {"timeout_s": 0.0}, {"timeout_s": float("nan")}, {"tune_s": 0.0}]
+    "values",
+    [
+        {"memory_budget_bytes": 0},
+        {"tuning_memory_bytes": -1},
+        {"timeout_s": 0.0},
+        {"timeout_s": float("nan")},
+        {"tune_s": 0.0},
+    ],
 )
 def test_settings_refuse_values_out_of_range(values: dict[str, float]) -> None:
     with pytest.raises(InputError):
@@ -45,13 +52,13 @@ def test_environment() -> None:
     ("text", "value"), [("256MiB", 256 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096), ("1KiB", 1024), ("7B", 7)]
 )
 def test_sizes(text: str, value: int) -> None:
-    assert parse_bytes(text) == value
+    assert parse_bytes(text, "size") == value
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "0", "1TiB", "nan", "inf", "1 0MiB", "1iMB"])
 def test_bad_sizes(text: str) -> None:
-    with pytest.raises(InputError, match="memory_budget"):
-        parse_bytes(text)
+    with pytest.raises(InputError, match="a size such as 256MiB"):
+        parse_bytes(text, "size")
 
 
 def test_support() -> None:

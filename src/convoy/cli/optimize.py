@@ -36,6 +36,9 @@ def optimize(
     memory_budget: Annotated[
         str | None, typer.Option("--memory-budget", help="Most bytes for values, workspace and packed weights: 256MiB.")
     ] = None,
+    tuning_memory: Annotated[
+        str | None, typer.Option("--tuning-memory", help="Most bytes of a GPU that tuning may take: 2GiB.")
+    ] = None,
     effort: options.Effort = "quick",
     tune_seconds: Annotated[
         float | None, typer.Option("--tune-seconds", help="Measure at most so long, and predict the rest.")
@@ -68,6 +71,7 @@ def optimize(
         numerics=numerics,
         layout=layout,
         memory_budget=memory_budget,
+        tuning_memory=tuning_memory,
         effort=effort,
         tune_s=tune_seconds,
         solver=solver,

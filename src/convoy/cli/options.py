@@ -77,9 +77,10 @@ def pick_target(device: str | None, dtype: str) -> Target:
 
 def settings_from(**words: Any) -> Settings:
     """Settings from option words; None means the default."""
-    budget = words.pop("memory_budget", None)
-    if budget is not None:
-        words["memory_budget_bytes"] = parse_bytes(budget)
+    for name in ("memory_budget", "tuning_memory"):
+        size = words.pop(name, None)
+        if size is not None:
+            words[f"{name}_bytes"] = parse_bytes(size, name)
     db = words.pop("db", None)
     if db is not None:
         words["db"] = db

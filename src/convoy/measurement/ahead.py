@@ -59,7 +59,13 @@ class Ahead:
             return False
         if not self._pools:
             self._pools = [
-                BuilderPool(self._target, self._settings.engines, self._settings.timeout_s, on_device=on_device)
+                BuilderPool(
+                    self._target,
+                    self._settings.engines,
+                    self._settings.timeout_s,
+                    self._settings.tuning_memory_bytes,
+                    on_device=on_device,
+                )
                 for on_device in (False, True)
             ]
         requests = [Request(problem, (config,), 1) for problem, config in wanted]

@@ -14,6 +14,7 @@ from convoy.measurement.accuracy import check
 from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, with_zeros
 from convoy.measurement.failure import Failure, Found, first_lines, is_out_of_memory, survive
 from convoy.measurement.guards import checksum, run_guarded
+from convoy.measurement.landing import Landing
 from convoy.measurement.oracle import oracle
 from convoy.perfdb.row import Status
 from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
@@ -42,6 +43,9 @@ class Bench:
         target: where.
         sibling: the bench of another problem: if that differs in memory format, activation and pooling alone, its data
             serves again, and its answers do if activation and pooling are the same (`make_data` gives the same values for both).
+
+    Attributes:
+        landing: where launches write that are timed.
     """
 
     def __init__(self, problem: Problem, target: Target, sibling: Bench | None = None) -> None:
@@ -52,6 +56,7 @@ class Bench:
         self._exact: dict[str, list[torch.Tensor]] = {}
         self._sums: dict[str, list[torch.Tensor]] = {}
         self._thinned: dict[tuple[str, int], Data] = {}
+        self.landing = Landing(problem, target.device)
         if sibling is not None and shared_data(sibling.problem) == shared_data(problem):
             layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
             for kind in list(sibling._data):

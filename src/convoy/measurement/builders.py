@@ -37,12 +37,21 @@ ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 _Key = tuple[str, EngineConfig]
 
 
-def builders_at_most(target: Target, *, on_device: bool) -> int:
-    """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit."""
+def builders_at_most(target: Target, memory_bytes: int | None = None, *, on_device: bool) -> int:
+    """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit.
+
+    Args:
+        target: the device.
+        memory_bytes: what tuning may take of the device, if it is limited: contexts are not to take more.
+        on_device: whether they see it.
+    """
     cores = max(1, len(os.sched_getaffinity(0)) - 1)
     if not on_device:
         return min(MOST_BUILDERS, cores)
-    return max(1, min(MOST_ON_DEVICE, cores, int(CONTEXT_SHARE * target.memory_bytes / CONTEXT_BYTES)))
+    contexts = CONTEXT_SHARE * target.memory_bytes
+    if memory_bytes is not None:
+        contexts = min(contexts, memory_bytes)
+    return max(1, min(MOST_ON_DEVICE, cores, int(contexts / CONTEXT_BYTES)))
 
 
 class BuilderPool:
@@ -55,6 +64,7 @@ class BuilderPool:
         target: what to compile for.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: a build that takes longer is given up.
+        memory_bytes: what tuning may take of the device; None: as much as there is.
         most: processes at most; 0: one less than there are cores, fewer on the device.
         on_device: whether its builders see the GPU.
     """
@@ -64,6 +74,7 @@ class BuilderPool:
         target: Target,
         extra_engines: tuple[str, ...],
         timeout_s: float,
+        memory_bytes: int | None = None,
         most: int = 0,
         *,
         on_device: bool = False,
@@ -72,7 +83,7 @@ class BuilderPool:
         self._target = target
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
-        self._most = most or builders_at_most(target, on_device=on_device)
+        self._most = most or builders_at_most(target, memory_bytes, on_device=on_device)
         self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[_Key] = set()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.fresh import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement.bench import KINDS, Bench
-from convoy.measurement.data import result_specs
 from convoy.measurement.failure import Failure, failure_of, first_lines, survive
-from convoy.measurement.guards import ALIGNMENT, Guarded
 from convoy.measurement.protocol import MOST_COPIES
 from convoy.perfdb.row import Status
 from convoy.problem import EngineConfig, Problem
@@ -43,18 +37,18 @@ class Ready:
         self._cache_bytes = bench.target.cache_bytes
         self._copies = [packed]
         self._turn = 0
-        self._workspace = aligned_bytes(executable.workspace_bytes, bench.target.device)
-        self._results = _result_maker(bench.problem, executable, bench.target.device)
+        self._landing = bench.landing
+        self._landing.workspace(executable.workspace_bytes)  # now: whoever has no room for it is to blame
 
-    @property
-    def held_bytes(self) -> int:
-        """Memory that it holds while it waits to be timed."""
-        return self.resident_bytes * len(self._copies) + self.executable.workspace_bytes
+    def held_bytes(self, *, cold: bool) -> int:
+        """Memory of its own that it holds until it was timed; cold: with the copies that it will make for that."""
+        return self.resident_bytes * (self._wanted_copies() if cold else len(self._copies))
 
     def launch(self) -> None:
         """Launch once on the current stream, with the next copy of the constants."""
         self._turn = (self._turn + 1) % len(self._copies)
-        self.executable.launch(Buffers(self._data.args, self._results(), self._copies[self._turn]), self._workspace)
+        buffers = Buffers(self._data.args, self._landing.results(self.executable), self._copies[self._turn])
+        self.executable.launch(buffers, self._landing.workspace(self.executable.workspace_bytes))
 
     def cool(self, *, whole: bool) -> None:
         """Copy the constants until a round through all copies exceeds the cache (`Protocol.cold`).
@@ -62,11 +56,18 @@ class Ready:
         Args:
             whole: also those that the executable takes as they are (`Protocol.copies_whole`).
         """
-        if len(self._copies) == 1 and 0 < self.resident_bytes <= self._cache_bytes:
-            wanted = min(MOST_COPIES - 1, 1 + self._cache_bytes // self.resident_bytes)
-            for _ in range(wanted):
-                own = [constant.clone() for constant in self._data.constants] if whole else self._data.constants
-                self._copies.append(self.executable.pack(own))
+        while len(self._copies) < self._wanted_copies():
+            own = [constant.clone() for constant in self._data.constants] if whole else self._data.constants
+            self._copies.append(self.executable.pack(own))
+
+    def thaw(self) -> None:
+        """Let go of the copies."""
+        del self._copies[1:]
+
+    def _wanted_copies(self) -> int:
+        if not 0 < self.resident_bytes <= self._cache_bytes:
+            return 1
+        return min(MOST_COPIES, 2 + self._cache_bytes // self.resident_bytes)
 
 
 def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...] = ()) -> Ready:
@@ -105,27 +106,3 @@ def _supporting(config: EngineConfig, problem: Problem, target: Target, extra: t
     if not support:
         raise Failure(Status.UNSUPPORTED, support.reason)
     return engine
-
-
-def aligned_bytes(size: int, device: str) -> torch.Tensor | None:
-    """A workspace as `Executable.launch` is promised it; None for none."""
-    if not size:
-        return None
-    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
-    start = -raw.data_ptr() % ALIGNMENT
-    return raw[start : start + size]
-
-
-def _result_maker(problem: Problem, executable: Executable, device: str) -> Callable[[], list[torch.Tensor | None]]:
-    """Makes the results of a launch as the finished program will.
-
-    On a CPU they are new tensors for each launch, from the executable or from here; on a GPU, where one graph is captured,
-    they are buffers that stay.
-    """
-    specs = result_specs(problem)
-    if executable.allocates_results:
-        return lambda: [None] * len(specs)
-    templates = [Guarded(spec, problem.layout, device).tensor for spec in specs]
-    if device == "cuda":
-        return lambda: list(templates)
-    return lambda: [torch.empty_like(template) for template in templates]

@@ -48,12 +48,21 @@ class ChildRunner:
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: most seconds for a candidate to be built and checked, and for each of its timed samples.
+        memory_bytes: most bytes that PyTorch may hold on a GPU in the child; None: all that are free.
     """
 
-    def __init__(self, target: Target, *, extra_engines: tuple[str, ...] = (), timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        extra_engines: tuple[str, ...] = (),
+        timeout_s: float = 30.0,
+        memory_bytes: int | None = None,
+    ) -> None:
         self.target = target
         self.extra_engines = extra_engines
         self.timeout_s = timeout_s
+        self.memory_bytes = memory_bytes
         self.starts = 0
         """Workers started so far."""
         self._worker: WorkerProcess | None = None
@@ -66,7 +75,7 @@ class ChildRunner:
             return
         if not self._builders:
             self._builders = [
-                BuilderPool(self.target, self.extra_engines, self.timeout_s, on_device=on_device)
+                BuilderPool(self.target, self.extra_engines, self.timeout_s, self.memory_bytes, on_device=on_device)
                 for on_device in (False, True)
             ]
         for builders in self._builders:
@@ -165,7 +174,9 @@ class ChildRunner:
         if self._worker is not None:
             return self._worker
         threads = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
-        hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure")
+        hello = greeting(
+            self.target, self.extra_engines, self.timeout_s, role="measure", memory_bytes=self.memory_bytes
+        )
         self._worker = WorkerProcess(hello, {**threads, **ONE_COMPILER})
         self.starts += 1
         self._fresh = True

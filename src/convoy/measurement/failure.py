@@ -21,6 +21,11 @@ class Failure(Exception):  # noqa: N818 - not an error of the program: an outcom
         super().__init__(reason)
         self.status, self.reason = status, reason
 
+    def bare(self) -> Failure:
+        """Itself, without traceback and causes: their frames hold what the launch had allocated."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
+
 
 class ContextLostError(Exception):
     """The device's context cannot be used any more in this process (CUDA, after an illegal access)."""

@@ -15,7 +15,7 @@ from convoy.measurement.precision import adopted, heeds
 from convoy.measurement.predict import Estimate, Experience
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.task import Task
-from convoy.perfdb.row import Measurement
+from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Problem
 from convoy.settings import Effort
 from convoy.target import Target
@@ -52,7 +52,16 @@ def known_rows(
     """A problem's rows on a target, and on its twins where torch's precision settings do not matter; its own come first."""
     own = database.lookup(problem.key, target.digest, protocol.id)
     others = [] if heeds(problem) else [database.lookup(problem.key, twin.digest, protocol.id) for twin in alike]
-    return adopted(own, chain.from_iterable(others), target)
+    return lasting(adopted(own, chain.from_iterable(others), target), target)
+
+
+def lasting(rows: Iterable[Measurement], target: Target) -> list[Measurement]:
+    """Rows that say something of another day too.
+
+    What had no room on a GPU may have it when others do not use it, or more is allowed (`Settings.tuning_memory_bytes`), and
+    trying it costs next to nothing. On a CPU the system ends a process that takes too much: nobody wants to see that twice.
+    """
+    return [row for row in rows if target.device != "cuda" or row.status is not Status.OUT_OF_MEMORY]
 
 
 def take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:

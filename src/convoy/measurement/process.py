@@ -157,13 +157,16 @@ def _last_words(text: str) -> str:
     return "\n".join([lines[crash], *lines[thread : thread + _SAID_LINES]])
 
 
-def greeting(target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str) -> dict[str, Any]:
+def greeting(
+    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, memory_bytes: int | None = None
+) -> dict[str, Any]:
     """The first message: what makes the worker's torch behave as this process's does."""
     hello: dict[str, Any] = {
         "role": role,
         "target": target.to_dict(),
         "engines": list(extra_engines),
         "timeout_s": timeout_s,
+        "memory_bytes": memory_bytes,
         "device_index": torch.cuda.current_device() if target.device == "cuda" and role == "measure" else 0,
     }
     with contextlib.suppress(RuntimeError):  # torch refuses to tell where old and new precision settings are mixed

@@ -21,6 +21,7 @@ from convoy.measurement.known import (
     cost_models,
     expect,
     known_rows,
+    lasting,
     predict,
     take_hints,
 )
@@ -289,8 +290,8 @@ class _Search:
                 fresh.append(row)
                 task.take(row)
         finally:
-            if fresh:
-                self.database.put(fresh, texts_of([task.problem]), targets=(self.target,))
+            if kept := lasting(fresh, self.target):
+                self.database.put(kept, texts_of([task.problem]), targets=(self.target,))
 
 
 def label(problem: Problem) -> str:

@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.engines.flags import convolutions
 from convoy.engines.interpret import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
+from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.check import checked
 from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.proof import Built, proven
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
@@ -34,7 +36,7 @@ from convoy.pipeline.stages import (
     silent,
     target_for,
 )
-from convoy.pipeline.summarize import Outcome, summarize
+from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
@@ -113,13 +115,12 @@ def optimize_model(
             return optimize_modules(
                 model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error)
             )
-        with Database.open(settings.db) as database:
+        with memory_limited(target.device, settings.tuning_memory_bytes), Database.open(settings.db) as database:
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
             job = _Job(model, args, kwargs, net, found, settings)
             build = partial(job.build, database, clock, watch)
-            built = proven(build, net, found, settings, database, watch)
-        return job.conclude(built)
+            return job.conclude(proven(build, net, found, settings, database, watch))
     finally:
         model.train(training)
 
@@ -139,12 +140,15 @@ class _Job:
         """Select, build, and check against float64 and the clock."""
         net, settings = self.net, self.settings
         choice = select(net, self.found, settings)
-        plan = make_plan(net, choice, settings, [*prediction_notes(self.found), *database.warnings])
+        planned = make_plan(net, choice, settings, [*prediction_notes(self.found), *database.warnings])
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
-        plan, program = build_fastest(plan, net, settings, choice.problem)
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
-        outcome = check(self.model, program, self.args, self.kwargs, flops=flops, cuda=net.target.device == "cuda")
+        plan, program, outcome = checked(
+            NetCheck(self.model, self.args, self.kwargs, flops=flops, cuda=net.target.device == "cuda"),
+            lambda: build_fastest(planned, net, settings, choice.problem),
+            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings),
+        )
         least = verdict.least_error(str(settings.numerics))
         wrong = verdict.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         return Built(choice, plan, program, outcome, wrong, tuned_s)
@@ -185,26 +189,6 @@ def _tuner(name: str, settings: Settings) -> Callable[..., Program]:
         return optimize_model(model, args, name=name, settings=settings, kwargs=kwargs).program.programs[0]
 
     return tune
-
-
-def check(
-    model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, flops: int, cuda: bool
-) -> Outcome:
-    """Compare stock module and program with float64, then time them in turn.
-
-    cuDNN searches from the stock module's first call on: PyTorch keeps the first plan of a convolution that it finds.
-    """
-    with torch.no_grad(), convolutions("as_torch", torch.device("cuda" if cuda else "cpu")):
-        exact = verdict.exact_outputs(model, args, kwargs, flops)
-        stock_errors = verdict.errors_against(model(*args, **kwargs), exact)
-        errors = verdict.errors_against(program(args, kwargs), exact)
-        runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
-        if cuda:
-            runs = verdict.baseline_run(runs["torch.eager"], lambda: verdict.stock_graph(model, args, kwargs))
-        baseline = next(iter(runs))
-        runs["convoy"] = program.runnable.replay if cuda else lambda: program(args, kwargs)  # type: ignore[union-attr]
-        timed = verdict.interleave(runs, cuda=cuda)
-    return Outcome(timed[baseline], timed["convoy"], errors, stock_errors)
 
 
 def load(

@@ -187,7 +187,12 @@ def competing_engines(settings: Settings) -> list[str]:
 def make_runner(target: Target, settings: Settings) -> Runner:
     """The runner that the settings ask for; it starts nothing until something is to be measured."""
     kind = ChildRunner if settings.isolate else InProcessRunner
-    return kind(target, extra_engines=settings.engines, timeout_s=settings.timeout_s)
+    return kind(
+        target,
+        extra_engines=settings.engines,
+        timeout_s=settings.timeout_s,
+        memory_bytes=settings.tuning_memory_bytes,
+    )
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from convoy.capture.joint import LossModule
 from convoy.engines.flags import convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import verdict
+from convoy.pipeline.check import Check, Side
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
-from convoy.pipeline.summarize import Outcome
 from convoy.program import Program
 from convoy.program.graph import GraphProgram
 
@@ -108,45 +109,51 @@ def _reference(stock: StockStep, why: str) -> tuple[list[torch.Tensor], list[tor
     return [t.double() for t in _seeded(stock.run)], _seeded(stock.shaken), note
 
 
-def check_step(
-    stock: StockStep, program: Program, inputs: Sequence[torch.Tensor], capture: TrainingCapture, *, flops: int
-) -> tuple[Outcome, str]:
-    """Loss and gradients against float64, then stock step and program timed in turn; the user's model is not touched.
+class StepCheck(Check):
+    """Loss and gradients of stock step and program; the user's model is not touched.
 
-    cuDNN searches from PyTorch's first step on: the first plan of a convolution that is found is kept.
+    cuDNN searches from PyTorch's first step on: the first plan of a convolution that is found is kept. Where there is no float64
+    run, the baseline's error is what rounding alone does to PyTorch's own step.
 
     Args:
         stock: PyTorch's step.
-        program: the tuned one.
         inputs: parameters, buffers and batch.
         capture: what the program's outputs are.
         flops: operations of the step: where float64 would take too long on a CPU, PyTorch's own step is compared with.
 
-    Where there is no float64 run, the baseline's error is what rounding alone does to PyTorch's own step.
-
-    Returns:
-        Times and errors, and a note on what was compared; empty where it was float64.
+    Attributes:
+        note: what was compared with; empty where it was float64.
     """
-    with convolutions("as_torch", inputs[0].device):
-        return _check_step(stock, program, inputs, capture, flops)
 
+    def __init__(
+        self, stock: StockStep, inputs: Sequence[torch.Tensor], capture: TrainingCapture, *, flops: int
+    ) -> None:
+        self.cuda = inputs[0].is_cuda
+        self._stock, self._inputs, self._results = stock, inputs, 1 + len(capture.learned)
+        with self.context():
+            self._exact, theirs, self.note = _reference(stock, _why_not_exact(capture, flops, cuda=self.cuda))
+            self._baseline_errors = verdict.errors_against(theirs, self._exact)
 
-def _check_step(
-    stock: StockStep, program: Program, inputs: Sequence[torch.Tensor], capture: TrainingCapture, flops: int
-) -> tuple[Outcome, str]:
-    runnable = program.runnable
-    assert runnable is not None
-    cuda = inputs[0].is_cuda
+    def context(self) -> AbstractContextManager[None]:
+        """Convolutions as PyTorch runs them."""
+        return convolutions("as_torch", self._inputs[0].device)
 
-    def ours() -> list[torch.Tensor]:
-        with torch.no_grad():
-            return runnable(inputs)[: 1 + len(capture.learned)]
+    def stock(self) -> Side:
+        """PyTorch's step: on a GPU as one graph, where it can be captured."""
+        runs: dict[str, Callable[[], object]] = {"torch.eager": self._stock.run}
+        if self.cuda:
+            runs = verdict.baseline_run(self._stock.run, self._stock.captured)
+        ((name, run),) = runs.items()
+        return Side(name, self._baseline_errors, run)
 
-    exact, theirs, note = _reference(stock, _why_not_exact(capture, flops, cuda=cuda))
-    baseline_errors = verdict.errors_against(theirs, exact)
-    errors = verdict.errors_against(_seeded(ours), exact)
-    runs: dict[str, Callable[[], object]] = {"torch.eager": stock.run, "convoy": ours}
-    if isinstance(runnable, GraphProgram):
-        runs = {**verdict.baseline_run(stock.run, stock.captured), "convoy": runnable.replay}
-    timed = verdict.interleave(runs, cuda=cuda)
-    return Outcome(timed[next(iter(runs))], timed["convoy"], errors, baseline_errors), note
+    def ours(self, program: Program) -> Side:
+        """The program: as one graph without the copies of inputs and outputs."""
+        runnable = program.runnable
+        assert runnable is not None
+
+        def run() -> list[torch.Tensor]:
+            with torch.no_grad():
+                return runnable(self._inputs)[: self._results]
+
+        errors = verdict.errors_against(_seeded(run), self._exact)
+        return Side("convoy", errors, runnable.replay if isinstance(runnable, GraphProgram) else run)

@@ -18,6 +18,8 @@ from convoy.engines.flags import convolutions
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws
 from convoy.measurement import SearchResult
+from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.choice import make_plan, select
@@ -101,7 +103,8 @@ class TracedGraph:
         """
         device = device_of(self._module, tuple(args), {})
         net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
-        with Database.open(self._settings.db) as database:
+        limited = memory_limited(device, self._settings.tuning_memory_bytes)
+        with limited, Database.open(self._settings.db) as database:
             found = measure(net, self._settings, database, silent)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
             with torch.no_grad(), convolutions("as_torch", args[0].device):
@@ -150,13 +153,18 @@ class TracedGraph:
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What to compare with, and PyTorch's own or what stands for its error.
 
-        That is float64 and PyTorch's own. Where random numbers are drawn, which float64 would draw otherwise, it is PyTorch's
-        own and what one rounding of every argument changes there.
+        That is float64 and PyTorch's own. Where random numbers are drawn, which float64 would draw otherwise, or there is no room
+        for it, it is PyTorch's own and what one rounding of every argument changes there.
         """
         with seeded():
             stock = verdict.float_outputs(self._stock(args))
         if not any(draws(node) for node in captured.graph.nodes):
-            return verdict.float_outputs(captured_function(to_double(captured))(*args)), stock
+            try:
+                return verdict.float_outputs(captured_function(to_double(captured))(*args)), stock
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            torch.cuda.empty_cache()
         made = (node.meta.get("val") for node in self._module.graph.nodes)
         dtypes = {value.dtype for value in made if isinstance(value, torch.Tensor)}
         shake = Shaker(unit_roundoff(dtypes, cuda=args[0].is_cuda))

@@ -19,9 +19,11 @@ from convoy.capture import TrainingCapture, capture_training
 from convoy.errors import InputError, PlanError
 from convoy.graph.text import digest
 from convoy.measurement import SearchResult, protocol_for
+from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.agreement import agree
+from convoy.pipeline.check import checked
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.proof import Built, proven
@@ -40,7 +42,7 @@ from convoy.pipeline.stages import (
     silent,
     target_for,
 )
-from convoy.pipeline.stock_step import StockStep, check_step
+from convoy.pipeline.stock_step import StepCheck, StockStep
 from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import texts_of
@@ -270,7 +272,8 @@ class _Job:
     def tune(self, observer: Observer | None) -> TrainingResult:
         """Measure, select, build, check."""
         watch = observer or silent
-        with Database.open(self.settings.db) as database:
+        limited = memory_limited(self.target.device, self.settings.tuning_memory_bytes)
+        with limited, Database.open(self.settings.db) as database:
             clock = Stopwatch()
             found = measure(self.net, self.settings, database, watch)
             build = partial(self._build, found, database, clock, watch)
@@ -280,16 +283,21 @@ class _Job:
     def _build(self, found: SearchResult, database: Database, clock: Stopwatch, watch: Observer) -> Built:
         """Select, build, check."""
         choice = select(self.net, found, self.settings)
-        plan = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
+        planned = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
-        plan, program = build_fastest(plan, self.net, self.settings, choice.problem, self._collectives())
-        flops = sum(region.problems[0].flops for region in self.net.regions if len(region.nodes) == 1)
+        net, settings = self.net, self.settings
+        flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
         stock = StockStep(
             self.model, self.loss_fn, self.options.amp, self.given, scaled=self.options.scaler is not None
         )
-        outcome, note = check_step(stock, program, self.inputs(), self.capture, flops=flops)
-        plan = dataclasses.replace(plan, notes=(*plan.notes, note) if note else plan.notes)
+        check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
+        plan, program, outcome = checked(
+            check,
+            lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),
+            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings),
+        )
+        plan = dataclasses.replace(plan, notes=(*plan.notes, check.note) if check.note else plan.notes)
         wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, verdict.LEAST_ERROR)
         return Built(choice, plan, program, outcome, wrong, tuned_s)
 

@@ -10,10 +10,10 @@ from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import bound, is_exact, relative_error
-from convoy.measurement.candidate import aligned_bytes
 from convoy.measurement.data import make_data, result_specs, tensor_specs
 from convoy.measurement.detect import detect_target
 from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.landing import Landing
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem
 
@@ -78,7 +78,7 @@ def launched(engine, problem, target):
     made = made if made is None else made.contiguous(memory_format=form)
     packed = executable.pack(data.constants)
     buffers = Buffers(tuple(args), [made], packed)
-    executable.launch(buffers, aligned_bytes(executable.workspace_bytes, "cuda"))
+    executable.launch(buffers, Landing(problem, "cuda").workspace(executable.workspace_bytes))
     torch.cuda.synchronize()
     return buffers.results[0], oracle(few, data)[0].half()
 

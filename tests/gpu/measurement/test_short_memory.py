@@ -2,21 +2,30 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import convoy
 from convoy.engines.manifest import load_engine
 from convoy.measurement import detect_target
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
+from convoy.pipeline.check import APART, Side
+from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.verdict import errors_against, exact_outputs
 from convoy.problem import ConvProblem, Epilogue
 
 pytestmark = pytest.mark.gpu
 
 IMAGES = 64
+
+ENGINES = ("cudnn", "cuda.implicit_gemm", "triton.implicit_gemm")
+"""Enough of them to choose from."""
+
+LIMIT = 400 << 20
 
 
 def limit(size: int) -> None:
@@ -76,3 +85,54 @@ def test_the_oracle_of_a_net_answers_for_fewer_images_or_on_the_host(size: int, 
         assert exact.device.type == where
         assert len(exact) == images or (images is None and 1 <= len(exact) < IMAGES)
         assert errors_against(whole, [exact]).rel_l2_error < 1e-3
+
+
+class Wide(nn.Sequential):
+    """Two convolutions with 103 MB of fp16 between them at 64 images."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(16, 256, 3, padding=1), nn.ReLU(), nn.Conv2d(256, 32, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_tuning_keeps_to_its_limit(tmp_path: Path, isolate: bool) -> None:
+    """The float64 run of the whole net alone wants twice as much."""
+    torch.manual_seed(0)
+    model = Wide().half().cuda().eval()
+    x = torch.randn(IMAGES, 16, 56, 56, device="cuda", dtype=torch.half)
+    torch.cuda.empty_cache()
+    before, share = torch.cuda.memory_reserved(), torch.cuda.memory.get_per_process_memory_fraction()
+    torch.cuda.reset_peak_memory_stats()
+    settings = convoy.Settings(
+        db=tmp_path / "perf.db", tuning_memory_bytes=LIMIT, tune_s=40, isolate=isolate, only_engines=ENGINES
+    )
+    fast = convoy.optimize(model, (x,), settings=settings)
+    assert torch.cuda.max_memory_reserved() <= before + LIMIT
+    assert torch.cuda.memory.get_per_process_memory_fraction() == share
+    with torch.no_grad():
+        exact = model.double()(x.double())
+        assert errors_against(fast(x), [exact]).rel_l2_error < 1e-3
+
+
+def test_a_plan_without_room_for_the_stock_net_beside_it_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, asked = NetCheck.stock, []
+
+    def crowded(check: NetCheck) -> Side:
+        asked.append(torch.cuda.memory_allocated())
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory, planted")
+        return whole(check)
+
+    monkeypatch.setattr(NetCheck, "stock", crowded)
+    model = Wide().half().cuda().eval()
+    x = torch.randn(IMAGES, 16, 56, 56, device="cuda", dtype=torch.half)
+    settings = convoy.Settings(db=tmp_path / "perf.db", tune_s=40, only_engines=ENGINES)
+    fast = convoy.optimize(model, (x,), settings=settings)
+    assert APART in fast.plan.notes
+    assert asked[1] < asked[0]  # the program was gone
+    with torch.no_grad():
+        assert torch.allclose(fast(x), model(x), atol=2e-2)

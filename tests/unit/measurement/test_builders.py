@@ -1,7 +1,7 @@
 import faulty_engines as engines
 
 from convoy.measurement import detect_target
-from convoy.measurement.builders import BuilderPool
+from convoy.measurement.builders import CONTEXT_BYTES, BuilderPool, builders_at_most
 from convoy.measurement.child import ChildRunner
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
@@ -58,3 +58,10 @@ def test_only_a_gpu_has_builders():
     assert not runner.is_ready(request(1))
     assert runner.is_ready(Request(PROBLEM, (EngineConfig("right"),), 3))
     runner.close()
+
+
+def test_a_limit_of_memory_holds_for_builders_contexts():
+    target = Target("cuda", "test", "sm_90", 132, 1 << 40, 1)
+    assert builders_at_most(target, 1, on_device=True) == 1
+    assert builders_at_most(target, 1, on_device=False) == builders_at_most(target, on_device=False)
+    assert builders_at_most(target, CONTEXT_BYTES << 10, on_device=True) == builders_at_most(target, on_device=True)

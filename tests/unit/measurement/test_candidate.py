@@ -7,13 +7,16 @@ import pytest
 import torch
 
 from convoy.errors import CompileError
+from convoy.measurement import landing
 from convoy.measurement.bench import Bench, checked_images, shared_data
-from convoy.measurement.candidate import aligned_bytes, prepare
+from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
 from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory, survive
+from convoy.measurement.in_process import InProcessRunner
+from convoy.measurement.landing import Landing
 from convoy.measurement.oracle import oracle
 from convoy.measurement.protocol import MOST_COPIES, Protocol
-from convoy.measurement.runner import InProcessRunner, Request
+from convoy.measurement.runner import Request
 from convoy.perfdb.row import Status
 from convoy.problem import (
     ConvProblem,
@@ -312,12 +315,29 @@ def test_an_oracle_that_fails_otherwise_is_not_asked_again(monkeypatch):
 
 
 def test_workspaces_are_aligned():
-    assert aligned_bytes(0, "cpu") is None
-    for size in (1, 100, 256, 5000):
-        space = aligned_bytes(size, "cpu")
+    place = Landing(PROBLEM, "cpu")
+    assert place.workspace(0) is None
+    for size in (1, 100, 256, 5000, 300):
+        space = place.workspace(size)
         assert space.dtype == torch.uint8
         assert space.numel() == size
         assert space.data_ptr() % 256 == 0
+    assert place.workspace(300).data_ptr() == place.workspace(5000).data_ptr()
+
+
+@pytest.mark.parametrize("fresh", [("cpu",), ()])
+def test_where_buffers_stay_all_candidates_write_to_the_same(monkeypatch, fresh):
+    """As on a GPU: two dozen that wait to be timed together would hold two dozen results."""
+    monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
+    monkeypatch.setattr(landing, "FRESH", fresh)
+    bench = Bench(PROBLEM, TARGET)
+    extra = ("recorder=faulty_engines:Recorder",)
+    first, second = (prepare(bench, EngineConfig("recorder", 1, knobs), extra) for knobs in (Knobs(), AS_THEY_ARE))
+    Recorder.seen.clear()
+    first.launch()
+    second.launch()
+    results = [result for _, result in Recorder.seen]  # held, so that no address is given twice
+    assert (results[0].data_ptr() == results[1].data_ptr()) == (not fresh)
 
 
 AS_THEY_ARE = Knobs.of(packs=False)
@@ -347,16 +367,18 @@ def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     target = Target("cpu", "test", "generic", 1, 1 << 34, cache_bytes)
     ready = prepare(Bench(PROBLEM, target), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
-    before = ready.held_bytes
+    assert ready.held_bytes(cold=False) == ready.resident_bytes
     ready.cool(whole=False)
     ready.cool(whole=False)
-    assert ready.held_bytes == before * copies
+    assert ready.held_bytes(cold=False) == ready.held_bytes(cold=True) == ready.resident_bytes * copies
     Recorder.seen.clear()
     for _ in range(2 * copies):
         ready.launch()
     addresses = [weight for weight, _ in Recorder.seen]
     assert len(set(addresses)) == copies
     assert addresses[:copies] == addresses[copies:]
+    ready.thaw()
+    assert ready.held_bytes(cold=False) == ready.resident_bytes
 
 
 @pytest.mark.parametrize("clock", ["wall", "graph"])

@@ -4,9 +4,11 @@ import faulty_engines as engines
 import pytest
 import torch
 
-from convoy.measurement import runner as runners
+from convoy.measurement import in_process
+from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.runner import InProcessRunner, ReplayRunner, Request
+from convoy.measurement.replay import ReplayRunner
+from convoy.measurement.runner import Request
 from convoy.perfdb.record import read_record, to_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem, SubgraphProblem
@@ -76,9 +78,9 @@ def test_slow_candidates_are_pruned_and_the_baseline_never():
 def test_who_will_run_in_a_graph_is_not_pruned_for_what_the_host_takes(monkeypatch, device_us, samples):
     """A wrapper in Python may take the host far longer than the device."""
     graph = dataclasses.replace(PROTOCOL, clock="graph")
-    monkeypatch.setattr(runners, "HOST_US", float("inf"))
-    monkeypatch.setattr(runners, "replayed_us", lambda launch: device_us)
-    monkeypatch.setattr(runners, "time_rounds", lambda launches, *_: [[5.0] * 3 for _ in launches])
+    monkeypatch.setattr(in_process, "HOST_US", float("inf"))
+    monkeypatch.setattr(in_process, "replayed_us", lambda launch: device_us)
+    monkeypatch.setattr(in_process, "time_rounds", lambda launches, *_: [[5.0] * 3 for _ in launches])
     runner = InProcessRunner(TARGET, extra_engines=engines.extra(engines.Slow))
     [row] = runner.measure(Request(PROBLEM, (EngineConfig("slow"),), 3, best_us=8.0), graph)
     assert (row.samples, row.median_us) == (samples, device_us)
@@ -107,6 +109,68 @@ def test_what_begins_is_announced():
     measure(engines.Wrong, engines.Right, runner=runner)
     phases = list(dict.fromkeys(seen))
     assert phases == [(-1, "data"), (0, "build"), (1, "build"), (1, "time")]
+
+
+def no_room():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_who_has_no_room_beside_those_that_wait_is_tried_again_when_they_are_through():
+    """Only what it holds by itself may count against it."""
+    seen = []
+
+    class Crowded(engines.Right):
+        id = "crowded"
+
+        @staticmethod
+        def body(run, buffers, workspace):
+            if EngineConfig("right") in runner._ready:
+                no_room()
+            engines.compute(run, buffers, workspace)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "Crowded", Crowded, raising=False)
+        runner = InProcessRunner(
+            TARGET, extra_engines=engines.extra(engines.Right, Crowded, engines.GreedyTorch), announce=lambda *at: seen.append(at)
+        )  # fmt: skip
+        rows = measure(engines.Right, Crowded, engines.GreedyTorch, runner=runner)
+        assert [rows[engine].status for engine in ("right", "crowded")] == [Status.OK, Status.OK]
+        assert rows["greedy_torch"].status is Status.OUT_OF_MEMORY  # with the device to itself
+        assert seen.index((0, "time")) < len(seen) - 1 - seen[::-1].index((1, "build"))
+        rows = measure(Crowded, runner=runner)  # what an earlier request left goes as well
+        assert rows["crowded"].ok
+
+
+@pytest.mark.parametrize("most", [1, 2, 0])
+def test_where_not_all_can_be_timed_at_once_each_half_is_timed_by_itself(monkeypatch, most):
+    whole, groups = in_process.time_rounds, []
+
+    def crowded(launches, *rest):
+        if len(launches) > most:
+            no_room()
+        groups.append(len(launches))
+        return whole(launches, *rest)
+
+    monkeypatch.setattr(in_process, "time_rounds", crowded)
+    rows = measure(engines.Right, engines.Scratch, engines.Random)
+    assert {str(row.status) for row in rows.values()} == {"ok" if most else "out_of_memory"}
+    assert groups == {0: [], 1: [1, 1, 1], 2: [1, 2]}[most]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_copies_that_are_to_come_count_as_held(cold):
+    """Under a limit: two wait together where they are timed with what is in the caches, and none where copies exceed these."""
+    seen = []
+    size = 4 * (8 * 4 + 4)
+    target = dataclasses.replace(TARGET, cache_bytes=4 * size)
+    classes = (engines.Right, engines.Scratch)
+    runner = InProcessRunner(
+        target, extra_engines=engines.extra(*classes), memory_bytes=int(4 * 5 * size), announce=lambda *at: seen.append(at)
+    )  # fmt: skip
+    configs = tuple(EngineConfig(cls.id) for cls in classes)
+    rows = list(runner.measure(Request(PROBLEM, configs, 3, 0.0), dataclasses.replace(PROTOCOL, cold=cold)))
+    assert all(row.ok for row in rows)
+    assert (seen.index((0, "time")) < seen.index((1, "build"))) is cold
 
 
 def test_candidates_that_hold_too_much_memory_are_timed_in_groups():
@@ -148,7 +212,7 @@ def test_replay_answers_from_rows_and_notes_what_was_asked():
 def test_timing_uses_the_protocol_of_the_request(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "convoy.measurement.runner.time_rounds",
+        "convoy.measurement.in_process.time_rounds",
         lambda launches, protocol, rounds, device, announce: seen.append((len(launches), protocol, rounds)) or [[3.0] * rounds],
     )  # fmt: skip
     row = measure(engines.Right, rounds=4)["right"]

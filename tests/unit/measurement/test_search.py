@@ -1,3 +1,5 @@
+import dataclasses
+
 import faulty_engines as engines
 import pytest
 import torch
@@ -9,7 +11,7 @@ from convoy.measurement import ReplayRunner, detect_target, protocol_for, search
 from convoy.measurement.child import ChildRunner
 from convoy.measurement.criteria import Criteria, Leaf, kind_name
 from convoy.measurement.criteria_file import criteria_json, user_file
-from convoy.measurement.runner import InProcessRunner
+from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.search import label
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import (
@@ -299,7 +301,7 @@ def test_a_lost_context_ends_the_search_and_keeps_the_row(database, monkeypatch)
     def lose(bench, config, extra):
         raise ContextLostError(Failure(Status.LAUNCH_ERROR, "illegal memory access"))
 
-    monkeypatch.setattr("convoy.measurement.runner.prepare", lose)
+    monkeypatch.setattr("convoy.measurement.in_process.prepare", lose)
     with pytest.raises(LaunchError, match="illegal memory access"):
         run([PROBLEM], ["aten"], database, InProcessRunner(CPU))
     [row] = database.rows()
@@ -313,3 +315,31 @@ def test_on_a_gpu_what_wants_no_compiler_comes_first(fakes, database):
     run([PROBLEM, OTHER], fakes(Fake("aten"), only), database, runner, GPU)
     assert runner.waves[0] == [OTHER.key, PROBLEM.key]
     assert [key for key, _, _ in runner.asked[:3]] == [OTHER.key, PROBLEM.key, PROBLEM.key]
+
+
+@pytest.mark.parametrize(("target", "asked_again"), [(GPU, {"big"}), (CPU, set())])
+def test_what_had_no_room_on_a_gpu_is_tried_again(fakes, database, target, asked_again):
+    """On a CPU the system ended the process, which is not to happen twice."""
+
+    class Full(Timed):
+        def measure(self, request, protocol):
+            for row in super().measure(request, protocol):
+                full = row.config.engine == "big"
+                yield (
+                    dataclasses.replace(row, status=Status.OUT_OF_MEMORY, samples=0, median_us=0.0, reason="full")
+                    if full
+                    else row
+                )
+
+    ids = fakes(Fake("aten"), Fake("big"))
+    first = Full(lambda engine, k: 10.0, target)
+    rows = run([PROBLEM], ids, database, first, target).rows[PROBLEM.key]
+    assert {row.config.engine: row.status for row in rows}["big"] is Status.OUT_OF_MEMORY
+    kept = {
+        row.config.engine
+        for row in database.lookup(PROBLEM.key, target.digest, protocol_for("quick", target.device).id)
+    }
+    assert kept == {"aten", "big"} - asked_again
+    second = Full(lambda engine, k: 10.0, target)
+    run([PROBLEM], ids, database, second, target)
+    assert {config.engine for _, config, _ in second.asked} == asked_again

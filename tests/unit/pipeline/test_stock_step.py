@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from training_nets import batches, net
 
 from convoy.pipeline import verdict
-from convoy.pipeline.stock_step import StockStep, check_step
+from convoy.pipeline.stock_step import StepCheck, StockStep
 
 SEEN: list[tuple[bool, bool, torch.dtype]] = []
 
@@ -69,8 +69,10 @@ def test_without_float64_rounding_says_how_far_a_step_may_be_off(random: bool, f
             change(made)
             return made
 
-        found, note = check_step(stock, Step(run), [batch[0]], capture, flops=flops)  # type: ignore[arg-type]
-        return allowed(found.errors, found.baseline_errors), note
+        check = StepCheck(stock, [batch[0]], capture, flops=flops)  # type: ignore[arg-type]
+        found = check.both(Step(run))  # type: ignore[arg-type]
+        assert found is not None
+        return allowed(found.errors, found.baseline_errors), check.note
 
     right, note = outcome(lambda made: None)
     assert right
@@ -89,7 +91,9 @@ def test_a_step_without_room_for_float64_is_held_to_rounding(monkeypatch: pytest
     monkeypatch.setattr(stock, "exact", full)
     capture = SimpleNamespace(random=False, learned=[name for name, _ in net().named_parameters()])
     precise = StockStep(net(), cross_entropy, None, batch, scaled=False)
-    found, note = check_step(stock, Step(precise.run), [batch[0]], capture, flops=0)  # type: ignore[arg-type]
-    assert "does not fit in float64" in note
+    check = StepCheck(stock, [batch[0]], capture, flops=0)  # type: ignore[arg-type]
+    found = check.both(Step(precise.run))  # type: ignore[arg-type]
+    assert found is not None
+    assert "does not fit in float64" in check.note
     assert found.errors.rel_l2_error > 0
     assert allowed(found.errors, found.baseline_errors)

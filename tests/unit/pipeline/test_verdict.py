@@ -243,16 +243,16 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
             Watched.calls += 1
             return x + 1
 
-    optimize, stock_step = (importlib.import_module(f"convoy.pipeline.{name}") for name in ("optimize", "stock_step"))
-    for module in (optimize, stock_step):
+    net_check, stock_step = (importlib.import_module(f"convoy.pipeline.{name}") for name in ("net_check", "stock_step"))
+    for module in (net_check, stock_step):
         monkeypatch.setattr(module, "convolutions", recorded)
     x = torch.ones(2)
     program = SimpleNamespace(runnable=lambda inputs: [inputs[0] + 1])
-    optimize.check(Watched(), lambda args, kwargs: args[0] + 1, (x,), {}, flops=0, cuda=False)
+    assert net_check.NetCheck(Watched(), (x,), {}, flops=0, cuda=False).both(lambda args, kwargs: args[0] + 1)
     assert Watched.calls > 3
     calls = Watched.calls
     stock = SimpleNamespace(run=lambda: [Watched()(x)], exact=lambda: [Watched()(x.double())])
     capture = SimpleNamespace(random=False, learned=())
-    stock_step.check_step(stock, program, [x], capture, flops=0)
+    assert stock_step.StepCheck(stock, [x], capture, flops=0).both(program)
     assert Watched.calls > calls
     assert not held

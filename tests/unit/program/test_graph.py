@@ -22,6 +22,7 @@ from convoy import plan as plans
 from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
 from convoy.pipeline import schedules, training, verdict
+from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import GraphProgram, Program, build_program, module, recording, trace
@@ -240,11 +241,13 @@ def test_a_net_that_cannot_be_captured_is_checked_against_pytorchs_launches(
     assert plan.notes[-1] == NOTE
     monkeypatch.setattr(verdict, "LEAST_ROUND_S", 1e-4)
     monkeypatch.setattr(verdict, "capture_stock", capture_on_cpu)
-    outcome = optimize.check(model, program, (x,), {}, flops=0, cuda=True)
+    outcome = NetCheck(model, (x,), {}, flops=0, cuda=True).both(program)
+    assert outcome is not None
     assert (outcome.baseline.name, outcome.optimized.name) == ("torch.eager", "convoy")
     assert outcome.errors.rel_l2_error < 1e-6
     model.cuda_state = None
-    outcome = optimize.check(model, program, (x,), {}, flops=0, cuda=True)
+    outcome = NetCheck(model, (x,), {}, flops=0, cuda=True).both(program)
+    assert outcome is not None
     assert outcome.baseline.name == "torch.graph"
 
 

@@ -24,9 +24,9 @@ from convoy.errors import InputError
 from convoy.functional import conv2d
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
+from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.peaks import Peaks, floor_us
 from convoy.measurement.predict import Experience
-from convoy.measurement.runner import InProcessRunner
 from convoy.measurement.search import search
 from convoy.measurement.space import Space
 from convoy.measurement.task import Task

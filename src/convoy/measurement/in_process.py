@@ -1,0 +1,254 @@
+"""InProcessRunner: measures in this process, as the measuring process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+
+from convoy.engines.manifest import BASELINE
+from convoy.errors import LaunchError
+from convoy.measurement.bench import Bench
+from convoy.measurement.candidate import Ready, prepare
+from convoy.measurement.failure import ContextLostError, Failure, failure_of, survive
+from convoy.measurement.protocol import Protocol
+from convoy.measurement.runner import Announce, Request, stamp
+from convoy.measurement.statistics import Timing, summarise_rounds
+from convoy.measurement.timer import first_run_us, replayed_us, time_rounds
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import EngineConfig, Problem
+from convoy.target import Target
+
+PRUNE_SLACK_US: Final = 100.0
+"""Differences below this are not worth pruning for, and a first run on a GPU holds the cost of its launch (tens of
+microseconds), which a captured graph has not."""
+
+HOST_US: Final = 5000.0
+"""First runs of up to this may be slow by the host alone, and are looked at again without it."""
+
+HELD_SHARE: Final = 0.25
+"""Share of the memory there is that candidates may hold while they wait to be timed together."""
+
+
+class InProcessRunner:
+    """Measures in this process: a candidate that crashes or hangs takes the process with it.
+
+    The data of the problem asked for last, and its candidates that were right, are kept for the next request.
+
+    Args:
+        target: the device.
+        extra_engines: extra engines as `id=module:Class`.
+        timeout_s: unused; only a child can be ended from outside.
+        memory_bytes: most bytes that the process may hold on the device (`convoy.measurement.room`); None: all that there are.
+        announce: told what begins.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        extra_engines: tuple[str, ...] = (),
+        timeout_s: float = 0.0,
+        memory_bytes: int | None = None,
+        announce: Announce = lambda index, phase: None,  # noqa: ARG005
+    ) -> None:
+        del timeout_s
+        self.target = target
+        self._most_held = HELD_SHARE * (memory_bytes or target.memory_bytes)
+        self.extra_engines = extra_engines
+        self._announce = announce
+        self._bench: Bench | None = None
+        self._ready: dict[EngineConfig, Ready] = {}
+        self._at: EngineConfig | None = None
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Nothing is begun early: there is one process."""
+
+    def is_ready(self, request: Request) -> bool:
+        """Always: whatever must be built is built by `measure`."""
+        del request
+        return True
+
+    def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
+        """Check every config, prune the slow ones after one run, time the rest in interleaved rounds.
+
+        Raises:
+            LaunchError: a candidate broke the device's context, after its row was given; nothing more can be measured here.
+        """
+        try:
+            yield from self._measure(request, protocol)
+        except ContextLostError as lost:
+            assert self._at is not None
+            yield self._failed(request, self._at, protocol, lost.failure)
+            self.close()
+            raise LaunchError(f"the device cannot be used any more in this process: {lost}") from lost
+
+    def close(self) -> None:
+        """Let go of data and candidates."""
+        self._bench = None
+        self._ready.clear()
+
+    def _measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
+        self._announce(-1, "data")
+        try:
+            bench = self._bench_for(request.problem)
+        except Exception as error:  # e.g. no memory for the float64 oracle: every candidate's row says so
+            failure = failure_of(error, Status.LAUNCH_ERROR)
+            for config in request.configs:
+                reason = f"test data could not be made: {failure.reason}"
+                yield stamp(self.target, request.problem, config, protocol, failure.status, reason=reason)
+            return
+        best = request.best_us or float("inf")
+        waiting: list[tuple[int, Ready]] = []
+        for index, config in enumerate(request.configs):
+            found = self._attempt(bench, index, config, protocol, best)
+            if isinstance(found, Failure) and found.status is Status.OUT_OF_MEMORY and self._ready:
+                yield from self._time(request, waiting, protocol)  # those who wait hold memory
+                waiting = []
+                self._ready.clear()
+                self._empty_cache()
+                found = self._attempt(bench, index, config, protocol, best)
+            if isinstance(found, Failure):
+                yield self._failed(request, config, protocol, found)
+                continue
+            once = found[1]
+            if config.engine != BASELINE and once > _too_slow(best, protocol):
+                self._ready.pop(config, None)
+                yield self._timed(request, found[0], protocol, Timing(1, once, 0.0))
+                continue
+            best = min(best, once)
+            waiting.append((index, found[0]))
+            if sum(held.held_bytes(cold=protocol.cold) for held in self._ready.values()) > self._most_held:
+                yield from self._time(request, waiting, protocol)
+                waiting = []
+                self._ready.clear()
+        yield from self._time(request, waiting, protocol)
+
+    def _empty_cache(self) -> None:
+        if self.target.device == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _bench_for(self, problem: Problem) -> Bench:
+        if self._bench is None or self._bench.problem != problem:
+            self._ready.clear()
+            self._empty_cache()  # the pools of graphs that are gone are nobody else's
+            self._bench = Bench(problem, self.target, sibling=self._bench)
+            self._bench.fill()
+        return self._bench
+
+    def _attempt(
+        self, bench: Bench, index: int, config: EngineConfig, protocol: Protocol, best_us: float
+    ) -> tuple[Ready, float] | Failure:
+        """A candidate with the time of one run, or why there is none."""
+        self._begin(index, config, "build")
+        try:
+            return self._first_run(bench, config, protocol, best_us)
+        except Failure as failure:
+            self._ready.pop(config, None)
+            return failure.bare()
+
+    def _begin(self, index: int, config: EngineConfig, phase: str) -> None:
+        self._at = config
+        self._announce(index, phase)
+
+    @torch.no_grad()
+    def _first_run(self, bench: Bench, config: EngineConfig, protocol: Protocol, best_us: float) -> tuple[Ready, float]:
+        """A candidate that is right, with the time of one run; of a second one where the first says that it is slow.
+
+        A row of a pruned candidate stays: it should not rest on one moment in which something else used the machine, nor, where
+        it will run in a graph, on what the host needs to launch it.
+        """
+        ready = self._ready.get(config)
+        if ready is None:
+            ready = prepare(bench, config, self.extra_engines)
+            self._ready[config] = ready
+
+        def run() -> float:
+            return survive(lambda: first_run_us(ready.launch, self.target.device), self.target.device)
+
+        once = run()
+        if once <= _too_slow(best_us, protocol):
+            return ready, once
+        if protocol.clock == "graph" and once < HOST_US:
+            return ready, survive(lambda: replayed_us(ready.launch), self.target.device)
+        return ready, min(once, run())
+
+    def _time(self, request: Request, group: list[tuple[int, Ready]], protocol: Protocol) -> Iterator[Measurement]:
+        """Interleaved rounds; whoever fails meanwhile gets its row, and the others are timed again without it.
+
+        Where there is no room to time all at once, each half is timed by itself.
+        """
+        if not group:
+            return
+        current = 0
+
+        def announce(position: int) -> None:
+            nonlocal current
+            current = position
+            index, ready = group[position]
+            self._begin(index, ready.config, "time")
+
+        try:
+            timings = self._rounds([ready for _, ready in group], request.rounds, protocol, announce)
+        except Failure as error:
+            failure = error.bare()
+        else:
+            for _, ready in group:
+                yield self._timed(request, ready, protocol, timings[ready.config])
+            return
+        if failure.status is Status.OUT_OF_MEMORY and len(group) > 1:
+            middle = len(group) // 2
+            for half in (group[:middle], group[middle:]):
+                self._thaw(group)
+                yield from self._time(request, half, protocol)
+            return
+        _, ready = group.pop(current)
+        yield self._failed(request, ready.config, protocol, failure)
+        yield from self._time(request, group, protocol)
+
+    def _thaw(self, group: Sequence[tuple[int, Ready]]) -> None:
+        """Give back what candidates hold to be timed alone."""
+        for _, ready in group:
+            ready.thaw()
+        self._empty_cache()
+
+    @torch.no_grad()
+    def _rounds(
+        self, group: list[Ready], rounds: int, protocol: Protocol, announce: Callable[[int], None]
+    ) -> Mapping[EngineConfig, Timing]:
+        launches = [ready.launch for ready in group]
+        device = self.target.device
+        if protocol.cold:
+            for position, ready in enumerate(group):
+                announce(position)
+                survive(partial(ready.cool, whole=protocol.copies_whole), device)
+        samples = survive(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
+        return summarise_rounds({ready.config: values for ready, values in zip(group, samples, strict=True)})
+
+    def _failed(self, request: Request, config: EngineConfig, protocol: Protocol, failure: Failure) -> Measurement:
+        self._ready.pop(config, None)
+        return stamp(self.target, request.problem, config, protocol, failure.status, reason=failure.reason)
+
+    def _timed(self, request: Request, ready: Ready, protocol: Protocol, timing: Timing) -> Measurement:
+        return stamp(
+            self.target,
+            request.problem,
+            ready.config,
+            protocol,
+            Status.OK,
+            samples=timing.samples,
+            median_us=timing.median_us,
+            spread_us=timing.spread_us,
+            error=ready.error,
+            workspace_bytes=ready.executable.workspace_bytes,
+            resident_bytes=ready.resident_bytes,
+            deterministic=ready.executable.deterministic,
+        )
+
+
+def _too_slow(best_us: float, protocol: Protocol) -> float:
+    """Time of a run from which a candidate is pruned."""
+    return protocol.prune_ratio * best_us + PRUNE_SLACK_US

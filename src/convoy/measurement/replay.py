@@ -1,0 +1,45 @@
+"""ReplayRunner: answers from stored rows, without any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from convoy.measurement.protocol import Protocol
+from convoy.measurement.runner import Request
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import EngineConfig
+
+
+class ReplayRunner:
+    """Answers from stored rows, so that the search can be tested without a device; unknown configs are `unsupported`.
+
+    Attributes:
+        asked: (problem key, config, rounds) of everything that was asked, in order.
+        prepared: number of configs announced by `prepare`.
+    """
+
+    def __init__(self, rows: Sequence[Measurement]) -> None:
+        self._rows = {(row.problem, row.config): row for row in rows}
+        self.asked: list[tuple[str, EngineConfig, int]] = []
+        self.prepared = 0
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Count what was announced."""
+        self.prepared += sum(len(request.configs) for request in requests)
+
+    def is_ready(self, request: Request) -> bool:
+        """Always."""
+        del request
+        return True
+
+    def measure(self, request: Request, protocol: Protocol) -> Iterator[Measurement]:
+        """The stored rows of the request's configs."""
+        for config in request.configs:
+            self.asked.append((request.problem.key, config, request.rounds))
+            known = self._rows.get((request.problem.key, config))
+            yield known or Measurement(
+                request.problem.key, config, "", protocol.id, Status.UNSUPPORTED, reason="no stored row"
+            )
+
+    def close(self) -> None:
+        """Nothing was started."""

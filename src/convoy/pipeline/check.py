@@ -1,0 +1,102 @@
+"""The end-to-end check: a tuned program and PyTorch's own, held to float64 and to the clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from convoy.measurement.failure import is_out_of_memory
+from convoy.pipeline.summarize import Outcome
+from convoy.pipeline.verdict import Errors, Timed, interleave
+from convoy.plan import Plan
+from convoy.program import Program
+
+APART = "there was no room for PyTorch's own beside the plan: they were timed one after the other, and not in turn"
+"""What a plan says of times that were taken so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of both, made and compared with float64. What it allocates lives as long as it does.
+
+    Attributes:
+        name: `convoy`, or how PyTorch's own is run.
+        errors: of its results.
+        run: launches it once.
+    """
+
+    name: str
+    errors: Errors
+    run: Callable[[], object]
+
+
+class Check(ABC):
+    """Knows what a program is compared with, on a device, and makes both sides of the comparison."""
+
+    cuda: bool
+    """Whether they run on a GPU."""
+
+    @abstractmethod
+    def stock(self) -> Side:
+        """PyTorch's own."""
+
+    @abstractmethod
+    def ours(self, program: Program) -> Side:
+        """A tuned program."""
+
+    @abstractmethod
+    def context(self) -> AbstractContextManager[None]:
+        """What is to hold while either is made or runs."""
+
+    def both(self, program: Program) -> Outcome | None:
+        """Both, timed in turn; None where a GPU has no room for both at once."""
+        try:
+            with self.context():
+                theirs, mine = self.stock(), self.ours(program)
+                timed = interleave({side.name: side.run for side in (theirs, mine)}, cuda=self.cuda)
+        except Exception as error:
+            if not (self.cuda and is_out_of_memory(error)):
+                raise
+        else:
+            return Outcome(timed[theirs.name], timed[mine.name], mine.errors, theirs.errors)
+        torch.cuda.empty_cache()
+        return None
+
+    def alone(self, make: Callable[[], Side]) -> tuple[Timed, Errors]:
+        """One side by itself, on a GPU; nothing of it is left afterwards."""
+        with self.context():
+            side = make()
+            found = interleave({side.name: side.run}, cuda=True)[side.name], side.errors
+        del side
+        torch.cuda.empty_cache()
+        return found
+
+
+def checked(
+    check: Check, build: Callable[[], tuple[Plan, Program]], rebuild: Callable[[Plan], Program]
+) -> tuple[Plan, Program, Outcome]:
+    """Build a program and compare it with PyTorch's own: in turn where there is room for both, else one after the other.
+
+    Args:
+        check: compares.
+        build: makes plan and program.
+        rebuild: makes the program of that plan anew.
+
+    Returns:
+        The plan, with a note where they were timed apart; its program; times and errors of both.
+    """
+    plan, program = build()
+    outcome = check.both(program)
+    if outcome is not None:
+        return plan, program, outcome
+    mine, errors = check.alone(lambda: check.ours(program))
+    del program  # its memory is wanted
+    torch.cuda.empty_cache()
+    theirs, their_errors = check.alone(check.stock)
+    program = rebuild(dataclasses.replace(plan, notes=(*plan.notes, APART)))
+    return program.plan, program, Outcome(theirs, mine, errors, their_errors)

@@ -1,0 +1,97 @@
+"""Where a GPU has no room for PyTorch's own beside the plan, one is gone before the other is made."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from convoy.pipeline import check as checks
+from convoy.pipeline.check import APART, Check, Side, checked
+from convoy.pipeline.verdict import Errors, Timed
+
+
+class Program:
+    """Holds the device's memory as long as it lives."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
+
+
+class Crowded(Check):
+    """There is room for a program or for PyTorch's own, unless `room` is for both."""
+
+    cuda = True
+
+    def __init__(self, *, room: int) -> None:
+        self.room, self.programs = room, weakref.WeakSet[Program]()
+        self.made: list[str] = []
+
+    def build(self, plan: Any) -> Program:
+        program = Program(plan)
+        self.programs.add(program)
+        return program
+
+    def stock(self) -> Side:
+        gc.collect()
+        if len(self.programs) + 1 > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.made.append("stock")
+        return Side("torch.graph", Errors(2.0, 2.0), lambda: None)
+
+    def ours(self, program: Any) -> Side:
+        self.made.append("ours")
+        return Side("convoy", Errors(1.0, 1.0), lambda: program.plan)
+
+    def context(self) -> Any:
+        return nullcontext()
+
+
+class Plan(SimpleNamespace):
+    """As much of a plan as is looked at."""
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        checks, "interleave", lambda runs, cuda: {name: Timed(name, float(len(runs)), 0.0) for name in runs}
+    )
+    monkeypatch.setattr(checks.dataclasses, "replace", lambda plan, **changes: Plan(**{**vars(plan), **changes}))
+
+
+@pytest.mark.parametrize(("room", "times", "note"), [(2, 2.0, ()), (1, 1.0, (APART,))])
+def test_both_are_timed_in_turn_or_one_by_one(room: int, times: float, note: tuple[str, ...]) -> None:
+    check = Crowded(room=room)
+
+    def build() -> Any:
+        plan = Plan(notes=())
+        return plan, check.build(plan)
+
+    plan, program, outcome = checked(check, build, check.build)  # type: ignore[arg-type]
+    assert plan.notes == note
+    assert program.plan.notes == note
+    assert list(check.programs) == [program]
+    assert (outcome.baseline, outcome.optimized) == (Timed("torch.graph", times, 0.0), Timed("convoy", times, 0.0))
+    assert (outcome.errors, outcome.baseline_errors) == (Errors(1.0, 1.0), Errors(2.0, 2.0))
+    assert check.made == (["stock", "ours"] if room == 2 else ["ours", "stock"])
+
+
+def test_no_room_for_pytorchs_own_alone_is_an_error() -> None:
+    check = Crowded(room=0)
+    plan = Plan(notes=())
+    with pytest.raises(torch.OutOfMemoryError):
+        checked(check, lambda: (plan, check.build(plan)), check.build)  # type: ignore[arg-type, return-value]
+
+
+def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Crowded) -> Side:
+        raise RuntimeError("no such algorithm")
+
+    monkeypatch.setattr(Crowded, "stock", broken)
+    with pytest.raises(RuntimeError, match="no such algorithm"):
+        Crowded(room=2).both(Program(None))  # type: ignore[arg-type]

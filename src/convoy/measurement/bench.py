@@ -85,30 +85,54 @@ class Bench:
     def of(self, kind: str) -> tuple[Data, list[torch.Tensor]]:
         """Data of a kind, and its exact results (of the images that are checked)."""
         if kind not in self._data:
-            self._data[kind] = make_data(self.problem, SEED, kind, self.target.device)
+            self._data[kind] = self._made(kind)
         if kind not in self._exact:
-            exact = self._answers(self._data[kind])
-            self._exact[kind] = exact
+            self._exact[kind] = self._answers(kind)
         return self._data[kind], self._exact[kind]
 
-    def _answers(self, data: Data) -> list[torch.Tensor]:
-        return self._with_room(lambda: oracle(self._small, self._picked(data)))
+    def _made(self, kind: str) -> Data:
+        try:
+            return make_data(self.problem, SEED, kind, self.target.device)
+        except Exception as error:
+            if not (is_out_of_memory(error) and self._spare(kind)):
+                raise
+        return make_data(self.problem, SEED, kind, self.target.device)
 
-    def _with_room(self, attempt: Callable[[], Found]) -> Found:
-        """Try; where memory is used up, and the images are independent, again with fewer of them checked.
+    def _spare(self, kind: str) -> bool:
+        """Let go of what can be made again, but for data of this kind; whether there was anything."""
+        others = [other for other in self._data if other != kind]
+        for other in others:
+            del self._data[other]
+        found = bool(others or self._thinned) or self.landing.is_held
+        self._thinned.clear()
+        self.landing.clear()
+        if self.target.device == "cuda":
+            torch.cuda.empty_cache()
+        return found
+
+    def _answers(self, kind: str) -> list[torch.Tensor]:
+        return self._with_room(kind, lambda: oracle(self._small, self._picked(self._data[kind])))
+
+    def _with_room(self, kind: str, attempt: Callable[[], Found]) -> Found:
+        """Try; where memory is used up without what can be made anew, then with fewer images checked, if they are independent.
 
         Where that does not help, as many are checked as before: it is no fault of the answers.
         """
         before = self.checked
+        spared = False
         while True:
             try:
                 return attempt()
             except Exception as error:
                 fewer = _fewer(self.problem, self.checked)
-                if not (fewer and is_out_of_memory(error)):
+                if not is_out_of_memory(error) or (spared and not fewer):
                     self._check(before)
                     raise
-            self._check(fewer)
+            if not spared:
+                spared = True
+                self._spare(kind)
+            else:
+                self._check(fewer)
 
     def timed_on(self, config: EngineConfig) -> Data:
         """What a candidate is timed on: the ordinary data, or, where its engine skips zeros, the same with that many in x."""
@@ -151,7 +175,7 @@ class Bench:
             Failure: it raised, wrote where it may not, or is wrong.
             ContextLostError: it broke the device's context.
         """
-        return self._with_room(lambda: self._verify(engine, executable, kind))
+        return self._with_room(kind, lambda: self._verify(engine, executable, kind))
 
     def _verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
         self._remake_if_spoilt(kind)

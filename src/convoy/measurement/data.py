@@ -19,6 +19,10 @@ from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, S
 
 KINDS: Final = ("integer", "normal", "cancelling")
 
+LARGE: Final = 1 << 24
+"""Elements from which numbers are drawn in the dtype in which they are kept: in fp32, and integers in int64, a layer's data would
+take several times the memory that it has in the net."""
+
 _MAGNITUDES: Final = {"fp64": (4, 4, 2**24), "fp32": (4, 4, 2**24), "fp16": (3, 2, 2**11), "bf16": (2, 1, 2**8)}
 """By dtype: the largest integers of the first and of the second operand, and up to where the dtype holds every integer."""
 
@@ -129,7 +133,8 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
                 args[graph.inputs.index(name)] = draw_indices(graph, node, generator)
         constants = [_plain(spec, kind, generator) for spec in constant_specs]
     layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
-    placed = tuple(in_layout(t.to(DTYPES[s.dtype]), layout) for t, s in zip(args, arg_specs, strict=True))
+    # `pop`: each is let go once it is placed.
+    placed = tuple(in_layout(args.pop(0).to(DTYPES[spec.dtype]), layout) for spec in arg_specs)
     held = tuple(t.to(DTYPES[s.dtype]) for t, s in zip(constants, constant_specs, strict=True))
     return Data(placed, held)
 
@@ -182,16 +187,26 @@ def _plain(spec: TensorSpec, kind: str, generator: torch.Generator) -> torch.Ten
     """A value of a piece of the graph."""
     if not DTYPES[spec.dtype].is_floating_point:
         return _integers(0, 1, spec.shape, generator)
-    return _integers(-4, 4, spec.shape, generator) if kind == "integer" else _normal(spec.shape, generator)
+    dtype = _drawn_in(spec)
+    return (
+        _integers(-4, 4, spec.shape, generator, dtype) if kind == "integer" else _normal(spec.shape, generator, dtype)
+    )
 
 
-def _normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(tuple(shape), generator=generator, device=generator.device)
+def _drawn_in(spec: TensorSpec) -> torch.dtype | None:
+    """The dtype to draw a value in; None: the drawing function's own."""
+    return DTYPES[spec.dtype] if spec.elements >= LARGE else None
 
 
-def _integers(least: int, most: int, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+def _normal(shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.randn(tuple(shape), generator=generator, device=generator.device, dtype=dtype)
+
+
+def _integers(
+    least: int, most: int, shape: Sequence[int], generator: torch.Generator, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Integers from `least` to `most`, both included."""
-    return torch.randint(least, most + 1, tuple(shape), generator=generator, device=generator.device)
+    return torch.randint(least, most + 1, tuple(shape), generator=generator, device=generator.device, dtype=dtype)
 
 
 def _operands(
@@ -206,19 +221,21 @@ def _operands(
         dtypes = {result_specs(problem)[0].dtype, getattr(problem, "acc_dtype", "fp32")}
         most_first, most_second, limit = min((_MAGNITUDES[d] for d in dtypes), key=lambda m: m[2])
         terms = (limit - most_first * len(added)) // (most_first * most_second)
-        a = _integers(-most_first, most_first, first, generator)
+        a = _integers(-most_first, most_first, first, generator, _drawn_in(arg_specs[0]))
         b = _integers(1, most_second, second, generator)
         b = b * (2 * _integers(0, 1, second, generator) - 1) * _at_most(problem, terms, generator)
-        rest = [_integers(-most_first, most_first, s.shape, generator) for s in added]
+        rest = [_integers(-most_first, most_first, s.shape, generator, _drawn_in(s)) for s in added]
     else:
         length = max(problem.reduction_length, 1)
-        a, b = _normal(first, generator), _normal(second, generator) / math.sqrt(length)
-        rest = [_normal(s.shape, generator) for s in added]
+        fine = kind == "cancelling"  # what nearly cancels is drawn finely, whatever it takes
+        a = _normal(first, generator, None if fine else _drawn_in(arg_specs[0]))
+        b = _normal(second, generator) / math.sqrt(length)
+        rest = [_normal(s.shape, generator, _drawn_in(s)) for s in added]
         if kind == "cancelling":
             a = 1 + a * 1e-2
             b = b.abs() * _alternating(problem, second).to(b.device)
         elif not (isinstance(problem, ConvProblem) and problem.direction == "dgrad"):
-            a = a.relu()
+            a = a.relu_()
     if gradient:
         return [a, b], []
     return [a, *rest[: len(arg_specs) - 1]], [b, *rest[len(arg_specs) - 1 :]]

@@ -10,9 +10,9 @@ import torch
 
 from convoy.engines.manifest import BASELINE
 from convoy.errors import LaunchError
-from convoy.measurement.bench import Bench
+from convoy.measurement.bench import Bench, shared_data
 from convoy.measurement.candidate import Ready, prepare
-from convoy.measurement.failure import ContextLostError, Failure, failure_of, survive
+from convoy.measurement.failure import ContextLostError, Failure, failure_of, is_out_of_memory, survive
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Announce, Request, stamp
 from convoy.measurement.statistics import Timing, summarise_rounds
@@ -132,12 +132,28 @@ class InProcessRunner:
 
     @torch.no_grad()
     def _bench_for(self, problem: Problem) -> Bench:
-        if self._bench is None or self._bench.problem != problem:
-            self._ready.clear()
-            self._empty_cache()  # the pools of graphs that are gone are nobody else's
-            self._bench = Bench(problem, self.target, sibling=self._bench)
-            self._bench.fill()
-        return self._bench
+        if self._bench is not None and self._bench.problem == problem:
+            return self._bench
+        sibling, self._bench = self._bench, None
+        if sibling is not None and shared_data(sibling.problem) != shared_data(problem):
+            sibling = None
+        if sibling is not None:
+            sibling.landing.clear()
+        self._ready.clear()
+        self._empty_cache()  # the pools of graphs that are gone are nobody else's
+        try:
+            return self._filled(Bench(problem, self.target, sibling=sibling))
+        except Exception as error:
+            if sibling is None or not is_out_of_memory(error):
+                raise
+        sibling = None
+        self._empty_cache()
+        return self._filled(Bench(problem, self.target))
+
+    def _filled(self, bench: Bench) -> Bench:
+        bench.fill()
+        self._bench = bench
+        return bench
 
     def _attempt(
         self, bench: Bench, index: int, config: EngineConfig, protocol: Protocol, best_us: float

@@ -31,6 +31,15 @@ class Landing:
         self._templates: list[torch.Tensor] = []
         self._raw: torch.Tensor | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether memory is held."""
+        return bool(self._templates) or self._raw is not None
+
+    def clear(self) -> None:
+        """Let go of it; the next launch makes it anew. Not beside a captured launch that is replayed again."""
+        self._templates, self._raw = [], None
+
     def results(self, executable: Executable) -> list[torch.Tensor | None]:
         """The results' buffers as the finished program will give them; None each where the executable makes them itself."""
         specs = result_specs(self._problem)

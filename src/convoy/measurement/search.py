@@ -50,7 +50,8 @@ class SearchResult:
         refusals: by problem key, each engine that said no, with its reason.
         measured: candidates that were measured now.
         from_database: candidates whose rows were there already and served.
-        predicted: problems whose times are predicted, because effort `none` measures nothing, or time was up.
+        predicted: problems whose times are predicted, because effort `none` measures nothing, time was up, or there was no room.
+        without_room: problems that there was no memory to measure PyTorch's own on.
         disproved: predictions of a plan's steps that turned out to be of wrong kernels (`convoy.pipeline.proof`).
         cut: where time was up, what had been done by then; empty where the search was whole.
     """
@@ -60,6 +61,7 @@ class SearchResult:
     measured: int = 0
     from_database: int = 0
     predicted: int = 0
+    without_room: int = 0
     disproved: int = 0
     cut: str = ""
 
@@ -116,14 +118,16 @@ def search(
     cut = ""
     if settings.effort is not Effort.NONE:
         cut = _Search(tasks, protocol, settings, target, database, runner, on_progress).run()
-    if cut or settings.effort is Effort.NONE:
-        predict(tasks, knowledge, protocol, on_progress or _silent)
+    crowded = [task for task in tasks if task.had_no_room()]
+    if wanting := tasks if cut or settings.effort is Effort.NONE else crowded:
+        predict(wanting, knowledge, protocol, on_progress or _silent)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
         measured=sum(len(task.measured) for task in tasks),
         from_database=sum(len(task.rows.keys() - task.measured - task.predicted) for task in tasks),
         predicted=sum(bool(task.predicted) for task in tasks),
+        without_room=len(crowded),
         cut=cut,
     )
 

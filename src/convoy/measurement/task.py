@@ -18,7 +18,7 @@ from convoy.measurement.runner import Request
 from convoy.measurement.space import Space
 from convoy.measurement.standing import Standing
 from convoy.measurement.widening import wider
-from convoy.perfdb.row import Measurement
+from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Effort
 from convoy.target import Target
@@ -110,11 +110,20 @@ class Task:
         )
         return self._standing.baseline() is not None and (won or not waiting)
 
+    def had_no_room(self) -> bool:
+        """Whether there was no memory to measure even the baseline: what it takes must be predicted."""
+        return any(row.config.engine == BASELINE and row.status is Status.OUT_OF_MEMORY for row in self.rows.values())
+
     def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
-        """Add rows without samples for configs that have none (see `predict.Experience`): none on pruned weights."""
+        """Add rows without samples for configs that have none (see `predict.Experience`): none on pruned weights.
+
+        What had no room to be measured counts as not measured where the baseline had none either.
+        """
         factor = self._expectation.disappointment(self.rows)
+        open_ = Status.OUT_OF_MEMORY if self.had_no_room() else None
+        known = {config for config, row in self.rows.items() if row.status is not open_}
         for row in self._predictions(experience, protocol, criteria):
-            room = None if row.config in self.rows else self._space.workspace_bytes(row.config)
+            room = None if row.config in known else self._space.workspace_bytes(row.config)
             if room is not None:
                 self.rows[row.config] = replace(row, workspace_bytes=room, median_us=factor * row.median_us)
                 self.predicted.add(row.config)

@@ -329,7 +329,8 @@ def prediction_notes(found: SearchResult) -> list[str]:
     if not found.predicted:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
-    why = f"{CUT} {found.cut}" if found.cut else "effort none measures nothing"
+    crowded = f"there was no memory to measure PyTorch's own on {found.without_room} of them"
+    why = f"{CUT} {found.cut}" if found.cut else crowded if found.without_room else "effort none measures nothing"
     how = "their times are predicted from other problems on devices of the same name"
     return [f"{whole}, and {why}: {how}", *notes]
 

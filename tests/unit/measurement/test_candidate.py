@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convoy.errors import CompileError
-from convoy.measurement import landing
+from convoy.measurement import data, landing
 from convoy.measurement.bench import Bench, checked_images, shared_data
 from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
@@ -278,6 +278,62 @@ def test_an_oracle_that_no_image_has_room_for_says_so(monkeypatch, problem):
     short_of_memory(monkeypatch, 1)
     with pytest.raises(torch.OutOfMemoryError):
         Bench(problem, TARGET).fill()
+
+
+def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(monkeypatch):
+    """Of a layer whose tensors take half of the memory, data of one kind is held at a time, and no other buffers beside it."""
+    made = []
+
+    def limited(problem, seed, kind, device):
+        if bench._data or bench.landing.is_held:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made.append(kind)
+        return make_data(problem, seed, kind, device)
+
+    monkeypatch.setattr("convoy.measurement.bench.make_data", limited)
+    bench = Bench(PROBLEM, TARGET)
+    bench.landing.workspace(100)
+    bench.fill()
+    assert list(bench._data) == ["normal"]
+    ready = prepare(bench, EngineConfig("scratch"), engines.extra(engines.Scratch))
+    assert made == ["integer", "normal", "integer", "normal"]
+    with pytest.raises(Failure, match="on integer data"):
+        prepare(bench, EngineConfig("wrong"), engines.extra(engines.Wrong))
+    ready.launch()
+
+
+def test_data_that_has_no_room_at_all_is_out_of_memory(monkeypatch):
+    monkeypatch.setattr("convoy.measurement.bench.make_data", lambda *_: engines.GreedyTorch.body(None, None, None))
+    with pytest.raises(RuntimeError) as failed:
+        Bench(PROBLEM, TARGET).fill()
+    assert is_out_of_memory(failed.value)
+
+
+@pytest.mark.parametrize("kind", ["integer", "normal"])
+def test_large_tensors_are_drawn_in_their_own_dtype_and_are_as_good(monkeypatch, kind):
+    problem = ConvProblem(
+        2, 16, 9, 9, 8, 3, 3, 1, 1, layout="nhwc", x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16",
+        numerics="half", epilogue=Epilogue(bias=True, residual=True),
+    )  # fmt: skip
+    small = make_data(problem, 1, kind)
+    monkeypatch.setattr(data, "LARGE", 1)
+    drawn = []
+    for name in ("randn", "randint"):
+        whole = getattr(torch, name)
+        monkeypatch.setattr(
+            torch, name, lambda *args, whole=whole, **named: drawn.append(named.get("dtype")) or whole(*args, **named)
+        )
+    large = make_data(problem, 1, kind)
+    assert drawn.count(torch.half) == 3  # all but the weight, which is scaled
+    for tensor, other in zip(large.args, small.args, strict=True):
+        assert (tensor.dtype, tensor.shape, tensor.stride()) == (other.dtype, other.shape, other.stride())
+        assert abs(float(tensor.double().std()) / float(other.double().std()) - 1) < 0.2
+    (exact,) = oracle(problem, large)
+    if kind == "integer":
+        assert torch.equal(exact, exact.round())
+        assert float(exact.abs().max()) <= 2**11
+    else:
+        assert float(large.args[0].min()) == 0.0  # rectified
 
 
 def test_what_a_failed_launch_had_allocated_is_free_at_once():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from convoy.measurement import in_process
+from convoy.measurement.bench import Bench
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.replay import ReplayRunner
@@ -139,6 +140,26 @@ def test_who_has_no_room_beside_those_that_wait_is_tried_again_when_they_are_thr
         assert seen.index((0, "time")) < len(seen) - 1 - seen[::-1].index((1, "build"))
         rows = measure(Crowded, runner=runner)  # what an earlier request left goes as well
         assert rows["crowded"].ok
+
+
+def test_data_that_has_no_room_beside_another_problems_is_made_without_it(monkeypatch):
+    """Of the same layer in another memory format it could have been taken over."""
+    kinds = []
+
+    class Crowded(Bench):
+        def __init__(self, problem, target, sibling=None):
+            kinds.append(sibling is not None)
+            if sibling is not None:
+                no_room()
+            super().__init__(problem, target)
+
+    monkeypatch.setattr(in_process, "Bench", Crowded)
+    runner = InProcessRunner(TARGET, extra_engines=engines.extra(engines.Right))
+    relu = dataclasses.replace(PROBLEM, epilogue=Epilogue(bias=True, activation="relu"))
+    other = LinearProblem(3, 8, 4, epilogue=Epilogue(bias=True))
+    for problem in (PROBLEM, relu, relu, other):
+        measure(engines.Right, runner=runner, problem=problem)
+    assert kinds == [False, True, False, False]
 
 
 @pytest.mark.parametrize("most", [1, 2, 0])

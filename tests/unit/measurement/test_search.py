@@ -14,6 +14,7 @@ from convoy.measurement.criteria_file import criteria_json, user_file
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.search import label
 from convoy.perfdb.row import Measurement, Status
+from convoy.pipeline.stages import prediction_notes
 from convoy.problem import (
     ConvProblem,
     EngineConfig,
@@ -317,19 +318,24 @@ def test_on_a_gpu_what_wants_no_compiler_comes_first(fakes, database):
     assert [key for key, _, _ in runner.asked[:3]] == [OTHER.key, PROBLEM.key, PROBLEM.key]
 
 
+class Full(Timed):
+    """Without room for the engine `big`."""
+
+    crowded = ("big",)
+
+    def measure(self, request, protocol):
+        for row in super().measure(request, protocol):
+            full = row.config.engine in self.crowded
+            yield (
+                dataclasses.replace(row, status=Status.OUT_OF_MEMORY, samples=0, median_us=0.0, reason="full")
+                if full
+                else row
+            )
+
+
 @pytest.mark.parametrize(("target", "asked_again"), [(GPU, {"big"}), (CPU, set())])
 def test_what_had_no_room_on_a_gpu_is_tried_again(fakes, database, target, asked_again):
     """On a CPU the system ended the process, which is not to happen twice."""
-
-    class Full(Timed):
-        def measure(self, request, protocol):
-            for row in super().measure(request, protocol):
-                full = row.config.engine == "big"
-                yield (
-                    dataclasses.replace(row, status=Status.OUT_OF_MEMORY, samples=0, median_us=0.0, reason="full")
-                    if full
-                    else row
-                )
 
     ids = fakes(Fake("aten"), Fake("big"))
     first = Full(lambda engine, k: 10.0, target)
@@ -343,3 +349,24 @@ def test_what_had_no_room_on_a_gpu_is_tried_again(fakes, database, target, asked
     second = Full(lambda engine, k: 10.0, target)
     run([PROBLEM], ids, database, second, target)
     assert {config.engine for _, config, _ in second.asked} == asked_again
+
+
+@pytest.mark.parametrize("crowded", [("aten", "big"), ("aten",), ("big",)])
+def test_where_there_is_no_room_for_the_baseline_it_is_predicted(fakes, database, crowded):
+    """A device that others fill, or a limit: selection needs a time of every node, and what it takes in the net it has there."""
+    ids = fakes(Fake("aten"), Fake("big"), Fake("wrong"))
+    runner = Full(lambda engine, k: 0.0 if engine == "wrong" else 10.0, GPU)
+    runner.crowded = crowded
+    found = run([PROBLEM, OTHER], ids, database, runner, GPU)
+    rows = {row.config.engine: row for row in found.rows[PROBLEM.key]}
+    assert rows["wrong"].status is Status.WRONG_RESULT
+    if "aten" in crowded:
+        assert rows["aten"].ok
+        assert rows["aten"].samples == 0
+        assert rows["big"].ok is ("big" not in crowded)
+        assert (found.predicted, found.without_room) == (2, 2)
+        assert "no memory to measure PyTorch's own on 2 of them" in prediction_notes(found)[0]
+    else:
+        assert rows["big"].status is Status.OUT_OF_MEMORY
+        assert (found.predicted, found.without_room) == (0, 0)
+        assert prediction_notes(found) == []

@@ -79,8 +79,7 @@ class Bench:
     def fill(self) -> None:
         """Make everything now."""
         for kind in KINDS:
-            data, _ = self.of(kind)
-            self._sums[kind] = checksum((*data.args, *data.constants))
+            self._sums[kind] = self._sums_now(kind)
 
     def of(self, kind: str) -> tuple[Data, list[torch.Tensor]]:
         """Data of a kind, and its exact results (of the images that are checked)."""
@@ -147,11 +146,14 @@ class Bench:
 
     def _remake_if_spoilt(self, kind: str) -> None:
         """Make the data again where an earlier candidate has written to it, so that nobody else is taken for wrong."""
-        data, _ = self.of(kind)
-        sums = checksum((*data.args, *data.constants))
+        sums = self._sums_now(kind)
         before = self._sums.setdefault(kind, sums)
         if not all(torch.equal(a, b) for a, b in zip(before, sums, strict=True)):
             del self._data[kind]
+
+    def _sums_now(self, kind: str) -> list[torch.Tensor]:
+        data, _ = self.of(kind)
+        return checksum((*data.args, *data.constants))
 
     def _picked(self, data: Data) -> Data:
         if not self.checked:

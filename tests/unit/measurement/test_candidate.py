@@ -282,13 +282,15 @@ def test_an_oracle_that_no_image_has_room_for_says_so(monkeypatch, problem):
 
 def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(monkeypatch):
     """Of a layer whose tensors take half of the memory, data of one kind is held at a time, and no other buffers beside it."""
-    made = []
+    made, held = [], []
 
     def limited(problem, seed, kind, device):
-        if bench._data or bench.landing.is_held:
+        if bench.landing.is_held or any(x() is not None for x in held):
             raise torch.OutOfMemoryError("CUDA out of memory")
         made.append(kind)
-        return make_data(problem, seed, kind, device)
+        found = make_data(problem, seed, kind, device)
+        held.append(weakref.ref(found.args[0]))
+        return found
 
     monkeypatch.setattr("convoy.measurement.bench.make_data", limited)
     bench = Bench(PROBLEM, TARGET)
@@ -297,9 +299,10 @@ def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(mon
     assert list(bench._data) == ["normal"]
     ready = prepare(bench, EngineConfig("scratch"), engines.extra(engines.Scratch))
     assert made == ["integer", "normal", "integer", "normal"]
+    ready.launch()
+    del ready  # which holds what it is timed on
     with pytest.raises(Failure, match="on integer data"):
         prepare(bench, EngineConfig("wrong"), engines.extra(engines.Wrong))
-    ready.launch()
 
 
 def test_data_that_has_no_room_at_all_is_out_of_memory(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -14,10 +14,17 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.summarize import Outcome
 from convoy.pipeline.verdict import Errors, Timed, interleave
 from convoy.plan import Plan
+from convoy.plan.timeline import Span
 from convoy.program import Program
+from convoy.program.module import eager_of
+from convoy.program.trace import measured
 
 APART = "there was no room for PyTorch's own beside the plan: they were timed one after the other, and not in turn"
 """What a plan says of times that were taken so."""
+
+
+UNSEEN = "there was no room for another run of the plan: when its steps run was not measured, and there is no timeline"
+"""What a plan says that has no timeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +107,23 @@ def checked(
     theirs, their_errors = check.alone(check.stock)
     program = rebuild(dataclasses.replace(plan, notes=(*plan.notes, APART)))
     return program.plan, program, Outcome(theirs, mine, errors, their_errors)
+
+
+def timeline_of(plan: Plan, program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Plan, list[Span]]:
+    """When each step of a plan runs, and the plan: with a note where a GPU has no room for another run.
+
+    Args:
+        plan: with its notes so far.
+        program: of it; a baseline's has no steps, and no timeline.
+        inputs: of the plan's specs.
+    """
+    if program.runnable is None:
+        return plan, []
+    try:
+        return plan, measured(eager_of(program.runnable), inputs)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()
+    program.plan = dataclasses.replace(plan, notes=(*plan.notes, UNSEEN))
+    return program.plan, []

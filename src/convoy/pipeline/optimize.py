@@ -19,7 +19,7 @@ from convoy.measurement import SearchResult
 from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
-from convoy.pipeline.check import checked
+from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.proof import Built, proven
@@ -40,8 +40,7 @@ from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
-from convoy.program.module import eager_of, signature_of
-from convoy.program.trace import measured
+from convoy.program.module import signature_of
 from convoy.report.summary import Summary
 from convoy.settings import Settings
 
@@ -171,11 +170,8 @@ class _Job:
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         module = OptimizedModule(self.model, program, signature_of(self.args, self.kwargs), _tuner(net.name, settings))
         module.eval()
-        timeline = (
-            measured(eager_of(program.runnable), net.captured.flatten_inputs(self.args, self.kwargs))
-            if program.runnable
-            else []
-        )
+        inputs = net.captured.flatten_inputs(self.args, self.kwargs)
+        plan, timeline = timeline_of(plan, program, inputs)
         summary = summarize(net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline)
         return Result(module, plan, summary)
 

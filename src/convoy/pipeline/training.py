@@ -23,7 +23,7 @@ from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.agreement import agree
-from convoy.pipeline.check import checked
+from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.proof import Built, proven
@@ -50,7 +50,6 @@ from convoy.program import Program, build_program
 from convoy.program.module import eager_of, signature_of
 from convoy.program.step import TrainingStep
 from convoy.program.step_program import StepOptions, StepProgram
-from convoy.program.trace import measured
 from convoy.report.summary import Summary
 from convoy.schedule import Collective, collectives
 from convoy.settings import Effort, Settings
@@ -322,7 +321,7 @@ class _Job:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        timeline = measured(eager_of(program.runnable), self.inputs()) if program.runnable else []
+        plan, timeline = timeline_of(plan, program, self.inputs())
         summary = summarize(
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline
         )

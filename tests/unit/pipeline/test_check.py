@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from convoy.pipeline import check as checks
-from convoy.pipeline.check import APART, Check, Side, checked
+from convoy.pipeline.check import APART, UNSEEN, Check, Side, checked, timeline_of
 from convoy.pipeline.verdict import Errors, Timed
 
 
@@ -95,3 +95,30 @@ def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Crowded, "stock", broken)
     with pytest.raises(RuntimeError, match="no such algorithm"):
         Crowded(room=2).both(Program(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(torch.OutOfMemoryError("CUDA out of memory"), False), (KeyError("x"), True)]
+)
+def test_without_room_for_another_run_there_is_no_timeline(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: bool
+) -> None:
+    def run(program: Any, inputs: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(checks, "eager_of", lambda runnable: runnable)
+    monkeypatch.setattr(checks, "measured", run)
+    plan = Plan(notes=("first",))
+    program = SimpleNamespace(runnable=object(), plan=plan)
+    if raised:
+        with pytest.raises(KeyError):
+            timeline_of(plan, program, [])  # type: ignore[arg-type]
+        return
+    noted, spans = timeline_of(plan, program, [])  # type: ignore[arg-type]
+    assert (noted.notes, spans) == (("first", UNSEEN), [])
+    assert program.plan is noted
+
+
+def test_a_baseline_has_no_timeline() -> None:
+    plan = Plan(notes=())
+    assert timeline_of(plan, SimpleNamespace(runnable=None), []) == (plan, [])  # type: ignore[arg-type]

@@ -216,20 +216,24 @@ def _operands(
     arg_specs, constant_specs = tensor_specs(problem)
     gradient = isinstance(problem, ConvProblem) and problem.direction != "fprop"
     first, second = arg_specs[0].shape, (arg_specs[1] if gradient else constant_specs[0]).shape
+    first_in, second_in = _drawn_in(arg_specs[0]), _drawn_in(arg_specs[1]) if gradient else None
     added = [] if gradient else [*arg_specs[1:], *constant_specs[1:]]
     if kind == "integer":
         dtypes = {result_specs(problem)[0].dtype, getattr(problem, "acc_dtype", "fp32")}
         most_first, most_second, limit = min((_MAGNITUDES[d] for d in dtypes), key=lambda m: m[2])
         terms = (limit - most_first * len(added)) // (most_first * most_second)
-        a = _integers(-most_first, most_first, first, generator, _drawn_in(arg_specs[0]))
-        b = _integers(1, most_second, second, generator)
-        b = b * (2 * _integers(0, 1, second, generator) - 1) * _at_most(problem, terms, generator)
+        a = _integers(-most_first, most_first, first, generator, first_in)
+        b = _integers(1, most_second, second, generator, second_in)
+        b *= 2 * _integers(0, 1, second, generator, second_in) - 1
+        if (mask := _at_most(problem, terms, generator)) is not None:
+            b *= mask
         rest = [_integers(-most_first, most_first, s.shape, generator, _drawn_in(s)) for s in added]
     else:
         length = max(problem.reduction_length, 1)
         fine = kind == "cancelling"  # what nearly cancels is drawn finely, whatever it takes
-        a = _normal(first, generator, None if fine else _drawn_in(arg_specs[0]))
-        b = _normal(second, generator) / math.sqrt(length)
+        a = _normal(first, generator, None if fine else first_in)
+        b = _normal(second, generator, None if fine else second_in)
+        b /= math.sqrt(length)
         rest = [_normal(s.shape, generator, _drawn_in(s)) for s in added]
         if kind == "cancelling":
             a = 1 + a * 1e-2
@@ -267,13 +271,13 @@ def _outputs(problem: ConvProblem | LinearProblem) -> int:
     return problem.c if isinstance(problem, ConvProblem) and problem.direction == "dgrad" else problem.k
 
 
-def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.Generator) -> torch.Tensor:
-    """A mask of the second operand that leaves at most so many products in any sum."""
+def _at_most(problem: ConvProblem | LinearProblem, terms: int, generator: torch.Generator) -> torch.Tensor | None:
+    """A mask of the second operand that leaves at most so many products in any sum; None: there are no more."""
     outputs, length = _outputs(problem), problem.reduction_length
     if length <= terms:
-        return _by_output(problem, torch.ones(outputs, length, dtype=torch.int64, device=generator.device))
-    mask = torch.zeros(outputs, length, dtype=torch.int64, device=generator.device)
-    mask.scatter_(1, _integers(0, length - 1, (outputs, terms), generator), 1)
+        return None
+    mask = torch.zeros(outputs, length, dtype=torch.bool, device=generator.device)
+    mask.scatter_(1, _integers(0, length - 1, (outputs, terms), generator), value=True)
     return _by_output(problem, mask)
 
 

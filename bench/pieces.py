@@ -1,10 +1,11 @@
-"""What does an engine for pieces of the graph gain? Question `pieces`, metric kernel_us; what a training step's pieces take.
+"""What does an engine for pieces of the graph gain? Question `pieces`, metric kernel_us; what a net's pieces take.
 
-Every distinct piece of a net's training step that one of the engines named can do, by PyTorch's operators, by Inductor and by
-the engine at its first settings, all in one request, so in turn on the same data. Pieces of one kind are added up at the end.
+Every distinct piece of a net's training step, or with `--inference` of the net itself, that one of the engines named can do, by
+PyTorch's operators, by Inductor and by the engine at its first settings, all in one request, so in turn on the same data.
+Pieces of one kind are added up at the end.
 
     python bench/pieces.py [--nets resnet50,googlenet] [--batch 32] [--dtype bf16] [--engines triton.batch_norm ...]
-                           [--keep 4] [--seconds N] [--folder DIR]
+                           [--device cpu --inference] [--keep 4] [--seconds N] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from record import Recorder
@@ -23,7 +25,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine
 from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
 from convoy.perfdb.row import Measurement
-from convoy.pipeline.stages import make_net
+from convoy.pipeline.stages import capture_net, make_net
 from convoy.problem import SubgraphProblem
 from convoy.regions import Region
 
@@ -36,16 +38,23 @@ def extra(engines: list[str]) -> tuple[str, ...]:
     return tuple(f"{engine}={WAITING[engine]}:ENGINE" for engine in engines if engine not in MANIFEST)
 
 
-def pieces(case: Case, engines: list[str]) -> dict[str, tuple[Region, SubgraphProblem, int]]:
-    """By key: the first region with a piece that some engine can do, the piece, and how often it occurs."""
+def regions_of(case: Case, engines: list[str], *, training: bool) -> Sequence[Region]:
+    """Of a training step, or of the net for inference, in nhwc."""
     model, batch = case.model(), case.data()
-    capture = capture_training(model, loss_of, batch, amp=case.amp)
-    target = detect_target(case.device)
     settings = convoy.Settings(engines=extra(engines), layout="nhwc")
-    net = make_net(case.net, capture.captured, {}, "nhwc", settings, target)
+    target = detect_target(case.device)
+    if not training:
+        return capture_net(case.net, model.eval(), batch[:1], {}, settings, target).regions
+    capture = capture_training(model, loss_of, batch, amp=case.amp)
+    return make_net(case.net, capture.captured, {}, "nhwc", settings, target).regions
+
+
+def pieces(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple[Region, SubgraphProblem, int]]:
+    """By key: the first region with a piece that some engine can do, the piece, and how often it occurs."""
+    target = detect_target(case.device)
     known = [load_engine(engine, extra(engines)) for engine in engines]
     found: dict[str, tuple[Region, SubgraphProblem, int]] = {}
-    for region in net.regions:
+    for region in regions_of(case, engines, training=training):
         for problem in region.problems:
             if isinstance(problem, SubgraphProblem) and any(one.accepts(problem, target) for one in known):
                 first, _, count = found.get(problem.key, (region, problem, 0))
@@ -68,6 +77,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["triton.batch_norm", "triton.pool_backward"])
     parser.add_argument("--keep", type=int, default=4)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--inference", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -87,7 +97,8 @@ def main() -> None:
     sums: dict[tuple[str, str], float] = {}
     try:
         for net in options.nets.split(","):
-            found = pieces(Case(net, options.batch, options.dtype, options.device), options.engines)
+            case = Case(net, options.batch, options.dtype, options.device)
+            found = pieces(case, options.engines, training=not options.inference)
             requests = [
                 Request(
                     problem, tuple(c for one in engines for c in configs_of(one, problem, target, options.keep)), ROUNDS

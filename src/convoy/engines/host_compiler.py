@@ -80,6 +80,11 @@ def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str)
     return path
 
 
+def threads_flag() -> tuple[str, ...]:
+    """The flag of sources that run on torch's own threads; nothing where torch has no OpenMP."""
+    return ("-fopenmp",) if torch.backends.openmp.is_available() else ()
+
+
 @cache
 def load_shared(path: Path) -> ctypes.CDLL:
     """Open a library that `compile_shared` made; functions called through it release Python's lock."""

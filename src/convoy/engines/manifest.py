@@ -29,6 +29,8 @@ MANIFEST: Final[dict[str, str]] = {
     "fft_tiled": "convoy.engines.fft_tiled",
     "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
     "zeroskip.channels": "convoy.engines.zeroskip.channels",
+    "cpu.pooling": "convoy.engines.cpu.pooling",
+    "cpu.concat": "convoy.engines.cpu.concat",
     "pruned.c": "convoy.engines.pruned.c",
     "pruned.channels": "convoy.engines.pruned.channels",
     "pruned.cuda": "convoy.engines.pruned.cuda",

@@ -10,9 +10,10 @@ import torch
 
 from convoy.engines.interpret import compile_graph, resolve
 from convoy.errors import InputError
-from convoy.graph.ir import LAYERS, Graph, Node
+from convoy.graph.ir import LAYERS, Graph, Node, Ref
 from convoy.graph.text import parse_graph
-from convoy.problem import SubgraphProblem
+from convoy.problem import Pool, SubgraphProblem, TensorSpec
+from convoy.regions.pool import pool_of
 from convoy.support import Support
 
 MEMORY_FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -39,6 +40,18 @@ def runnable(problem: SubgraphProblem) -> Support:
     except InputError as error:
         return Support.no(str(error))
     return Support.yes()
+
+
+def pooling_of(problem: SubgraphProblem) -> tuple[Pool, TensorSpec] | None:
+    """The pooling that a piece is, and what it reads; None for any other piece."""
+    graph = read(problem.text)
+    if len(graph.nodes) != 1 or len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        return None
+    (node,) = graph.nodes
+    pool = pool_of(graph, node)
+    if pool is None or not isinstance(node.args[0], Ref):
+        return None
+    return pool, graph.values[node.args[0].name].spec
 
 
 class Results:

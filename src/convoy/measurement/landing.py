@@ -27,7 +27,8 @@ class Landing:
     """
 
     def __init__(self, problem: Problem, device: str) -> None:
-        self._problem, self._device = problem, device
+        self._specs = result_specs(problem)  # not at each launch: a piece's text is parsed for them
+        self._layout, self._device = problem.layout, device
         self._templates: list[torch.Tensor] = []
         self._raw: torch.Tensor | None = None
 
@@ -42,11 +43,10 @@ class Landing:
 
     def results(self, executable: Executable) -> list[torch.Tensor | None]:
         """The results' buffers as the finished program will give them; None each where the executable makes them itself."""
-        specs = result_specs(self._problem)
         if executable.allocates_results:
-            return [None] * len(specs)
+            return [None] * len(self._specs)
         if not self._templates:
-            self._templates = [Guarded(spec, self._problem.layout, self._device).tensor for spec in specs]
+            self._templates = [Guarded(spec, self._layout, self._device).tensor for spec in self._specs]
         if self._device in FRESH:
             return [torch.empty_like(template) for template in self._templates]
         return list(self._templates)

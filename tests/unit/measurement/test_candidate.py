@@ -6,6 +6,7 @@ import faulty_engines as engines
 import pytest
 import torch
 
+from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import data, landing
 from convoy.measurement.bench import Bench, checked_images, shared_data
@@ -386,6 +387,17 @@ def test_workspaces_are_aligned():
         assert space.numel() == size
         assert space.data_ptr() % 256 == 0
     assert place.workspace(300).data_ptr() == place.workspace(5000).data_ptr()
+
+
+def test_a_launch_reads_no_problem(monkeypatch):
+    """A piece's text takes 50 microseconds to be parsed, more than many a piece takes to run."""
+    text = "graph 1\ninput %x: fp32[2,3,4,4]\n%y: fp32[2,3,4,4] = aten.relu.default(%x)\nreturn %y\n"
+    ready = prepare(Bench(SubgraphProblem(text), TARGET), load_engine("aten").config())
+    ready.launch()
+    for module in ("data", "landing", "bench", "candidate"):
+        for name in ("parse_graph", "result_specs", "tensor_specs"):
+            monkeypatch.setattr(f"convoy.measurement.{module}.{name}", None, raising=False)
+    ready.launch()
 
 
 @pytest.mark.parametrize("fresh", [("cpu",), ()])

@@ -7,30 +7,16 @@ import math
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.piece import read, runnable
+from convoy.engines.piece import pooling_of, runnable
 from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
 from convoy.engines.triton.tensors import checked
 from convoy.engines.triton.windows import ReduceWindows, window_support
-from convoy.graph.ir import Ref
 from convoy.problem import Epilogue, Knobs, Pool, Problem, SubgraphProblem, TensorSpec
-from convoy.regions.pool import pool_of
 from convoy.support import Support
 from convoy.target import Target
 
 _LAUNCH_US, _BYTES_US = 1.2, 2.2e6
 _INDEX_LIMIT = 2**31
-
-
-def pooling_of(problem: SubgraphProblem) -> tuple[Pool, TensorSpec] | None:
-    """The pooling that a piece is, and what it reads; None for any other piece."""
-    graph = read(problem.text)
-    if len(graph.nodes) != 1 or len(graph.inputs) != 1 or len(graph.outputs) != 1:
-        return None
-    (node,) = graph.nodes
-    pool = pool_of(graph, node)
-    if pool is None or not isinstance(node.args[0], Ref):
-        return None
-    return pool, graph.values[node.args[0].name].spec
 
 
 class _Pooling(Executable):

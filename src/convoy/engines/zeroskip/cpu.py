@@ -22,7 +22,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.conditions import plain_convolution
-from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared
+from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared, threads_flag
 from convoy.engines.roofline import Work, estimate_us
 from convoy.engines.zeros import expected
 from convoy.problem import ConvProblem, Problem
@@ -71,7 +71,7 @@ def lanes() -> int:
 @cache
 def library() -> ctypes.CDLL:
     """The compiled kernel; raises CompileError where it cannot be had."""
-    flags = [*FLAGS, f"-DLANES={lanes()}", *(["-fopenmp"] if torch.backends.openmp.is_available() else [])]
+    flags = [*FLAGS, f"-DLANES={lanes()}", *threads_flag()]
     return load_shared(compile_shared(SOURCE.read_text(encoding="utf-8"), flags, "zeroskip.cpu"))
 
 

@@ -1,0 +1,23 @@
+/* A concatenation along channels, of values of any size: in NHWC each pixel's channels side by side, in NCHW each image's.
+ *
+ * A row is a pixel or an image; of each input it holds a piece of so many bytes.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#define WORTH_A_THREAD 65536 /* bytes that a thread must get for its start to be worth it */
+
+void convoy_concat(int64_t rows, int64_t pieces, const int64_t *bytes, const char *const *from, char *to, int64_t threads) {
+    int64_t whole = 0;
+    for (int64_t i = 0; i < pieces; i++) whole += bytes[i];
+    int64_t wanted = rows * whole / WORTH_A_THREAD;
+    if (wanted < threads) threads = wanted;
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (threads > 1)
+    for (int64_t row = 0; row < rows; row++) {
+        char *at = to + row * whole;
+        for (int64_t i = 0; i < pieces; i++) {
+            memcpy(at, from[i] + row * bytes[i], bytes[i]);
+            at += bytes[i];
+        }
+    }
+}

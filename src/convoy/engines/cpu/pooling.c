@@ -1,0 +1,77 @@
+/* A pooling by itself in NHWC, fp32: maximum or average, any window, stride and padding.
+ *
+ * A unit is one row of the result and one block of channels. The rows of its window are reduced to one first, then, for each
+ * pixel of the result, the columns: window_h + window_w values are looked at instead of window_h * window_w. The reduced row
+ * stays in the first cache.
+ */
+#include <stdint.h>
+
+#define BLOCK_FLOATS 4096 /* of a reduced row: 16 KB, half of a first cache or less */
+#define WORTH_A_THREAD 16384 /* values that a thread must get for its start to be worth it */
+
+typedef struct {
+    int64_t n, c, h, w, y_h, y_w;
+    int64_t average, window_h, window_w, stride_h, stride_w, pad_h, pad_w, count_include_pad;
+    int64_t block_c, threads;
+} Sizes;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* A maximum takes NaN over every number. */
+INLINE float joined(float a, float b, int average) { return average ? a + b : (b > a || b != b) ? b : a; }
+
+/* to = several runs of values, a step apart, joined; of two and three without a look back at to. */
+INLINE void join(float *restrict to, const float *restrict from, int64_t step, int64_t runs, int64_t count, int average) {
+    const float *second = from + step, *third = from + 2 * step;
+    if (runs == 1)
+        for (int64_t i = 0; i < count; i++) to[i] = from[i];
+    else if (runs == 2)
+        for (int64_t i = 0; i < count; i++) to[i] = joined(from[i], second[i], average);
+    else
+        for (int64_t i = 0; i < count; i++) to[i] = joined(joined(from[i], second[i], average), third[i], average);
+    for (int64_t run = 3; run < runs; run++)
+        for (int64_t i = 0; i < count; i++) to[i] = joined(to[i], from[run * step + i], average);
+}
+
+INLINE void unit(const Sizes *s, const float *x, float *y, int64_t row, int64_t channel, int average) {
+    float reduced[BLOCK_FLOATS];
+    int64_t channels = least(s->block_c, s->c - channel);
+    int64_t image = row / s->y_h, top = row % s->y_h * s->stride_h - s->pad_h;
+    int64_t first = most(top, 0), last = least(top + s->window_h, s->h);
+    const float *rows = x + (image * s->h * s->w) * s->c + channel;
+    float *to = y + row * s->y_w * s->c + channel;
+    int64_t across = BLOCK_FLOATS / s->block_c; /* columns that are reduced at a time */
+    int64_t seen = 0, held = 0;                 /* columns from seen on, so many, lie in reduced */
+    for (int64_t column = 0; column < s->y_w; column++, to += s->c) {
+        int64_t left = column * s->stride_w - s->pad_w;
+        int64_t begin = most(left, 0), end = least(left + s->window_w, s->w);
+        if (end > seen + held) {
+            seen = begin;
+            held = least(across, s->w - begin);
+            for (int64_t k = 0; k < held; k++)
+                join(reduced + k * s->block_c, rows + (first * s->w + seen + k) * s->c, s->w * s->c, last - first, channels, average);
+        }
+        join(to, reduced + (begin - seen) * s->block_c, s->block_c, end - begin, channels, average);
+        if (average) {
+            int64_t bottom = least(top + s->window_h, s->h + s->pad_h), right = least(left + s->window_w, s->w + s->pad_w);
+            int64_t count = s->count_include_pad ? (bottom - top) * (right - left) : (last - first) * (end - begin);
+            for (int64_t i = 0; i < channels; i++) to[i] /= (float)count;
+        }
+    }
+}
+
+void convoy_pooling(const Sizes *s, const float *x, float *y) {
+    int64_t rows = s->n * s->y_h, blocks = (s->c + s->block_c - 1) / s->block_c;
+    int64_t wanted = s->n * s->c * s->h * s->w / WORTH_A_THREAD;
+    int threads = (int)most(1, least(s->threads, wanted));
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t at = 0; at < rows * blocks; at++) {
+        if (s->average)
+            unit(s, x, y, at / blocks, at % blocks * s->block_c, 1);
+        else
+            unit(s, x, y, at / blocks, at % blocks * s->block_c, 0);
+    }
+}

@@ -231,6 +231,23 @@ def test_every_kind_of_cooperation_of_the_cuda_kernel(name, kind, target):
             )
 
 
+def test_paired_blocks_wait_for_each_other_at_their_end(target):
+    """What a block sends its peer last may be under way when it has ended, and longer while others fill the memory."""
+    engine = load_engine("cuda.implicit_gemm")
+    problem = typed(conv(32, 256, 14, 14, 1024, 1, 1, epilogue=FULL), "fp16", "half")
+    knobs = {"rows": 64, "filters": 128, "stages": 4, "consumers": 2, "turns": False, "cluster": 2, "split": 1}
+    executable, case = engine.build(problem, Knobs.of(**knobs), target), Case(problem, integers)
+    buffers, workspace = case.prepare(executable)
+    aside, full, empty = torch.cuda.Stream(), *torch.empty((2, 1 << 27), device="cuda")
+    for _ in range(100):
+        with torch.cuda.stream(aside):
+            empty.copy_(full)
+        for _ in range(100):
+            executable.launch(buffers, workspace)
+        torch.cuda.synchronize()
+    torch.testing.assert_close(case.y.double(), case.expected.to(case.dtype).double(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("batch", [1, 32])
 def test_parallel_convolutions_in_one_launch(batch, target):
     from convoy.graph.text import parse_graph

@@ -249,6 +249,7 @@ DEVICE void produce_filters(const Map* w, u32 stages, u32 full, u32 empty, u32 r
       ring.next();
     }
   }
+  if (CLUSTER > 1) drain(ring, empty);
 }
 
 // Weights are there before the kernel in front has ended: the first tile's are brought to L2 meanwhile.
@@ -380,5 +381,4 @@ implicit_gemm(const __grid_constant__ Map x, const __grid_constant__ Map w, Valu
 #endif
     consume(base, full, empty, turns, arrived, rank, group - 1, first, step, y, residual, bias, z);
   }
-  if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

@@ -15,3 +15,13 @@ struct Ring {  // a place in the ring of stages
     stage %= STAGES;
   }
 };
+
+// Wait until all that was copied has been read, by this block's warps and by its peers'. They say so at this block's barriers, and
+// what they send may still be under way when they have ended: a block that is gone by then stops the kernel with an error. A
+// meeting of the cluster is no help, unless it waits for all stores too.
+DEVICE void drain(Ring ring, u32 empty) {
+  for (int i = 0; i < STAGES; i++) {
+    barrier_wait(empty + 8 * ring.stage, ring.phase ^ 1);
+    ring.next();
+  }
+}

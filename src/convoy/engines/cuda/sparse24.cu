@@ -217,5 +217,4 @@ sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __r
 #if STAGED
   stores_read();  // of whoever asked for any; within the branch above, the assembler would not count on its registers
 #endif
-  if (CLUSTER > 1) cluster_meet();  // a block's memory must be there until its peers have written to it
 }

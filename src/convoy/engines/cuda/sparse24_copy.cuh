@@ -92,4 +92,5 @@ DEVICE void produce_weights(const unsigned char* weights, const Room& room, int 
       ring.next();
     }
   }
+  if (CLUSTER > 1) drain(ring, room.empty);
 }

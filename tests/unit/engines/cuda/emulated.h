@@ -1,10 +1,13 @@
 // The device of engines/cuda on a CPU: the names of hopper.cuh with the meaning that the PTX manual gives them, each GPU thread a
-// thread of the host. Copies and products happen at once, which is one of the orders that the device may choose.
+// thread of the host. Copies and products happen at once, which is one of the orders that the device may choose; what goes to
+// another block of the cluster comes there as late as it may: when somebody waits for it. A block that ends before has a fault.
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,6 +50,9 @@ struct Warp { Meeting meeting{32}; u32 words[32]; };
 struct Block {
   std::vector<uint8_t> memory;
   std::map<u32, Bar> bars;
+  std::map<u32, std::deque<std::function<void()>>> under_way;  // from other blocks, by the barrier that counts it
+  std::map<u32, int> waiting;                                  // threads, by barrier
+  int running = 0;                                             // threads; the memory is gone with the last
   std::mutex m;
   std::condition_variable c;
   std::vector<std::unique_ptr<Warp>> warps;
@@ -77,13 +83,29 @@ static inline void settle(Block* b, Bar& bar) {
     b->c.notify_all();
   }
 }
-static inline void change(Block* b, u32 at, int arrivals, long bytes) {
-  std::lock_guard<std::mutex> l(b->m);
+static inline void counted(Block* b, u32 at, int arrivals, long bytes) {
   auto found = b->bars.find(at);
   if (found == b->bars.end() || found->second.pending < arrivals) { faults++; return; }
   found->second.pending -= arrivals;
   found->second.bytes += bytes;
   settle(b, found->second);
+}
+static inline void change(Block* b, u32 at, int arrivals, long bytes) {
+  std::lock_guard<std::mutex> l(b->m);
+  counted(b, at, arrivals, bytes);
+}
+// In this block at once, in another when somebody waits for it.
+static inline void reach(Block* b, u32 bar, std::function<void()> happens) {
+  std::lock_guard<std::mutex> l(b->m);
+  if (!b->running) faults++;
+  else if (b == here || b->waiting[bar]) happens();
+  else b->under_way[bar].push_back(happens);
+}
+// A thread ends; with a block's last one all that is still under way to it hits nobody ("cluster target block not present").
+static inline void leave() {
+  std::lock_guard<std::mutex> l(here->m);
+  if (--here->running) return;
+  for (auto& entry : here->under_way) faults += entry.second.size();
 }
 DEVICE void barrier_init(u32 bar, u32 count) {
   std::lock_guard<std::mutex> l(here->m);
@@ -94,12 +116,18 @@ DEVICE void barrier_init(u32 bar, u32 count) {
 DEVICE void barrier_init_done() {}
 DEVICE void barrier_expect(u32 bar, u32 bytes) { change(here, bar, 1, bytes); }
 DEVICE void barrier_arrive(u32 bar) { change(here, bar, 1, 0); }
-DEVICE void barrier_arrive_at(u32 bar, u32 rank) { change(cluster->blocks[rank].get(), bar, 1, 0); }
+DEVICE void barrier_arrive_at(u32 bar, u32 rank) {
+  Block* b = cluster->blocks[rank].get();
+  reach(b, bar, [=] { counted(b, bar, 1, 0); });
+}
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   std::unique_lock<std::mutex> l(here->m);
   Bar& b = here->bars.at(bar);
+  here->waiting[bar]++;
+  for (auto& parcel = here->under_way[bar]; !parcel.empty(); parcel.pop_front()) parcel.front()();
   // The wait ends when the phase of this parity is over: the phase that runs has the other.
   if (!here->c.wait_for(l, std::chrono::seconds(20), [&] { return b.phase != parity; })) { faults++; std::abort(); }
+  here->waiting[bar]--;
 }
 DEVICE void cluster_sync() { cluster->all->meet(); }
 DEVICE u32 cluster_rank() { return my_rank; }
@@ -118,12 +146,12 @@ static inline void row(Block* b, u32 to, const Map* m, const uint8_t* at, int c,
     put(b, to + i, real ? at + (long long)c * BYTES + i : nullptr, 16);
   }
 }
-DEVICE void copy_pixels(u32 to, const Map* m, u32 bar, int c, int w, int h, int n, u16 right, u16 down) {
+static inline void pixels(Block* b, u32 to, const Map* m, int c, int w, int h, int n, u16 right, u16 down) {
   if (right > 255 || down > 255 || m->low[0] < -128 || m->high[0] > 127) faults++;
   for (int i = 0; i < m->rows; i++) {
     long long x = w + right, y = h + down;
     bool inside = x >= 0 && x < m->size[1] && y >= 0 && y < m->size[2] && n < m->size[3];
-    row(here, to + i * 128, m, m->base + n * m->stride[3] + y * m->stride[2] + x * m->stride[1], c, inside);
+    row(b, to + i * 128, m, m->base + n * m->stride[3] + y * m->stride[2] + x * m->stride[1], c, inside);
     w += m->step[0];
     if (w >= m->size[1] + m->high[0]) {
       w = m->low[0];
@@ -131,15 +159,20 @@ DEVICE void copy_pixels(u32 to, const Map* m, u32 bar, int c, int w, int h, int 
       if (h >= m->size[2] + m->high[1]) { h = m->low[1]; n++; }
     }
   }
+}
+DEVICE void copy_pixels(u32 to, const Map* m, u32 bar, int c, int w, int h, int n, u16 right, u16 down) {
+  pixels(here, to, m, c, w, h, n, right, down);
   change(here, bar, 0, -(long)m->rows * 128);
 }
 DEVICE void copy_weights_to_all(u32 to, const Map* m, u32 bar, int c, int tap, int k, u16 ranks) {
   for (u32 rank = 0; rank < cluster->blocks.size(); rank++) {
     if (!(ranks >> rank & 1)) continue;
     Block* b = cluster->blocks[rank].get();
-    for (int i = 0; i < m->rows; i++)
-      row(b, to + i * 128, m, m->base + (k + i) * m->stride[2] + tap * m->stride[1], c, k + i < m->size[2]);
-    change(b, bar, 0, -(long)m->rows * 128);
+    reach(b, bar, [=, m = *m] {
+      for (int i = 0; i < m.rows; i++)
+        row(b, to + i * 128, &m, m.base + (k + i) * m.stride[2] + tap * m.stride[1], c, k + i < m.size[2]);
+      counted(b, bar, 0, -(long)m.rows * 128);
+    });
   }
 }
 DEVICE void copy_weights(u32 to, const Map* m, u32 bar, int c, int tap, int k) {
@@ -152,10 +185,12 @@ DEVICE void prefetch_weights(const Map* m, int c, int tap, int k) {
 }
 DEVICE void send(u32 to, u32 rank, float a, float b, float c, float d, u32 bar) {
   Block* peer = cluster->blocks[rank].get();
-  float four[4] = {a, b, c, d};
   if (to % 16 || to + 16 > bar) { faults++; return; }  // barriers lie behind the ring
-  std::memcpy(peer->memory.data() + to, four, 16);
-  change(peer, bar, 0, -16);
+  reach(peer, bar, [=] {
+    float four[4] = {a, b, c, d};
+    std::memcpy(peer->memory.data() + to, four, 16);
+    counted(peer, bar, 0, -16);
+  });
 }
 DEVICE void receive(float (&v)[4], u32 from) { std::memcpy(v, here->memory.data() + from, 16); }
 DEVICE void barrier_wait_peers(u32 bar, u32 parity) { barrier_wait(bar, parity); }

@@ -1,12 +1,13 @@
 // What masked.cuh adds to the emulated device: copies to every block of a cluster, plain copies, sparse products, transposition.
 DEVICE void copy_pixels_to_all(u32 to, const Map* m, u32 bar, int c, int w, int h, int n, u16 right, u16 down, u16 ranks) {
-  Block* own = here;
   for (u32 rank = 0; rank < cluster->blocks.size(); rank++) {
     if (!(ranks >> rank & 1)) continue;
-    here = cluster->blocks[rank].get();
-    copy_pixels(to, m, bar, c, w, h, n, right, down);
+    Block* b = cluster->blocks[rank].get();
+    reach(b, bar, [=, m = *m] {
+      pixels(b, to, &m, c, w, h, n, right, down);
+      counted(b, bar, 0, -(long)m.rows * 128);
+    });
   }
-  here = own;
 }
 DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   if (bytes % 16 || to % 16 || (uintptr_t)from % 16) faults++;

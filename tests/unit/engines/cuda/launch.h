@@ -9,6 +9,7 @@ extern "C" int run(const Map* x, const Map* w, Value* y, const Value* residual, 
       auto b = std::make_unique<Block>();
       b->memory.assign(STAGES * (STAGE_BYTES + 16) + 1024 + 32, 0xff);
       b->all = std::make_unique<Meeting>(threads);
+      b->running = threads;
       for (int i = 0; i < threads / 32; i++) b->warps.push_back(std::make_unique<Warp>());
       c.blocks.push_back(std::move(b));
     }
@@ -23,6 +24,7 @@ extern "C" int run(const Map* x, const Map* w, Value* y, const Value* residual, 
           cluster = &c;
           my_rank = rank;
           implicit_gemm(*x, *w, y, residual, bias, *z);
+          leave();
         });
     for (auto& thread : running) thread.join();
   }

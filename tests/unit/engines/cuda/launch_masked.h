@@ -21,6 +21,7 @@ template <typename Kernel> static int launch(int grid, Kernel kernel) {
       auto b = std::make_unique<Block>();
       b->memory.assign(STAGES * (STAGE_BYTES + 16) + INBOX_BYTES + STAGED_BYTES + HALOS_BYTES + 96 + 1024, 0xff);
       b->all = std::make_unique<Meeting>(threads);
+      b->running = threads;
       for (int i = 0; i < threads / 32; i++) b->warps.push_back(std::make_unique<Warp>());
       c.blocks.push_back(std::move(b));
     }
@@ -35,6 +36,7 @@ template <typename Kernel> static int launch(int grid, Kernel kernel) {
           cluster = &c;
           my_rank = rank;
           kernel();
+          leave();
         });
     for (auto& thread : running) thread.join();
   }

@@ -51,10 +51,12 @@ def library(tmp_path_factory):
     """A kernel's name and settings → the kernel as a library of the host."""
     build = compiled(tmp_path_factory.mktemp("masked"))
 
-    def kernel(name, macros):
+    def kernel(name, macros, without=None):
         content = defines({**macros, "BYTES": 2}) + (HERE / "emulated.h").read_text()
         content += (HERE / "emulated_masked.h").read_text() + "".join(text(f"{header}.cuh") for header in MASKED)
         content += masked_text(name) + (HERE / "launch_masked.h").read_text()
+        assert without is None or without in content
+        content = content.replace(without, "") if without else content
         return build(content + {"sparse24": SPARSE24, "blocks": BLOCKS}[name])
 
     return kernel
@@ -78,7 +80,7 @@ def blocky_weight(shape, generator):
     return weight * kept.repeat_interleave(8, 0)[:k].repeat_interleave(8, 1)
 
 
-def run(library, problem, form, blocks, sliced=0):
+def run(library, problem, form, blocks, sliced=0, without=None):
     """Launch on `blocks` clusters; the result, how much beside it was written, the exact result, and faults seen."""
     generator = torch.Generator().manual_seed(11)
     dtype = DTYPES[problem.x_dtype]
@@ -109,7 +111,7 @@ def run(library, problem, form, blocks, sliced=0):
         last = []
         held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
         first = [address(x), *map(address, held)]
-    kernel = library("sparse24" if sparse else "blocks", form.macros(problem))
+    kernel = library("sparse24" if sparse else "blocks", form.macros(problem), without)
     sizes = structure("Sizes", form.sizes(problem, k + 2 * sliced))
     faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), *last, grid)
     del held
@@ -214,6 +216,14 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
     monkeypatch.setattr(Packing, "pack", wrong)
     y, expected, _, _ = run(library, problem, form, 1)
     assert not torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("name", ["pair", "four, some without filters", "results in the ring, pair"])
+def test_a_block_that_leaves_its_peers_behind_is_seen(library, name):
+    form, problem = CASES[name]
+    y, expected, _, faults = run(library, problem, form, 1, without="if (CLUSTER > 1) drain(ring, room.empty);")
+    assert torch.equal(y, expected)
+    assert faults > 0
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared, threads_flag
-from convoy.engines.piece import read, runnable
-from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.base import Buffers, Executable
+from convoy.engines.cpu.piece import CpuPiece, library
+from convoy.engines.piece import read
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import pieces
-from convoy.support import Support
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("concat.c")
@@ -33,12 +30,6 @@ def concatenation_of(problem: SubgraphProblem) -> tuple[list[TensorSpec], list[i
     return [graph.values[name].spec for name in names], [graph.inputs.index(name) for name in names]
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """The compiled kernel; raises CompileError where it cannot be had."""
-    return load_shared(compile_shared(SOURCE.read_text(encoding="utf-8"), [*FLAGS, *threads_flag()], ConcatCpu.id))
-
-
 class _Concatenation(Executable):
     def __init__(self, specs: list[TensorSpec], order: list[int], layout: str) -> None:
         n, _, h, w = specs[0].shape
@@ -49,7 +40,7 @@ class _Concatenation(Executable):
         self._from = ctypes.c_void_p * count
         self._empty = not any(spec.elements for spec in specs)
         self._threads = torch.get_num_threads()
-        self._run = library().convoy_concat
+        self._run = library(SOURCE, FLAGS, ConcatCpu.id).convoy_concat
         self._run.argtypes = [
             ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
         ]  # fmt: skip
@@ -65,31 +56,18 @@ class _Concatenation(Executable):
             self._run(self._rows, len(self._order), self._bytes, given, y.data_ptr(), self._threads)
 
 
-class ConcatCpu(Engine):
+class ConcatCpu(CpuPiece):
     """Copies of any dtype."""
 
     id = "cpu.concat"
-    family = "direct"
-    trusted = False
+    does = "concatenates"
+    layouts = ("nhwc", "nchw")
 
-    def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece that is one concatenation of 4-D values along channels, in nhwc or nchw, on a CPU with a C compiler."""
-        if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"concatenates, got {type(problem).__name__}")
-        if target.device != "cpu":
-            return Support.no(f"runs on CPUs, got {target.device}")
-        if problem.layout not in ("nhwc", "nchw"):
-            return Support.no(f"needs layout nhwc or nchw, got {problem.layout}")
-        if not (found := runnable(problem)):
-            return found
+    def refusal(self, problem: SubgraphProblem) -> str:
+        """It concatenates 4-D values along channels."""
         if concatenation_of(problem) is None:
-            return Support.no("computes a concatenation along channels by itself, got another piece")
-        return compiler_support()
-
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """A pass over memory."""
-        del knobs
-        return estimate_us(Work(0.0, problem.bytes_min, 1), target)
+            return "computes a concatenation along channels by itself, got another piece"
+        return ""
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""

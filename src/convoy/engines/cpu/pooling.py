@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared, threads_flag
-from convoy.engines.piece import pooling_of, runnable
-from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.base import Buffers, Executable
+from convoy.engines.cpu.piece import CpuPiece, library
+from convoy.engines.piece import pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
-from convoy.support import Support
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("pooling.c")
@@ -40,12 +37,6 @@ class _Sizes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_SIZES, *_WINDOW, *_DIVISION))
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """The compiled kernel; raises CompileError where it cannot be had."""
-    return load_shared(compile_shared(SOURCE.read_text(encoding="utf-8"), [*FLAGS, *threads_flag()], PoolingCpu.id))
-
-
 def channels_of_block(c: int, w: int) -> int:
     """Channels of a unit: as many as a reduced row has room for, in whole cache lines, so that each row is read once."""
     return max(LINE, min(-(-c // LINE), BLOCK_FLOATS // (LINE * max(1, min(w, WIDEST)))) * LINE)
@@ -61,7 +52,7 @@ class _Pooling(Executable):
             n=n, c=c, h=h, w=w, y_h=y_h, y_w=y_w, average=pool.kind == "avg", **window,
             block_c=channels_of_block(c, w), threads=torch.get_num_threads(),
         )  # fmt: skip
-        self._run = library().convoy_pooling
+        self._run = library(SOURCE, FLAGS, PoolingCpu.id).convoy_pooling
         self._run.argtypes = [ctypes.POINTER(_Sizes), ctypes.c_void_p, ctypes.c_void_p]
         self._run.restype = None
 
@@ -74,37 +65,24 @@ class _Pooling(Executable):
             self._run(self._sizes, buffers.args[0].data_ptr(), y.data_ptr())
 
 
-class PoolingCpu(Engine):
-    """Maximum and average, any stride and padding."""
+class PoolingCpu(CpuPiece):
+    """Maximum and average, any stride and padding, in fp32."""
 
     id = "cpu.pooling"
-    family = "direct"
-    trusted = False
+    does = "pools"
+    layouts = ("nhwc",)
 
-    def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece that is one pooling, in nhwc and fp32, on a CPU with a C compiler."""
-        if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"pools, got {type(problem).__name__}")
-        if target.device != "cpu":
-            return Support.no(f"runs on CPUs, got {target.device}")
-        if problem.layout != "nhwc":
-            return Support.no(f"needs layout nhwc, got {problem.layout}")
-        if not (found := runnable(problem)):
-            return found
+    def refusal(self, problem: SubgraphProblem) -> str:
+        """It pools fp32 values, and a block has room for a window's columns."""
         pooling = pooling_of(problem)
         if pooling is None:
-            return Support.no("computes a pooling by itself, got another piece")
+            return "computes a pooling by itself, got another piece"
         pool, spec = pooling
         if spec.dtype != "fp32":
-            return Support.no(f"needs fp32, got {spec.dtype}")
+            return f"needs fp32, got {spec.dtype}"
         if min(pool.window_w, spec.shape[3]) > WIDEST:
-            return Support.no(f"needs windows of at most {WIDEST} columns, got {pool.window_w}")
-        return compiler_support()
-
-    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """A pass over memory."""
-        del knobs
-        return estimate_us(Work(0.0, problem.bytes_min, 1), target)
+            return f"needs windows of at most {WIDEST} columns, got {pool.window_w}"
+        return ""
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""

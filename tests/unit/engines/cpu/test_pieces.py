@@ -12,8 +12,10 @@ from torch.nn.functional import avg_pool2d, max_pool2d
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.cpu import concat, pooling
+from convoy.engines.cpu.piece import library
 from convoy.engines.interpret import DTYPES
 from convoy.engines.manifest import load_engine
+from convoy.errors import CompileError
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.detect import detect_target
@@ -232,9 +234,8 @@ def test_blocks_fill_their_room_and_no_more() -> None:
         assert found * min(w, pooling.WIDEST) <= pooling.BLOCK_FLOATS
 
 
-def test_a_source_that_does_not_compile_says_which_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_source_that_does_not_compile_says_which_engine(tmp_path: Path) -> None:
     broken = tmp_path / "concat.c"
     broken.write_text("not C", encoding="utf-8")
-    monkeypatch.setattr(concat, "SOURCE", broken)
-    with pytest.raises(Exception, match=r"cpu\.concat"):
-        concat.library.__wrapped__()
+    with pytest.raises(CompileError, match=r"cpu\.concat"):
+        library(broken, concat.FLAGS, "cpu.concat")

@@ -1,0 +1,60 @@
+"""What engines share that do a piece of the graph on a CPU, in C: the piece is one operator on 4-D values."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from convoy.engines.base import Engine
+from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared, threads_flag
+from convoy.engines.piece import runnable
+from convoy.engines.roofline import Work, estimate_us
+from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+
+@cache
+def library(source: Path, flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
+    """A compiled source of this package, on torch's threads; raises CompileError where it cannot be had."""
+    return load_shared(compile_shared(source.read_text(encoding="utf-8"), [*flags, *threads_flag()], engine))
+
+
+class CpuPiece(Engine):
+    """One pass over memory, compiled once for all problems.
+
+    Attributes:
+        does: what it does, as a verb.
+        layouts: memory formats that it takes.
+    """
+
+    does: ClassVar[str]
+    layouts: ClassVar[tuple[str, ...]]
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """A piece of its own kind and in a memory format of its own, on a CPU with a C compiler."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"{self.does}, got {type(problem).__name__}")
+        if target.device != "cpu":
+            return Support.no(f"runs on CPUs, got {target.device}")
+        if problem.layout not in self.layouts:
+            return Support.no(f"needs layout {' or '.join(self.layouts)}, got {problem.layout}")
+        if not (found := runnable(problem)):
+            return found
+        if reason := self.refusal(problem):
+            return Support.no(reason)
+        return compiler_support()
+
+    @abstractmethod
+    def refusal(self, problem: SubgraphProblem) -> str:
+        """Why it cannot do this piece; empty where it can."""
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """A pass over memory."""
+        del knobs
+        return estimate_us(Work(0.0, problem.bytes_min, 1), target)

@@ -308,6 +308,19 @@ def _parallel(draw: random.Random) -> Problem:
     )
 
 
+def _concatenations(draw: random.Random) -> Problem:
+    """Two to five values along channels, at times one of them twice."""
+    n, _, h, w = _image(draw)
+    dtype, count = draw.choice(("fp32", "fp16", "bf16")), draw.randint(2, 5)
+    channels = [draw.randint(1, 70) for _ in range(count)]
+    order = [*range(count), *draw.choices(range(count), k=draw.random() < 0.2)]
+    draw.shuffle(order)
+    lines = ["graph 1", *(f"input %v{i}: {dtype}[{n},{c},{h},{w}]" for i, c in enumerate(channels))]
+    named, whole = ", ".join(f"%v{i}" for i in order), sum(channels[i] for i in order)
+    lines.append(f"%y: {dtype}[{n},{whole},{h},{w}] = aten.cat.default(({named}), 1)")
+    return SubgraphProblem("\n".join([*lines, "return %y"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw")))
+
+
 def _casts(draw: random.Random) -> Problem:
     """Several changes of dtype."""
     source, made = draw.sample(("fp32", "fp16", "bf16"), 2)
@@ -342,6 +355,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "poolings": _poolings,
     "poolings' gradients": _pooling_gradients,
     "parallel": _parallel,
+    "concatenations": _concatenations,
     "casts": _casts,
 }
 

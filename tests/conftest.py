@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background has them ignore interrupts, which some tests send themselves."""
+    """What holds for the whole run."""
+    # A shell that starts the tests in the background has them ignore interrupts, which some tests send themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not torch.cuda.is_available():  # no test asks how fast JAX is on a CPU, and so it compiles in half of the time
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -93,6 +93,7 @@ def densenet201() -> SelectionProblem:
     return bench.drawn_problem(bench.densenet201(64), 0, 4)
 
 
+@pytest.mark.xdist_group("densenet201")
 def test_densenet201_is_solved_to_the_optimum(densenet201: SelectionProblem) -> None:
     assert len(densenet201.nodes) > 600
     counts = Counter(c.region for c in densenet201.candidates)
@@ -104,6 +105,7 @@ def test_densenet201_is_solved_to_the_optimum(densenet201: SelectionProblem) -> 
     assert solve(densenet201) == found
 
 
+@pytest.mark.xdist_group("densenet201")
 def test_densenet201_under_a_budget_is_solved_to_the_optimum(densenet201: SelectionProblem) -> None:
     free = solve(densenet201)
     budget = free.peak_bytes * 3 // 4
@@ -114,6 +116,7 @@ def test_densenet201_under_a_budget_is_solved_to_the_optimum(densenet201: Select
     assert free.total_us <= found.total_us < greedy.total_us
 
 
+@pytest.mark.xdist_group("densenet201")
 def test_time_that_is_up_gives_a_choice_that_fits_and_an_honest_bound(densenet201: SelectionProblem) -> None:
     budget = solve(densenet201).peak_bytes * 3 // 4
     found = solve(replace(densenet201, memory_budget_bytes=budget), time_limit_s=0.3)
@@ -121,6 +124,7 @@ def test_time_that_is_up_gives_a_choice_that_fits_and_an_honest_bound(densenet20
     assert found.bound_us <= found.total_us
 
 
+@pytest.mark.xdist_group("densenet201")
 def test_a_budget_that_is_too_small_is_refused_in_the_time_given(densenet201: SelectionProblem) -> None:
     with pytest.raises(SelectionError, match=r"memory_budget: 1000 bytes are too few.*at least \d+ bytes"):
         solve(replace(densenet201, memory_budget_bytes=1000), time_limit_s=2.0)

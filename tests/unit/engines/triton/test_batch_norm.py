@@ -21,6 +21,10 @@ LIMITS = {"fp32": 1e-5, "fp16": 1e-3}
 """fp32 with a mean a hundred times the deviation: the values themselves are rounded to 1e-7 of the mean."""
 
 
+# One process: the fixture takes up to half a minute.
+pytestmark = pytest.mark.xdist_group("batch norm interpreter")
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     """What the script says, by case."""

@@ -30,6 +30,10 @@ def case_names():
     return names + [f"activation {ast.literal_eval(key)}" for key in tables()["ACTIVATIONS"].keys]
 
 
+# One process: the fixture takes up to half a minute.
+pytestmark = pytest.mark.xdist_group("interpreter")
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=240, check=False)

@@ -23,6 +23,10 @@ TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 
 HERE = Path(__file__).parent
 
 
+# One process: the fixture takes up to half a minute.
+pytestmark = pytest.mark.xdist_group("pool backward interpreter")
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     """What the script says, by case."""

@@ -49,6 +49,10 @@ def case_names():
     return [ast.literal_eval(key) for key in cases.keys]
 
 
+# One process: the fixture takes up to half a minute.
+pytestmark = pytest.mark.xdist_group("zeroskip interpreter")
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=240, check=False)

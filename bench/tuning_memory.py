@@ -1,12 +1,13 @@
 """How much memory does tuning take, and how much running? Question `tuning-memory`.
 
-A net is tuned from nothing by `convoy.optimize`, measuring processes, schedules and the last check included, and once more under
-a limit (`Settings.tuning_memory_bytes`) of 1.25 times what running its plan takes. Then both plans are timed in turn.
+A net is tuned from nothing by `convoy.optimize`, measuring processes, schedules and the last check included; its plan is loaded
+and run; and it is tuned once more under a limit (`Settings.tuning_memory_bytes`), so that all together is to take 1.25 times what
+running takes. Where such a limit has no room for a process of its own that measures, the process that tunes does it. Then both
+plans are timed in turn.
 
-Tuning: what the device holds beyond what it held before, read every few milliseconds; a peak that is shorter than that is missed.
-Of the processes that tune, those that measure and those that compile on the device bring a CUDA context each, which counts; that
-of this process does not. Running: what PyTorch holds at its most, from loading model and plan on. Use a device on which nothing
-else runs.
+Each of the first three has a process of its own. What the device holds beyond what it held before that process began counts, read
+every few milliseconds (a peak that is shorter than that is missed): the contexts of this process and of all that it starts, the
+code of kernels, tensors. Use a device on which nothing else runs.
 
     python bench/tuning_memory.py [--nets resnet50] [--batch 1,32] [--dtype fp16] [--tune-seconds N] [--folder DIR]
 """
@@ -16,21 +17,24 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import multiprocessing
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 from record import Recorder
 
 import convoy
 from convoy.measurement import detect_target
+from convoy.measurement.room import CONTEXT_BYTES, LEAST_TENSOR_BYTES
 from convoy.pipeline import optimize_model
 from convoy.pipeline.verdict import Timed, interleave
 from convoy.program.recording import forget_library_workspaces
@@ -42,9 +46,7 @@ MUST = 1.25
 EVERY_S = 0.005
 """Between two looks at the device: an allocation that lasts is seen, and looking takes no core."""
 
-PROTOCOL = (
-    f"tuning: bytes of the device every {EVERY_S * 1e3:g} ms, before to peak; running: PyTorch's peak; plans in turn"
-)
+PROTOCOL = f"processes of their own: bytes of the device every {EVERY_S * 1e3:g} ms, before to peak; plans in turn"
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -106,73 +108,106 @@ def example(net: str, batch: int, dtype: str) -> tuple[torch.nn.Module, torch.Te
     return load_model(net).eval().cuda().to(DTYPES[dtype]), x
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A net, its batch and dtype, and how long to tune."""
+
+    net: str
+    batch: int
+    dtype: str
+    tune_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A plan, saved, and the most bytes of the device that tuning it took."""
+    """A plan, saved, and what its notes say."""
 
     paths: list[Path]
-    bytes: int
     notes: tuple[str, ...]
 
 
-def tune(net: str, batch: int, dtype: str, folder: Path, **limits: Any) -> Tuned:
-    """A net tuned with a database of its own."""
-    settings = convoy.Settings(db=folder / "perf.db", **limits)
-    with torch.no_grad(), watched() as watch:
-        model, x = example(net, batch, dtype)
-        program = optimize_model(model, (x,), name=net, settings=settings).program
-        paths = program.save(folder / "plan.json")
-        notes = program.plan.notes
-        del model, x, program
-    return Tuned(paths, watch.bytes, notes)
+def limits(all_bytes: float) -> dict[str, int | bool]:
+    """Settings with which tuning, together with what this process holds, is to take so many bytes.
+
+    Args:
+        all_bytes: of the device, this process's context and tensors included.
+    """
+    left = max(1, int(all_bytes))
+    return {"tuning_memory_bytes": left, "isolate": left >= CONTEXT_BYTES + LEAST_TENSOR_BYTES}
 
 
-def running_bytes(net: str, batch: int, dtype: str, tuned: Tuned) -> int:
-    """The most that PyTorch holds while a plan is loaded and runs."""
-    release()
-    before = torch.cuda.memory_reserved()
-    torch.cuda.reset_peak_memory_stats()
+def tune(case: Case, folder: Path, before: int, most: float = math.inf) -> Tuned:
+    """A net tuned with a database of its own.
+
+    Args:
+        case: which.
+        folder: for the database and the plan.
+        before: bytes of the device that others held before this process began.
+        most: bytes that all of this may take.
+    """
     with torch.no_grad():
-        model, x = example(net, batch, dtype)
+        model, x = example(case.net, case.batch, case.dtype)
+        limited = limits(most - (used() - before)) if most < math.inf else {}
+        settings = convoy.Settings(db=folder / "perf.db", tune_s=case.tune_s, **limited)
+        program = optimize_model(model, (x,), name=case.net, settings=settings).program
+        told = () if settings.isolate else ("measured in the process that tunes",)
+        return Tuned(program.save(folder / "plan.json"), (*told, *program.plan.notes))
+
+
+def run(case: Case, tuned: Tuned) -> None:
+    """Load a plan and run it."""
+    with torch.no_grad():
+        model, x = example(case.net, case.batch, case.dtype)
         program = convoy.load(model, tuned.paths, (x,))
         for _ in range(3):
             program(x)
         torch.cuda.synchronize()
-    return torch.cuda.max_memory_reserved() - before
 
 
-def latencies(net: str, batch: int, dtype: str, plans: Mapping[str, Tuned]) -> dict[str, Timed]:
+def alone(task: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, int]:
+    """Call something in a process of its own: what it gives, and the most bytes of the device that it took."""
+    spawned = multiprocessing.get_context("spawn")
+    with watched() as watch, ProcessPoolExecutor(1, mp_context=spawned) as pool:
+        found = pool.submit(task, *args, **kwargs).result()
+    return found, watch.bytes
+
+
+def latencies(case: Case, plans: Mapping[str, Tuned]) -> dict[str, Timed]:
     """Milliseconds of each plan's graph, in turn."""
     release()
     with torch.no_grad():
-        model, x = example(net, batch, dtype)
+        model, x = example(case.net, case.batch, case.dtype)
         programs = {name: convoy.load(model, tuned.paths, (x,)).programs[0] for name, tuned in plans.items()}
         for program in programs.values():
             program((x,), {})
         return interleave({name: program.runnable.replay for name, program in programs.items()}, cuda=True)
 
 
-def measure(net: str, batch: int, dtype: str, tune_s: float, recorder: Recorder) -> None:
+def measure(case: Case, recorder: Recorder) -> None:
     """All figures of one net."""
-    add = partial(recorder.add, subject=net, batch=batch, dtype=dtype)
+    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype)
     with tempfile.TemporaryDirectory() as free, tempfile.TemporaryDirectory() as limited:
-        plans = {"convoy": tune(net, batch, dtype, Path(free), tune_s=tune_s)}
-        running = running_bytes(net, batch, dtype, plans["convoy"])
-        limit = int(MUST * running)
-        plans["convoy.limited"] = tune(
-            net, batch, dtype, Path(limited), tune_s=tune_s, tuning_memory_bytes=limit
-        )  # fmt: skip
-        timed = latencies(net, batch, dtype, plans)
+        release()
+        before = used()
+        plan, took = alone(tune, case, Path(free), before)
+        _, running = alone(run, case, plan)
+        other, less = alone(tune, case, Path(limited), before, MUST * running)
+        plans, sizes = {"convoy": plan, "convoy.limited": other}, {"convoy": took, "convoy.limited": less}
+        timed = latencies(case, plans)
     add(provider="convoy", metric="running_memory_bytes", unit="B", p50=running)
-    add(provider="convoy.limited", metric="tuning_limit_bytes", unit="B", p50=limit)
+    add(provider="convoy.limited", metric="tuning_limit_bytes", unit="B", p50=MUST * running)
     for name, tuned in plans.items():
         found = timed[name]
-        add(provider=name, metric="tuning_memory_bytes", unit="B", p50=tuned.bytes)
+        add(provider=name, metric="tuning_memory_bytes", unit="B", p50=sizes[name])
         low, high = found.median_ms - found.spread_ms, found.median_ms + found.spread_ms
         add(provider=name, metric="latency_ms", unit="ms", p50=found.median_ms, p20=low, p80=high)
-        print(f"{net} b{batch} {dtype} {name}: {tuned.bytes / 1e6:.0f} MB tuning, {found.median_ms:.4f} ms", flush=True)
+        print(f"{case} {name}: {sizes[name] / 1e6:.0f} MB tuning, {found.median_ms:.4f} ms", flush=True)
         print(*(f"  {note}" for note in tuned.notes), sep="\n", flush=True)
-    print(f"  {running / 1e6:.0f} MB running, limit {limit / 1e6:.0f} MB", flush=True)
+    print(f"  {running / 1e6:.0f} MB running, limit {MUST * running / 1e6:.0f} MB", flush=True)
 
 
 def main() -> None:
@@ -185,6 +220,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.cuda.init()
     target = detect_target("cuda")
     recorder = Recorder(
         "tuning-memory",
@@ -195,7 +231,7 @@ def main() -> None:
     )
     for net in options.nets.split(","):
         for batch in map(int, options.batch.split(",")):
-            measure(net, batch, options.dtype, options.tune_seconds, recorder)
+            measure(Case(net, batch, options.dtype, options.tune_seconds), recorder)
             print(recorder.write(), flush=True)
 
 

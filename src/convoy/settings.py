@@ -57,9 +57,9 @@ class Settings:
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
         memory_budget_bytes: most bytes for activations, packed weights' growth and workspace together; None: no limit.
-        tuning_memory_bytes: most bytes of a GPU that tuning may take for tensors, in the process that measures and in this one
-            each, beyond what this one holds already; None: what is free. What has no room is left out, as `out_of_memory`, and is
-            tried again when there is more. A CUDA context, about 0.5 GB for each process that uses the GPU, is not counted.
+        tuning_memory_bytes: most bytes of a GPU that tuning may take beyond what this process holds already, a CUDA context of
+            0.5 GiB for each process that it starts included; None: what is free. What has no room is left out, as
+            `out_of_memory`, and is tried again when there is more.
         deterministic: refuse candidates that may give other bits from run to run.
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
         isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+
+import convoy
+from convoy.measurement.room import CONTEXT_BYTES, LEAST_TENSOR_BYTES
 
 TOTAL = 1000
 
@@ -55,6 +59,42 @@ def test_nobody_looks_once_the_block_is_left(bench, monkeypatch):
     assert threading.active_count() == before
     device.taken = 900
     assert watch.bytes == 0
+
+
+def doubled(number):
+    """In a process of its own."""
+    return 2 * number, os.getpid()
+
+
+def refused():
+    raise ValueError("planted")
+
+
+def test_what_another_process_took_counts_and_its_error_is_told(bench, monkeypatch):
+    device = Device(taken=100)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", device.look)
+    monkeypatch.setattr(bench, "release", lambda: None)
+
+    class Pool(bench.ProcessPoolExecutor):
+        def submit(self, *args):
+            device.peak = device.taken = 600
+            assert device.seen.wait(10)
+            device.taken = 100
+            return super().submit(*args)
+
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", Pool)
+    (found, process), took = bench.alone(doubled, 21)
+    assert (found, took) == (42, 500)
+    assert process != os.getpid()
+    with pytest.raises(ValueError, match="planted"):
+        bench.alone(refused)
+
+
+def test_a_limit_without_room_for_another_context_is_kept_in_one_process(bench):
+    least = CONTEXT_BYTES + LEAST_TENSOR_BYTES
+    assert bench.limits(float(least)) == {"tuning_memory_bytes": least, "isolate": True}
+    assert bench.limits(least - 1.0)["isolate"] is False
+    assert convoy.Settings(**bench.limits(-5.0)).tuning_memory_bytes == 1
 
 
 def test_the_table_shows_what_either_took_and_gave(monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from convoy.measurement.builders import BuilderPool
+from convoy.measurement.builders import BuilderPool, builder_pools
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Problem
 from convoy.settings import Settings
@@ -58,16 +58,8 @@ class Ahead:
         if not self._allowed or each_s * len(wanted) < WORTHWHILE_S:
             return False
         if not self._pools:
-            self._pools = [
-                BuilderPool(
-                    self._target,
-                    self._settings.engines,
-                    self._settings.timeout_s,
-                    self._settings.tuning_memory_bytes,
-                    on_device=on_device,
-                )
-                for on_device in (False, True)
-            ]
+            limit = self._settings.tuning_memory_bytes
+            self._pools = builder_pools(self._target, self._settings.engines, self._settings.timeout_s, limit)
         requests = [Request(problem, (config,), 1) for problem, config in wanted]
         for pool in self._pools:
             pool.submit(requests)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from convoy.engines.manifest import load_engine
 from convoy.measurement.process import START_S, EndedError, WorkerProcess, greeting
+from convoy.measurement.room import CONTEXT_BYTES, MOST_ON_DEVICE, Shares
 from convoy.measurement.runner import Request
 from convoy.measurement.worker import config_fields, problem_fields
 from convoy.problem import EngineConfig
@@ -21,12 +22,8 @@ from convoy.target import Target
 MOST_BUILDERS: Final = 16
 """Each imports torch (about 0.5 GB of memory); a tuner's requests are compiled in waves of hundreds, one second each."""
 
-MOST_ON_DEVICE: Final = 8
-"""Builders that see the GPU, at most."""
-
 CONTEXT_SHARE: Final = 0.05
-CONTEXT_BYTES: Final = 512 << 20
-"""All contexts of builders together take this share of the GPU's memory at most, at so many bytes each."""
+"""All contexts of builders together take this share of the GPU's memory at most."""
 
 JOBS_A_BUILDER: Final = 4
 """A builder starts for so many jobs: its start takes as long as three builds."""
@@ -37,21 +34,17 @@ ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 _Key = tuple[str, EngineConfig]
 
 
-def builders_at_most(target: Target, memory_bytes: int | None = None, *, on_device: bool) -> int:
+def builders_at_most(target: Target, *, on_device: bool) -> int:
     """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit.
 
     Args:
         target: the device.
-        memory_bytes: what tuning may take of the device, if it is limited: contexts are not to take more.
         on_device: whether they see it.
     """
     cores = max(1, len(os.sched_getaffinity(0)) - 1)
     if not on_device:
         return min(MOST_BUILDERS, cores)
-    contexts = CONTEXT_SHARE * target.memory_bytes
-    if memory_bytes is not None:
-        contexts = min(contexts, memory_bytes)
-    return max(1, min(MOST_ON_DEVICE, cores, int(contexts / CONTEXT_BYTES)))
+    return max(1, min(MOST_ON_DEVICE, cores, int(CONTEXT_SHARE * target.memory_bytes / CONTEXT_BYTES)))
 
 
 class BuilderPool:
@@ -64,8 +57,7 @@ class BuilderPool:
         target: what to compile for.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: a build that takes longer is given up.
-        memory_bytes: what tuning may take of the device; None: as much as there is.
-        most: processes at most; 0: one less than there are cores, fewer on the device.
+        most: processes at most; None: one less than there are cores, fewer on the device.
         on_device: whether its builders see the GPU.
     """
 
@@ -74,8 +66,7 @@ class BuilderPool:
         target: Target,
         extra_engines: tuple[str, ...],
         timeout_s: float,
-        memory_bytes: int | None = None,
-        most: int = 0,
+        most: int | None = None,
         *,
         on_device: bool = False,
     ) -> None:
@@ -83,7 +74,7 @@ class BuilderPool:
         self._target = target
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
-        self._most = most or builders_at_most(target, memory_bytes, on_device=on_device)
+        self._most = most or builders_at_most(target, on_device=on_device)
         self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[_Key] = set()
@@ -171,6 +162,24 @@ class BuilderPool:
             worker = self._workers.pop(index, None)
         if worker is not None:
             worker.end()
+
+
+def builder_pools(
+    target: Target, extra_engines: tuple[str, ...], timeout_s: float, limit: int | None
+) -> list[BuilderPool]:
+    """A pool for each kind of engine; where a limit leaves no room for contexts, what needs the device is built by who wants it.
+
+    Args:
+        target: what to compile for.
+        extra_engines: extra engines as `id=module:Class`.
+        timeout_s: a build that takes longer is given up.
+        limit: bytes that tuning may take of the device, this process's own tensors included; None: what is free.
+    """
+    most = builders_at_most(target, on_device=True)
+    if limit is not None:
+        most = min(most, Shares.of(limit, isolate=True).builders)
+    pools = [BuilderPool(target, extra_engines, timeout_s)]
+    return pools + ([BuilderPool(target, extra_engines, timeout_s, most, on_device=True)] if most else [])
 
 
 def _keys(request: Request) -> set[_Key]:

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from convoy.errors import LaunchError
-from convoy.measurement.builders import ONE_COMPILER, BuilderPool
+from convoy.measurement.builders import ONE_COMPILER, BuilderPool, builder_pools
 from convoy.measurement.process import START_S, EndedError, WorkerProcess, greeting
 from convoy.measurement.protocol import Protocol
+from convoy.measurement.room import Shares
 from convoy.measurement.runner import Request, stamp
 from convoy.measurement.worker import config_fields, problem_fields
 from convoy.perfdb.record import read_record
@@ -48,7 +49,7 @@ class ChildRunner:
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: most seconds for a candidate to be built and checked, and for each of its timed samples.
-        memory_bytes: most bytes that PyTorch may hold on a GPU in the child; None: all that are free.
+        memory_bytes: most bytes of a GPU for child and builders, contexts included; None: all that are free.
     """
 
     def __init__(
@@ -74,10 +75,7 @@ class ChildRunner:
         if self.target.device != "cuda":
             return
         if not self._builders:
-            self._builders = [
-                BuilderPool(self.target, self.extra_engines, self.timeout_s, self.memory_bytes, on_device=on_device)
-                for on_device in (False, True)
-            ]
+            self._builders = builder_pools(self.target, self.extra_engines, self.timeout_s, self.memory_bytes)
         for builders in self._builders:
             builders.submit(requests)
 
@@ -174,9 +172,9 @@ class ChildRunner:
         if self._worker is not None:
             return self._worker
         threads = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
-        hello = greeting(
-            self.target, self.extra_engines, self.timeout_s, role="measure", memory_bytes=self.memory_bytes
-        )
+        limit = self.memory_bytes
+        tensors = None if limit is None else Shares.of(limit, isolate=True).measuring
+        hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure", memory_bytes=tensors)
         self._worker = WorkerProcess(hello, {**threads, **ONE_COMPILER})
         self.starts += 1
         self._fresh = True

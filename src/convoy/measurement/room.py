@@ -1,11 +1,71 @@
-"""Room: how much of a GPU PyTorch may take in this process while something is tuned."""
+"""Room: how much of a GPU tuning may take, and what of it goes to whom.
+
+A limit counts everything beyond what this process holds when tuning begins. A process that uses a GPU has a CUDA context there,
+tensors or not: those of the processes that tuning starts come out of the limit before any tensor does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self
 
 import torch
+
+from convoy.errors import InputError
+
+CONTEXT_BYTES: Final = 512 << 20
+"""A CUDA context with the code of kernels that lies in it."""
+
+LEAST_TENSOR_BYTES: Final = 64 << 20
+"""With less for tensors there is hardly a layer that could be measured."""
+
+MOST_ON_DEVICE: Final = 8
+"""Processes that compile on the device, at most."""
+
+BUILDERS_SHARE: Final = 1 / 8
+"""Of a limit, for the contexts of processes that compile on the device: they save time, tensors make measuring possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How a limit of a GPU's memory is divided.
+
+    Attributes:
+        builders: processes that compile on the device, at most; those that never see it are not limited.
+        measuring: bytes for tensors in the process that measures.
+        here: bytes for tensors in this process, beyond what it holds. It takes them once that process has ended.
+    """
+
+    builders: int
+    measuring: int
+    here: int
+
+    @classmethod
+    def of(cls, limit: int, *, isolate: bool) -> Self:
+        """Divide a limit.
+
+        Args:
+            limit: bytes, `Settings.tuning_memory_bytes`.
+            isolate: whether a process of its own measures; without, none is started.
+
+        Raises:
+            InputError: the process that measures would have no room.
+        """
+        if not isolate:
+            return cls(0, limit, limit)
+        least = CONTEXT_BYTES + LEAST_TENSOR_BYTES
+        if limit < least:
+            raise InputError(
+                "tuning_memory",
+                f"{limit / 2**20:.0f} MiB",
+                f"at least {least >> 20} MiB where a process of its own measures: its CUDA context takes {CONTEXT_BYTES >> 20}",
+                "Allow more, or measure in this process: Settings(isolate=False).",
+            )
+        builders = min(MOST_ON_DEVICE, int(BUILDERS_SHARE * limit / CONTEXT_BYTES))
+        here = limit - builders * CONTEXT_BYTES
+        return cls(builders, here - CONTEXT_BYTES, here)
 
 
 def limit_memory(most_bytes: int) -> None:
@@ -15,18 +75,23 @@ def limit_memory(most_bytes: int) -> None:
 
 
 @contextmanager
-def memory_limited(device: str, further_bytes: int | None) -> Iterator[None]:
-    """Let PyTorch hold so many bytes more than it holds now, until the end of the block.
+def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator[None]:
+    """Let PyTorch hold no more than a limit leaves to this process (`Shares.here`), until the end of the block.
 
     Args:
         device: `cpu` or `cuda`; on a CPU nothing is limited.
-        further_bytes: so many; None: as many as before.
+        limit: bytes, `Settings.tuning_memory_bytes`; None: as many as before.
+        isolate: whether a process of its own measures.
+
+    Raises:
+        InputError: the process that measures would have no room.
     """
-    if device != "cuda" or further_bytes is None:
+    if device != "cuda" or limit is None:
         yield
         return
+    further = Shares.of(limit, isolate=isolate).here
     before = torch.cuda.memory.get_per_process_memory_fraction()
-    limit_memory(torch.cuda.memory_reserved() + further_bytes)
+    limit_memory(torch.cuda.memory_reserved() + further)
     try:
         yield
     finally:

@@ -114,7 +114,8 @@ def optimize_model(
             return optimize_modules(
                 model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error)
             )
-        with memory_limited(target.device, settings.tuning_memory_bytes), Database.open(settings.db) as database:
+        limited = memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
+        with limited, Database.open(settings.db) as database:
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
             job = _Job(model, args, kwargs, net, found, settings)

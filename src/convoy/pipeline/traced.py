@@ -103,7 +103,8 @@ class TracedGraph:
         """
         device = device_of(self._module, tuple(args), {})
         net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
-        limited = memory_limited(device, self._settings.tuning_memory_bytes)
+        settings = self._settings
+        limited = memory_limited(device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(self._settings.db) as database:
             found = measure(net, self._settings, database, silent)
             # Not before: among a forward pass's results are all activations that the backward pass reads.

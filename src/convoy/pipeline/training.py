@@ -271,12 +271,13 @@ class _Job:
     def tune(self, observer: Observer | None) -> TrainingResult:
         """Measure, select, build, check."""
         watch = observer or silent
-        limited = memory_limited(self.target.device, self.settings.tuning_memory_bytes)
-        with limited, Database.open(self.settings.db) as database:
+        settings = self.settings
+        limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
+        with limited, Database.open(settings.db) as database:
             clock = Stopwatch()
-            found = measure(self.net, self.settings, database, watch)
+            found = measure(self.net, settings, database, watch)
             build = partial(self._build, found, database, clock, watch)
-            built = proven(build, self.net, found, self.settings, database, watch)
+            built = proven(build, self.net, found, settings, database, watch)
         return self._conclude(built, found)
 
     def _build(self, found: SearchResult, database: Database, clock: Stopwatch, watch: Observer) -> Built:

@@ -1,8 +1,11 @@
+import os
+
 import faulty_engines as engines
 
 from convoy.measurement import detect_target
-from convoy.measurement.builders import CONTEXT_BYTES, BuilderPool, builders_at_most
+from convoy.measurement.builders import BuilderPool, builder_pools, builders_at_most
 from convoy.measurement.child import ChildRunner
+from convoy.measurement.room import BUILDERS_SHARE, CONTEXT_BYTES, MOST_ON_DEVICE
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
@@ -60,8 +63,15 @@ def test_only_a_gpu_has_builders():
     runner.close()
 
 
-def test_a_limit_of_memory_holds_for_builders_contexts():
+def test_a_limit_of_memory_holds_for_builders_contexts(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
     target = Target("cuda", "test", "sm_90", 132, 1 << 40, 1)
-    assert builders_at_most(target, 1, on_device=True) == 1
-    assert builders_at_most(target, 1, on_device=False) == builders_at_most(target, on_device=False)
-    assert builders_at_most(target, CONTEXT_BYTES << 10, on_device=True) == builders_at_most(target, on_device=True)
+
+    def on_device(limit: int | None) -> list[int]:
+        return [pool._most for pool in builder_pools(target, (), 1.0, limit) if pool._on_device]
+
+    assert on_device(2 * CONTEXT_BYTES) == []
+    assert on_device(int(CONTEXT_BYTES / BUILDERS_SHARE)) == [1]
+    assert on_device(CONTEXT_BYTES << 10) == on_device(None) == [MOST_ON_DEVICE]
+    (hidden,) = builder_pools(target, (), 1.0, 2 * CONTEXT_BYTES)
+    assert hidden._most == builders_at_most(target, on_device=False) == 15

@@ -17,6 +17,7 @@ from convoy.errors import LaunchError
 from convoy.measurement import detect_target
 from convoy.measurement.child import ChildRunner
 from convoy.measurement.protocol import Protocol
+from convoy.measurement.room import CONTEXT_BYTES
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, LinearProblem, SubgraphProblem
 
@@ -130,6 +131,23 @@ def test_the_worker_runs_as_its_parent_does():
         torch.set_num_threads(before)
     assert row.reason == "the compiler said 2 medium"
     assert "OMP_NUM_THREADS=2" in seen["environment"]
+
+
+def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
+    """What it is told is what its tensors may take."""
+    told = []
+
+    class Told:
+        def __init__(self, hello, environment):
+            told.append(hello["memory_bytes"])
+            raise LaunchError("not started")
+
+    monkeypatch.setattr("convoy.measurement.child.WorkerProcess", Told)
+    for limit in (3 << 30, None):
+        runner = ChildRunner(detect_target("cpu"), memory_bytes=limit)
+        with pytest.raises(LaunchError, match="not started"):
+            next(runner.measure(request(engines.Right), PROTOCOL))
+    assert told == [(3 << 30) - CONTEXT_BYTES, None]
 
 
 class Threads(engines.Right):

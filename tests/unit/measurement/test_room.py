@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from convoy.errors import InputError
 from convoy.measurement import worker
 from convoy.measurement.process import greeting
-from convoy.measurement.room import memory_limited
+from convoy.measurement.room import BUILDERS_SHARE, CONTEXT_BYTES, LEAST_TENSOR_BYTES, Shares, memory_limited
 from convoy.target import Target
 
 GPU = Target("cuda", "test", "sm_90", 132, 1000, 0)
@@ -40,7 +41,7 @@ def test_a_limit_is_beyond_what_is_held_and_ends_with_the_block(
     allocator: Allocator, further: int | None, share: float
 ) -> None:
     def fails() -> None:
-        with memory_limited("cuda", further):
+        with memory_limited("cuda", further, isolate=False):
             assert allocator.fraction == share
             raise KeyError
 
@@ -50,8 +51,27 @@ def test_a_limit_is_beyond_what_is_held_and_ends_with_the_block(
 
 
 def test_a_cpu_is_not_limited(allocator: Allocator) -> None:
-    with memory_limited("cpu", 200):
+    with memory_limited("cpu", 200, isolate=True):
         assert allocator.fraction == 0.9
+
+
+@pytest.mark.parametrize("builders", [0, 1, 5])
+def test_contexts_come_out_of_the_limit(builders: int) -> None:
+    limit = int((builders + 0.5) * CONTEXT_BYTES / BUILDERS_SHARE)
+    shares = Shares.of(limit, isolate=True)
+    assert shares.builders == builders
+    assert shares.measuring + (builders + 1) * CONTEXT_BYTES == limit  # while it measures
+    assert shares.here + builders * CONTEXT_BYTES == limit  # when that process has ended
+    assert Shares.of(limit, isolate=False) == Shares(0, limit, limit)
+
+
+def test_a_limit_without_room_for_the_measuring_process_is_refused() -> None:
+    least = CONTEXT_BYTES + LEAST_TENSOR_BYTES
+    assert Shares.of(least, isolate=True).measuring == LEAST_TENSOR_BYTES
+    with pytest.raises(InputError, match=r"tuning_memory: got '575 MiB', expected at least 576 MiB.*isolate=False"):
+        Shares.of(least - (1 << 20), isolate=True)
+    with pytest.raises(InputError, match="tuning_memory"), memory_limited("cuda", least - 1, isolate=True):
+        pass
 
 
 @pytest.mark.parametrize(("memory_bytes", "share"), [(250, 0.25), (None, 0.9)])

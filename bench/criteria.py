@@ -18,8 +18,8 @@ best knobs.
 
     python bench/criteria.py [--db perf.db] [--target DIGEST] [--learn FOLDER]
 
-`--learn` writes the criteria that are learned from all layers, in the form that ships with the package. `--target` names one of
-several targets that differ in torch's precision settings alone; by default the one with the most rows.
+Without a database the results that the package ships are asked. `--target` names one of several targets; by default the one with
+the most rows. `--learn` writes the criteria that are learned from all layers, in the form that ships with the package.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import argparse
 import csv
 import itertools
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from known_rows import measurements
 from make_layers import COLUMNS as SIZES
 from record import Recorder
 
@@ -44,14 +45,12 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement.criteria import Criteria, leaves, rules
 from convoy.measurement.criteria_file import SUFFIX, criteria_json
 from convoy.measurement.known import cost_models
-from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
 from convoy.measurement.space import Space
 from convoy.measurement.task import Task
-from convoy.perfdb import Database, Measurement
-from convoy.perfdb.shipped import read_shipped, shipped_descriptions
+from convoy.perfdb import Measurement
 from convoy.pipeline.stages import competing_engines
-from convoy.problem import ConvProblem, EngineConfig, parse_problem
+from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -216,32 +215,6 @@ def by_nets(measured: Measured, recorder: Recorder) -> None:
             shares(recorder, net, found, "the net's layers left out")
         every += found
     shares(recorder, "nets left out", every, "all nets, each in its turn; a layer of two nets counts twice")
-
-
-def measurements(db: Path | None, digest: str = "") -> tuple[Target, list[Measurement]]:
-    """Rows of the one target of a database, or of the first that results are shipped for.
-
-    Targets that differ in torch's precision settings are one, for layers that do not heed them: the one that is named, or of
-    which there are the most rows.
-    """
-    if db is None:
-        shipped, target = next(iter(shipped_descriptions().items()))
-        return target, read_shipped(shipped)
-    with Database.open(db, shipped=False, create=False) as database:
-        rows = database.rows()
-        known = database.targets()
-    counts = Counter(row.target for row in rows)
-    target = known.get(digest or max(counts, key=counts.__getitem__)) if counts else None
-    if target is None or counts.keys() - {target.digest, *(twin.digest for twin in twins(target, known.values()))}:
-        raise SystemExit("--db: the database must hold measurements of one described target")
-    own = [row for row in rows if row.target == target.digest]
-    others = [row for row in rows if row.target != target.digest and not _heeds(row.problem)]
-    return target, adopted(own, others, target)
-
-
-def _heeds(key: str) -> bool:
-    """Whether torch's precision settings may change what a problem takes; of a piece of the graph its key does not tell."""
-    return key.startswith("subgraph:") or heeds(parse_problem(key, ""))
 
 
 def main() -> None:

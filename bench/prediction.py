@@ -4,9 +4,10 @@ Every layer in a database of measurements is left out in turn (in every memory f
 times are predicted from all others, and the one predicted to be the fastest is looked up among those that were measured.
 A figure is the best measured time over the time of that one; `convoy.aten` is PyTorch's own choice. No device is needed.
 
-    python bench/prediction.py [--db perf.db]
+    python bench/prediction.py [--db perf.db] [--target DIGEST]
 
-Without a database the results that the package ships are asked: what effort `none` knows on a new machine.
+Without a database the results that the package ships are asked: what effort `none` knows on a new machine. `--target` names one
+of several targets; by default the one with the most rows. A layer that is like no other is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -17,27 +18,16 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from known_rows import measurements
 from record import Recorder
 
+from convoy.engines.manifest import BASELINE
 from convoy.measurement.predict import LEAST_SAMPLES, Experience, kind_of
-from convoy.perfdb import Database, Measurement
-from convoy.perfdb.shipped import read_shipped, shipped_descriptions
+from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem, parse_problem
-from convoy.target import Target
 
 LEAST_CANDIDATES = 6
 """Layers with fewer measured candidates leave nothing to choose."""
-
-
-def measured(path: Path | None) -> tuple[list[Measurement], Target | None]:
-    """Good rows of a database, or those that the package ships, and the description of their target."""
-    if path is None:
-        described = shipped_descriptions()
-        rows = [row for digest in described for row in read_shipped(digest) if row.ok]
-        return rows, described[rows[0].target] if rows else None
-    with Database.open(path, shipped=False, create=False) as database:
-        rows = database.rows(status="ok")
-        return rows, database.target(rows[0].target) if rows else None
 
 
 def layers(rows: list[Measurement]) -> list[tuple[ConvProblem | LinearProblem, dict[EngineConfig, float]]]:
@@ -46,8 +36,14 @@ def layers(rows: list[Measurement]) -> list[tuple[ConvProblem | LinearProblem, d
     for row in rows:
         if row.ok and row.samples >= LEAST_SAMPLES and not row.problem.startswith("subgraph:"):
             found[row.problem][row.config] = row.median_us
-    parsed: list[tuple[Problem, dict[EngineConfig, float]]] = [(parse_problem(k, ""), t) for k, t in found.items()]
-    return [(p, t) for p, t in parsed if kind_of(p) is not None and len(t) >= LEAST_CANDIDATES]  # type: ignore[misc]
+    asked = {key: times for key, times in found.items() if len(times) >= LEAST_CANDIDATES and _has_baseline(times)}
+    parsed: list[tuple[Problem, dict[EngineConfig, float]]] = [(parse_problem(k, ""), t) for k, t in asked.items()]
+    return [(p, t) for p, t in parsed if kind_of(p) is not None]  # type: ignore[misc]
+
+
+def _has_baseline(times: dict[EngineConfig, float]) -> bool:
+    """Of a layer that is like no other only PyTorch's own time is predicted."""
+    return any(config.engine == BASELINE for config in times)
 
 
 def fraction(experience: Experience, problem: Problem, times: dict[EngineConfig, float]) -> float:
@@ -63,10 +59,10 @@ def main() -> None:
     """Leave out, predict, compare; print a short table, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--db", type=Path)
+    parser.add_argument("--target", default="", metavar="DIGEST")
     options = parser.parse_args()
-    rows, target = measured(options.db)
-    if target is None or len({row.target for row in rows}) != 1:
-        parser.error("the database must hold measurements of one described target")
+    target, found = measurements(options.db, options.target)
+    rows = [row for row in found if row.ok]
     experience = Experience.of(rows)
     recorder = Recorder(
         "prediction",
@@ -78,7 +74,7 @@ def main() -> None:
     for problem, times in layers(rows):
         fractions.append(fraction(experience, problem, times))
         best = min(times.values())
-        stock = min((t for config, t in times.items() if config.engine == "aten"), default=math.nan)
+        stock = min((t for config, t in times.items() if config.engine == BASELINE), default=math.nan)
         dtype, numerics = problem.x_spec.dtype, problem.numerics
         for provider, value in (("convoy", fractions[-1]), ("convoy.aten", best / stock)):
             recorder.add(

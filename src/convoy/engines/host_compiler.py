@@ -86,6 +86,18 @@ def threads_flag() -> tuple[str, ...]:
 
 
 @cache
+def library(source: Path, flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
+    """A source of this package, compiled to run on torch's threads and opened; raises CompileError where it cannot be had."""
+    return load_shared(compile_shared(source.read_text(encoding="utf-8"), [*flags, *threads_flag()], engine))
+
+
+@cache
+def lanes() -> int:
+    """Floats of a vector register."""
+    return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+
+
+@cache
 def load_shared(path: Path) -> ctypes.CDLL:
     """Open a library that `compile_shared` made; functions called through it release Python's lock."""
     return ctypes.CDLL(str(path))

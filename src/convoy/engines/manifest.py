@@ -29,6 +29,7 @@ MANIFEST: Final[dict[str, str]] = {
     "fft_tiled": "convoy.engines.fft_tiled",
     "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
     "zeroskip.channels": "convoy.engines.zeroskip.channels",
+    "cpu.direct": "convoy.engines.cpu.direct",
     "cpu.pooling": "convoy.engines.cpu.pooling",
     "cpu.concat": "convoy.engines.cpu.concat",
     "pruned.c": "convoy.engines.pruned.c",

@@ -9,7 +9,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Executable
-from convoy.engines.cpu.piece import CpuPiece, library
+from convoy.engines.cpu.piece import CpuPiece
+from convoy.engines.host_compiler import library
 from convoy.engines.piece import read
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import pieces

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from abc import abstractmethod
-from functools import cache
-from pathlib import Path
 from typing import ClassVar
 
 from convoy.engines.base import Engine
-from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared, threads_flag
+from convoy.engines.host_compiler import compiler_support
 from convoy.engines.piece import runnable
 from convoy.engines.roofline import Work, estimate_us
 from convoy.problem import Knobs, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target
-
-
-@cache
-def library(source: Path, flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
-    """A compiled source of this package, on torch's threads; raises CompileError where it cannot be had."""
-    return load_shared(compile_shared(source.read_text(encoding="utf-8"), [*flags, *threads_flag()], engine))
 
 
 class CpuPiece(Engine):

@@ -14,15 +14,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import plain_convolution
-from convoy.engines.host_compiler import compile_shared, compiler_support, load_shared, threads_flag
+from convoy.engines.cpu.tiles import ACTIVATIONS, in_tiles, taken
+from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
 from convoy.engines.zeros import expected
 from convoy.problem import ConvProblem, Problem
@@ -32,7 +31,6 @@ from convoy.target import Target
 SOURCE: Final = Path(__file__).with_name("zeroskip.c")
 FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 
-ACTIVATIONS: Final = ("none", "relu", "relu6")
 VECTORS: Final = 4
 """Registers of output channels in a tile, as in zeroskip.c."""
 
@@ -62,17 +60,9 @@ _REST: Final = ("activation", "residual", "band", "tiles_a_unit", "block_c", "th
 # fmt: on
 
 
-@cache
-def lanes() -> int:
-    """Floats of a vector register."""
-    return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
-
-
-@cache
-def library() -> ctypes.CDLL:
+def compiled() -> ctypes.CDLL:
     """The compiled kernel; raises CompileError where it cannot be had."""
-    flags = [*FLAGS, f"-DLANES={lanes()}", *threads_flag()]
-    return load_shared(compile_shared(SOURCE.read_text(encoding="utf-8"), flags, "zeroskip.cpu"))
+    return library(SOURCE, (*FLAGS, f"-DLANES={lanes()}"), "zeroskip.cpu")
 
 
 class _Sizes(ctypes.Structure):
@@ -161,22 +151,13 @@ class _Convolution(Executable):
         self.workspace_bytes = division.threads * division.slot_bytes
         self._sizes, self._dense = (_sizes(problem, division, share) for share in _shares(problem, division, knobs))
         self._tile = VECTORS * lanes()
-        self._run = library().convoy_zeroskip
+        self._run = compiled().convoy_zeroskip
         self._run.argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 6]
         self._run.restype = None
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """The weight as [tiles, r, s, c, tile], the bias padded to whole tiles, and whether zeros may be skipped."""
-        problem, tile = self._problem, self._tile
-        tiles = -(-problem.k // tile)
-        weight = constants[0].detach()
-        padded = weight.new_zeros(tiles * tile, problem.c, problem.r, problem.s)
-        padded[: problem.k] = weight
-        packed = padded.view(tiles, tile, problem.c, problem.r, problem.s).permute(0, 3, 4, 2, 1).contiguous()
-        bias = weight.new_zeros(tiles * tile)
-        if problem.epilogue.bias:
-            bias[: problem.k] = constants[1].detach()
-        return packed, bias, bool(torch.isfinite(weight).all())
+        """Weight and bias in tiles, and whether zeros may be skipped."""
+        return *in_tiles(self._problem, constants, self._tile), bool(torch.isfinite(constants[0]).all())
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Count, list, multiply, add, activate, pool."""
@@ -231,21 +212,7 @@ class ZeroSkipCpu(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6 and any pooling."""
-        if target.device != "cpu":
-            return Support.no(f"runs on CPUs, got {target.device}")
-        support = plain_convolution(problem, pools=True)
-        if not support or not isinstance(problem, ConvProblem):
-            return support
-        for name, wanted, given in (
-            ("fp32", "fp32", problem.x_dtype),
-            ("layout nhwc", "nhwc", problem.layout),
-            ("groups = 1", 1, problem.groups),
-        ):
-            if given != wanted:
-                return Support.no(f"needs {name}, got {given}")
-        if problem.epilogue.activation not in ACTIVATIONS:
-            return Support.no(f"has the activations {', '.join(ACTIVATIONS)}, got {problem.epilogue.activation}")
-        return compiler_support()
+        return taken(problem, target, pools=True)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Whether to skip is decided at run time, band by band."""

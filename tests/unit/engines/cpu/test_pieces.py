@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d, max_pool2d
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.cpu import concat, pooling
-from convoy.engines.cpu.piece import library
+from convoy.engines.host_compiler import library
 from convoy.engines.interpret import DTYPES
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError

@@ -1,0 +1,194 @@
+/* LANES, the floats of a vector register, VECTORS, the registers of a tile, and PIXELS, of a block, are given by the compiler's
+ * flags.
+ *
+ * A dense forward convolution in NHWC, fp32, with bias, residual and activation.
+ *
+ * A block is some pixels of the result by one tile of output channels; its sums stay in registers while taps and input channels
+ * go by, and an input value is multiplied with all of the tile at once. Where a filter row lies within the image for all pixels
+ * of a block, its columns and channels are one run of values; at the borders each tap is a run, of zeros where it lies outside.
+ *
+ * A unit is a band of blocks by a group of tiles. Where a tile's weights are more than the second cache should hold, a unit takes
+ * them in parts, all blocks of the band by one part and then the next, and the sums wait in the workspace. While a part is in
+ * use the one that follows it in memory is fetched, so that weights come from memory as fast as they are used.
+ *
+ * Weights: [tile][r][s][c][TILE], a tile's missing channels zero. The order of a sum depends on the problem alone.
+ */
+#include <stdint.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define TILE (VECTORS * LANES)
+#define LINE 16       /* floats of a line of the cache */
+#define SOON (2 * LINE) /* so far ahead of its use an input value is fetched */
+
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t mask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, p, q;
+    int64_t activation, residual;
+    int64_t bands, groups, part_r, part_c, threads, slot_floats;
+} Sizes;
+
+enum { NO_ACTIVATION, RELU, RELU6 };
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+INLINE vec all_lanes(float value) {
+    vec zero = {0};
+    return value - zero;
+}
+
+/* NaN stays. */
+INLINE vec activated(vec value, int64_t activation) {
+    if (activation != NO_ACTIVATION) value = (vec)((mask)value & ~(mask)(value < all_lanes(0.0f)));
+    if (activation == RELU6) {
+        mask above = (mask)(value > all_lanes(6.0f));
+        value = (vec)(((mask)all_lanes(6.0f) & above) | ((mask)value & ~above));
+    }
+    return value;
+}
+
+typedef struct {
+    const Sizes *z;
+    const float *image, *zeros, *weight, *bias, *residual; /* of one image and tile */
+    float *y, *held;                                       /* held: [pixels of the band][TILE] */
+    const char *ahead;                                     /* a block's share of the weights that follow this part's */
+    int64_t step;                                          /* bytes of it for each input value */
+    int64_t channels;                                      /* of the tile */
+    int64_t first_r, last_r, first_c, last_c;              /* this part */
+    int64_t begins, ends;                                  /* whether it is the first, the last */
+} Work;
+
+/* sums += a run of values of each pixel, times the weight's rows. */
+INLINE void add_run(const int pixels, vec sums[PIXELS][VECTORS], const float *const *x, int64_t length, const float *weight,
+                    const char *ahead, int64_t step) {
+    for (int64_t c = 0; c < length; c++) {
+        vec row[VECTORS];
+        __builtin_prefetch(ahead + c * step, 0, 2);
+        __builtin_prefetch(x[c % LINE] + c + SOON, 0, 3);
+        for (int v = 0; v < VECTORS; v++) row[v] = *(const vec *)(weight + c * TILE + v * LANES);
+        for (int i = 0; i < pixels; i++) {
+            vec value = all_lanes(x[i][c]);
+            for (int v = 0; v < VECTORS; v++) sums[i][v] += value * row[v];
+        }
+    }
+}
+
+INLINE void finish(const int pixels, vec sums[PIXELS][VECTORS], const Work *u, int64_t first) {
+    const Sizes *z = u->z;
+    for (int i = 0; i < pixels; i++) {
+        int64_t at = (first + i) * z->k;
+        if (u->channels == TILE) {
+            for (int v = 0; v < VECTORS; v++) {
+                if (z->residual) sums[i][v] += *(const vec *)(u->residual + at + v * LANES);
+                *(vec *)(u->y + at + v * LANES) = activated(sums[i][v], z->activation);
+            }
+            continue;
+        }
+        for (int64_t k = 0; k < u->channels; k++) {
+            float sum = sums[i][k / LANES][k % LANES];
+            if (z->residual) sum += u->residual[at + k];
+            u->y[at + k] = activated(all_lanes(sum), z->activation)[0];
+        }
+    }
+}
+
+/* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
+INLINE void add_block(const int pixels, const Work *u, int64_t first, int64_t in_band) {
+    const Sizes *z = u->z;
+    float *held = u->held + in_band * TILE;
+    vec sums[PIXELS][VECTORS];
+    int64_t row[PIXELS], column[PIXELS];
+    int64_t p = first / z->q, q = first % z->q, inside = z->dilation_w == 1 && u->last_c - u->first_c == z->c;
+    for (int i = 0; i < pixels; i++) {
+        const float *begun = u->begins ? u->bias : held + i * TILE;
+        for (int v = 0; v < VECTORS; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
+        row[i] = p * z->stride_h - z->pad_h;
+        column[i] = q * z->stride_w - z->pad_w;
+        inside &= column[i] >= 0 && column[i] + z->s <= z->w;
+        if (++q == z->q) q = 0, p++;
+    }
+    int64_t runs = inside ? 1 : z->s, length = inside ? z->s * z->c : u->last_c - u->first_c;
+    const char *ahead = u->ahead;
+    for (int64_t r = u->first_r; r < u->last_r; r++)
+        for (int64_t s = 0; s < runs; s++, ahead += u->step * length) {
+            const float *x[LINE];
+            int64_t any = 0;
+            for (int i = 0; i < pixels; i++) {
+                int64_t at_row = row[i] + r * z->dilation_h, at_column = column[i] + s * z->dilation_w;
+                int64_t there = at_row >= 0 && at_row < z->h && at_column >= 0 && at_column < z->w;
+                x[i] = there ? u->image + (at_row * z->w + at_column) * z->c + u->first_c : u->zeros;
+                any |= there;
+            }
+            for (int i = pixels; i < LINE; i++) x[i] = x[0];
+            const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
+            if (any) add_run(pixels, sums, x, length, weight, ahead, u->step);
+        }
+    if (u->ends) {
+        finish(pixels, sums, u, first);
+        return;
+    }
+    for (int i = 0; i < pixels; i++)
+        for (int v = 0; v < VECTORS; v++) *(vec *)(held + i * TILE + v * LANES) = sums[i][v];
+}
+
+/* One part of a tile, over all blocks of a band: they share its pixels out evenly. */
+static void add_part(Work *u, int64_t first_block, int64_t last_block, int64_t blocks) {
+    const Sizes *z = u->z;
+    int64_t pixels = z->p * z->q, origin = pixels * first_block / blocks, count = last_block - first_block;
+    int64_t floats = (u->last_r - u->first_r) * z->s * (u->last_c - u->first_c) * TILE;
+    const char *next = (const char *)(u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE + floats);
+    u->step = TILE * sizeof(float) / count;
+    for (int64_t block = first_block; block < last_block; block++) {
+        int64_t first = pixels * block / blocks, last = pixels * (block + 1) / blocks;
+        u->ahead = next + (block - first_block) * floats * sizeof(float) / count;
+        switch (last - first) {
+        case 1: add_block(1, u, first, first - origin); break;
+        case 2: add_block(2, u, first, first - origin); break;
+        case 3: add_block(3, u, first, first - origin); break;
+        case 4: add_block(4, u, first, first - origin); break;
+        case 5: add_block(5, u, first, first - origin); break;
+        case 6: add_block(6, u, first, first - origin); break;
+        }
+    }
+}
+
+/* The whole problem. `bias` is padded to whole tiles; `zeros` are as many as a filter row has values; `workspace` has `threads`
+ * slots of `slot_floats`. */
+void convoy_direct(const Sizes *z, const float *x, const float *weight, const float *bias, const float *residual, float *y,
+                   const float *zeros, float *workspace) {
+    int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), tiles = up(z->k, TILE);
+    int64_t units = z->n * z->bands * z->groups;
+#pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
+    for (int64_t unit = 0; unit < units; unit++) {
+#ifdef _OPENMP
+        float *slot = workspace + omp_get_thread_num() * z->slot_floats;
+#else
+        float *slot = workspace;
+#endif
+        int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
+        int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;
+        Work u = {.z = z, .image = x + image * z->h * z->w * z->c, .zeros = zeros, .held = slot};
+        for (int64_t tile = tiles * group / z->groups; tile < tiles * (group + 1) / z->groups; tile++) {
+            int64_t first_k = tile * TILE;
+            u.channels = least(TILE, z->k - first_k);
+            u.weight = weight + tile * z->r * z->s * z->c * TILE;
+            u.bias = bias + first_k;
+            u.residual = residual ? residual + image * pixels * z->k + first_k : 0;
+            u.y = y + image * pixels * z->k + first_k;
+            for (u.first_r = 0; u.first_r < z->r; u.first_r = u.last_r) {
+                u.last_r = least(z->r, u.first_r + z->part_r);
+                for (u.first_c = 0; u.first_c < z->c; u.first_c = u.last_c) {
+                    u.last_c = least(z->c, u.first_c + z->part_c);
+                    u.begins = u.first_r == 0 && u.first_c == 0;
+                    u.ends = u.last_r == z->r && u.last_c == z->c;
+                    add_part(&u, first_block, last_block, blocks);
+                }
+            }
+        }
+    }
+}

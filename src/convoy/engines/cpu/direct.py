@@ -1,0 +1,178 @@
+"""cpu.direct: a dense convolution with its epilogue in NHWC, fp32, sums in registers, in C (direct.c; docs/engines/cpu.md).
+
+for some pixels and a tile of output channels:    sums = bias
+for every tap and input channel:              sums[pixel, 0:tile] += x[pixel] · weight[tap, channel, 0:tile]
+y = activation(sums + residual)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.cpu.tiles import ACTIVATIONS, in_tiles, taken
+from convoy.engines.host_compiler import lanes, library
+from convoy.engines.roofline import Work, estimate_us
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+SOURCE: Final = Path(__file__).with_name("direct.c")
+FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+
+PIXELS: Final = 6
+"""Pixels of a block at most: AVX-512 and NEON have 32 registers (24 sums, 4 weights, a value), AVX2 has 16 (12, 2 and one)."""
+
+MOST_LANES: Final = 16
+
+PART_BYTES: Final = 128 << 10
+"""Of a tile's weights that are in use at a time: an eighth of a second cache of 1 MB, for the part that follows is fetched
+meanwhile, and inputs and sums want room too."""
+
+BAND_BLOCKS: Final = 14
+"""A band of so many blocks reads its weights seldom enough, and its inputs stay in the second cache from tile to tile."""
+
+UNITS_A_THREAD: Final = 2
+"""With fewer bands than so many for each thread, threads share the tiles instead: each weight is then read once."""
+
+_CONVOLUTION: Final = (
+    "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q",
+)  # fmt: skip
+_REST: Final = ("activation", "residual", "bands", "groups", "part_r", "part_c", "threads", "slot_floats")
+
+
+class _Sizes(ctypes.Structure):
+    """`Sizes` of direct.c."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, *_REST))
+
+
+def tile() -> int:
+    """Output channels of a tile."""
+    return vectors() * lanes()
+
+
+def vectors() -> int:
+    """Registers of a tile: with `PIXELS` times as many sums, the weights and an input value, they fill the processor's."""
+    return 4 if lanes() == MOST_LANES or platform.machine() in ("aarch64", "arm64") else 2
+
+
+def compiled() -> ctypes.CDLL:
+    """The compiled kernel; raises CompileError where it cannot be had."""
+    return library(SOURCE, (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}"), CpuDirect.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a problem is cut.
+
+    Attributes:
+        bands: of the blocks of an image.
+        groups: of the tiles of output channels.
+        part_r: filter rows of a part of a tile's weights.
+        part_c: input channels of it.
+        slot_floats: sums that a thread keeps from part to part.
+    """
+
+    bands: int
+    groups: int
+    part_r: int
+    part_c: int
+    slot_floats: int
+
+    @staticmethod
+    def of(problem: ConvProblem, threads: int) -> Division:
+        """Bands where there are enough of them for all threads; else each thread has its own tiles."""
+        blocks, tiles = -(-problem.p * problem.q // PIXELS), -(-problem.k // tile())
+        bands, groups = -(-blocks // BAND_BLOCKS), 1
+        images = max(1, problem.n)
+        if images * bands < UNITS_A_THREAD * threads and threads > 1:
+            groups = min(tiles, threads)
+            bands = min(blocks, -(-threads // (images * groups)))
+        row = problem.s * problem.c * tile() * 4
+        part_r, part_c = max(1, min(problem.r, PART_BYTES // row)), problem.c
+        if problem.r * problem.s == 1:
+            part_c = min(problem.c, PART_BYTES // (tile() * 4))
+        whole = part_r == problem.r and part_c == problem.c
+        held = 0 if whole else -(-blocks // bands) * PIXELS * tile()
+        return Division(bands, groups, part_r, part_c, held)
+
+
+class _Convolution(Executable):
+    """One call of the library."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        threads = torch.get_num_threads()
+        division = Division.of(problem, threads)
+        self.workspace_bytes = 4 * threads * division.slot_floats
+        self._problem = problem
+        self._sizes = _Sizes(
+            **{name: getattr(problem, name) for name in _CONVOLUTION},
+            **asdict(division),
+            activation=ACTIVATIONS.index(problem.epilogue.activation),
+            residual=problem.epilogue.residual,
+            threads=threads,
+        )
+        self._run = compiled().convoy_direct
+        self._run.argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 7]
+        self._run.restype = None
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Weight and bias in tiles, and the zeros of a filter row."""
+        return *in_tiles(self._problem, constants, tile()), constants[0].new_zeros(self._problem.s * self._problem.c)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Multiply, add, activate."""
+        if not self._problem.n:
+            return
+        weight, bias, zeros = buffers.constants
+        y = buffers.results[0]
+        assert y is not None
+        self._run(
+            self._sizes,
+            buffers.args[0].data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
+            buffers.args[1].data_ptr() if self._problem.epilogue.residual else None,
+            y.data_ptr(),
+            zeros.data_ptr(),
+            workspace.data_ptr() if workspace is not None else None,
+        )
+
+
+class CpuDirect(Engine):
+    """fp32 convolutions in nhwc on a CPU."""
+
+    id = "cpu.direct"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6."""
+        return taken(problem, target)
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """Sums that wait from one part of the weights to the next."""
+        assert isinstance(problem, ConvProblem)
+        threads = torch.get_num_threads()
+        return 4 * threads * Division.of(problem, threads).slot_floats
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """The multiplications, and each tensor once."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(Work(problem.flops, problem.bytes_min, 1), target)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """The library is compiled once for all problems."""
+        assert isinstance(problem, ConvProblem)
+        return _Convolution(problem)
+
+
+ENGINE = CpuDirect()

@@ -1,0 +1,60 @@
+"""What convolutions in C share: the problems that they take, and weights in tiles of output channels side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from convoy.engines.conditions import plain_convolution
+from convoy.engines.host_compiler import compiler_support
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+ACTIVATIONS: Final = ("none", "relu", "relu6")
+"""Numbered as in the sources."""
+
+
+def taken(problem: Problem, target: Target, *, pools: bool = False) -> Support:
+    """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6, where there is a compiler.
+
+    Args:
+        problem: anything.
+        target: the device.
+        pools: whether the engine does an epilogue's pooling.
+    """
+    if target.device != "cpu":
+        return Support.no(f"runs on CPUs, got {target.device}")
+    support = plain_convolution(problem, pools=pools)
+    if not support or not isinstance(problem, ConvProblem):
+        return support
+    for name, wanted, given in (
+        ("fp32", "fp32", problem.x_dtype),
+        ("layout nhwc", "nhwc", problem.layout),
+        ("groups = 1", 1, problem.groups),
+    ):
+        if given != wanted:
+            return Support.no(f"needs {name}, got {given}")
+    if problem.epilogue.activation not in ACTIVATIONS:
+        return Support.no(f"has the activations {', '.join(ACTIVATIONS)}, got {problem.epilogue.activation}")
+    return compiler_support()
+
+
+def in_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor], tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight as [tiles, r, s, c, tile] and the bias as [tiles · tile], zero for channels that are not there.
+
+    Args:
+        problem: the convolution.
+        constants: the weight [k, c, r, s], and the bias [k] where it has one.
+        tile: output channels of a tile.
+    """
+    tiles = -(-problem.k // tile)
+    weight = constants[0].detach()
+    padded = weight.new_zeros(tiles * tile, problem.c, problem.r, problem.s)
+    padded[: problem.k] = weight
+    bias = weight.new_zeros(tiles * tile)
+    if problem.epilogue.bias:
+        bias[: problem.k] = constants[1].detach()
+    return padded.view(tiles, tile, problem.c, problem.r, problem.s).permute(0, 3, 4, 2, 1).contiguous(), bias

@@ -1,0 +1,158 @@
+"""cpu.direct: exact on integers however a problem is cut, within its buffers, and the same bits for any number of threads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from convoy.engines import host_compiler
+from convoy.engines.base import Buffers
+from convoy.engines.cpu import direct
+from convoy.engines.cpu.direct import ENGINE, PIXELS, Division, tile
+from convoy.measurement.accuracy import judge, make_data
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Knobs
+from convoy.target import Target
+
+CPU = detect_target("cpu")
+pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
+
+RELU = Epilogue(True, activation="relu")
+BASE = ConvProblem(2, 20, 11, 9, 70, 3, 3, 1, 1, layout="nhwc", numerics="strict", epilogue=RELU)
+FULL = Epilogue(bias=True, residual=True, activation="relu6")
+
+SHAPES = {
+    "3x3": BASE,
+    "1x1": replace(BASE, r=1, s=1, pad_h=0, pad_w=0),
+    "1x1 in parts": replace(BASE, r=1, s=1, pad_h=0, pad_w=0, c=1100, h=5),
+    "3x3 in parts": replace(BASE, n=1, c=530, h=7, w=7, k=130),
+    "a filter row larger than a part": replace(BASE, n=1, c=1030, h=4, w=5, k=9),
+    "1x1, stride 2": replace(BASE, r=1, s=1, pad_h=0, pad_w=0, stride_h=2, stride_w=2),
+    "7x7 of three channels": replace(BASE, c=3, h=30, w=29, r=7, s=7, pad_h=3, pad_w=3, stride_h=2, stride_w=2),
+    "dilation": replace(BASE, dilation_h=2, dilation_w=3, pad_h=2, pad_w=3),
+    "padding on both sides of a row": replace(BASE, w=2, s=5, pad_w=4),
+    "padding wider than the image": replace(BASE, h=2, w=3, pad_h=5, pad_w=6),
+    "no padding, uneven strides": replace(BASE, pad_h=0, pad_w=0, stride_h=3, stride_w=2),
+    "one pixel": replace(BASE, h=3, w=3, pad_h=0, pad_w=0),
+    "one channel": replace(BASE, c=1, k=1),
+    "a whole tile": replace(BASE, k=tile()),
+    "every epilogue": replace(BASE, epilogue=FULL),
+    "no epilogue": replace(BASE, epilogue=Epilogue()),
+    "no image": replace(BASE, n=0),
+}
+
+
+def launched(problem: ConvProblem, args: tuple[torch.Tensor, ...], constants: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    executable = ENGINE.build(problem, Knobs(), CPU)
+    assert executable.workspace_bytes == ENGINE.workspace_bytes(problem, Knobs())
+    y = torch.full(problem.y_spec.shape, torch.nan).contiguous(memory_format=torch.channels_last)
+    workspace = torch.full((executable.workspace_bytes,), 255, dtype=torch.uint8)
+    executable.launch(Buffers(args, [y], executable.pack(constants)), workspace)
+    return y
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_integers_are_exact_however_a_problem_is_cut(shape: str, threads: int) -> None:
+    problem = SHAPES[shape]
+    assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        executable = ENGINE.build(problem, Knobs(), CPU)
+        for kind in ("integer", "normal"):
+            verdict = judge(executable, ENGINE.family, problem, make_data(problem, 3, kind), kind)
+            assert verdict.ok, verdict.reason
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_shapes_in_parts_are_cut_so() -> None:
+    parts = {name: Division.of(problem, 1) for name, problem in SHAPES.items() if problem.n}
+    assert parts["1x1 in parts"].part_c < 1100
+    assert parts["3x3 in parts"].part_r == 1
+    assert parts["a filter row larger than a part"].part_r == 1
+    assert parts["3x3"] == Division(bands=2, groups=1, part_r=3, part_c=20, slot_floats=0)
+
+
+@pytest.mark.parametrize("pixels", range(1, 2 * PIXELS + 2))
+def test_any_number_of_pixels(pixels: int) -> None:
+    problem = replace(BASE, n=1, h=1, w=pixels, c=5, k=3)
+    verdict = judge(
+        ENGINE.build(problem, Knobs(), CPU), ENGINE.family, problem, make_data(problem, 4, "integer"), "integer"
+    )
+    assert verdict.ok, verdict.reason
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5, 16])
+def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    problem = replace(SHAPES["3x3 in parts"], epilogue=FULL)
+    data = make_data(problem, 5)
+    before = torch.get_num_threads()
+    alone = launched(problem, data.args, data.constants)
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(launched(problem, data.args, data.constants), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_program_built_for_fewer_threads_than_there_are_now_stays_in_its_workspace() -> None:
+    problem, before = SHAPES["1x1 in parts"], torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        executable = ENGINE.build(problem, Knobs(), CPU)
+        torch.set_num_threads(4)
+        assert judge(executable, ENGINE.family, problem, make_data(problem, 6, "integer"), "integer").ok
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "relu6"])
+def test_what_is_not_finite_goes_where_pytorch_lets_it_go(activation: str) -> None:
+    problem = replace(BASE, c=2, r=1, s=1, pad_h=0, pad_w=0, epilogue=Epilogue(activation=activation))
+    x = torch.ones(2, 2, 11, 9).contiguous(memory_format=torch.channels_last)
+    x[0, 0, 0, 0], x[0, 1, 3, 4], x[1, 0, 5, 5] = torch.nan, torch.inf, -torch.inf
+    weight = torch.ones(70, 2, 1, 1)
+    y = torch.conv2d(x, weight)
+    expected = {"none": y, "relu": torch.relu(y), "relu6": torch.nn.functional.relu6(y)}[activation]
+    torch.testing.assert_close(launched(problem, (x,), (weight,)), expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_threads_share_tiles_where_there_are_few_pixels() -> None:
+    deep = replace(BASE, n=1, c=512, h=7, w=7, k=512)
+    assert (Division.of(deep, 4).bands, Division.of(deep, 4).groups) == (1, 4)
+    wide = replace(BASE, n=1, c=64, h=56, w=56, k=64)
+    assert Division.of(wide, 2).groups == 1
+    assert Division.of(wide, 2).bands == -(-56 * 56 // (PIXELS * direct.BAND_BLOCKS))
+    few = replace(BASE, n=1, c=8, h=20, w=20, k=tile())
+    division = Division.of(few, 16)
+    assert division.groups == 1
+    assert division.bands == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layout": "nchw"}, "needs layout nhwc"),
+        ({"groups": 2}, "needs groups = 1"),
+        ({"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics": "as_torch"}, "needs fp32"),
+        ({"direction": "dgrad", "epilogue": Epilogue()}, "computes fprop"),
+        ({"epilogue": Epilogue(activation="silu")}, "has the activations none, relu, relu6"),
+    ],
+    ids=["layout", "groups", "dtype", "direction", "activation"],
+)
+def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: str) -> None:
+    support = ENGINE.supports(replace(BASE, **change), CPU)
+    assert not support
+    assert reason in support.reason
+    assert "runs on CPUs" in ENGINE.supports(BASE, Target("cuda", "GPU", "sm_90", 1, 1, 1)).reason
+
+
+def test_the_sizes_are_those_of_the_source() -> None:
+    struct = re.search(r"typedef struct \{([^}]*)\} Sizes;", direct.SOURCE.read_text())
+    assert struct is not None
+    assert re.findall(r"(?:int64_t|,) (\w+)", struct[1]) == [name for name, _ in direct._Sizes._fields_]

@@ -7,7 +7,12 @@
 
 #define WORTH_A_THREAD 65536 /* bytes that a thread must get for its start to be worth it */
 
-void convoy_concat(int64_t rows, int64_t pieces, const int64_t *bytes, const char *const *from, char *to, int64_t threads) {
+/* The whole problem: the pieces and what they make. Settings: rows, pieces, threads, and the bytes of each piece in a row. */
+void convoy_concat(const int64_t *settings, void *const *tensors) {
+    int64_t rows = settings[0], pieces = settings[1], threads = settings[2];
+    const int64_t *bytes = settings + 3;
+    const char *const *from = (const char *const *)tensors;
+    char *to = tensors[pieces];
     int64_t whole = 0;
     for (int64_t i = 0; i < pieces; i++) whole += bytes[i];
     int64_t wanted = rows * whole / WORTH_A_THREAD;

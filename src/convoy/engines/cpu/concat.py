@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Executable
+from convoy.engines.base import Executable, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.piece import CpuPiece
 from convoy.engines.host_compiler import library
 from convoy.engines.piece import read
@@ -31,30 +32,21 @@ def concatenation_of(problem: SubgraphProblem) -> tuple[list[TensorSpec], list[i
     return [graph.values[name].spec for name in names], [graph.inputs.index(name) for name in names]
 
 
-class _Concatenation(Executable):
+class _Concatenation(NativeExecutable):
     def __init__(self, specs: list[TensorSpec], order: list[int], layout: str) -> None:
         n, _, h, w = specs[0].shape
+        rows = n * h * w if layout == "nhwc" else n
+        settings = (rows, len(specs), torch.get_num_threads(), *(spec.size_bytes // max(1, rows) for spec in specs))
         self._order = order
-        self._rows = n * h * w if layout == "nhwc" else n
-        count = len(specs)
-        self._bytes = (ctypes.c_int64 * count)(*(spec.size_bytes // max(1, self._rows) for spec in specs))
-        self._from = ctypes.c_void_p * count
+        self._settings = (ctypes.c_int64 * len(settings))(*settings)
         self._empty = not any(spec.elements for spec in specs)
-        self._threads = torch.get_num_threads()
-        self._run = library(SOURCE, FLAGS, ConcatCpu.id).convoy_concat
-        self._run.argtypes = [
-            ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
-        ]  # fmt: skip
-        self._run.restype = None
+        self.call = bound_call(library(SOURCE, FLAGS, ConcatCpu.id), "convoy_concat")
 
-    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One call."""
-        del workspace
-        (y,) = buffers.results
-        assert y is not None
-        if not self._empty:
-            given = self._from(*(buffers.args[index].data_ptr() for index in self._order))
-            self._run(self._rows, len(self._order), self._bytes, given, y.data_ptr(), self._threads)
+    def native(self, constants: Packed) -> Native | None:
+        """Copy."""
+        del constants
+        tensors = (*(("arg", index) for index in self._order), ("result", 0))
+        return None if self._empty else Native(self._settings, tensors)
 
 
 class ConcatCpu(CpuPiece):

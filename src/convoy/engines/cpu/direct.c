@@ -157,10 +157,11 @@ static void add_part(Work *u, int64_t first_block, int64_t last_block, int64_t b
     }
 }
 
-/* The whole problem. `bias` is padded to whole tiles; `zeros` are as many as a filter row has values; `workspace` has `threads`
- * slots of `slot_floats`. */
-void convoy_direct(const Sizes *z, const float *x, const float *weight, const float *bias, const float *residual, float *y,
-                   const float *zeros, float *workspace) {
+/* The whole problem: x, weight, bias (padded to whole tiles), residual or NULL, y, as many zeros as a filter row has values, and
+ * `threads` slots of `slot_floats` or NULL. */
+void convoy_direct(const Sizes *z, void *const *tensors) {
+    const float *x = tensors[0], *weight = tensors[1], *bias = tensors[2], *residual = tensors[3], *zeros = tensors[5];
+    float *y = tensors[4], *workspace = tensors[6];
     int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), tiles = up(z->k, TILE);
     int64_t units = z->n * z->bands * z->groups;
 #pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))

@@ -16,7 +16,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.base import Engine, Executable, Knobs, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.tiles import ACTIVATIONS, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
@@ -105,7 +106,7 @@ class Division:
         return Division(bands, groups, part_r, part_c, held)
 
 
-class _Convolution(Executable):
+class _Convolution(NativeExecutable):
     """One call of the library."""
 
     def __init__(self, problem: ConvProblem) -> None:
@@ -120,31 +121,20 @@ class _Convolution(Executable):
             residual=problem.epilogue.residual,
             threads=threads,
         )
-        self._run = compiled().convoy_direct
-        self._run.argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 7]
-        self._run.restype = None
+        self.call = bound_call(compiled(), "convoy_direct")
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weight and bias in tiles, and the zeros of a filter row."""
         return *in_tiles(self._problem, constants, tile()), constants[0].new_zeros(self._problem.s * self._problem.c)
 
-    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+    def native(self, constants: Packed) -> Native | None:
         """Multiply, add, activate."""
         if not self._problem.n:
-            return
-        weight, bias, zeros = buffers.constants
-        y = buffers.results[0]
-        assert y is not None
-        self._run(
-            self._sizes,
-            buffers.args[0].data_ptr(),
-            weight.data_ptr(),
-            bias.data_ptr(),
-            buffers.args[1].data_ptr() if self._problem.epilogue.residual else None,
-            y.data_ptr(),
-            zeros.data_ptr(),
-            workspace.data_ptr() if workspace is not None else None,
-        )
+            return None
+        weight, bias, zeros = constants
+        residual = ("arg", 1) if self._problem.epilogue.residual else None
+        workspace = ("workspace", 0) if self.workspace_bytes else None
+        return Native(self._sizes, (("arg", 0), weight, bias, residual, ("result", 0), zeros, workspace))
 
 
 class CpuDirect(Engine):

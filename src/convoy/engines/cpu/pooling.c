@@ -63,7 +63,10 @@ INLINE void unit(const Sizes *s, const float *x, float *y, int64_t row, int64_t 
     }
 }
 
-void convoy_pooling(const Sizes *s, const float *x, float *y) {
+/* The whole problem: x and y. */
+void convoy_pooling(const Sizes *s, void *const *tensors) {
+    const float *x = tensors[0];
+    float *y = tensors[1];
     int64_t rows = s->n * s->y_h, blocks = (s->c + s->block_c - 1) / s->block_c;
     int64_t wanted = s->n * s->c * s->h * s->w / WORTH_A_THREAD;
     int threads = (int)most(1, least(s->threads, wanted));

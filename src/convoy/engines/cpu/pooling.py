@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Executable
+from convoy.engines.base import Executable, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.piece import CpuPiece
 from convoy.engines.host_compiler import library
 from convoy.engines.piece import pooling_of
@@ -43,7 +44,7 @@ def channels_of_block(c: int, w: int) -> int:
     return max(LINE, min(-(-c // LINE), BLOCK_FLOATS // (LINE * max(1, min(w, WIDEST)))) * LINE)
 
 
-class _Pooling(Executable):
+class _Pooling(NativeExecutable):
     def __init__(self, pool: Pool, spec: TensorSpec) -> None:
         n, c, h, w = spec.shape
         self._empty = spec.elements == 0
@@ -53,17 +54,12 @@ class _Pooling(Executable):
             n=n, c=c, h=h, w=w, y_h=y_h, y_w=y_w, average=pool.kind == "avg", **window,
             block_c=channels_of_block(c, w), threads=torch.get_num_threads(),
         )  # fmt: skip
-        self._run = library(SOURCE, FLAGS, PoolingCpu.id).convoy_pooling
-        self._run.argtypes = [ctypes.POINTER(_Sizes), ctypes.c_void_p, ctypes.c_void_p]
-        self._run.restype = None
+        self.call = bound_call(library(SOURCE, FLAGS, PoolingCpu.id), "convoy_pooling")
 
-    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One call."""
-        del workspace
-        (y,) = buffers.results
-        assert y is not None
-        if not self._empty:
-            self._run(self._sizes, buffers.args[0].data_ptr(), y.data_ptr())
+    def native(self, constants: Packed) -> Native | None:
+        """Rows, then columns."""
+        del constants
+        return None if self._empty else Native(self._sizes, (("arg", 0), ("result", 0)))
 
 
 class PoolingCpu(CpuPiece):

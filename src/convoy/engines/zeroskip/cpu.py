@@ -19,7 +19,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.base import Engine, Executable, Knobs, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.tiles import ACTIVATIONS, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
@@ -142,7 +143,7 @@ def _registers(channels: int) -> int:
     return 4 if channels > 2 * lanes() else 2 if channels > lanes() else 1
 
 
-class _Convolution(Executable):
+class _Convolution(NativeExecutable):
     """One call of the library."""
 
     def __init__(self, problem: ConvProblem, knobs: Knobs) -> None:
@@ -151,30 +152,20 @@ class _Convolution(Executable):
         self.workspace_bytes = division.threads * division.slot_bytes
         self._sizes, self._dense = (_sizes(problem, division, share) for share in _shares(problem, division, knobs))
         self._tile = VECTORS * lanes()
-        self._run = compiled().convoy_zeroskip
-        self._run.argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 6]
-        self._run.restype = None
+        self.call = bound_call(compiled(), "convoy_zeroskip")
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """Weight and bias in tiles, and whether zeros may be skipped."""
         return *in_tiles(self._problem, constants, self._tile), bool(torch.isfinite(constants[0]).all())
 
-    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+    def native(self, constants: Packed) -> Native | None:
         """Count, list, multiply, add, activate, pool."""
         if not self._problem.n:
-            return
-        weight, bias, finite = buffers.constants
-        y = buffers.results[0]
-        assert y is not None
-        self._run(
-            self._sizes if finite else self._dense,
-            buffers.args[0].data_ptr(),
-            weight.data_ptr(),
-            bias.data_ptr(),
-            buffers.args[1].data_ptr() if self._problem.epilogue.residual else None,
-            y.data_ptr(),
-            workspace.data_ptr() if workspace is not None else None,
-        )
+            return None
+        weight, bias, finite = constants
+        residual = ("arg", 1) if self._problem.epilogue.residual else None
+        tensors = (("arg", 0), weight, bias, residual, ("result", 0), ("workspace", 0))
+        return Native(self._sizes if finite else self._dense, tensors)
 
 
 def _shares(problem: ConvProblem, division: Division, knobs: Knobs) -> tuple[float, float]:

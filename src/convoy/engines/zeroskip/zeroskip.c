@@ -309,9 +309,11 @@ static void run_unit(Unit *u, const float *weight, const float *bias, const floa
     }
 }
 
-/* The whole problem. `bias` is padded to whole tiles; `workspace` has `threads` slots. */
-void convoy_zeroskip(const Sizes *z, const float *x, const float *weight, const float *bias, const float *residual, float *y,
-                     char *workspace) {
+/* The whole problem: x, weight, bias (padded to whole tiles), residual or NULL, y, and `threads` slots. */
+void convoy_zeroskip(const Sizes *z, void *const *tensors) {
+    const float *x = tensors[0], *weight = tensors[1], *bias = tensors[2], *residual = tensors[3];
+    float *y = tensors[4];
+    char *workspace = tensors[5];
     int64_t bands = up(z->y_h, z->band), tiles = up(z->k, TILE), groups = up(tiles, z->tiles_a_unit);
     int64_t units = z->n * bands * groups;
 #pragma omp parallel for schedule(dynamic, 1) num_threads((int)least(z->threads, units))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import sanitized
 import torch
 
 from convoy.engines import host_compiler
@@ -150,6 +152,40 @@ def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: s
     assert not support
     assert reason in support.reason
     assert "runs on CPUs" in ENGINE.supports(BASE, Target("cuda", "GPU", "sm_90", 1, 1, 1)).reason
+
+
+MAIN = """
+#include <stdlib.h>
+int main(void) {
+    for (int64_t c = 1; c < 40; c += 19)
+        for (int64_t w = 1; w < 30; w = 2 * w + 3)
+            for (int64_t side = 1; side <= 5; side += 2)
+                for (int64_t stride = 1; stride <= 2; stride++)
+                    for (int64_t part = 1; part <= c; part += 18) {
+                        int64_t h = 6, k = 3 * TILE / 2, pad = side / 2 + 1, part_r = part < c && side > 1 ? 1 : side;
+                        int64_t p = (h + 2 * pad - side) / stride + 1, q = (w + 2 * pad - side) / stride + 1;
+                        int64_t blocks = up(p * q, PIXELS), bands = blocks > 2 ? 3 : 1, slot = up(blocks, bands) * PIXELS * TILE;
+                        Sizes z = {2, c, h, w, k, side, side, pad, pad, stride, stride, 1, 1, p, q, RELU, 1,
+                                   bands, 2, part_r, side > 1 ? c : part, 1, slot};
+                        float *x = calloc(2 * c * h * w, 4), *weight = calloc(2 * TILE * side * side * c, 4);
+                        float *bias = calloc(2 * TILE, 4), *residual = calloc(2 * k * p * q, 4), *y = calloc(2 * k * p * q, 4);
+                        float *zeros = calloc(side * c, 4), *workspace = calloc(slot, 4);
+                        convoy_direct(&z, (void *const[]){x, weight, bias, residual, y + MISSING, zeros, workspace});
+                        free(x), free(weight), free(bias), free(residual), free(y), free(zeros), free(workspace);
+                    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
+    """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
+    source = direct.SOURCE.read_text(encoding="utf-8") + MAIN
+    flags = (f"-DLANES={lanes}", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
+    done = sanitized.run(tmp_path, source, *flags)
+    assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_the_sizes_are_those_of_the_source() -> None:

@@ -1,0 +1,63 @@
+"""Launches that need no Python: a C function that is told its settings and where its tensors lie.
+
+    void call(const void *settings, void *const *tensors)
+
+All kernels in C of this package have that form, so that a program on a CPU can go through a chain of them in one call
+(`convoy.program.chained`). A launch through Python by itself makes the same call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+
+Operand = tuple[Literal["arg", "result", "workspace"], int] | torch.Tensor | None
+"""Where a pointer comes from: a launch's buffers, by kind and number; a tensor that stays; or nowhere (NULL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """One launch, but for its buffers.
+
+    Attributes:
+        settings: what the function is given first.
+        tensors: where its pointers come from, in order.
+    """
+
+    settings: ctypes.Structure | ctypes.Array[ctypes.c_int64]
+    tensors: tuple[Operand, ...]
+
+
+class NativeExecutable(Executable):
+    """An executable that is one such function."""
+
+    call: ctypes._CFuncPtr  # pyright: ignore[reportPrivateUsage]
+    """The function; `bound_call` gives it its form."""
+
+    @abstractmethod
+    def native(self, constants: Packed) -> Native | None:
+        """The launch with these packed constants; None where there is nothing to do."""
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One call."""
+        native = self.native(buffers.constants)
+        if native is None:
+            return
+        sources = {"arg": buffers.args, "result": buffers.results, "workspace": (workspace,)}
+        given = [sources[kind[0]][kind[1]] if isinstance(kind, tuple) else kind for kind in native.tensors]
+        pointers = (ctypes.c_void_p * len(given))(*(None if tensor is None else tensor.data_ptr() for tensor in given))
+        self.call(ctypes.byref(native.settings), pointers)
+
+
+def bound_call(library: ctypes.CDLL, name: str) -> ctypes._CFuncPtr:  # pyright: ignore[reportPrivateUsage]
+    """A function of a library, in that form."""
+    function = library[name]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    function.restype = None
+    return function

@@ -1,0 +1,29 @@
+"""Runs a C source with a `main` under the compiler's own sanitizers. Not a test module."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from convoy.engines import host_compiler
+
+FLAGS = ("-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def run(folder: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """What the program did; the test is skipped where the compiler has no sanitizers, and fails where it refuses the source."""
+    built = _compile(folder / "kernel", source, *flags)
+    if built.returncode:
+        if _compile(folder / "nothing", "int main(void) { return 0; }").returncode:
+            pytest.skip("the compiler has no sanitizers")
+        pytest.fail(built.stderr)
+    return subprocess.run([folder / "kernel"], capture_output=True, text=True, check=False, timeout=120)
+
+
+def _compile(program: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    text = program.with_suffix(".c")
+    text.write_text(source, encoding="utf-8")
+    command = [host_compiler.compiler(), *FLAGS, *flags, str(text), "-o", str(program)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -95,6 +95,9 @@ SLICING: Final = frozenset(
 """Engines whose executables write a result into channels of a larger tensor where they are asked to
 (`Executable.accept_slice`): what selection may count on where a concatenation follows."""
 
+NATIVE: Final = frozenset({"cpu.concat", "cpu.direct", "cpu.pooling", "zeroskip.cpu"})
+"""Engines whose launches need no Python (`convoy.engines.cpu.native`): a program on a CPU has chains of them, each one call."""
+
 MERGING: Final = "triton.merged"
 """Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""
 

@@ -13,6 +13,7 @@ from convoy.errors import InputError, SelectionError
 from convoy.graph.ir import Graph
 from convoy.graph.text import digest
 from convoy.measurement import SearchResult
+from convoy.pipeline.launches import as_measured, priced
 from convoy.pipeline.offers import selection_problem
 from convoy.pipeline.stages import Net
 from convoy.plan import Plan, serial
@@ -61,20 +62,22 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     """
     problem = on_offer(net, found, settings)
     notes = _steadiness(net, found, problem) if settings.deterministic else []
-    chosen = solve(problem, _solver_name(settings))
+    device = net.target.device
+    with_launches = priced(problem, device)
+    chosen = solve(with_launches, _solver_name(settings))
     strategies: dict[str, float] = {}
     engines = sorted(
         {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
     )
     for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
         try:
-            other = solve(problem, name)
+            other = solve(with_launches, name)
         except SelectionError as error:
             notes.append(f"strategy {name} is not possible: {error}")
         else:
             strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
     strategies[chosen.solver] = chosen.total_us
-    return Choice(problem, chosen, strategies, notes)
+    return Choice(problem, as_measured(chosen, problem, device), strategies, notes)
 
 
 def _steadiness(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:

@@ -15,6 +15,12 @@ from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bind import Bound, BoundStep
 from convoy.program.placement import Place
 
+Slots = list[torch.Tensor | None]
+"""A run's values, by slot; None before they are made and after their last use."""
+
+Allocate = Callable[[Slots], Slots]
+"""From the slots to one launch's results."""
+
 
 class Follower(Protocol):
     """Told of every launch of a program while it runs, such as what sends gradients away as they are made."""
@@ -59,10 +65,7 @@ class EagerProgram:
         slots.extend(self._blank)
         workspace = self._workspace()
         for index, (step, allocate) in enumerate(self._steps):
-            buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
-            step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
-            for slot, result in zip(step.results, buffers.results, strict=True):
-                slots[slot] = result
+            run_step(step, allocate, slots, workspace)
             if follower is not None:
                 follower.after(index, slots)
             for slot in step.frees:
@@ -90,6 +93,14 @@ class EagerProgram:
         return workspace
 
 
+def run_step(step: BoundStep, allocate: Allocate, slots: Slots, workspace: torch.Tensor | None) -> None:
+    """One launch: its results are in their slots afterwards."""
+    buffers = Buffers(tuple([slots[i] for i in step.args]), allocate(slots), step.constants)  # type: ignore[misc]
+    step.executable.launch(buffers, workspace if step.executable.workspace_bytes else None)
+    for slot, result in zip(step.results, buffers.results, strict=True):
+        slots[slot] = result
+
+
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """The tensor itself where it has the memory format wanted, a copy where it has another."""
     if layout == ANY_LAYOUT:
@@ -105,9 +116,7 @@ def empty(spec: TensorSpec, layout: str, device: torch.device) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=memory_format)
 
 
-def _allocator(
-    bound: BoundStep, device: torch.device
-) -> Callable[[list[torch.Tensor | None]], list[torch.Tensor | None]]:
+def _allocator(bound: BoundStep, device: torch.device) -> Allocate:
     """From the slots to one launch's results: new tensors, places in larger ones, Nones where the executable brings its own."""
     layout, specs, places = bound.step.layout, bound.specs, bound.places
     if places:

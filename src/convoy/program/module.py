@@ -19,6 +19,7 @@ from convoy.measurement.ahead import Ahead
 from convoy.measurement.heap import keep_freed_memory
 from convoy.plan.plan import Plan
 from convoy.program.bind import PackedSteps, Regions, bind
+from convoy.program.chained import ChainedProgram
 from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
 from convoy.settings import Settings
@@ -98,7 +99,7 @@ def build_program(
         else:
             if settings.keep_freed_memory:
                 keep_freed_memory()
-            runnable = EagerProgram(bound, device)
+            runnable = ChainedProgram(bound, device)
     return Program(plan, captured, runnable, bound.resident_bytes)
 
 

@@ -1,0 +1,49 @@
+"""What a launch costs beside its own time on a CPU: counted while choosing, left out of what is shown of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from convoy.engines.manifest import NATIVE
+from convoy.problem import EngineConfig
+from convoy.selection import Selection, SelectionProblem
+
+INTERPRETED_US: Final = 100.0
+"""Of a launch that goes through Python, more than in a benchmark's loop: code and objects come from the last cache or from
+memory, and so does a result in new memory. ResNet-50 at batch 1 took 53.1 ms with 64 such launches, and 44.3 with 42 of them in
+chains (two cores of an EPYC 9004)."""
+
+
+def launch_us(config: EngineConfig, device: str) -> float:
+    """Microseconds of a config's launch beside its own time: on a GPU they lie in one graph."""
+    return INTERPRETED_US if device == "cpu" and config.engine not in NATIVE else 0.0
+
+
+def priced(problem: SelectionProblem, device: str) -> SelectionProblem:
+    """A problem with what launches cost in every time, for the solvers."""
+    if device != "cpu":
+        return problem
+    candidates = tuple(replace(c, median_us=c.median_us + launch_us(c.config, device)) for c in problem.candidates)
+    copies = {
+        name: time_us + launch_us(problem.copies[name].config, device) for name, time_us in problem.convert_us.items()
+    }
+    return replace(problem, candidates=candidates, convert_us=copies)
+
+
+def as_measured(selection: Selection, problem: SelectionProblem, device: str) -> Selection:
+    """A choice among priced candidates, each with its own time again; totals keep what launches cost.
+
+    Args:
+        selection: of the priced problem.
+        problem: the problem without prices.
+        device: where it runs.
+    """
+    if device != "cpu":
+        return selection
+    own = {(c.region, c.problem, c.config): c for c in reversed(problem.candidates)}
+    chosen = tuple(own[c.region, c.problem, c.config] for c in selection.chosen)
+    conversions = tuple(
+        replace(c, median_us=problem.convert_us[c.value, c.source, c.layout]) for c in selection.conversions
+    )
+    return replace(selection, chosen=chosen, conversions=conversions)

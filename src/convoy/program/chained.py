@@ -1,0 +1,253 @@
+"""ChainedProgram: on a CPU, launches that need no Python go in chains, each one call (chain.c).
+
+Between two launches Python costs little in a benchmark's loop, and much in a net: the layers' weights and activations have thrown
+its code and objects out of the caches. Values that only a chain's own launches see lie in one buffer a thread, where they share
+memory as their lifetimes allow; what goes in and out are tensors, as everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from convoy.engines.cpu.native import Native, NativeExecutable
+from convoy.engines.host_compiler import library
+from convoy.problem import TensorSpec
+from convoy.program.bind import Bound, BoundStep
+from convoy.program.eager import EagerProgram, Follower, Slots, empty, in_layout, run_step
+from convoy.program.lifetimes import users
+from convoy.schedule import plan_memory
+
+SOURCE: Final = Path(__file__).with_name("chain.c")
+FLAGS: Final = ("-std=gnu11", "-O2")
+
+MOST_TENSORS: Final = 64
+"""Of a launch, as in chain.c."""
+
+LEAST: Final = 2
+"""Launches of a chain: one alone gains nothing."""
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = (("fixed", ctypes.c_void_p), ("slot", ctypes.c_int64))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("call", ctypes.c_void_p),
+        ("settings", ctypes.c_void_p),
+        ("operands", ctypes.POINTER(_Operand)),
+        ("count", ctypes.c_int64),
+    )
+
+
+@cache
+def _driver() -> Any:
+    function = library(SOURCE, FLAGS, "chain").convoy_chain
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    function.restype = None
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What `plan_memory` asks of a launch."""
+
+    args: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Launches that follow each other, ready to be called.
+
+    Attributes:
+        launches: what chain.c reads.
+        count: of them.
+        args: (place, slot) of the values that come from outside.
+        results: (place, slot, spec, memory format) of those that go out.
+        inner: (place, offset) of those that stay, in the buffer.
+        places: of `slots` in chain.c; the last is the workspace's.
+        arena_bytes: of the buffer that inner values take.
+        frees: slots from outside whose last use this is.
+        keeps: what the launches point to.
+    """
+
+    launches: ctypes.Array[_Launch]
+    count: int
+    args: tuple[tuple[int, int], ...]
+    results: tuple[tuple[int, int, TensorSpec, str], ...]
+    inner: tuple[tuple[int, int], ...]
+    places: int
+    arena_bytes: int
+    frees: tuple[int, ...]
+    keeps: list[object] = field(default_factory=list[object])
+
+    @staticmethod
+    def of(steps: Sequence[tuple[BoundStep, Native]], seen_outside: set[int]) -> Chain:
+        """A chain of launches.
+
+        Args:
+            steps: bound steps with their native launches, in order.
+            seen_outside: slots that others read or write, and the program's outputs.
+        """
+        made = [slot for step, _ in steps for slot in step.results]
+        inner = [slot for slot in made if slot not in seen_outside]
+        outer = dict.fromkeys(slot for step, _ in steps for slot in step.args if slot not in made)
+        at = {slot: place for place, slot in enumerate((*outer, *made))}
+        arena = _arena([step for step, _ in steps], set(inner))
+        keeps: list[object] = []
+        launches = (_Launch * len(steps))(*(_launch(step, native, at, keeps) for step, native in steps))
+        freed = [slot for step, _ in steps for slot in step.frees]
+        return Chain(
+            launches=launches,
+            count=len(steps),
+            args=tuple((at[slot], slot) for slot in outer),
+            results=tuple(
+                (at[slot], slot, spec, step.step.layout)
+                for step, _ in steps
+                for slot, spec in zip(step.results, step.specs, strict=True)
+                if slot in seen_outside
+            ),
+            inner=tuple((at[slot], arena.offsets[str(slot)]) for slot in inner),
+            places=len(at) + 1,
+            arena_bytes=arena.size_bytes,
+            frees=tuple(slot for slot in freed if slot not in inner),
+            keeps=keeps,
+        )
+
+
+def _arena(steps: Sequence[BoundStep], inner: set[int]) -> Any:
+    """Places for the values that stay."""
+    names = [
+        _Names(tuple(str(s) for s in step.args if s in inner), tuple(str(s) for s in step.results if s in inner))
+        for step in steps
+    ]
+    sizes = {str(s): spec.size_bytes for step in steps for s, spec in zip(step.results, step.specs, strict=True)}
+    return plan_memory(names, sizes)
+
+
+def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[object]) -> _Launch:
+    """What chain.c reads of a launch; `keeps` holds what that points to."""
+    operands = (_Operand * len(native.tensors))()
+    for operand, source in zip(operands, native.tensors, strict=True):
+        operand.slot = -1
+        if isinstance(source, torch.Tensor):
+            operand.fixed = source.data_ptr()
+        elif source is not None:
+            kind, number = source
+            slots = {"arg": step.args, "result": step.results}.get(kind)
+            operand.slot = len(at) if slots is None else at[slots[number]]
+    keeps += [native, operands, step.executable]
+    assert isinstance(step.executable, NativeExecutable)
+    call = ctypes.cast(step.executable.call, ctypes.c_void_p)
+    return _Launch(call, ctypes.addressof(native.settings), operands, len(operands))
+
+
+def chains_of(bound: Bound) -> list[BoundStep | Chain]:
+    """A plan's steps, with chains in the place of launches that follow each other and need no Python."""
+    used, found = users(bound.steps), list[BoundStep | Chain]()
+    natives = [_native(step) for step in bound.steps]
+    outputs = set(bound.outputs)
+    for is_native, group in groupby(range(len(bound.steps)), key=lambda i: natives[i] is not None):
+        run = list(group)
+        if not is_native or len(run) < LEAST:
+            found += [bound.steps[i] for i in run]
+            continue
+        outside = {
+            slot for slot, steps in used.items() if slot in outputs or not run[0] <= steps[0] <= steps[-1] <= run[-1]
+        }
+        pairs = [(bound.steps[i], native) for i in run if (native := natives[i]) is not None]
+        found.append(Chain.of(pairs, outside))
+    return found
+
+
+def _native(step: BoundStep) -> Native | None:
+    """A step's launch without Python; None where it has none, or its results lie in larger values."""
+    if not isinstance(step.executable, NativeExecutable) or step.places:
+        return None
+    native = step.executable.native(step.constants)
+    return native if native is not None and len(native.tensors) <= MOST_TENSORS else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A thread's buffer, and for each chain the pointers that it fills."""
+
+    buffer: torch.Tensor
+    pointers: list[ctypes.Array[ctypes.c_void_p]]
+
+
+class ChainedProgram(EagerProgram):
+    """A bound plan on a CPU. Safe to call from several threads at once, each with a buffer of its own, kept from call to call.
+
+    Args:
+        bound: the plan with its executables.
+        device: the CPU.
+    """
+
+    def __init__(self, bound: Bound, device: torch.device) -> None:
+        super().__init__(bound, device)
+        self._single = {id(step): allocate for step, allocate in self._steps}
+        self._items = chains_of(bound)
+        self._chains = [item for item in self._items if isinstance(item, Chain)]
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The chains, in order."""
+        return self._chains
+
+    def __call__(self, inputs: Sequence[torch.Tensor], follower: Follower | None = None) -> list[torch.Tensor]:
+        """Run on inputs of the plan's specs; returns the graph's outputs in order. For a follower every launch is by itself."""
+        if follower is not None or not self._chains:
+            return super().__call__(inputs, follower)
+        slots: Slots = [
+            in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
+        ]
+        slots.extend(self._blank)
+        workspace, room = self._workspace(), self._room()
+        pointers = iter(room.pointers)
+        for item in self._items:
+            if isinstance(item, Chain):
+                self._run_chain(item, next(pointers), slots)
+            else:
+                run_step(item, self._single[id(item)], slots, workspace)
+                for slot in item.frees:
+                    slots[slot] = None
+        return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
+
+    def _run_chain(self, chain: Chain, pointers: ctypes.Array[ctypes.c_void_p], slots: Slots) -> None:
+        for place, slot in chain.args:
+            pointers[place] = slots[slot].data_ptr()  # type: ignore[union-attr]
+        for place, slot, spec, layout in chain.results:
+            made = slots[slot] = empty(spec, layout, self.device)
+            pointers[place] = made.data_ptr()
+        _driver()(chain.launches, chain.count, pointers)
+        for slot in chain.frees:
+            slots[slot] = None
+
+    def _room(self) -> _Room:
+        """This thread's buffer: first what chains keep, one at a time, then the workspace of their launches."""
+        room: _Room | None = getattr(self._local, "room", None)
+        if room is None:
+            arena = max(chain.arena_bytes for chain in self._chains)
+            buffer = torch.empty(arena + self.bound.workspace_bytes, dtype=torch.uint8)
+            start = buffer.data_ptr()
+            room = _Room(buffer, list(self._pointers(start, start + arena)))
+            self._local.room = room
+        return room
+
+    def _pointers(self, arena: int, workspace: int) -> Iterator[ctypes.Array[ctypes.c_void_p]]:
+        for chain in self._chains:
+            pointers = (ctypes.c_void_p * chain.places)()
+            for place, offset in chain.inner:
+                pointers[place] = arena + offset
+            pointers[chain.places - 1] = workspace
+            yield pointers

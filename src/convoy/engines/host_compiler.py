@@ -86,9 +86,17 @@ def threads_flag() -> tuple[str, ...]:
 
 
 @cache
-def library(source: Path, flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
-    """A source of this package, compiled to run on torch's threads and opened; raises CompileError where it cannot be had."""
-    return load_shared(compile_shared(source.read_text(encoding="utf-8"), [*flags, *threads_flag()], engine))
+def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
+    """A source of this package, compiled to run on torch's threads and opened; raises CompileError where it cannot be had.
+
+    Args:
+        source: a file, or several that are one text.
+        flags: what the compiler is given.
+        engine: who asks.
+    """
+    parts = (source,) if isinstance(source, Path) else source
+    text = "".join(part.read_text(encoding="utf-8") for part in parts)
+    return load_shared(compile_shared(text, [*flags, *threads_flag()], engine))
 
 
 @cache

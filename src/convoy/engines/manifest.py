@@ -30,6 +30,7 @@ MANIFEST: Final[dict[str, str]] = {
     "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
     "zeroskip.channels": "convoy.engines.zeroskip.channels",
     "cpu.direct": "convoy.engines.cpu.direct",
+    "cpu.depthwise": "convoy.engines.cpu.depthwise",
     "cpu.pooling": "convoy.engines.cpu.pooling",
     "cpu.concat": "convoy.engines.cpu.concat",
     "pruned.c": "convoy.engines.pruned.c",
@@ -95,7 +96,7 @@ SLICING: Final = frozenset(
 """Engines whose executables write a result into channels of a larger tensor where they are asked to
 (`Executable.accept_slice`): what selection may count on where a concatenation follows."""
 
-NATIVE: Final = frozenset({"cpu.concat", "cpu.direct", "cpu.pooling", "zeroskip.cpu"})
+NATIVE: Final = frozenset({"cpu.concat", "cpu.depthwise", "cpu.direct", "cpu.pooling", "zeroskip.cpu"})
 """Engines whose launches need no Python (`convoy.engines.cpu.native`): a program on a CPU has chains of them, each one call."""
 
 MERGING: Final = "triton.merged"

@@ -1,5 +1,5 @@
 /* LANES, the floats of a vector register, VECTORS, the registers of a tile, and PIXELS, of a block, are given by the compiler's
- * flags.
+ * flags; activated.h stands before this.
  *
  * A dense forward convolution in NHWC, fp32, with bias, residual and activation.
  *
@@ -13,7 +13,6 @@
  *
  * Weights: [tile][r][s][c][TILE], a tile's missing channels zero. The order of a sum depends on the problem alone.
  */
-#include <stdint.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -22,35 +21,11 @@
 #define LINE 16       /* floats of a line of the cache */
 #define SOON (2 * LINE) /* so far ahead of its use an input value is fetched */
 
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t mask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-#define INLINE static inline __attribute__((always_inline))
-
 typedef struct {
     int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, p, q;
     int64_t activation, residual;
     int64_t bands, groups, part_r, part_c, threads, slot_floats;
 } Sizes;
-
-enum { NO_ACTIVATION, RELU, RELU6 };
-
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-INLINE vec all_lanes(float value) {
-    vec zero = {0};
-    return value - zero;
-}
-
-/* NaN stays. */
-INLINE vec activated(vec value, int64_t activation) {
-    if (activation != NO_ACTIVATION) value = (vec)((mask)value & ~(mask)(value < all_lanes(0.0f)));
-    if (activation == RELU6) {
-        mask above = (mask)(value > all_lanes(6.0f));
-        value = (vec)(((mask)all_lanes(6.0f) & above) | ((mask)value & ~above));
-    }
-    return value;
-}
 
 typedef struct {
     const Sizes *z;

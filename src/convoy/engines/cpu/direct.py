@@ -18,7 +18,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, in_tiles, taken
+from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
 from convoy.problem import ConvProblem, Problem
@@ -26,7 +26,6 @@ from convoy.support import Support
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("direct.c")
-FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 
 PIXELS: Final = 6
 """Pixels of a block at most: AVX-512 and NEON have 32 registers (24 sums, 4 weights, a value), AVX2 has 16 (12, 2 and one)."""
@@ -67,7 +66,8 @@ def vectors() -> int:
 
 def compiled() -> ctypes.CDLL:
     """The compiled kernel; raises CompileError where it cannot be had."""
-    return library(SOURCE, (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}"), CpuDirect.id)
+    flags = (*FLAGS, f"-DLANES={lanes()}", f"-DVECTORS={vectors()}", f"-DPIXELS={PIXELS}")
+    return library((VECTORS_H, SOURCE), flags, CpuDirect.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""What convolutions in C share: the problems that they take, and weights in tiles of output channels side by side."""
+"""What convolutions in C share: sources, the problems that they take, and weights in tiles of output channels side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -13,17 +14,23 @@ from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
+FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+
+VECTORS_H: Final = Path(__file__).with_name("activated.h")
+"""What stands before a source that works with vectors."""
+
 ACTIVATIONS: Final = ("none", "relu", "relu6")
 """Numbered as in the sources."""
 
 
-def taken(problem: Problem, target: Target, *, pools: bool = False) -> Support:
-    """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6, where there is a compiler.
+def taken(problem: Problem, target: Target, *, pools: bool = False, depthwise: bool = False) -> Support:
+    """Forward convolutions in fp32 and nhwc, with a residual, ReLU or ReLU6, where there is a compiler.
 
     Args:
         problem: anything.
         target: the device.
         pools: whether the engine does an epilogue's pooling.
+        depthwise: whether it is for one filter a channel; else it takes no groups.
     """
     if target.device != "cpu":
         return Support.no(f"runs on CPUs, got {target.device}")
@@ -33,10 +40,14 @@ def taken(problem: Problem, target: Target, *, pools: bool = False) -> Support:
     for name, wanted, given in (
         ("fp32", "fp32", problem.x_dtype),
         ("layout nhwc", "nhwc", problem.layout),
-        ("groups = 1", 1, problem.groups),
+        ("groups = 1", 1, 1 if depthwise else problem.groups),
     ):
         if given != wanted:
             return Support.no(f"needs {name}, got {given}")
+    if depthwise and not problem.c == problem.k == problem.groups:
+        return Support.no(
+            f"needs one filter a channel, got {problem.c} channels, {problem.k} filters, {problem.groups} groups"
+        )
     if problem.epilogue.activation not in ACTIVATIONS:
         return Support.no(f"has the activations {', '.join(ACTIVATIONS)}, got {problem.epilogue.activation}")
     return compiler_support()

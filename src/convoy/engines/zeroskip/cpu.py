@@ -21,7 +21,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, in_tiles, taken
+from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
 from convoy.engines.zeros import expected
@@ -30,7 +30,6 @@ from convoy.support import Support
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("zeroskip.c")
-FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 
 VECTORS: Final = 4
 """Registers of output channels in a tile, as in zeroskip.c."""

@@ -14,6 +14,7 @@ from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.cpu import direct
 from convoy.engines.cpu.direct import ENGINE, PIXELS, Division, tile
+from convoy.engines.cpu.tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
@@ -182,7 +183,7 @@ int main(void) {
 @pytest.mark.parametrize("lanes", [4, 8])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = direct.SOURCE.read_text(encoding="utf-8") + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, direct.SOURCE)) + MAIN
     flags = (f"-DLANES={lanes}", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
     done = sanitized.run(tmp_path, source, *flags)
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

@@ -1,0 +1,92 @@
+"""cpu.depthwise: a convolution with one filter a channel, its epilogue behind it, in NHWC, fp32, in C (docs/engines/cpu.md)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Engine, Executable, Knobs, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, taken
+from convoy.engines.host_compiler import lanes, library
+from convoy.engines.roofline import Work, estimate_us
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+SOURCE: Final = Path(__file__).with_name("depthwise.c")
+
+MOST_TAPS: Final = 49
+"""Weights that a register of channels has room for beside it, as in depthwise.c."""
+
+_CONVOLUTION: Final = (
+    "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q",
+)  # fmt: skip
+
+
+class _Sizes(ctypes.Structure):
+    """`Sizes` of depthwise.c."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, "activation", "residual", "threads"))
+
+
+class _Depthwise(NativeExecutable):
+    """One call of the library."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self._problem = problem
+        self._sizes = _Sizes(
+            **{name: getattr(problem, name) for name in _CONVOLUTION},
+            activation=ACTIVATIONS.index(problem.epilogue.activation),
+            residual=problem.epilogue.residual,
+            threads=torch.get_num_threads(),
+        )
+        self.call = bound_call(
+            library((VECTORS_H, SOURCE), (*FLAGS, f"-DLANES={lanes()}"), CpuDepthwise.id), "convoy_depthwise"
+        )
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as [r, s, c], and the bias, zero where there is none."""
+        weight = constants[0].detach()
+        bias = constants[1].detach() if self._problem.epilogue.bias else weight.new_zeros(self._problem.c)
+        return weight[:, 0].permute(1, 2, 0).contiguous(), bias.contiguous()
+
+    def native(self, constants: Packed) -> Native | None:
+        """Multiply, add, activate."""
+        if not self._problem.n:
+            return None
+        weight, bias = constants
+        residual = ("arg", 1) if self._problem.epilogue.residual else None
+        return Native(self._sizes, (("arg", 0), weight, bias, residual, ("result", 0)))
+
+
+class CpuDepthwise(Engine):
+    """fp32 depthwise convolutions in nhwc on a CPU."""
+
+    id = "cpu.depthwise"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions with one filter a channel in fp32 and nhwc, with a residual, ReLU or ReLU6."""
+        support = taken(problem, target, depthwise=True)
+        if support and isinstance(problem, ConvProblem) and problem.r * problem.s > MOST_TAPS:
+            return Support.no(f"has filters of at most {MOST_TAPS} values, got {problem.r} x {problem.s}")
+        return support
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """Each tensor once; the multiplications wait for loads, a quarter of what a product does."""
+        assert isinstance(problem, ConvProblem)
+        return estimate_us(Work(4.0 * problem.flops, problem.bytes_min, 1), target)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """The library is compiled once for all problems."""
+        assert isinstance(problem, ConvProblem)
+        return _Depthwise(problem)
+
+
+ENGINE = CpuDepthwise()

@@ -1,0 +1,133 @@
+"""cpu.depthwise: exact on integers at every border, within its buffers, and the same bits for any number of threads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sanitized
+import torch
+
+from convoy.engines import host_compiler
+from convoy.engines.cpu import depthwise
+from convoy.engines.cpu.depthwise import ENGINE
+from convoy.engines.cpu.tiles import VECTORS_H
+from convoy.measurement.accuracy import judge, make_data
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Knobs
+from convoy.target import Target
+
+CPU = detect_target("cpu")
+pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
+
+FULL = Epilogue(bias=True, residual=True, activation="relu6")
+BASE = ConvProblem(
+    2,
+    40,
+    11,
+    9,
+    40,
+    3,
+    3,
+    1,
+    1,
+    groups=40,
+    layout="nhwc",
+    numerics="strict",
+    epilogue=Epilogue(True, activation="relu"),
+)
+
+SHAPES = {
+    "3x3": BASE,
+    "3x3, stride 2": replace(BASE, stride_h=2, stride_w=2),
+    "5x5": replace(BASE, r=5, s=5, pad_h=2, pad_w=2),
+    "7x7": replace(BASE, r=7, s=7, pad_h=3, pad_w=3, h=20, w=21),
+    "1x1": replace(BASE, r=1, s=1, pad_h=0, pad_w=0),
+    "uneven": replace(BASE, r=2, s=5, pad_h=0, pad_w=3, stride_h=3, stride_w=2),
+    "dilation": replace(BASE, dilation_h=2, dilation_w=3, pad_h=2, pad_w=3),
+    "dilation and stride": replace(BASE, dilation_w=2, stride_w=2, pad_w=2, w=12),
+    "narrower than the filter": replace(BASE, w=2, pad_w=2),
+    "padding wider than the image": replace(BASE, h=2, w=3, pad_h=5, pad_w=6),
+    "no padding": replace(BASE, pad_h=0, pad_w=0),
+    "one pixel": replace(BASE, h=3, w=3, pad_h=0, pad_w=0),
+    "fewer channels than a register": replace(BASE, c=3, k=3, groups=3),
+    "a register": replace(BASE, c=16, k=16, groups=16),
+    "every epilogue": replace(BASE, epilogue=FULL),
+    "no epilogue": replace(BASE, epilogue=Epilogue()),
+    "no image": replace(BASE, n=0),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_integers_are_exact_at_every_border(shape: str, threads: int) -> None:
+    problem = SHAPES[shape]
+    assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for kind in ("integer", "normal"):
+            data = make_data(problem, 3, kind)
+            verdict = judge(ENGINE.build(problem, Knobs(), CPU), ENGINE.family, problem, data, kind)
+            assert verdict.ok, verdict.reason
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"k": 80}, "needs one filter a channel, got 40 channels, 80 filters"),
+        ({"groups": 20}, "needs one filter a channel"),
+        ({"r": 8, "s": 8, "pad_h": 4, "pad_w": 4}, "at most 49 values, got 8 x 8"),
+        ({"layout": "nchw"}, "needs layout nhwc"),
+        ({"epilogue": Epilogue(activation="silu")}, "has the activations"),
+    ],
+    ids=["filters", "groups", "taps", "layout", "activation"],
+)
+def test_what_it_does_not_take_has_a_reason(change: dict[str, object], reason: str) -> None:
+    support = ENGINE.supports(replace(BASE, **change), CPU)
+    assert not support
+    assert reason in support.reason
+    assert "runs on CPUs" in ENGINE.supports(BASE, Target("cuda", "GPU", "sm_90", 1, 1, 1)).reason
+
+
+MAIN = """
+#include <stdlib.h>
+int main(void) {
+    for (int64_t c = 1; c < 40; c += 13)
+        for (int64_t w = 1; w < 30; w = 2 * w + 3)
+            for (int64_t side = 1; side <= 5; side += 2)
+                for (int64_t stride = 1; stride <= 2; stride++)
+                    for (int64_t dilation = 1; dilation <= 2; dilation++) {
+                        int64_t h = 6, pad = side, reach = (side - 1) * dilation;
+                        int64_t p = (h + 2 * pad - reach - 1) / stride + 1, q = (w + 2 * pad - reach - 1) / stride + 1;
+                        if (w + 2 * pad <= reach || h + 2 * pad <= reach) continue;
+                        Sizes z = {2, c, h, w, c, side, side, pad, pad, stride, stride, dilation, dilation, p, q, RELU, 1, 1};
+                        float *x = calloc(2 * c * h * w, 4), *weight = calloc(side * side * c, 4), *bias = calloc(c, 4);
+                        float *residual = calloc(2 * c * p * q, 4), *y = calloc(2 * c * p * q, 4);
+                        convoy_depthwise(&z, (void *const[]){x, weight, bias, residual, y + MISSING});
+                        free(x), free(weight), free(bias), free(residual), free(y);
+                    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
+    """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, depthwise.SOURCE)) + MAIN
+    done = sanitized.run(tmp_path, source, f"-DLANES={lanes}", f"-DMISSING={missing}")
+    assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
+
+
+def test_the_sizes_are_those_of_the_source() -> None:
+    text = depthwise.SOURCE.read_text(encoding="utf-8")
+    struct = re.search(r"typedef struct \{([^}]*)\} Sizes;", text)
+    assert struct is not None
+    assert re.findall(r"(?:int64_t|,) (\w+)", struct[1]) == [name for name, _ in depthwise._Sizes._fields_]
+    assert f"#define MOST_TAPS {depthwise.MOST_TAPS}\n" in text

@@ -39,41 +39,41 @@ typedef struct {
 } Work;
 
 /* sums += a run of values of each pixel, times the weight's rows. */
-INLINE void add_run(const int pixels, vec sums[PIXELS][VECTORS], const float *const *x, int64_t length, const float *weight,
-                    const char *ahead, int64_t step) {
+INLINE void add_run(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const float *const *x, int64_t length,
+                    const float *weight, const char *ahead, int64_t step) {
     for (int64_t c = 0; c < length; c++) {
         vec row[VECTORS];
         __builtin_prefetch(ahead + c * step, 0, 2);
         __builtin_prefetch(x[c % LINE] + c + SOON, 0, 3);
-        for (int v = 0; v < VECTORS; v++) row[v] = *(const vec *)(weight + c * TILE + v * LANES);
+        for (int v = 0; v < vectors; v++) row[v] = *(const vec *)(weight + c * TILE + v * LANES);
         for (int i = 0; i < pixels; i++) {
             vec value = all_lanes(x[i][c]);
-            for (int v = 0; v < VECTORS; v++) sums[i][v] += value * row[v];
+            for (int v = 0; v < vectors; v++) sums[i][v] += value * row[v];
         }
     }
 }
 
-INLINE void finish(const int pixels, vec sums[PIXELS][VECTORS], const Work *u, int64_t first) {
+INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, int64_t first) {
     const Sizes *z = u->z;
     for (int i = 0; i < pixels; i++) {
         int64_t at = (first + i) * z->k;
-        if (u->channels == TILE) {
-            for (int v = 0; v < VECTORS; v++) {
-                if (z->residual) sums[i][v] += *(const vec *)(u->residual + at + v * LANES);
-                *(vec *)(u->y + at + v * LANES) = activated(sums[i][v], z->activation);
+        for (int v = 0; v < vectors; v++, at += LANES) {
+            if (u->channels >= (v + 1) * LANES) {
+                if (z->residual) sums[i][v] += *(const vec *)(u->residual + at);
+                *(vec *)(u->y + at) = activated(sums[i][v], z->activation);
+                continue;
             }
-            continue;
-        }
-        for (int64_t k = 0; k < u->channels; k++) {
-            float sum = sums[i][k / LANES][k % LANES];
-            if (z->residual) sum += u->residual[at + k];
-            u->y[at + k] = activated(all_lanes(sum), z->activation)[0];
+            for (int64_t k = 0; k < u->channels - v * LANES; k++) {
+                float sum = sums[i][v][k];
+                if (z->residual) sum += u->residual[at + k];
+                u->y[at + k] = activated(all_lanes(sum), z->activation)[0];
+            }
         }
     }
 }
 
 /* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
-INLINE void add_block(const int pixels, const Work *u, int64_t first, int64_t in_band) {
+INLINE void add_block(const int pixels, const int vectors, const Work *u, int64_t first, int64_t in_band) {
     const Sizes *z = u->z;
     float *held = u->held + in_band * TILE;
     vec sums[PIXELS][VECTORS];
@@ -81,7 +81,7 @@ INLINE void add_block(const int pixels, const Work *u, int64_t first, int64_t in
     int64_t p = first / z->q, q = first % z->q, inside = z->dilation_w == 1 && u->last_c - u->first_c == z->c;
     for (int i = 0; i < pixels; i++) {
         const float *begun = u->begins ? u->bias : held + i * TILE;
-        for (int v = 0; v < VECTORS; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
+        for (int v = 0; v < vectors; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
         row[i] = p * z->stride_h - z->pad_h;
         column[i] = q * z->stride_w - z->pad_w;
         inside &= column[i] >= 0 && column[i] + z->s <= z->w;
@@ -101,18 +101,19 @@ INLINE void add_block(const int pixels, const Work *u, int64_t first, int64_t in
             }
             for (int i = pixels; i < LINE; i++) x[i] = x[0];
             const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
-            if (any) add_run(pixels, sums, x, length, weight, ahead, u->step);
+            if (any) add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
         }
     if (u->ends) {
-        finish(pixels, sums, u, first);
+        finish(pixels, vectors, sums, u, first);
         return;
     }
     for (int i = 0; i < pixels; i++)
-        for (int v = 0; v < VECTORS; v++) *(vec *)(held + i * TILE + v * LANES) = sums[i][v];
+        for (int v = 0; v < vectors; v++) *(vec *)(held + i * TILE + v * LANES) = sums[i][v];
 }
 
-/* One part of a tile, over all blocks of a band: they share its pixels out evenly. */
-static void add_part(Work *u, int64_t first_block, int64_t last_block, int64_t blocks) {
+/* One part of a tile, over all blocks of a band: they share its pixels out evenly. The last tile has as many registers as its
+ * channels fill. */
+INLINE void add_part(const int vectors, Work *u, int64_t first_block, int64_t last_block, int64_t blocks) {
     const Sizes *z = u->z;
     int64_t pixels = z->p * z->q, origin = pixels * first_block / blocks, count = last_block - first_block;
     int64_t floats = (u->last_r - u->first_r) * z->s * (u->last_c - u->first_c) * TILE;
@@ -122,13 +123,24 @@ static void add_part(Work *u, int64_t first_block, int64_t last_block, int64_t b
         int64_t first = pixels * block / blocks, last = pixels * (block + 1) / blocks;
         u->ahead = next + (block - first_block) * floats * sizeof(float) / count;
         switch (last - first) {
-        case 1: add_block(1, u, first, first - origin); break;
-        case 2: add_block(2, u, first, first - origin); break;
-        case 3: add_block(3, u, first, first - origin); break;
-        case 4: add_block(4, u, first, first - origin); break;
-        case 5: add_block(5, u, first, first - origin); break;
-        case 6: add_block(6, u, first, first - origin); break;
+        case 1: add_block(1, vectors, u, first, first - origin); break;
+        case 2: add_block(2, vectors, u, first, first - origin); break;
+        case 3: add_block(3, vectors, u, first, first - origin); break;
+        case 4: add_block(4, vectors, u, first, first - origin); break;
+        case 5: add_block(5, vectors, u, first, first - origin); break;
+        case 6: add_block(6, vectors, u, first, first - origin); break;
         }
+    }
+}
+
+static void add_parts(Work *u, int64_t first_block, int64_t last_block, int64_t blocks) {
+    switch (up(u->channels, LANES)) {
+    case 1: add_part(1, u, first_block, last_block, blocks); break;
+    case 2: add_part(2, u, first_block, last_block, blocks); break;
+#if VECTORS == 4
+    case 3: add_part(3, u, first_block, last_block, blocks); break;
+    case 4: add_part(4, u, first_block, last_block, blocks); break;
+#endif
     }
 }
 
@@ -162,7 +174,7 @@ void convoy_direct(const Sizes *z, void *const *tensors) {
                     u.last_c = least(z->c, u.first_c + z->part_c);
                     u.begins = u.first_r == 0 && u.first_c == 0;
                     u.ends = u.last_r == z->r && u.last_c == z->c;
-                    add_part(&u, first_block, last_block, blocks);
+                    add_parts(&u, first_block, last_block, blocks);
                 }
             }
         }

@@ -42,6 +42,8 @@ SHAPES = {
     "one pixel": replace(BASE, h=3, w=3, pad_h=0, pad_w=0),
     "one channel": replace(BASE, c=1, k=1),
     "a whole tile": replace(BASE, k=tile()),
+    "three quarters of a tile": replace(BASE, k=3 * tile() // 4, epilogue=FULL),
+    "half a tile and a bit": replace(BASE, k=tile() // 2 + 1, epilogue=FULL),
     "every epilogue": replace(BASE, epilogue=FULL),
     "no epilogue": replace(BASE, epilogue=Epilogue()),
     "no image": replace(BASE, n=0),

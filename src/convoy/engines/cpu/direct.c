@@ -18,7 +18,7 @@
 #endif
 
 #define TILE (VECTORS * LANES)
-#define LINE 16       /* floats of a line of the cache */
+#define LINE 16         /* floats of a line of the cache */
 #define SOON (2 * LINE) /* so far ahead of its use an input value is fetched */
 
 typedef struct {

@@ -1,8 +1,12 @@
 """cpu.direct: a dense convolution with its epilogue in NHWC, fp32, sums in registers, in C (direct.c; docs/engines/cpu.md).
 
-for some pixels and a tile of output channels:    sums = bias
-for every tap and input channel:              sums[pixel, 0:tile] += x[pixel] · weight[tap, channel, 0:tile]
-y = activation(sums + residual)
+    for some pixels and a tile of output channels:
+        sums = bias
+        for every tap and input channel:
+            sums[pixel, 0:tile] += x[pixel] · weight[tap, channel, 0:tile]
+        y = activation(sums + residual)
+
+`Division` says which pixels and tiles are done together, and by whom.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, in_tiles, taken
+from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
 from convoy.engines.zeros import expected
@@ -62,7 +62,7 @@ _REST: Final = ("activation", "residual", "band", "tiles_a_unit", "block_c", "th
 
 def compiled() -> ctypes.CDLL:
     """The compiled kernel; raises CompileError where it cannot be had."""
-    return library(SOURCE, (*FLAGS, f"-DLANES={lanes()}"), "zeroskip.cpu")
+    return library((VECTORS_H, SOURCE), (*FLAGS, f"-DLANES={lanes()}"), "zeroskip.cpu")
 
 
 class _Sizes(ctypes.Structure):

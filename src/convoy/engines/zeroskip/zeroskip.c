@@ -1,4 +1,4 @@
-/* LANES, the floats of a vector register, is given by the compiler's flags.
+/* LANES, the floats of a vector register, is given by the compiler's flags; ../cpu/activated.h stands before this.
  *
  * A forward convolution in NHWC, fp32, that multiplies by the input's non-zero values alone, with its epilogue and pooling.
  *
@@ -13,7 +13,6 @@
  * Weights: [tile][tap][c][TILE], a tile's missing channels zero. The order of a sum is fixed by the problem and by which of the
  * two ways a band takes, so results repeat to the bit.
  */
-#include <stdint.h>
 #include <string.h>
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -31,9 +30,6 @@
 #define TILE (VECTORS * LANES)
 #define ROOM 16 /* a list may be written so many elements beyond its end */
 
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-#define INLINE static inline __attribute__((always_inline))
-
 typedef struct {
     int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, p, q;
     int64_t pool, window_h, window_w, pool_stride_h, pool_stride_w, pool_pad_h, pool_pad_w, count_include_pad, y_h, y_w;
@@ -42,21 +38,11 @@ typedef struct {
 } Sizes;
 
 enum { NO_POOL, MAX_POOL, AVERAGE_POOL };
-enum { NO_ACTIVATION, RELU, RELU6 };
 
 typedef struct {
     int64_t first_row, rows;     /* of the convolution's output */
     int64_t first_input, inputs; /* rows of x that they read */
 } Band;
-
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-INLINE vec all_lanes(float value) {
-    vec zero = {0};
-    return value - zero;
-}
 
 static Band band_of(const Sizes *z, int64_t first, int64_t last) {
     Band b;

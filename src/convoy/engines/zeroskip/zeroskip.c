@@ -214,7 +214,7 @@ static void make_lists(Unit *u) {
 }
 
 /* ReLU as PyTorch has it: NaN stays NaN. */
-INLINE float activated(float v, int64_t activation) {
+INLINE float activated_one(float v, int64_t activation) {
     if (activation == NO_ACTIVATION) return v;
     v = v < 0.0f ? 0.0f : v;
     return activation == RELU6 && v > 6.0f ? 6.0f : v;
@@ -229,9 +229,9 @@ static void finish(const Sizes *z, const Unit *u, const float *residual, int64_t
             for (int64_t j = 0; j < channels; j++) sums[j] += add[j];
         }
         if (z->activation == RELU)
-            for (int64_t j = 0; j < TILE; j++) sums[j] = activated(sums[j], RELU);
+            for (int64_t j = 0; j < TILE; j++) sums[j] = activated_one(sums[j], RELU);
         else if (z->activation == RELU6)
-            for (int64_t j = 0; j < TILE; j++) sums[j] = activated(sums[j], RELU6);
+            for (int64_t j = 0; j < TILE; j++) sums[j] = activated_one(sums[j], RELU6);
     }
 }
 

@@ -67,7 +67,7 @@ def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str)
         The library's path; `load_shared` opens it.
 
     Raises:
-        CompileError: there is no compiler, or it refused the source; its words are in the log.
+        CompileError: there is no compiler, it refused the source, or the cache has no room; the words of it are in the log.
     """
     found = compiler()
     if not found:
@@ -123,6 +123,13 @@ def is_whole(path: Path) -> bool:
 
 def _compile(found: str, units: Sequence[str], flags: Sequence[str], name: str, path: Path) -> None:
     """Objects, then library, in a folder of its own; what appears in the cache is whole."""
+    try:
+        _make(found, units, flags, name, path)
+    except OSError as error:
+        raise CompileError(name, f"its code could not be written into {path.parent}", str(error)) from error
+
+
+def _make(found: str, units: Sequence[str], flags: Sequence[str], name: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".building-") as folder:
         objects = [Path(folder) / f"kernel{index}.o" for index in range(len(units))]
 

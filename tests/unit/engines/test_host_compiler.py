@@ -108,6 +108,18 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(m
     found.rmdir()
 
 
+@needs_compiler
+def test_a_cache_without_room_is_said_with_its_folder(monkeypatch, folder):
+    def no_room(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", no_room)
+    with pytest.raises(CompileError, match=rf"test.answer: .*{folder}") as caught:
+        compile_shared(ANSWER, ["-DANSWER=1"], "test.answer")
+    assert "No space left" in caught.value.log
+    assert not list(folder.iterdir())
+
+
 def test_a_library_is_opened_by_ctypes(folder):
     if not host_compiler.compiler():
         pytest.skip("no C compiler")

@@ -18,6 +18,7 @@ import numpy as np
 from random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
 
 from convoy.engines.base import Engine
+from convoy.engines.manifest import MANIFEST
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
 
@@ -59,6 +60,7 @@ CLAIMS = {
     "triton.depthwise_gradients": ("dgrad", "wgrad"),
     "batches": ("fprop", "dgrad"),
     **dict.fromkeys(("onednn", "pruned.c", "pruned.channels", "zeroskip.cpu"), ()),
+    **dict.fromkeys((name for name in MANIFEST if name.startswith("cpu.")), ()),
 }
 """Engine → the directions in which it has problems of some family on a Hopper GPU; all others have `fprop` alone."""
 
@@ -321,6 +323,27 @@ def _concatenations(draw: random.Random) -> Problem:
     return SubgraphProblem("\n".join([*lines, "return %y"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw")))
 
 
+def _scaled(draw: random.Random) -> Problem:
+    """A batch norm at inference: of one value or several along channels, with an activation or without."""
+    n, _, h, w = _image(draw)
+    count, dtype = draw.randint(1, 5), draw.choice(("fp32", "fp32", "fp16"))
+    channels = [draw.choice((draw.randint(1, 90), 32 * draw.randint(1, 4))) for _ in range(count)]
+    lines = ["graph 1", *(f"input %v{i}: {dtype}[{n},{c},{h},{w}]" for i, c in enumerate(channels))]
+    lines += [f"constant %c{i}: {dtype}[1,{sum(channels)},1,1]" for i in range(2)]
+    made, value = f"{dtype}[{n},{sum(channels)},{h},{w}]", "%v0"
+    if count > 1 or draw.random() < 0.2:
+        order = ", ".join(f"%v{i}" for i in draw.sample(range(count), count)) + ("," if count == 1 else "")
+        lines.append(f"%x: {made} = aten.cat.default(({order}), 1)")
+        value = "%x"
+    lines.append(f"%y: {made} = aten.addcmul.default(%c0, {value}, %c1)")
+    activation = draw.choice(("", "aten.relu.default(%y)", "aten.hardtanh.default(%y, 0, 6)", "aten.silu.default(%y)"))
+    if activation:
+        lines.append(f"%z: {made} = {activation}")
+    return SubgraphProblem(
+        "\n".join([*lines, f"return {'%z' if activation else '%y'}"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw"))
+    )
+
+
 def _casts(draw: random.Random) -> Problem:
     """Several changes of dtype."""
     source, made = draw.sample(("fp32", "fp16", "bf16"), 2)
@@ -356,6 +379,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "poolings' gradients": _pooling_gradients,
     "parallel": _parallel,
     "concatenations": _concatenations,
+    "norms at inference": _scaled,
     "casts": _casts,
 }
 

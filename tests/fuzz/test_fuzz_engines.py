@@ -34,7 +34,9 @@ OWN = [
     for direction in claims(name)
 ]
 OWN += [pytest.param(name, "fprop", "cpu", id=f"{name}-fprop-cpu") for name in ("pruned.c", "pruned.channels")]
-OWN += [pytest.param(name, "piece", "cpu", id=f"{name}-piece-cpu") for name in ("cpu.pooling", "cpu.concat")]
+OWN += [
+    pytest.param(name, "piece", "cpu", id=f"{name}-piece-cpu") for name in ("cpu.pooling", "cpu.concat", "cpu.norm")
+]
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -13,7 +13,7 @@ from convoy.errors import InputError
 from convoy.graph.ir import LAYERS, Graph, Node, Ref
 from convoy.graph.text import parse_graph
 from convoy.problem import Pool, SubgraphProblem, TensorSpec
-from convoy.regions.pool import pool_of
+from convoy.regions.pool import flattens, pool_of
 from convoy.support import Support
 
 MEMORY_FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -42,12 +42,19 @@ def runnable(problem: SubgraphProblem) -> Support:
     return Support.yes()
 
 
-def pooling_of(problem: SubgraphProblem) -> tuple[Pool, TensorSpec] | None:
-    """The pooling that a piece is, and what it reads; None for any other piece."""
+def pooling_of(problem: SubgraphProblem, *, flat: bool = False) -> tuple[Pool, TensorSpec] | None:
+    """The pooling that a piece is, and what it reads; None for any other piece.
+
+    Args:
+        problem: the piece.
+        flat: ask for one with a view behind it that makes each image's values a row.
+    """
     graph = read(problem.text)
-    if len(graph.nodes) != 1 or len(graph.inputs) != 1 or len(graph.outputs) != 1:
+    if len(graph.nodes) != 1 + flat or len(graph.inputs) != 1 or graph.outputs != graph.nodes[-1].outputs[:1]:
         return None
-    (node,) = graph.nodes
+    node = graph.nodes[0]
+    if flat and (list(graph.nodes[1].refs()) != [node.outputs[0]] or not flattens(graph, graph.nodes[1])):
+        return None
     pool = pool_of(graph, node)
     if pool is None or not isinstance(node.args[0], Ref):
         return None

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_inference
 from convoy.capture.masks import weight_masks
-from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, NORMS, engine_ids
+from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, NORMS, POOLING, engine_ids
 from convoy.engines.zeros import Shares
 from convoy.errors import InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
@@ -139,14 +139,15 @@ def make_net(
     given = dict.fromkeys(border.values())  # what comes or is wanted in a format needs no leave to have it
     quick = target.device == "cuda" and (settings.layout, settings.effort) in QUICK_LOOKS
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
-    engines = engine_ids(settings.engines) if target.device == "cuda" else []
+    engines = engine_ids(settings.engines)
     regions = propose(
         graph,
         layouts=layouts,
         numerics=str(settings.numerics),
         masks=weight_masks(captured),
-        merges=MERGING in engines,
-        norms=NORMS in engines,
+        merges=target.device == "cuda" and MERGING in engines,
+        norms=target.device == "cuda" and NORMS in engines,
+        pools=target.device == "cpu" and POOLING in engines,
         buckets=buckets,
     )
     copies = layout_problems(graph, layouts)

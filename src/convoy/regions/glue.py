@@ -8,7 +8,7 @@ after:  glue(r+p+c)
         glue(p+c)         for the cover in which the convolution's epilogue takes r
 
 A node that an engine has a kernel for (`BY_THEMSELVES`) is a group of its own, with the casts of what it reads, and left out of a
-further variant.
+further variant. So is a pooling, with what flattens it for a linear layer, where there is an engine for that.
 
 Nodes are grouped by depth, the number of layers on the longest way to them (`LAYERS`, and nodes that draw random numbers),
 and connected ones of one depth make a group. (Layers that no glue comes before are not counted: they are in nobody's way.) A cast
@@ -27,6 +27,8 @@ from convoy.graph.ir import AVG_POOL_BACKWARD, LAYERS, MAX_POOL_BACKWARD, Graph,
 from convoy.graph.randomness import draws
 from convoy.regions.casts import is_cast
 from convoy.regions.cut import subgraph_region
+from convoy.regions.epilogue import only_reader
+from convoy.regions.pool import flattens, pool_of
 from convoy.regions.region import Region
 
 BY_THEMSELVES: Final = (MAX_POOL_BACKWARD, AVG_POOL_BACKWARD)
@@ -35,7 +37,12 @@ indices as they are kept: the cast that widens them is its own."""
 
 
 def glue_regions(
-    graph: Graph, epilogues: set[str], layouts: Sequence[str], norms: Collection[str] = ()
+    graph: Graph,
+    epilogues: set[str],
+    layouts: Sequence[str],
+    norms: Collection[str] = (),
+    *,
+    pools: bool = False,
 ) -> list[Region]:
     """Groups of several nodes, and what is left of each where epilogues take all that they can, and where nodes stay alone.
 
@@ -47,16 +54,19 @@ def glue_regions(
         epilogues: names of all nodes that some layer's epilogue could take.
         layouts: memory formats to offer.
         norms: names of the nodes that batch norms could take along, themselves included.
+        pools: whether an engine does poolings by themselves.
     """
     layers = [node.name for node in graph.nodes if node.op in LAYERS or draws(node)]
     found: dict[tuple[str, ...], None] = {}
     for names in groups(graph, graph.nodes, layers):
         group = [graph.node(name) for name in names]
         pairs = [_with_cast(graph, node) for node in group if node.op in BY_THEMSELVES]
+        pooled = [_with_view(graph, node) for node in group if pools and pool_of(graph, node)]
         alone = {name for pair in pairs for name in pair}
-        for taken in ((), set(names) & epilogues, alone, set(names) & {*norms}, alone | (set(names) & {*norms})):
+        ends, normed = set(names) & epilogues, set(names) & {*norms}
+        for taken in ((), ends, alone, normed, alone | normed, {name for pair in pooled for name in pair} | ends):
             found.update(dict.fromkeys(groups(graph, group, taken)))
-        found.update(dict.fromkeys(pairs))
+        found.update(dict.fromkeys((*pairs, *pooled)))
     return [subgraph_region(graph, "glue", nodes, layouts) for nodes in found if len(nodes) > 1]
 
 
@@ -64,6 +74,12 @@ def _with_cast(graph: Graph, node: Node) -> tuple[str, ...]:
     """A node, with the casts that widen what it reads for it alone where its kernel reads them as they are."""
     makers = [graph.node(name) for name in dict.fromkeys(_makers(graph, node))]
     return (*(one.name for one in makers if _late_reader(graph, one) == node.name), node.name)
+
+
+def _with_view(graph: Graph, node: Node) -> tuple[str, ...]:
+    """A pooling, with its only reader where that makes it flat."""
+    reader = only_reader(graph, node.outputs[0])
+    return (node.name,) if reader is None or not flattens(graph, reader) else (node.name, reader.name)
 
 
 def groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> list[tuple[str, ...]]:

@@ -20,6 +20,7 @@ Poolings with dilation, with indices that somebody reads, and with a divisor of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -88,6 +89,14 @@ def pool_of(graph: Graph, node: Node) -> Pool | None:
     except InputError:
         return None
     return pool if made == graph.values[node.outputs[0]].spec else None
+
+
+def flattens(graph: Graph, node: Node) -> bool:
+    """Whether a node makes each image's values of a 4-D value a row, in their order."""
+    if node.op != "aten.view.default" or not isinstance(node.args[0], Ref):
+        return False
+    n, *sides = graph.values[node.args[0].name].spec.shape
+    return len(sides) == 3 and graph.values[node.outputs[0]].spec.shape == (n, math.prod(sides))
 
 
 def _read(node: Node, spec: TensorSpec) -> Pool | None:

@@ -28,6 +28,7 @@ def propose(
     masks: Mapping[str, WeightMask] | None = None,
     merges: bool = False,
     norms: bool = False,
+    pools: bool = False,
     buckets: Sequence[Collection[str]] = (),
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
@@ -42,6 +43,7 @@ def propose(
         masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
         merges: whether to offer parallel convolutions as one, for which there is an engine of its own.
         norms: whether to offer each batch norm of a training step with what stands beside it, likewise.
+        pools: whether to offer poolings apart from what stands beside them, likewise.
         buckets: names of results that travel to other processes together.
     """
     found: list[Region] = []
@@ -68,7 +70,8 @@ def propose(
     if merges:
         found += merge_regions(graph, layouts)
     chains_of_norms = norm_regions(graph, layouts) if norms else []
-    glue = glue_regions(graph, epilogues, layouts, {name for region in chains_of_norms for name in region.nodes})
+    with_norms = {name for region in chains_of_norms for name in region.nodes}
+    glue = glue_regions(graph, epilogues, layouts, with_norms, pools=pools)
     grouped = {region.nodes for region in glue}
     alone = [region for region in chains_of_norms if region.nodes not in grouped]
     return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets)]

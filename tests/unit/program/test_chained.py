@@ -13,7 +13,7 @@ from torch import nn
 import convoy
 from convoy.engines import host_compiler
 from convoy.engines.cpu.native import NativeExecutable
-from convoy.engines.manifest import MANIFEST, NATIVE
+from convoy.engines.manifest import MANIFEST, NATIVE, load_engine
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline.choice import make_plan, select
@@ -61,6 +61,38 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ChainedProgram:
         built = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
     assert isinstance(built.runnable, ChainedProgram)
     return built.runnable
+
+
+class Dense(nn.Module):
+    """What a dense block, its stem, its transition and its end are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.two = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(24, 8, 1)
+        self.norm_one, self.norm_two = nn.BatchNorm2d(16), nn.BatchNorm2d(24)
+        self.last, self.out = nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Norms before convolutions, of one value and of two."""
+        x = nn.functional.max_pool2d(torch.relu(self.stem(x)), 3, 2, 1)
+        made = self.one(torch.relu(self.norm_one(x)))
+        y = self.two(torch.relu(self.norm_two(torch.cat((x, made), 1))))
+        y = torch.relu(self.last(nn.functional.avg_pool2d(y, 2)))
+        return self.out(torch.flatten(nn.functional.adaptive_avg_pool2d(y, 1), 1))
+
+
+def test_a_net_of_dense_blocks_can_be_one_chain() -> None:
+    model, x = Dense().eval(), torch.randn(1, 3, 20, 20).contiguous(memory_format=torch.channels_last)
+    target = detect_target("cpu")
+    with torch.no_grad():
+        net = capture_net("dense", model, (x,), {}, convoy.Settings(layout="nhwc"), target)
+    engines = [load_engine(name) for name in sorted(NATIVE)]
+    native = [r for r in net.regions if any(e.accepts(p, target) for p in r.problems for e in engines)]
+    covered: list[str] = []
+    for region in sorted(native, key=lambda region: -len(region.nodes)):
+        if not set(covered) & set(region.nodes):
+            covered += region.nodes
+    assert sorted(covered) == sorted(node.name for node in net.captured.graph.nodes)
 
 
 def inputs(seed: int) -> list[torch.Tensor]:

@@ -16,10 +16,10 @@ from convoy.regions.activation import activation_of
 LAYOUTS = ("nchw", "nhwc")
 
 
-def proposed(text: str, layouts: tuple[str, ...] = LAYOUTS) -> dict[str, Region]:
+def proposed(text: str, layouts: tuple[str, ...] = LAYOUTS, *, pools: bool = False) -> dict[str, Region]:
     graph = parse_graph("graph 1\n" + text)
     verify(graph)
-    found = propose(graph, layouts=layouts, numerics="strict")
+    found = propose(graph, layouts=layouts, numerics="strict", pools=pools)
     assert len({region.id for region in found}) == len(found)
     return {region.id: region for region in found}
 
@@ -189,6 +189,29 @@ def test_glue_and_what_epilogues_leave_of_it():
         "%f: fp32[2,64] = aten.view.default(%p, (2, 64))\nreturn %f, %r\n"
     )
     assert [region for region in proposed(text) if region.startswith("glue")] == ["glue(a+p+f)", "glue(p+f)"]
+
+
+POOLED = f"{HEAD}%a: fp32[2,4,8,8] = aten.relu.default(%c)\n%p: fp32[2,4,4,4] = aten.max_pool2d.default(%a, (2, 2))\n"
+
+
+def test_a_pooling_may_stay_apart_with_what_flattens_it():
+    text = (
+        f"{POOLED}%n: fp32[2,4,4,4] = aten.neg.default(%p)\n%t: fp32[2,4,4,4] = aten.tanh.default(%n)\n"
+        "%q: fp32[2,4,1,1] = aten.adaptive_avg_pool2d.default(%t, (1, 1))\n"
+        "%f: fp32[2,4] = aten.view.default(%q, (2, 4))\nreturn %f, %r\n"
+    )
+    stays = ["glue(a+p+n+t+q+f)", "glue(p+n+t+q+f)"]
+    assert [region for region in proposed(text) if region.startswith("glue")] == stays
+    apart = [region for region in proposed(text, pools=True) if region.startswith("glue")]
+    assert apart == [*stays, "glue(n+t)", "glue(q+f)"]
+
+
+@pytest.mark.parametrize("view", ["(2, 4, 16)", "(8, 16)"])
+def test_another_view_is_not_taken_with_a_pooling(view: str):
+    shape = view.strip("()").replace(" ", "")
+    text = f"{POOLED}%f: fp32[{shape}] = aten.view.default(%p, {view})\nreturn %f, %r\n"
+    found = [region for region in proposed(text, pools=True) if region.startswith("glue")]
+    assert found == ["glue(a+p+f)", "glue(p+f)"]
 
 
 def test_glue_does_not_reach_across_a_layer():

@@ -8,6 +8,8 @@
  * Weights: [r][s][c]. The order of a sum depends on the problem alone.
  */
 #define MOST_TAPS 49
+#define UNROLLED _Pragma("GCC unroll 16")
+#define BLOCK 4 /* pixels of 3x3 and 5x5 filters done together: with the nine taps their sums and inputs fit the registers */
 
 typedef struct {
     int64_t n, c, h, w, k, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, p, q;
@@ -21,18 +23,56 @@ typedef struct {
     int64_t top, first_r, last_r;              /* input row of the first tap; taps whose rows lie within the image */
 } Row;
 
-/* `width` channels from `c` on: LANES of them, or one. The taps [first_s, last_s) of each pixel lie within the row. */
+/* `width` channels: LANES of them, or one. */
 INLINE vec loaded(const float *from, const int width) { return width == LANES ? *(const vec *)from : all_lanes(*from); }
 
-INLINE void run(const Row *u, int64_t c, int64_t first, int64_t last, int64_t first_s, int64_t last_s, const vec *taps, vec bias,
-                const int rows, const int columns, const int width) {
+/* BLOCK pixels from `q` on, without dilation: their inputs overlap, and their sums need not wait for each other. Where they are not
+ * `whole`, some of them have taps outside the image. */
+INLINE void block(const Row *u, int64_t c, int64_t q, const vec *taps, vec bias, const int side, const int stride, const int whole) {
     const Sizes *z = u->z;
-    for (int64_t q = first; q < last; q++) {
+    int64_t left = q * stride - z->pad_w;
+    vec sums[BLOCK], x[(BLOCK - 1) * 2 + 5];
+    UNROLLED for (int i = 0; i < BLOCK; i++) sums[i] = bias;
+    UNROLLED for (int r = 0; r < side; r++) {
+        if (!whole && (r < u->first_r || r >= u->last_r)) continue;
+        const float *row = u->x + ((u->top + r) * z->w + left) * z->c + c;
+        UNROLLED for (int i = 0; i < (BLOCK - 1) * stride + side; i++)
+            x[i] = whole || (left + i >= 0 && left + i < z->w) ? *(const vec *)(row + i * z->c) : all_lanes(0.0f);
+        UNROLLED for (int i = 0; i < BLOCK; i++)
+            UNROLLED for (int s = 0; s < side; s++) sums[i] += x[i * stride + s] * taps[r * side + s];
+    }
+    UNROLLED for (int i = 0; i < BLOCK; i++) {
+        if (z->residual) sums[i] += *(const vec *)(u->residual + (q + i) * z->c + c);
+        *(vec *)(u->y + (q + i) * z->c + c) = activated(sums[i], z->activation);
+    }
+}
+
+/* All pixels of the row in blocks, the last of which begins so early that it is whole. */
+INLINE void blocks(const Row *u, int64_t c, const vec *taps, vec bias, const int side, const int stride) {
+    const Sizes *z = u->z;
+    for (int64_t q = 0; q < z->q; q += BLOCK) {
+        q = least(q, z->q - BLOCK);
+        int64_t left = q * stride - z->pad_w;
+        if (left >= 0 && left + (BLOCK - 1) * stride + side <= z->w && u->last_r - u->first_r == side)
+            block(u, c, q, taps, bias, side, stride, 1);
+        else
+            block(u, c, q, taps, bias, side, stride, 0);
+    }
+}
+
+/* All pixels of the row one by one. */
+INLINE void pixels(const Row *u, int64_t c, const vec *taps, vec bias, const int width) {
+    const Sizes *z = u->z;
+    for (int64_t q = 0; q < z->q; q++) {
+        int64_t left = q * z->stride_w - z->pad_w;
+        int64_t first_s = left < 0 ? up(-left, z->dilation_w) : 0;
+        int64_t last_s = most(first_s, least(z->s, up(z->w - left, z->dilation_w)));
         vec sum = bias;
-        const float *x = u->x + (u->top * z->w + q * z->stride_w - z->pad_w) * z->c + c;
-        for (int64_t r = rows ? 0 : u->first_r; r < (rows ? rows : u->last_r); r++)
-            for (int64_t s = columns ? 0 : first_s; s < (columns ? columns : last_s); s++)
-                sum += loaded(x + (r * z->dilation_h * z->w + s * z->dilation_w) * z->c, width) * taps[r * z->s + s];
+        for (int64_t r = u->first_r; r < u->last_r; r++)
+            for (int64_t s = first_s; s < last_s; s++) {
+                int64_t at = (u->top + r * z->dilation_h) * z->w + left + s * z->dilation_w;
+                sum += loaded(u->x + at * z->c + c, width) * taps[r * z->s + s];
+            }
         if (z->residual) sum += loaded(u->residual + q * z->c + c, width);
         sum = activated(sum, z->activation);
         if (width == LANES)
@@ -42,27 +82,22 @@ INLINE void run(const Row *u, int64_t c, int64_t first, int64_t last, int64_t fi
     }
 }
 
-/* All pixels of the row, some channels: those at the borders one by one. */
+/* Some channels of the row. */
 INLINE void channels(const Row *u, int64_t c, const int width) {
     const Sizes *z = u->z;
     vec taps[MOST_TAPS], bias = loaded(u->bias + c, width);
     for (int64_t tap = 0; tap < z->r * z->s; tap++) taps[tap] = loaded(u->weight + tap * z->c + c, width);
-    int64_t reach = (z->s - 1) * z->dilation_w;
-    int64_t begin = least(z->q, up(z->pad_w, z->stride_w));
-    int64_t room = z->w + z->pad_w - reach; /* input columns at which a whole filter row may begin */
-    int64_t end = most(begin, room > 0 ? least(z->q, up(room, z->stride_w)) : 0);
-    for (int64_t q = 0; q < z->q; q++) {
-        if (q == begin) q = end;
-        if (q >= z->q) break;
-        int64_t left = q * z->stride_w - z->pad_w;
-        int64_t first_s = left < 0 ? up(-left, z->dilation_w) : 0;
-        int64_t last_s = most(first_s, least(z->s, up(z->w - left, z->dilation_w)));
-        run(u, c, q, q + 1, first_s, last_s, taps, bias, 0, 0, width);
-    }
-    if (z->r == 3 && z->s == 3 && u->first_r == 0 && u->last_r == 3)
-        run(u, c, begin, end, 0, 3, taps, bias, 3, 3, width);
+    int64_t side = z->dilation_h * z->dilation_w == 1 && z->r == z->s && z->q >= BLOCK && width == LANES ? z->r : 0;
+    if (side == 3 && z->stride_w == 1)
+        blocks(u, c, taps, bias, 3, 1);
+    else if (side == 3 && z->stride_w == 2)
+        blocks(u, c, taps, bias, 3, 2);
+    else if (side == 5 && z->stride_w == 1)
+        blocks(u, c, taps, bias, 5, 1);
+    else if (side == 5 && z->stride_w == 2)
+        blocks(u, c, taps, bias, 5, 2);
     else
-        run(u, c, begin, end, 0, z->s, taps, bias, 0, 0, width);
+        pixels(u, c, taps, bias, width);
 }
 
 /* The whole problem: x, weight, bias, residual or NULL, and y. */

@@ -7,7 +7,8 @@
  * go by, and an input value is multiplied with all of the tile at once. Where a filter row lies within the image for all pixels
  * of a block, its columns and channels are one run of values; at the borders each tap is a run, of zeros where it lies outside.
  *
- * A unit is a band of blocks by a group of tiles. Where a tile's weights are more than the second cache should hold, a unit takes
+ * A unit is a band of blocks by a group of tiles, the first and the last of which it may share with another unit, so that all
+ * have as many registers of channels to do. Where a tile's weights are more than the second cache should hold, a unit takes
  * them in parts, all blocks of the band by one part and then the next, and the sums wait in the workspace. While a part is in
  * use the one that follows it in memory is fetched, so that weights come from memory as fast as they are used.
  *
@@ -33,7 +34,7 @@ typedef struct {
     float *y, *held;                                       /* held: [pixels of the band][TILE] */
     const char *ahead;                                     /* a block's share of the weights that follow this part's */
     int64_t step;                                          /* bytes of it for each input value */
-    int64_t channels;                                      /* of the tile */
+    int64_t channels;                                      /* of the tile that are done here */
     int64_t first_r, last_r, first_c, last_c;              /* this part */
     int64_t begins, ends;                                  /* whether it is the first, the last */
 } Work;
@@ -58,15 +59,13 @@ INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS
     for (int i = 0; i < pixels; i++) {
         int64_t at = (first + i) * z->k;
         for (int v = 0; v < vectors; v++, at += LANES) {
-            if (u->channels >= (v + 1) * LANES) {
+            int64_t left = u->channels - v * LANES;
+            if (left >= LANES) {
                 if (z->residual) sums[i][v] += *(const vec *)(u->residual + at);
                 *(vec *)(u->y + at) = activated(sums[i][v], z->activation);
-                continue;
-            }
-            for (int64_t k = 0; k < u->channels - v * LANES; k++) {
-                float sum = sums[i][v][k];
-                if (z->residual) sum += u->residual[at + k];
-                u->y[at + k] = activated(all_lanes(sum), z->activation)[0];
+            } else {
+                if (z->residual) sums[i][v] += first_lanes(u->residual + at, left);
+                put_first_lanes(u->y + at, activated(sums[i][v], z->activation), left);
             }
         }
     }
@@ -149,7 +148,7 @@ static void add_parts(Work *u, int64_t first_block, int64_t last_block, int64_t 
 void convoy_direct(const Sizes *z, void *const *tensors) {
     const float *x = tensors[0], *weight = tensors[1], *bias = tensors[2], *residual = tensors[3], *zeros = tensors[5];
     float *y = tensors[4], *workspace = tensors[6];
-    int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), tiles = up(z->k, TILE);
+    int64_t pixels = z->p * z->q, blocks = up(pixels, PIXELS), registers = up(z->k, LANES);
     int64_t units = z->n * z->bands * z->groups;
 #pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
     for (int64_t unit = 0; unit < units; unit++) {
@@ -161,10 +160,12 @@ void convoy_direct(const Sizes *z, void *const *tensors) {
         int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
         int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;
         Work u = {.z = z, .image = x + image * z->h * z->w * z->c, .zeros = zeros, .held = slot};
-        for (int64_t tile = tiles * group / z->groups; tile < tiles * (group + 1) / z->groups; tile++) {
-            int64_t first_k = tile * TILE;
-            u.channels = least(TILE, z->k - first_k);
-            u.weight = weight + tile * z->r * z->s * z->c * TILE;
+        int64_t at = registers * group / z->groups, end = registers * (group + 1) / z->groups;
+        for (int64_t next; at < end; at = next) {
+            int64_t tile = at / VECTORS, first_k = at * LANES;
+            next = least(end, (tile + 1) * VECTORS);
+            u.channels = least((next - at) * LANES, z->k - first_k);
+            u.weight = weight + tile * z->r * z->s * z->c * TILE + at % VECTORS * LANES;
             u.bias = bias + first_k;
             u.residual = residual ? residual + image * pixels * z->k + first_k : 0;
             u.y = y + image * pixels * z->k + first_k;

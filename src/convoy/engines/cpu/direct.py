@@ -1,5 +1,7 @@
 """cpu.direct: a dense convolution with its epilogue in NHWC, fp32, sums in registers, in C (direct.c; docs/engines/cpu.md).
 
+A linear layer is one of 1x1.
+
     for some pixels and a tile of output channels:
         sums = bias
         for every tap and input channel:
@@ -22,10 +24,10 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
+from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
-from convoy.problem import ConvProblem, Problem
+from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -142,31 +144,40 @@ class _Convolution(NativeExecutable):
 
 
 class CpuDirect(Engine):
-    """fp32 convolutions in nhwc on a CPU."""
+    """fp32 convolutions in nhwc and linear layers on a CPU."""
 
     id = "cpu.direct"
     family = "direct"
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6."""
+        """Forward convolutions without groups in fp32 and nhwc, and linear layers, with a residual, ReLU or ReLU6."""
+        if isinstance(problem, LinearProblem):
+            if problem.dtype != "fp32":
+                return Support.no(f"needs fp32, got {problem.dtype}")
+            problem = as_convolution(problem)
         return taken(problem, target)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Sums that wait from one part of the weights to the next."""
-        assert isinstance(problem, ConvProblem)
         threads = torch.get_num_threads()
-        return 4 * threads * Division.of(problem, threads).slot_floats
+        return 4 * threads * Division.of(_convolution(problem), threads).slot_floats
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The multiplications, and each tensor once."""
-        assert isinstance(problem, ConvProblem)
-        return estimate_us(Work(problem.flops, problem.bytes_min, 1), target)
+        convolution = _convolution(problem)
+        return estimate_us(Work(convolution.flops, convolution.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""
-        assert isinstance(problem, ConvProblem)
-        return _Convolution(problem)
+        return _Convolution(_convolution(problem))
+
+
+def _convolution(problem: Problem) -> ConvProblem:
+    if isinstance(problem, LinearProblem):
+        return as_convolution(problem)
+    assert isinstance(problem, ConvProblem)
+    return problem
 
 
 ENGINE = CpuDirect()

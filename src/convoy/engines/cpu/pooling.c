@@ -2,7 +2,7 @@
  *
  * A unit is one row of the result and one block of channels. The rows of its window are reduced to one first, then, for each
  * pixel of the result, the columns: window_h + window_w values are looked at instead of window_h * window_w. The reduced row
- * stays in the first cache.
+ * stays in the first cache. A flat result is in NCHW, for what reads each image's values as a row.
  */
 #include <stdint.h>
 
@@ -12,7 +12,7 @@
 typedef struct {
     int64_t n, c, h, w, y_h, y_w;
     int64_t average, window_h, window_w, stride_h, stride_w, pad_h, pad_w, count_include_pad;
-    int64_t block_c, threads;
+    int64_t block_c, threads, flat;
 } Sizes;
 
 #define INLINE static inline __attribute__((always_inline))
@@ -37,15 +37,16 @@ INLINE void join(float *restrict to, const float *restrict from, int64_t step, i
 }
 
 INLINE void unit(const Sizes *s, const float *x, float *y, int64_t row, int64_t channel, int average) {
-    float reduced[BLOCK_FLOATS];
+    float reduced[BLOCK_FLOATS], pixel[BLOCK_FLOATS];
     int64_t channels = least(s->block_c, s->c - channel);
     int64_t image = row / s->y_h, top = row % s->y_h * s->stride_h - s->pad_h;
     int64_t first = most(top, 0), last = least(top + s->window_h, s->h);
     const float *rows = x + (image * s->h * s->w) * s->c + channel;
-    float *to = y + row * s->y_w * s->c + channel;
+    float *to = s->flat ? pixel : y + row * s->y_w * s->c + channel;
+    float *plane = y + ((image * s->c + channel) * s->y_h + row % s->y_h) * s->y_w;
     int64_t across = BLOCK_FLOATS / s->block_c; /* columns that are reduced at a time */
     int64_t seen = 0, held = 0;                 /* columns from seen on, so many, lie in reduced */
-    for (int64_t column = 0; column < s->y_w; column++, to += s->c) {
+    for (int64_t column = 0; column < s->y_w; column++, to += s->flat ? 0 : s->c) {
         int64_t left = column * s->stride_w - s->pad_w;
         int64_t begin = most(left, 0), end = least(left + s->window_w, s->w);
         if (end > seen + held) {
@@ -60,6 +61,8 @@ INLINE void unit(const Sizes *s, const float *x, float *y, int64_t row, int64_t 
             int64_t count = s->count_include_pad ? (bottom - top) * (right - left) : (last - first) * (end - begin);
             for (int64_t i = 0; i < channels; i++) to[i] /= (float)count;
         }
+        if (s->flat)
+            for (int64_t i = 0; i < channels; i++) plane[i * s->y_h * s->y_w + column] = pixel[i];
     }
 }
 

@@ -1,4 +1,8 @@
-"""cpu.pooling: a pooling by itself in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/engines/cpu.md)."""
+"""cpu.pooling: a pooling by itself in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/engines/cpu.md).
+
+%p = aten.max_pool2d.default(%x, (3, 3), (2, 2))       or another pooling
+%f = aten.view.default(%p, (1, 9216))                  or nothing
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ WIDEST: Final = BLOCK_FLOATS // LINE
 
 _SIZES: Final = ("n", "c", "h", "w", "y_h", "y_w")
 _WINDOW: Final = ("average", "window_h", "window_w", "stride_h", "stride_w", "pad_h", "pad_w", "count_include_pad")
-_DIVISION: Final = ("block_c", "threads")
+_DIVISION: Final = ("block_c", "threads", "flat")
 
 
 class _Sizes(ctypes.Structure):
@@ -45,14 +49,14 @@ def channels_of_block(c: int, w: int) -> int:
 
 
 class _Pooling(NativeExecutable):
-    def __init__(self, pool: Pool, spec: TensorSpec) -> None:
+    def __init__(self, pool: Pool, spec: TensorSpec, *, flat: bool) -> None:
         n, c, h, w = spec.shape
         self._empty = spec.elements == 0
         y_h, y_w = pool.size(h, w)
         window = {name: getattr(pool, name) for name in _WINDOW[1:]}
         self._sizes = _Sizes(
             n=n, c=c, h=h, w=w, y_h=y_h, y_w=y_w, average=pool.kind == "avg", **window,
-            block_c=channels_of_block(c, w), threads=torch.get_num_threads(),
+            block_c=channels_of_block(c, w), threads=torch.get_num_threads(), flat=flat and y_h * y_w > 1,
         )  # fmt: skip
         self.call = bound_call(library(SOURCE, FLAGS, PoolingCpu.id), "convoy_pooling")
 
@@ -63,7 +67,7 @@ class _Pooling(NativeExecutable):
 
 
 class PoolingCpu(CpuPiece):
-    """Maximum and average, any stride and padding, in fp32."""
+    """Maximum and average, any stride and padding, in fp32, with the view behind it that makes images rows."""
 
     id = "cpu.pooling"
     does = "pools"
@@ -71,7 +75,7 @@ class PoolingCpu(CpuPiece):
 
     def refusal(self, problem: SubgraphProblem) -> str:
         """It pools fp32 values, and a block has room for a window's columns."""
-        pooling = pooling_of(problem)
+        pooling = pooling_of(problem) or pooling_of(problem, flat=True)
         if pooling is None:
             return "computes a pooling by itself, got another piece"
         pool, spec = pooling
@@ -85,9 +89,10 @@ class PoolingCpu(CpuPiece):
         """The library is compiled once for all problems."""
         del knobs, target
         assert isinstance(problem, SubgraphProblem)
-        pooling = pooling_of(problem)
+        flat = pooling_of(problem, flat=True)
+        pooling = flat or pooling_of(problem)
         assert pooling is not None
-        return _Pooling(*pooling)
+        return _Pooling(*pooling, flat=flat is not None)
 
 
 ENGINE = PoolingCpu()

@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.conditions import plain_convolution
 from convoy.engines.host_compiler import compiler_support
-from convoy.problem import ConvProblem, Problem
+from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -53,18 +53,26 @@ def taken(problem: Problem, target: Target, *, pools: bool = False, depthwise: b
     return compiler_support()
 
 
+def as_convolution(problem: LinearProblem) -> ConvProblem:
+    """A linear layer as the 1x1 convolution that it is: its rows are the pixels of one image."""
+    n, rows = min(1, problem.n), max(1, problem.n)
+    return ConvProblem(
+        n, problem.c, 1, rows, problem.k, 1, 1, layout="nhwc", numerics=problem.numerics, epilogue=problem.epilogue
+    )
+
+
 def in_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor], tile: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight as [tiles, r, s, c, tile] and the bias as [tiles · tile], zero for channels that are not there.
 
     Args:
         problem: the convolution.
-        constants: the weight [k, c, r, s], and the bias [k] where it has one.
+        constants: the weight [k, c, r, s] (of a linear layer [k, c]), and the bias [k] where it has one.
         tile: output channels of a tile.
     """
     tiles = -(-problem.k // tile)
     weight = constants[0].detach()
     padded = weight.new_zeros(tiles * tile, problem.c, problem.r, problem.s)
-    padded[: problem.k] = weight
+    padded[: problem.k] = weight.view(-1, *padded.shape[1:])
     bias = weight.new_zeros(tiles * tile)
     if problem.epilogue.bias:
         bias[: problem.k] = constants[1].detach()

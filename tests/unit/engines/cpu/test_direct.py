@@ -17,7 +17,7 @@ from convoy.engines.cpu.direct import ENGINE, PIXELS, Division, tile
 from convoy.engines.cpu.tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem, Epilogue, Knobs
+from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 
 CPU = detect_target("cpu")
@@ -90,6 +90,29 @@ def test_any_number_of_pixels(pixels: int) -> None:
         ENGINE.build(problem, Knobs(), CPU), ENGINE.family, problem, make_data(problem, 4, "integer"), "integer"
     )
     assert verdict.ok, verdict.reason
+
+
+LINEAR = {
+    "one row": LinearProblem(1, 700, 130, epilogue=RELU),
+    "some rows": LinearProblem(8, 33, 65, epilogue=FULL),
+    "in parts": LinearProblem(3, 1100, 20, epilogue=Epilogue()),
+    "a value": LinearProblem(1, 1, 1, numerics="strict"),
+    "no row": LinearProblem(0, 8, 8),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_layers_are_convolutions_of_one_pixel(name: str) -> None:
+    problem = LINEAR[name]
+    assert ENGINE.supports(problem, CPU)
+    for kind in ("integer", "normal"):
+        executable = ENGINE.build(problem, Knobs(), CPU)
+        assert executable.workspace_bytes == ENGINE.workspace_bytes(problem, Knobs())
+        verdict = judge(executable, ENGINE.family, problem, make_data(problem, 3, kind), kind)
+        assert verdict.ok, verdict.reason
+    refused = ENGINE.supports(replace(problem, dtype="fp16"), CPU)
+    assert not refused
+    assert "needs fp32, got fp16" in refused.reason
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])

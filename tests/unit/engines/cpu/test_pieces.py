@@ -66,6 +66,14 @@ def pool_piece(case: Case, layout: str = "nhwc", dtype: str = "fp32") -> Subgrap
     return piece([shape], op, tuple(made.shape), layout, dtype)
 
 
+def flat_piece(case: Case) -> SubgraphProblem:
+    """A pooling and the view behind it."""
+    pooled = pool_piece(case)
+    n, c, h, w = reference(case, torch.zeros(case[0])).shape
+    view = f"%f: fp32[{n},{c * h * w}] = aten.view.default(%y, ({n}, {c * h * w}))\nreturn %f\n"
+    return SubgraphProblem(pooled.text.replace("return %y\n", view), "nhwc")
+
+
 def reference(case: Case, x: torch.Tensor) -> torch.Tensor:
     _, kind, window, stride, pad, special = case
     if kind == "max":
@@ -108,6 +116,15 @@ def test_poolings_keep_to_their_buffers_and_to_the_oracle(name: str) -> None:
     assert ready.error < 1e-6
 
 
+@pytest.mark.parametrize("name", [name for name in POOLINGS if name != "no image"])
+def test_a_view_behind_a_pooling_makes_images_rows(name: str) -> None:
+    case = POOLINGS[name]
+    x = torch.randn(case[0], generator=torch.Generator().manual_seed(2)).contiguous(memory_format=torch.channels_last)
+    expected = reference(case, x).contiguous().flatten(1)
+    torch.testing.assert_close(launched("cpu.pooling", flat_piece(case), [x], expected), expected, rtol=1e-5, atol=1e-6)
+    assert prepare(Bench(flat_piece(case), CPU), load_engine("cpu.pooling").config()).error < 1e-6
+
+
 def test_random_poolings_are_pytorchs() -> None:
     generator = torch.Generator().manual_seed(11)
 
@@ -128,6 +145,10 @@ def test_random_poolings_are_pytorchs() -> None:
 TWO = POOLINGS["2x2/2"]
 
 WIDE = piece([(1, 4, 2, 600)], "aten.max_pool2d.default(%x0, (1, 300))", (1, 4, 2, 2), "nhwc")
+
+OTHER_VIEW = SubgraphProblem(
+    flat_piece(TWO).text.replace("[1,13312]", "[1,832,16]").replace("(1, 13312)", "(1, 832, 16)"), "nhwc"
+)
 
 CONCATENATIONS = {
     "branches": ([(2, 64, 28, 28), (2, 128, 28, 28), (2, 31, 28, 28)], (0, 1, 2)),
@@ -168,6 +189,7 @@ def test_concatenations_keep_to_their_buffers(name: str) -> None:
         ("cpu.pooling", pool_piece(TWO, dtype="bf16"), "needs fp32"),
         ("cpu.pooling", cat_piece("branches", "nhwc"), "another piece"),
         ("cpu.pooling", WIDE, "at most 256 columns"),
+        ("cpu.pooling", OTHER_VIEW, "another piece"),
         ("cpu.concat", pool_piece(TWO), "another piece"),
         ("cpu.concat", cat_piece("branches", "blocked"), "needs layout"),
         ("cpu.concat", piece([(1, 4, 2, 2)] * 2, "aten.cat.default((%x0, %x1), 2)", (1, 4, 4, 2), "nhwc"), "another piece"),
@@ -197,7 +219,8 @@ int main(void) {
                     int64_t block = (c + 15) / 16 * 16 < left ? (c + 15) / 16 * 16 : left < 16 ? 16 : left;
                     if (h + 2 * pad < window || w + 2 * pad < window) continue;
                     int64_t y_h = (h + 2 * pad - window) / stride + 1, y_w = (w + 2 * pad - window) / stride + 1;
-                    Sizes s = {2, c, h, w, y_h, y_w, window % 2, window, window, stride, stride, pad, pad, 1, block, 1};
+                    int64_t flat = w % 3 == 1;
+                    Sizes s = {2, c, h, w, y_h, y_w, window % 2, window, window, stride, stride, pad, pad, 1, block, 1, flat};
                     float *x = calloc(2 * c * h * w, sizeof *x), *y = calloc(2 * c * y_h * y_w, sizeof *y);
                     convoy_pooling(&s, (void *const[]){x, y + MISSING});
                     free(x), free(y);

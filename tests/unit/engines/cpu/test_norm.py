@@ -1,0 +1,169 @@
+"""cpu.norm: equal to PyTorch's in every order and width, within its buffers, and the same bits for any number of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sanitized
+import torch
+
+from convoy.engines import host_compiler
+from convoy.engines.base import Buffers
+from convoy.engines.cpu import norm
+from convoy.engines.cpu.norm import ENGINE
+from convoy.engines.cpu.tiles import VECTORS_H
+from convoy.measurement.bench import Bench
+from convoy.measurement.candidate import prepare
+from convoy.measurement.detect import detect_target
+from convoy.problem import Knobs, SubgraphProblem
+from convoy.target import Target
+
+CPU = detect_target("cpu")
+pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
+
+RELU = "aten.relu.default(%n)"
+RELU6 = "aten.hardtanh.default(%n, 0, 6)"
+
+CASES = {
+    "a dense layer's": ((1, 14, 14), (256, 32, 32, 32), RELU),
+    "a value by itself": ((2, 9, 5), (40,), RELU),
+    "no activation": ((1, 7, 7), (64, 64), ""),
+    "relu6": ((3, 5, 6), (33, 100), RELU6),
+    "channels that fill no register": ((2, 3, 3), (1, 2, 15, 17, 63, 65), RELU),
+    "one pixel": ((1, 1, 1), (5, 16), RELU),
+    "no image": ((0, 4, 4), (8, 8), RELU),
+    "large enough for threads": ((2, 28, 28), (96, 64), RELU),
+}
+
+
+def piece(name: str, layout: str = "nhwc", dtype: str = "fp32", order: str = "%s, %x, %m") -> SubgraphProblem:
+    (n, h, w), channels, activation = CASES[name]
+    whole = sum(channels)
+    made = f"{dtype}[{n},{whole},{h},{w}]"
+    lines = ["graph 1", *(f"input %a{i}: {dtype}[{n},{c},{h},{w}]" for i, c in enumerate(channels))]
+    lines += [f"constant %{constant}: {dtype}[1,{whole},1,1]" for constant in ("s", "m")]
+    x = "%a0"
+    if len(channels) > 1:
+        lines.append(f"%x: {made} = aten.cat.default(({', '.join(f'%a{i}' for i in range(len(channels)))}), 1)")
+        x = "%x"
+    lines.append(f"%n: {made} = aten.addcmul.default({order.replace('%x', x)})")
+    lines += [f"%y: {made} = {activation}", "return %y"] if activation else ["return %n"]
+    return SubgraphProblem("\n".join(lines) + "\n", layout)
+
+
+def launched(name: str, xs: list[torch.Tensor], shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    executable = ENGINE.build(piece(name), Knobs(), CPU)
+    whole = sum(x.shape[1] for x in xs)
+    y = torch.full((xs[0].shape[0], whole, *xs[0].shape[2:]), float("nan")).contiguous(
+        memory_format=torch.channels_last
+    )
+    executable.launch(Buffers(tuple(xs), [y], executable.pack((shift, scale))), None)
+    return y
+
+
+def data(name: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    (n, h, w), channels, _ = CASES[name]
+    generator = torch.Generator().manual_seed(len(name))
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randint(-8, 9, shape, generator=generator).float()
+
+    xs = [draw(n, c, h, w).contiguous(memory_format=torch.channels_last) for c in channels]
+    return xs, draw(1, sum(channels), 1, 1), draw(1, sum(channels), 1, 1)
+
+
+def exact(name: str, xs: list[torch.Tensor], shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    y = torch.cat(xs, 1) * scale + shift
+    return {RELU: torch.relu, RELU6: torch.nn.functional.relu6, "": torch.clone}[CASES[name][2]](y)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_integers_come_out_exact_and_nan_stays(name: str, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        xs, shift, scale = data(name)
+        for x in xs:
+            x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.02] = float("nan")
+        found = launched(name, xs, shift, scale)
+        assert torch.equal(found.nan_to_num(-7.0), exact(name, xs, shift, scale).nan_to_num(-7.0))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_keeps_to_its_buffers_and_to_the_oracle(name: str) -> None:
+    assert prepare(Bench(piece(name), CPU), ENGINE.config()).error < 1e-6
+
+
+def test_a_launch_needs_no_python() -> None:
+    xs, shift, scale = data("a dense layer's")
+    executable = ENGINE.build(piece("a dense layer's"), Knobs(), CPU)
+    native = executable.native(executable.pack((shift, scale)))
+    assert native is not None
+    assert len(native.tensors) == len(xs) + 3
+
+
+OTHERS = {
+    "another order": piece("a value by itself", order="%x, %s, %m"),
+    "blocked": piece("a value by itself", "blocked"),
+    "planes": piece("a value by itself", "nchw"),
+    "half": piece("a value by itself", dtype="fp16"),
+    "another activation": SubgraphProblem(piece("a value by itself").text.replace("relu", "silu"), "nhwc"),
+    "two results": SubgraphProblem(piece("a value by itself").text.replace("return %y", "return %n, %y"), "nhwc"),
+    "a constant for all channels": SubgraphProblem(
+        piece("a value by itself").text.replace("%s: fp32[1,40,1,1]", "%s: fp32[1,1,1,1]"), "nhwc"
+    ),
+    "a concatenation alone": SubgraphProblem(
+        "graph 1\ninput %a: fp32[1,4,2,2]\ninput %b: fp32[1,4,2,2]\n"
+        "%x: fp32[1,8,2,2] = aten.cat.default((%a, %b), 1)\nreturn %x\n",
+        "nhwc",
+    ),
+    "a scale that comes from outside": SubgraphProblem(
+        piece("a value by itself").text.replace("constant %m", "input %m"), "nhwc"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_it_does_not_do_it_refuses(name: str) -> None:
+    words = {
+        "blocked": "needs layout nhwc",
+        "planes": "needs layout nhwc",
+        "half": "needs fp32",
+    }.get(name, "another piece")
+    found = ENGINE.supports(OTHERS[name], CPU)
+    assert not found
+    assert words in found.reason
+
+
+def test_it_runs_on_cpus() -> None:
+    gpu = Target("cuda", "test", "sm_90", 132, 1 << 34, 0)
+    assert "runs on CPUs" in ENGINE.supports(piece("one pixel"), gpu).reason
+
+
+MAIN = """
+#include <stdlib.h>
+int main(void) {
+    for (int64_t first = 1; first < 80; first += 13)
+        for (int64_t pixels = 1; pixels < 40; pixels += 7)
+            for (int64_t activation = 0; activation < 3; activation++) {
+                int64_t settings[] = {pixels, 2, 1, activation, first, 21}, c = first + 21;
+                float *a = calloc(pixels * first, 4), *b = calloc(pixels * 21, 4), *y = calloc(pixels * c, 4);
+                float *scale = calloc(c, 4), *shift = calloc(c, 4);
+                convoy_norm(settings, (void *const[]){a, b, scale, shift, y + MISSING});
+                free(a), free(b), free(y), free(scale), free(shift);
+            }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
+    """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, norm.SOURCE)) + MAIN
+    done = sanitized.run(tmp_path, source, f"-DMISSING={missing}", "-DLANES=8")
+    assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

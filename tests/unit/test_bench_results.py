@@ -157,7 +157,14 @@ def copied(tmp_path: Path) -> Path:
     """A copy of what the scripts read and write."""
     (tmp_path / "bench").mkdir()
     of_zeros = ("zeroskip_tables.py", "zeroskip_figures.py")
-    tables = ("tables.py", "pruned_tables.py", "compare_tables.py", "choice_tables.py", "ablation_tables.py")
+    tables = (
+        "tables.py",
+        "pruned_tables.py",
+        "compare_tables.py",
+        "choice_tables.py",
+        "ablation_tables.py",
+        "layer_tables.py",
+    )
     for script in ("record.py", "plots.py", *tables, *of_zeros):
         shutil.copy(BENCH / script, tmp_path / "bench")
     shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")

@@ -1,0 +1,98 @@
+"""Single convolutions on this CPU: our kernels in C beside oneDNN and PyTorch. Question `cpu-layers`, metric `kernel_us`.
+
+Every distinct convolution of the nets (bench/layers), fp32, channels_last, with bias and ReLU, by each engine's first settings,
+all in one request, so in turn on the same data, checked against float64. The sums count each layer as often as its net has it.
+
+    python bench/cpu_layers.py [--nets resnet50,mobilenet_v2] [--batch 1] [--engines cpu.direct cpu.depthwise] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from layer_data import FOLDER, problems, short
+from record import Recorder
+
+import convoy
+from convoy.engines.manifest import load_engine
+from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
+from convoy.problem import ConvProblem, EngineConfig, Epilogue
+
+NETS = "alexnet,vgg19,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"
+PEERS = ("aten", "onednn")
+ENGINES = ("cpu.direct", "cpu.depthwise")
+ROUNDS = 9
+
+
+def layers(net: str, batch: int) -> Iterator[tuple[ConvProblem, int]]:
+    """A net's convolutions, each with how often it occurs."""
+    with (FOLDER / f"{net}.csv").open() as file:
+        counts = [int(row["count"]) for row in csv.DictReader(file)]
+    for problem, count in zip(problems(f"fp32:as_torch:{batch}:{net}"), counts, strict=True):
+        assert isinstance(problem, ConvProblem)
+        yield replace(problem, epilogue=Epilogue(bias=True, activation="relu")), count
+
+
+def kind_of(problem: ConvProblem) -> str:
+    """What people call such a layer."""
+    if problem.groups == problem.c > 1:
+        return "depthwise"
+    return "1x1" if problem.r == problem.s == 1 else "stem" if problem.c <= 3 else "larger filters"
+
+
+def configs_of(problem: ConvProblem, engines: list[str], target: convoy.Target) -> tuple[EngineConfig, ...]:
+    """The first settings of each engine that takes the problem."""
+    known = [load_engine(name) for name in engines]
+    return tuple(one.config(one.space(problem, target)[0]) for one in known if one.accepts(problem, target))
+
+
+def main() -> None:
+    """Measure, print a line a layer and the sums, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default=NETS)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    target = detect_target("cpu")
+    protocol = protocol_for(convoy.Effort.QUICK, "cpu")
+    recorder = Recorder(
+        "cpu-layers",
+        device=f"{target.name} {target.units} threads",
+        versions=" ".join(f"{name}={version}" for name, version in target.versions),
+        protocol=protocol.id,
+        folder=options.folder,
+    )
+    runner = ChildRunner(target)
+    sums: dict[tuple[str, str, str], float] = {}
+    try:
+        for net in options.nets.split(","):
+            for problem, count in layers(net, options.batch):
+                configs = configs_of(problem, [*PEERS, *options.engines], target)
+                line = f"{net} {short(problem)} x{count}:"
+                for row in runner.measure(Request(problem, configs, ROUNDS), protocol):
+                    name = row.config.engine
+                    recorder.add(
+                        subject=net, batch=options.batch, dtype="fp32", provider=f"convoy.{name}", metric="kernel_us",
+                        unit="us", p50=row.median_us, p20=row.median_us - row.spread_us,
+                        p80=row.median_us + row.spread_us, ok=row.ok,
+                        note=f"kind={kind_of(problem).replace(' ', '_')} times={count} flops={problem.flops} {problem.key}",
+                    )  # fmt: skip
+                    line += f"  {name} {row.median_us:.1f} ({problem.flops / row.median_us / 1e3:.0f} GFLOP/s)"
+                    case = net, kind_of(problem), name
+                    sums[case] = sums.get(case, 0.0) + count * row.median_us / 1e3
+                print(line, flush=True)
+            recorder.write()
+    finally:
+        runner.close()
+    for (net, kind, name), total in sums.items():
+        print(f"{net}, {kind}: {name} {total:.2f} ms")
+    print(recorder.path)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,7 +36,8 @@ from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
 from convoy.pipeline.optimize import Result
-from convoy.pipeline.stages import capture_net, competing_engines, make_runner, outdone
+from convoy.pipeline.scope import outdone
+from convoy.pipeline.stages import capture_net, competing_engines, make_runner
 from convoy.pipeline.verdict import errors_against, exact_outputs, interleave
 from convoy.problem import ConvProblem
 from convoy.program import OptimizedModule

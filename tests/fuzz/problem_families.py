@@ -324,10 +324,17 @@ def _concatenations(draw: random.Random) -> Problem:
 
 
 def _scaled(draw: random.Random) -> Problem:
-    """A batch norm at inference: of one value or several along channels, with an activation or without."""
+    """Channels scaled: of one value or several by constants, with an activation or without; of one by a gate for each image."""
     n, _, h, w = _image(draw)
     count, dtype = draw.randint(1, 5), draw.choice(("fp32", "fp32", "fp16"))
     channels = [draw.choice((draw.randint(1, 90), 32 * draw.randint(1, 4))) for _ in range(count)]
+    if draw.random() < 0.3:
+        made, gate = f"{dtype}[{n},{channels[0]},{h},{w}]", f"{dtype}[{n},{channels[0]},1,1]"
+        order = draw.choice(("%x, %g", "%g, %x"))
+        lines = [f"input %x: {made}", f"input %g: {gate}", f"%y: {made} = aten.mul.Tensor({order})"]
+        return SubgraphProblem(
+            "\n".join(["graph 1", *lines, "return %y"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw"))
+        )
     lines = ["graph 1", *(f"input %v{i}: {dtype}[{n},{c},{h},{w}]" for i, c in enumerate(channels))]
     lines += [f"constant %c{i}: {dtype}[1,{sum(channels)},1,1]" for i in range(2)]
     made, value = f"{dtype}[{n},{sum(channels)},{h},{w}]", "%v0"
@@ -339,9 +346,8 @@ def _scaled(draw: random.Random) -> Problem:
     activation = draw.choice(("", "aten.relu.default(%y)", "aten.hardtanh.default(%y, 0, 6)", "aten.silu.default(%y)"))
     if activation:
         lines.append(f"%z: {made} = {activation}")
-    return SubgraphProblem(
-        "\n".join([*lines, f"return {'%z' if activation else '%y'}"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw"))
-    )
+    returned = "%z" if activation else "%y"
+    return SubgraphProblem("\n".join([*lines, f"return {returned}"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw")))
 
 
 def _casts(draw: random.Random) -> Problem:
@@ -379,7 +385,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "poolings' gradients": _pooling_gradients,
     "parallel": _parallel,
     "concatenations": _concatenations,
-    "norms at inference": _scaled,
+    "channels scaled": _scaled,
     "casts": _casts,
 }
 

@@ -9,7 +9,7 @@ typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias))
 typedef int32_t mask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
-enum { NO_ACTIVATION, RELU, RELU6 };
+enum { NO_ACTIVATION, RELU, RELU6, SILU, HARDSWISH, HARDSIGMOID, SIGMOID };
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -39,13 +39,50 @@ INLINE void put_first_lanes(float *to, vec value, int64_t count) {
 #endif
 }
 
-/* NaN stays. */
+INLINE vec chosen(mask which, vec yes, vec no) { return (vec)(((mask)yes & which) | ((mask)no & ~which)); }
+
+/* The activations that cost an instruction or two, all others as if they were none: for sums in registers. NaN stays. */
 INLINE vec activated(vec value, int64_t activation) {
-    if (activation != NO_ACTIVATION) value = (vec)((mask)value & ~(mask)(value < all_lanes(0.0f)));
-    if (activation == RELU6) {
-        mask above = (mask)(value > all_lanes(6.0f));
-        value = (vec)(((mask)all_lanes(6.0f) & above) | ((mask)value & ~above));
-    }
+    if (activation == RELU || activation == RELU6) value = (vec)((mask)value & ~(mask)(value < all_lanes(0.0f)));
+    if (activation == RELU6) value = chosen((mask)(value > all_lanes(6.0f)), all_lanes(6.0f), value);
     return value;
 }
 
+/* e^x as 2^n e^r with |r| <= ln(2) / 2, by the series of e^r to its seventh power: within 2 units in the last place. What is
+ * less than a normal number is the least of them, what is too large is infinite, NaN stays. */
+INLINE vec exponential(vec x) {
+    x = chosen((mask)(x < all_lanes(-87.3f)), all_lanes(-87.3f), x);
+    x = chosen((mask)(x > all_lanes(88.8f)), all_lanes(88.8f), x);
+    vec n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: no fraction is left */
+    n -= 12582912.0f;
+    vec r = x - n * 0.693359375f;
+    r -= n * -2.12194440e-4f; /* both together: ln(2) in more digits than one float has */
+    vec series = all_lanes(1.0f / 5040);
+    series = series * r + 1.0f / 720;
+    series = series * r + 1.0f / 120;
+    series = series * r + 1.0f / 24;
+    series = series * r + 1.0f / 6;
+    series = series * r + 0.5f;
+    series = series * r + 1.0f;
+    series = series * r + 1.0f;
+    return series * (vec)((__builtin_convertvector(n, mask) + 127) << 23);
+}
+
+INLINE vec smooth(vec x, int64_t activation) {
+    if (activation == SILU) return x / (1.0f + exponential(-x));
+    if (activation == SIGMOID) return 1.0f / (1.0f + exponential(-x));
+    vec sixth = activated(x + 3.0f, RELU6) / 6.0f;
+    if (activation == HARDSWISH) sixth *= x;
+    return sixth;
+}
+
+/* The other activations, in place, on rows of channels that were just written: apart from the sums, whose registers they want. */
+static __attribute__((noinline)) void smooth_rows(float *y, int64_t step, int64_t rows, int64_t channels, int64_t activation) {
+    for (int64_t i = 0; i < rows; i++, y += step) {
+        int64_t c = 0;
+        for (; c + LANES <= channels; c += LANES) *(vec *)(y + c) = smooth(*(const vec *)(y + c), activation);
+        if (c < channels) put_first_lanes(y + c, smooth(first_lanes(y + c, channels - c), activation), channels - c);
+    }
+}
+
+INLINE int64_t is_smooth(int64_t activation) { return activation > RELU6; }

@@ -98,6 +98,7 @@ INLINE void channels(const Row *u, int64_t c, const int width) {
         blocks(u, c, taps, bias, 5, 2);
     else
         pixels(u, c, taps, bias, width);
+    if (is_smooth(z->activation)) smooth_rows(u->y + c, z->c, z->q, width, z->activation);
 }
 
 /* The whole problem: x, weight, bias, residual or NULL, and y. */

@@ -72,7 +72,7 @@ class CpuDepthwise(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions with one filter a channel in fp32 and nhwc, with a residual, ReLU or ReLU6."""
+        """Forward convolutions with one filter a channel in fp32 and nhwc, with a residual and an activation."""
         support = taken(problem, target, depthwise=True)
         if support and isinstance(problem, ConvProblem) and problem.r * problem.s > MOST_TAPS:
             return Support.no(f"has filters of at most {MOST_TAPS} values, got {problem.r} x {problem.s}")

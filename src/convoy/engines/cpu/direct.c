@@ -69,6 +69,7 @@ INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS
             }
         }
     }
+    if (is_smooth(z->activation)) smooth_rows(u->y + first * z->k, z->k, pixels, u->channels, z->activation);
 }
 
 /* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */

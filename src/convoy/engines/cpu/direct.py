@@ -151,7 +151,7 @@ class CpuDirect(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Forward convolutions without groups in fp32 and nhwc, and linear layers, with a residual, ReLU or ReLU6."""
+        """Forward convolutions without groups in fp32 and nhwc, and linear layers, with a residual and an activation."""
         if isinstance(problem, LinearProblem):
             if problem.dtype != "fp32":
                 return Support.no(f"needs fp32, got {problem.dtype}")

@@ -19,18 +19,29 @@ FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-t
 VECTORS_H: Final = Path(__file__).with_name("activated.h")
 """What stands before a source that works with vectors."""
 
-ACTIVATIONS: Final = ("none", "relu", "relu6")
+ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid")
 """Numbered as in the sources."""
 
+CHEAP: Final = ACTIVATIONS[:3]
+"""Those that cost an instruction or two."""
 
-def taken(problem: Problem, target: Target, *, pools: bool = False, depthwise: bool = False) -> Support:
-    """Forward convolutions in fp32 and nhwc, with a residual, ReLU or ReLU6, where there is a compiler.
+
+def taken(
+    problem: Problem,
+    target: Target,
+    *,
+    pools: bool = False,
+    depthwise: bool = False,
+    activations: Sequence[str] = ACTIVATIONS,
+) -> Support:
+    """Forward convolutions in fp32 and nhwc, with a residual and an activation, where there is a compiler.
 
     Args:
         problem: anything.
         target: the device.
         pools: whether the engine does an epilogue's pooling.
         depthwise: whether it is for one filter a channel; else it takes no groups.
+        activations: those that it has.
     """
     if target.device != "cpu":
         return Support.no(f"runs on CPUs, got {target.device}")
@@ -48,8 +59,8 @@ def taken(problem: Problem, target: Target, *, pools: bool = False, depthwise: b
         return Support.no(
             f"needs one filter a channel, got {problem.c} channels, {problem.k} filters, {problem.groups} groups"
         )
-    if problem.epilogue.activation not in ACTIVATIONS:
-        return Support.no(f"has the activations {', '.join(ACTIVATIONS)}, got {problem.epilogue.activation}")
+    if problem.epilogue.activation not in activations:
+        return Support.no(f"has the activations {', '.join(activations)}, got {problem.epilogue.activation}")
     return compiler_support()
 
 

@@ -21,7 +21,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
+from convoy.engines.cpu.tiles import ACTIVATIONS, CHEAP, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.engines.host_compiler import lanes, library
 from convoy.engines.roofline import Work, estimate_us
 from convoy.engines.zeros import expected
@@ -202,7 +202,7 @@ class ZeroSkipCpu(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions without groups in fp32 and nhwc, with a residual, ReLU or ReLU6 and any pooling."""
-        return taken(problem, target, pools=True)
+        return taken(problem, target, pools=True, activations=CHEAP)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Whether to skip is decided at run time, band by band."""

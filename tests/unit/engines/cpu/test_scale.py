@@ -1,4 +1,4 @@
-"""cpu.norm: equal to PyTorch's in every order and width, within its buffers, and the same bits for any number of threads."""
+"""cpu.scale: equal to PyTorch's in every order and width, within its buffers, and the same bits for any number of threads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import sanitized
 import torch
+from torch.nn import functional
 
 from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
-from convoy.engines.cpu import norm
-from convoy.engines.cpu.norm import ENGINE
+from convoy.engines.cpu.scale import ENGINE, SOURCE
 from convoy.engines.cpu.tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="ne
 
 RELU = "aten.relu.default(%n)"
 RELU6 = "aten.hardtanh.default(%n, 0, 6)"
+HARDSWISH = "aten.hardswish.default(%n)"
 
 CASES = {
     "a dense layer's": ((1, 14, 14), (256, 32, 32, 32), RELU),
@@ -31,6 +32,7 @@ CASES = {
     "no activation": ((1, 7, 7), (64, 64), ""),
     "relu6": ((3, 5, 6), (33, 100), RELU6),
     "channels that fill no register": ((2, 3, 3), (1, 2, 15, 17, 63, 65), RELU),
+    "hardswish": ((2, 5, 5), (20, 37), HARDSWISH),
     "one pixel": ((1, 1, 1), (5, 16), RELU),
     "no image": ((0, 4, 4), (8, 8), RELU),
     "large enough for threads": ((2, 28, 28), (96, 64), RELU),
@@ -75,7 +77,9 @@ def data(name: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
 
 def exact(name: str, xs: list[torch.Tensor], shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     y = torch.cat(xs, 1) * scale + shift
-    return {RELU: torch.relu, RELU6: torch.nn.functional.relu6, "": torch.clone}[CASES[name][2]](y)
+    return {RELU: torch.relu, RELU6: functional.relu6, HARDSWISH: functional.hardswish, "": torch.clone}[
+        CASES[name][2]
+    ](y)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -88,7 +92,11 @@ def test_integers_come_out_exact_and_nan_stays(name: str, threads: int) -> None:
         for x in xs:
             x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.02] = float("nan")
         found = launched(name, xs, shift, scale)
-        assert torch.equal(found.nan_to_num(-7.0), exact(name, xs, shift, scale).nan_to_num(-7.0))
+        expected = exact(name, xs, shift, scale)
+        if CASES[name][2] == HARDSWISH:
+            torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(found.nan_to_num(-7.0), expected.nan_to_num(-7.0))
     finally:
         torch.set_num_threads(before)
 
@@ -106,12 +114,56 @@ def test_a_launch_needs_no_python() -> None:
     assert len(native.tensors) == len(xs) + 3
 
 
+def gated(n: int, c: int, h: int, w: int, order: str = "%x, %g", gate: str = "") -> SubgraphProblem:
+    made, gate = f"fp32[{n},{c},{h},{w}]", gate or f"fp32[{n},{c},1,1]"
+    return SubgraphProblem(
+        f"graph 1\ninput %x: {made}\ninput %g: {gate}\n%y: {made} = aten.mul.Tensor({order})\nreturn %y\n", "nhwc"
+    )
+
+
+@pytest.mark.parametrize("order", ["%x, %g", "%g, %x"])
+@pytest.mark.parametrize("shape", [(2, 40, 9, 7), (3, 5, 1, 1), (1, 130, 28, 28), (0, 4, 3, 3)])
+def test_a_gate_scales_the_channels_of_its_image(shape: tuple[int, int, int, int], order: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randint(-9, 9, shape, generator=generator).float().contiguous(memory_format=torch.channels_last)
+    gate = torch.randint(-9, 9, (*shape[:2], 1, 1), generator=generator).float()
+    y = torch.full_like(x, float("nan"))
+    problem = gated(*shape, order)
+    assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
+    ENGINE.build(problem, Knobs(), CPU).launch(Buffers((x, gate), [y], ()), None)
+    assert torch.equal(y, x * gate)
+    assert prepare(Bench(problem, CPU), ENGINE.config()).error < 1e-6
+
+
+SMOOTH = ("silu", "hardswish", "hardsigmoid", "sigmoid")
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_activations_are_pytorchs_over_the_whole_range(activation: str) -> None:
+    """Of values that nothing was done to before: scale 1, shift -0. What e^88.4 and more divide may come out as nothing."""
+    special = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-40, 88.5, 88.9, -88.5, -87.31, -104.0]
+    x = torch.cat((torch.tensor(special), torch.linspace(-110, 110, 4000), torch.randn(83)))
+    text = (
+        f"graph 1\ninput %a0: fp32[{len(x)},1,1,1]\nconstant %s: fp32[1,1,1,1]\nconstant %m: fp32[1,1,1,1]\n"
+        f"%n: fp32[{len(x)},1,1,1] = aten.addcmul.default(%s, %a0, %m)\n"
+        f"%y: fp32[{len(x)},1,1,1] = aten.{activation}.default(%n)\nreturn %y\n"
+    )
+    executable = ENGINE.build(SubgraphProblem(text, "nhwc"), Knobs(), CPU)
+    shift, scale = -torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+    y = torch.full((len(x), 1, 1, 1), torch.nan)
+    executable.launch(Buffers((x.view(-1, 1, 1, 1),), [y], executable.pack((shift, scale))), None)
+    expected = getattr(functional, activation)(x.double()).float()
+    torch.testing.assert_close(y.flatten(), expected, equal_nan=True, rtol=5e-7, atol=1e-36)
+
+
 OTHERS = {
     "another order": piece("a value by itself", order="%x, %s, %m"),
     "blocked": piece("a value by itself", "blocked"),
     "planes": piece("a value by itself", "nchw"),
     "half": piece("a value by itself", dtype="fp16"),
-    "another activation": SubgraphProblem(piece("a value by itself").text.replace("relu", "silu"), "nhwc"),
+    "another activation": SubgraphProblem(piece("a value by itself").text.replace("relu", "tanh"), "nhwc"),
+    "a gate for all images": gated(2, 4, 3, 3, gate="fp32[1,4,1,1]"),
+    "a gate for each pixel": gated(2, 4, 3, 3, gate="fp32[2,1,3,3]"),
     "two results": SubgraphProblem(piece("a value by itself").text.replace("return %y", "return %n, %y"), "nhwc"),
     "a constant for all channels": SubgraphProblem(
         piece("a value by itself").text.replace("%s: fp32[1,40,1,1]", "%s: fp32[1,1,1,1]"), "nhwc"
@@ -149,11 +201,11 @@ MAIN = """
 int main(void) {
     for (int64_t first = 1; first < 80; first += 13)
         for (int64_t pixels = 1; pixels < 40; pixels += 7)
-            for (int64_t activation = 0; activation < 3; activation++) {
-                int64_t settings[] = {pixels, 2, 1, activation, first, 21}, c = first + 21;
-                float *a = calloc(pixels * first, 4), *b = calloc(pixels * 21, 4), *y = calloc(pixels * c, 4);
-                float *scale = calloc(c, 4), *shift = calloc(c, 4);
-                convoy_norm(settings, (void *const[]){a, b, scale, shift, y + MISSING});
+            for (int64_t activation = 0; activation <= SIGMOID; activation++) {
+                int64_t own = activation % 2, settings[] = {2, pixels, own, 2, 1, activation, first, 21}, c = first + 21;
+                float *a = calloc(2 * pixels * first, 4), *b = calloc(2 * pixels * 21, 4), *y = calloc(2 * pixels * c, 4);
+                float *scale = calloc((1 + own) * c, 4), *shift = calloc(c, 4);
+                convoy_scale(settings, (void *const[]){a, b, scale, own ? 0 : shift, y + MISSING});
                 free(a), free(b), free(y), free(scale), free(shift);
             }
     return 0;
@@ -164,6 +216,6 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, norm.SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, SOURCE)) + MAIN
     done = sanitized.run(tmp_path, source, f"-DMISSING={missing}", "-DLANES=8")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]

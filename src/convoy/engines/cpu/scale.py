@@ -1,0 +1,158 @@
+"""cpu.scale: channels scaled and shifted in NHWC, fp32, with a concatenation before it and an activation behind, in C (scale.c).
+
+A batch norm as it is at inference, one scale and shift a channel:
+
+    %x = aten.cat.default((%a, %b), 1)                or any 4-D value
+    %n = aten.addcmul.default(%shift, %x, %scale)
+    %y = aten.relu.default(%n)                        or another activation, or nothing
+
+and what squeeze-and-excitation does to each image (Hu, Shen, Sun, CVPR 2018):
+
+    %y = aten.mul.Tensor(%x, %gate)                   gate: [n, c, 1, 1]
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Executable, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.piece import CpuPiece
+from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H
+from convoy.engines.host_compiler import lanes, library
+from convoy.engines.piece import read
+from convoy.graph.ir import Graph, Node, Ref
+from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
+from convoy.regions.activation import activation_of
+from convoy.regions.concat import pieces
+from convoy.target import Target
+
+SOURCE: Final = Path(__file__).with_name("scale.c")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What a piece of the graph does.
+
+    Attributes:
+        specs: what is concatenated, one value or several.
+        args: which input each of these is.
+        gate: which input the scales are, a set for each image; -1 where scale and shift are the piece's two constants.
+        activation: of `ACTIVATIONS`.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    args: tuple[int, ...]
+    gate: int
+    activation: str
+
+    @staticmethod
+    def of(problem: SubgraphProblem) -> Scaling | None:
+        """A piece that is one such computation; None for any other."""
+        graph = read(problem.text)
+        nodes = list(graph.nodes)
+        names = pieces(graph, nodes[0]) if nodes else ()
+        value = nodes.pop(0).outputs[0] if names else ""
+        if not 1 <= len(nodes) <= 2:
+            return None
+        node, *rest = nodes
+        found = _of_constants(graph, node) or _of_gate(graph, node)
+        activation = _activation(node, rest)
+        if found is None or activation not in ACTIVATIONS or graph.outputs != nodes[-1].outputs:
+            return None
+        x, gate = found
+        if x != value:
+            names = () if names else (x,)
+        if not names or not {*names, *filter(None, [gate])} <= set(graph.inputs):
+            return None
+        specs, args = (graph.values[name].spec for name in names), (graph.inputs.index(name) for name in names)
+        return Scaling(tuple(specs), tuple(args), graph.inputs.index(gate) if gate else -1, activation)
+
+
+def _of_constants(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """The value that a node multiplies with a constant and adds to one, each of a value a channel; None for any other."""
+    names = [arg.name for arg in node.args if isinstance(arg, Ref)]
+    if node.op != "aten.addcmul.default" or node.kwargs or not len(names) == len(node.args) == 3:
+        return None
+    shift, x, scale = names
+    shape = graph.values[x].spec.shape
+    known = [constant.name for constant in graph.constants()]
+    fits = all(graph.values[name].spec.shape == (1, *shape[1:2], 1, 1) for name in (shift, scale))
+    return (x, "") if len(shape) == 4 and known == [shift, scale] and fits else None
+
+
+def _of_gate(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """The value that a node multiplies with another of one value for each image and channel, and that one; None for any other."""
+    names = [arg.name for arg in node.args if isinstance(arg, Ref)]
+    if node.op != "aten.mul.Tensor" or node.kwargs or not len(names) == len(node.args) == 2:
+        return None
+    made = graph.values[node.outputs[0]].spec.shape
+    for x, gate in (names, names[::-1]):
+        shapes = graph.values[x].spec.shape, graph.values[gate].spec.shape
+        if len(made) == 4 and shapes == (made, (*made[:2], 1, 1)):
+            return x, gate
+    return None
+
+
+def _activation(node: Node, rest: Sequence[Node]) -> str:
+    """What follows a node and nothing else; empty where that is no activation."""
+    if not rest:
+        return "none"
+    return activation_of(rest[0]) if tuple(rest[0].refs()) == node.outputs else ""
+
+
+class _Scale(NativeExecutable):
+    def __init__(self, scaling: Scaling) -> None:
+        n, _, h, w = scaling.specs[0].shape
+        channels = [spec.shape[1] for spec in scaling.specs]
+        activation, own = ACTIVATIONS.index(scaling.activation), scaling.gate >= 0
+        settings = (n, h * w, own, len(channels), torch.get_num_threads(), activation, *channels)
+        self._scaling, self._empty = scaling, n * h * w == 0
+        self._settings = (ctypes.c_int64 * len(settings))(*settings)
+        flags = (*FLAGS, f"-DLANES={lanes()}")
+        self.call = bound_call(library((VECTORS_H, SOURCE), flags, ScaleCpu.id), "convoy_scale")
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Shift and scale, a value a channel."""
+        return tuple(constant.detach().flatten().contiguous() for constant in constants)
+
+    def native(self, constants: Packed) -> Native | None:
+        """Multiply, add, activate."""
+        scaling = self._scaling
+        args = (("arg", index) for index in scaling.args)
+        shift, scale = (None, ("arg", scaling.gate)) if scaling.gate >= 0 else constants
+        return None if self._empty else Native(self._settings, (*args, scale, shift, ("result", 0)))
+
+
+class ScaleCpu(CpuPiece):
+    """fp32 values with four dimensions."""
+
+    id = "cpu.scale"
+    does = "scales channels"
+    layouts = ("nhwc",)
+
+    def refusal(self, problem: SubgraphProblem) -> str:
+        """It scales fp32 values."""
+        scaling = Scaling.of(problem)
+        if scaling is None:
+            return "scales channels, with a concatenation before it and an activation behind, got another piece"
+        if scaling.specs[0].dtype != "fp32":
+            return f"needs fp32, got {scaling.specs[0].dtype}"
+        return ""
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """The library is compiled once for all problems."""
+        del knobs, target
+        assert isinstance(problem, SubgraphProblem)
+        scaling = Scaling.of(problem)
+        assert scaling is not None
+        return _Scale(scaling)
+
+
+ENGINE = ScaleCpu()

@@ -16,7 +16,7 @@ def cpu_layers_table(rows: Sequence[Row], title: str) -> str:
     flops: dict[tuple[str, str, str], float] = {}
     for row in rows:
         words = dict(word.split("=", 1) for word in row["note"].split() if "=" in word)
-        case = row["subject"], row["batch"], words["kind"].replace("_", " ")
+        case = row["subject"].split()[0], row["batch"], words["kind"].replace("_", " ")
         name = NAMES.get(row["provider"], "ours")
         took = sums.setdefault(case, {})
         took[name] = took.get(name, 0.0) + int(words["times"]) * float(row["p50"]) / 1e3

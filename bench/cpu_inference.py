@@ -26,7 +26,7 @@ from convoy.measurement import detect_target
 from convoy.pipeline.verdict import Timed, interleave
 from convoy.zoo import load_model
 
-NETS = "alexnet,vgg16,googlenet,resnet50,mobilenet_v2,densenet121"
+NETS = "alexnet,vgg16,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"
 
 
 def onnxruntime_call(model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor] | None:

@@ -77,8 +77,8 @@ def main() -> None:
                 for row in runner.measure(Request(problem, configs, ROUNDS), protocol):
                     name = row.config.engine
                     recorder.add(
-                        subject=f"{net} {problem.key}", batch=options.batch, dtype="fp32", provider=f"convoy.{name}", metric="kernel_us",
-                        unit="us", p50=row.median_us, p20=row.median_us - row.spread_us,
+                        subject=f"{net} {problem.key}", batch=options.batch, dtype="fp32", provider=f"convoy.{name}",
+                        metric="kernel_us", unit="us", p50=row.median_us, p20=row.median_us - row.spread_us,
                         p80=row.median_us + row.spread_us, ok=row.ok,
                         note=f"kind={kind_of(problem).replace(' ', '_')} times={count} flops={problem.flops}",
                     )  # fmt: skip

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 
-from convoy.errors import InputError, SelectionError
-from convoy.selection import greedy
+from convoy.errors import SelectionError
+from convoy.selection import greedy, highs
 from convoy.selection.budget import MemoryModel
 from convoy.selection.covering import Covering, formulate
 from convoy.selection.eligible import worthwhile
-from convoy.selection.linear import LinearProgram, Terms, plus
+from convoy.selection.linear import Terms, plus
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Selection, SelectionProblem
 from convoy.selection.settle import memory_profile, settle, value_forms
@@ -47,10 +45,9 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     Raises:
         InputError: the package highspy is missing.
         SelectionError: no choice satisfies the constraints (the message says the least budget that would do), or none was
-            found in time.
+            found in time; or HiGHS's answer cannot be right (the message names its version).
     """
     del engine
-    highs = _import_highs()
     order = LaunchOrder(problem)
     deadline = time.monotonic() + time_limit_s
     model = formulate(problem, worthwhile(problem))
@@ -63,13 +60,15 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     bound_us = 0.0
     while True:
         try:
-            answer = _minimise(highs, model, deadline, start)
-        except _OutOfTimeError:
+            answer = _minimise(model, deadline, start)
+        except highs.OutOfTimeError:
             if start is None and budget is None:
                 raise
             if start is None:
                 raise _refusal(problem, time_limit_s, proven=False) from None
             return replace(start, solver="exact", bound_us=min(bound_us, start.total_us))
+        if start is not None and (wrong := _contradicted(answer, start)):
+            raise wrong
         if answer is None:
             raise _refusal(problem, time_limit_s)
         bound_us = max(bound_us, answer.bound_us)
@@ -102,7 +101,6 @@ def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -
         InputError: the package highspy is missing.
         SelectionError: no choice satisfies the constraints, or none was found in time.
     """
-    highs = _import_highs()
     order = LaunchOrder(problem)
     deadline = time.monotonic() + time_limit_s
     model = formulate(problem, worthwhile(problem, budgeted=True))
@@ -116,11 +114,13 @@ def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -
     best = start
     while True:
         try:
-            answer = _minimise(highs, model, deadline, start)
-        except _OutOfTimeError:
+            answer = _minimise(model, deadline, start)
+        except highs.OutOfTimeError:
             if best is None:
                 raise
             return best
+        if answer is None and start is not None and not order.contradictions:
+            raise highs.wrong("found no choice where there is one")
         if answer is None:
             raise SelectionError(_NO_COVER)
         if _cut_cycle(model, order, answer.columns):
@@ -155,62 +155,26 @@ class _Answer:
     bound_us: float
 
 
-class _OutOfTimeError(SelectionError):
-    """HiGHS stopped before it had found any choice."""
-
-
 _NO_COVER = "no choice of candidates covers the graph: a value would need a conversion that is not on offer"
 
 
-def _import_highs() -> ModuleType:
-    try:
-        return importlib.import_module("highspy")
-    except ImportError as error:
-        todo = "Run `pip install highspy`, or use solver 'greedy'."
-        raise InputError("solver", "exact", "the package highspy to be installed", todo) from error
-
-
-def _minimise(highs: ModuleType, model: Covering, deadline: float, start: Selection | None) -> _Answer | None:
+def _minimise(model: Covering, deadline: float, start: Selection | None) -> _Answer | None:
     """Solve the program as it stands; None where it has no solution."""
-    solver = highs.Highs()
-    options = {"output_flag": False, "parallel": "off", "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 0.0}
-    if math.isfinite(deadline):
-        options["time_limit"] = max(0.0, deadline - time.monotonic())
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
-    solver.passModel(_highs_lp(highs, model.program))
     begin = {id(c) for c in start.chosen} if start is not None else set[int]()
-    columns = range(len(model.pool))
-    if begin and begin <= {id(c) for c in model.pool}:
-        solver.setSolution(len(columns), list(columns), [1.0 if id(c) in begin else 0.0 for c in model.pool])
-    solver.run()
-    status = solver.getModelStatus()
-    if status in (highs.HighsModelStatus.kInfeasible, highs.HighsModelStatus.kUnboundedOrInfeasible):
+    known = {i: float(id(c) in begin) for i, c in enumerate(model.pool)} if begin <= {id(c) for c in model.pool} else {}
+    optimum = highs.minimise(model.program, known if begin else {}, deadline)
+    if optimum is None:
         return None
-    if solver.getInfo().primal_solution_status != highs.SolutionStatus.kSolutionStatusFeasible:
-        raise _OutOfTimeError(f"no choice was found before HiGHS stopped: {solver.modelStatusToString(status)}")
-    values = solver.getSolution().col_value
-    return _Answer([i for i in columns if values[i] > 0.5], solver.getInfo().mip_dual_bound)
+    return _Answer([i for i in range(len(model.pool)) if optimum.values[i] > 0.5], optimum.bound)
 
 
-def _highs_lp(highs: ModuleType, program: LinearProgram) -> object:
-    lp = highs.HighsLp()
-    lp.num_col_, lp.num_row_ = len(program.cost), len(program.rows)
-    lp.col_cost_ = program.cost
-    lp.col_lower_ = [0.0] * len(program.cost)
-    lp.col_upper_ = program.upper
-    kinds = (highs.HighsVarType.kContinuous, highs.HighsVarType.kInteger)
-    lp.integrality_ = [kinds[integer] for integer in program.integer]
-    lp.row_lower_ = [least for least, _, _ in program.rows]
-    lp.row_upper_ = [most for _, most, _ in program.rows]
-    lp.a_matrix_.format_ = highs.MatrixFormat.kRowwise
-    starts = [0]
-    for _, _, terms in program.rows:
-        starts.append(starts[-1] + len(terms))
-    lp.a_matrix_.start_ = starts
-    lp.a_matrix_.index_ = [column for _, _, terms in program.rows for column, _ in terms]
-    lp.a_matrix_.value_ = [value for _, _, terms in program.rows for _, value in terms]
-    return lp
+def _contradicted(answer: _Answer | None, start: Selection) -> SelectionError | None:
+    """The error to raise where the solver rules out a choice that is there, or one as good."""
+    if answer is None:
+        return highs.wrong("found no choice where there is one")
+    if answer.bound_us > start.total_us + _CLOSE * max(1.0, start.total_us):
+        return highs.wrong(f"found no choice under {answer.bound_us:g} us where one takes {start.total_us:g} us")
+    return None
 
 
 def _start(problem: SelectionProblem) -> Selection | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 Terms = list[tuple[int, float]]
@@ -51,6 +51,24 @@ class LinearProgram:
     def at_least(self, terms: Terms, least: float) -> None:
         """Add the row `terms >= least`."""
         self._add(least, math.inf, terms)
+
+    def broken(self, values: Sequence[float], tolerance: float) -> str:
+        """What a solution breaks by more than a tolerance, in words ("row 3: ..."), or nothing.
+
+        Args:
+            values: of every column.
+            tolerance: absolute, for rows, bounds and the distance of an integer column from an integer.
+        """
+        for column, (value, upper, integer) in enumerate(zip(values, self.upper, self.integer, strict=True)):
+            if not -tolerance <= value <= upper + tolerance:
+                return f"column {column}: {value:g} is not in [0, {upper:g}]"
+            if integer and abs(value - round(value)) > tolerance:
+                return f"column {column}: {value:g} is not an integer"
+        for row, (least, most, terms) in enumerate(self.rows):
+            total = math.fsum(coefficient * values[column] for column, coefficient in terms)
+            if not least - tolerance <= total <= most + tolerance:
+                return f"row {row}: {total:g} is not in [{least:g}, {most:g}]"
+        return ""
 
     def _add(self, least: float, most: float, terms: Terms) -> None:
         merged: dict[int, float] = {}

@@ -20,9 +20,10 @@ from convoy.selection.settle import memory_profile, settle, value_forms
 _CLOSE = 1e-6
 """HiGHS's own tolerances: a bound this near to the total, relatively, is the total."""
 
-_AT_ONCE = 1
+_AT_ONCE = 8
 """Places that get a row for their memory at a time, the fullest first. Each brings columns for every value alive there, and most
-never matter: DenseNet-201 under three budgets took 1 to 3 s with one at a time, 2 to 4 s with four, 6 to 15 s with all."""
+never matter; with few, the program is solved more often. DenseNet-201 with five draws of times (`bench/selection.py`), under a
+budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen, 61 s with all."""
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:

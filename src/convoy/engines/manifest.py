@@ -34,6 +34,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.pooling": "convoy.engines.cpu.pooling",
     "cpu.concat": "convoy.engines.cpu.concat",
     "cpu.scale": "convoy.engines.cpu.scale",
+    "cpu.winograd": "convoy.engines.cpu.winograd",
     "pruned.c": "convoy.engines.pruned.c",
     "pruned.channels": "convoy.engines.pruned.channels",
     "pruned.cuda": "convoy.engines.pruned.cuda",
@@ -97,7 +98,9 @@ SLICING: Final = frozenset(
 """Engines whose executables write a result into channels of a larger tensor where they are asked to
 (`Executable.accept_slice`): what selection may count on where a concatenation follows."""
 
-NATIVE: Final = frozenset({"cpu.concat", "cpu.depthwise", "cpu.direct", "cpu.pooling", "cpu.scale", "zeroskip.cpu"})
+NATIVE: Final = frozenset(
+    {"cpu.concat", "cpu.depthwise", "cpu.direct", "cpu.pooling", "cpu.scale", "cpu.winograd", "zeroskip.cpu"}
+)
 """Engines whose launches need no Python (`convoy.engines.cpu.native`): a program on a CPU has chains of them, each one call."""
 
 MERGING: Final = "triton.merged"

@@ -72,37 +72,69 @@ INLINE void finish(const int pixels, const int vectors, vec sums[PIXELS][VECTORS
     if (is_smooth(z->activation)) smooth_rows(u->y + first * z->k, z->k, pixels, u->channels, z->activation);
 }
 
-/* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
-INLINE void add_block(const int pixels, const int vectors, const Work *u, int64_t first, int64_t in_band) {
+typedef struct {
+    int64_t row[PIXELS], column[PIXELS]; /* of the input, at the first tap */
+} Places;
+
+/* A part's taps where all of them lie within the image, and a filter row is one run of values. */
+INLINE void add_within(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at) {
     const Sizes *z = u->z;
-    float *held = u->held + in_band * TILE;
-    vec sums[PIXELS][VECTORS];
-    int64_t row[PIXELS], column[PIXELS];
-    int64_t p = first / z->q, q = first % z->q, inside = z->dilation_w == 1 && u->last_c - u->first_c == z->c;
-    for (int i = 0; i < pixels; i++) {
-        const float *begun = u->begins ? u->bias : held + i * TILE;
-        for (int v = 0; v < vectors; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
-        row[i] = p * z->stride_h - z->pad_h;
-        column[i] = q * z->stride_w - z->pad_w;
-        inside &= column[i] >= 0 && column[i] + z->s <= z->w;
-        if (++q == z->q) q = 0, p++;
+    int64_t length = z->s * (u->last_c - u->first_c), down = z->dilation_h * z->w * z->c;
+    const float *x[LINE], *weight = u->weight + (u->first_r * z->s * z->c + u->first_c) * TILE;
+    const char *ahead = u->ahead;
+    for (int i = 0; i < LINE; i++) {
+        int pixel = i < pixels ? i : 0;
+        int64_t row = at->row[pixel] + u->first_r * z->dilation_h;
+        x[i] = u->image + (row * z->w + at->column[pixel]) * z->c + u->first_c;
     }
-    int64_t runs = inside ? 1 : z->s, length = inside ? z->s * z->c : u->last_c - u->first_c;
+    for (int64_t r = u->first_r; r < u->last_r; r++, ahead += u->step * length, weight += z->s * z->c * TILE) {
+        add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
+        for (int i = 0; i < LINE; i++) x[i] += down;
+    }
+}
+
+/* A part's taps where some of them may lie outside. */
+INLINE void add_at_borders(const int pixels, const int vectors, vec sums[PIXELS][VECTORS], const Work *u, const Places *at) {
+    const Sizes *z = u->z;
+    int64_t length = u->last_c - u->first_c;
     const char *ahead = u->ahead;
     for (int64_t r = u->first_r; r < u->last_r; r++)
-        for (int64_t s = 0; s < runs; s++, ahead += u->step * length) {
+        for (int64_t s = 0; s < z->s; s++, ahead += u->step * length) {
             const float *x[LINE];
             int64_t any = 0;
             for (int i = 0; i < pixels; i++) {
-                int64_t at_row = row[i] + r * z->dilation_h, at_column = column[i] + s * z->dilation_w;
-                int64_t there = at_row >= 0 && at_row < z->h && at_column >= 0 && at_column < z->w;
-                x[i] = there ? u->image + (at_row * z->w + at_column) * z->c + u->first_c : u->zeros;
+                int64_t row = at->row[i] + r * z->dilation_h, column = at->column[i] + s * z->dilation_w;
+                int64_t there = row >= 0 && row < z->h && column >= 0 && column < z->w;
+                x[i] = there ? u->image + (row * z->w + column) * z->c + u->first_c : u->zeros;
                 any |= there;
             }
             for (int i = pixels; i < LINE; i++) x[i] = x[0];
             const float *weight = u->weight + ((r * z->s + s) * z->c + u->first_c) * TILE;
             if (any) add_run(pixels, vectors, sums, x, length, weight, ahead, u->step);
         }
+}
+
+/* Some pixels from `first` on, which is number `in_band` of its band, by one part of a tile. */
+INLINE void add_block(const int pixels, const int vectors, const Work *u, int64_t first, int64_t in_band) {
+    const Sizes *z = u->z;
+    float *held = u->held + in_band * TILE;
+    vec sums[PIXELS][VECTORS];
+    Places at;
+    int64_t p = first / z->q, q = first % z->q, reach = (u->last_r - 1) * z->dilation_h;
+    int64_t within = z->s == 1 || (z->dilation_w == 1 && u->last_c - u->first_c == z->c);
+    for (int i = 0; i < pixels; i++) {
+        const float *begun = u->begins ? u->bias : held + i * TILE;
+        for (int v = 0; v < vectors; v++) sums[i][v] = *(const vec *)(begun + v * LANES);
+        at.row[i] = p * z->stride_h - z->pad_h;
+        at.column[i] = q * z->stride_w - z->pad_w;
+        within &= at.row[i] + u->first_r * z->dilation_h >= 0 && at.row[i] + reach < z->h;
+        within &= at.column[i] >= 0 && at.column[i] + z->s <= z->w;
+        if (++q == z->q) q = 0, p++;
+    }
+    if (within)
+        add_within(pixels, vectors, sums, u, &at);
+    else
+        add_at_borders(pixels, vectors, sums, u, &at);
     if (u->ends) {
         finish(pixels, vectors, sums, u, first);
         return;

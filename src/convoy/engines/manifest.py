@@ -33,6 +33,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.depthwise": "convoy.engines.cpu.depthwise",
     "cpu.pooling": "convoy.engines.cpu.pooling",
     "cpu.concat": "convoy.engines.cpu.concat",
+    "cpu.layout": "convoy.engines.cpu.layout",
     "cpu.scale": "convoy.engines.cpu.scale",
     "cpu.winograd": "convoy.engines.cpu.winograd",
     "pruned.c": "convoy.engines.pruned.c",
@@ -99,7 +100,16 @@ SLICING: Final = frozenset(
 (`Executable.accept_slice`): what selection may count on where a concatenation follows."""
 
 NATIVE: Final = frozenset(
-    {"cpu.concat", "cpu.depthwise", "cpu.direct", "cpu.pooling", "cpu.scale", "cpu.winograd", "zeroskip.cpu"}
+    {
+        "cpu.concat",
+        "cpu.depthwise",
+        "cpu.direct",
+        "cpu.layout",
+        "cpu.pooling",
+        "cpu.scale",
+        "cpu.winograd",
+        "zeroskip.cpu",
+    }
 )
 """Engines whose launches need no Python (`convoy.engines.cpu.native`): a program on a CPU has chains of them, each one call."""
 

@@ -1,0 +1,75 @@
+"""cpu.layout: a copy between nchw and nhwc by all threads, in C (layout.c; docs/engines/cpu.md)."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Engine, Executable, Packed
+from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
+from convoy.engines.host_compiler import compiler_support, library
+from convoy.engines.roofline import Work, estimate_us
+from convoy.problem import Knobs, LayoutProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+SOURCE: Final = Path(__file__).with_name("layout.c")
+FLAGS: Final = ("-std=gnu11", "-O3", "-march=native")
+SIZES: Final = (1, 2, 4, 8)
+"""Bytes of a value, as in layout.c."""
+
+
+class _Copy(NativeExecutable):
+    def __init__(self, problem: LayoutProblem) -> None:
+        n, c, h, w = problem.spec.shape
+        self._empty = not problem.spec.elements
+        to_nhwc = int(problem.layout == "nhwc")
+        settings = n, c, h * w, to_nhwc, _value_bytes(problem), torch.get_num_threads()
+        self._settings = (ctypes.c_int64 * len(settings))(*settings)
+        self.call = bound_call(library(SOURCE, FLAGS, CpuLayout.id), "convoy_layout")
+
+    def native(self, constants: Packed) -> Native | None:
+        """Copy."""
+        del constants
+        return None if self._empty else Native(self._settings, (("arg", 0), ("result", 0)))
+
+
+class CpuLayout(Engine):
+    """Copies of any dtype."""
+
+    id = "cpu.layout"
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Copies between nchw and nhwc on a CPU with a C compiler."""
+        if not isinstance(problem, LayoutProblem):
+            return Support.no(f"copies between memory formats, got {type(problem).__name__}")
+        if target.device != "cpu":
+            return Support.no(f"runs on CPUs, got {target.device}")
+        if {problem.source, problem.layout} != {"nchw", "nhwc"}:
+            return Support.no(f"copies between nchw and nhwc, got {problem.source} to {problem.layout}")
+        if problem.spec.elements and _value_bytes(problem) not in SIZES:
+            return Support.no(f"copies values of {', '.join(map(str, SIZES))} bytes, got {problem.spec.dtype}")
+        return compiler_support()
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """A pass over memory."""
+        del knobs
+        return estimate_us(Work(0.0, problem.bytes_min, 1), target)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """The library is compiled once for all problems."""
+        del knobs, target
+        assert isinstance(problem, LayoutProblem)
+        return _Copy(problem)
+
+
+def _value_bytes(problem: LayoutProblem) -> int:
+    return problem.spec.size_bytes // max(1, problem.spec.elements)
+
+
+ENGINE = CpuLayout()

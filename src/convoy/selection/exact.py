@@ -78,13 +78,8 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         selection = settle(problem, order, "exact", [model.pool[i] for i in answer.columns], answer.bound_us)
         if memory is None or budget is None or selection.peak_bytes <= budget:
             return _tight(selection)
-        crowded = [p for p in _crowded(model, memory, answer.columns, selection, budget) if p not in held][:_AT_ONCE]
-        for place in crowded:
-            usage = memory.usage(place)
-            terms = usage.terms + plus(memory.contradictions, -float(usage.most_bytes))
-            scaled = [(column, size / budget) for column, size in terms]
-            model.program.at_most(scaled, (budget - usage.fixed_bytes) / budget)
-        held.update(crowded)
+        crowded = _crowded(model, memory, answer.columns, selection, budget, held)
+        _keep_within(model, memory, crowded, budget)
         if not crowded:
             model.program.at_most(plus(answer.columns), len(answer.columns) - 1)
 
@@ -129,23 +124,39 @@ def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -
         selection = settle(problem, order, "exact", [model.pool[i] for i in answer.columns])
         best = selection if best is None or selection.peak_bytes < best.peak_bytes else best
         limit = answer.bound_us * scale * (1 + _CLOSE)
-        crowded = [p for p in _crowded(model, memory, answer.columns, selection, limit) if p not in held][:_AT_ONCE]
+        crowded = _crowded(model, memory, answer.columns, selection, limit, held)
         if not crowded:
             return best
         for place in crowded:
             usage = memory.usage(place)
             scaled = [(column, size / scale) for column, size in usage.terms]
             model.program.at_most([*scaled, (peak, -1.0)], -usage.fixed_bytes / scale)
-        held.update(crowded)
 
 
 def _crowded(
-    model: Covering, memory: MemoryModel, columns: Sequence[int], selection: Selection, limit_bytes: float
+    model: Covering,
+    memory: MemoryModel,
+    columns: Sequence[int],
+    selection: Selection,
+    limit_bytes: float,
+    held: set[int],
 ) -> list[int]:
-    """The places at which a selection has more than `limit_bytes` in use."""
+    """Some of the places at which a selection has more than `limit_bytes` in use, but for those in `held`, to which they are added."""
     column_of = {id(model.pool[i]): i for i in columns}
     profile = memory_profile(model.problem, selection.chosen, value_forms(model.problem, selection.chosen))
-    return memory.crowded([column_of[id(c)] for c in selection.chosen], profile, limit_bytes)
+    places = memory.crowded([column_of[id(c)] for c in selection.chosen], profile, limit_bytes)
+    found = [place for place in places if place not in held][:_AT_ONCE]
+    held.update(found)
+    return found
+
+
+def _keep_within(model: Covering, memory: MemoryModel, places: Sequence[int], budget_bytes: int) -> None:
+    """Rows that keep the memory in use at some places within a budget, but for choices that contradict `LaunchOrder.places`."""
+    for place in places:
+        usage = memory.usage(place)
+        terms = usage.terms + plus(memory.contradictions, -float(usage.most_bytes))
+        scaled = [(column, size / budget_bytes) for column, size in terms]
+        model.program.at_most(scaled, (budget_bytes - usage.fixed_bytes) / budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def _crowded(
     limit_bytes: float,
     held: set[int],
 ) -> list[int]:
-    """Some of the places at which a selection has more than `limit_bytes` in use, but for those in `held`, to which they are added."""
+    """Places at which a selection has more than `limit_bytes` in use, some of those not in `held`, to which they are added."""
     column_of = {id(model.pool[i]): i for i in columns}
     profile = memory_profile(model.problem, selection.chosen, value_forms(model.problem, selection.chosen))
     places = memory.crowded([column_of[id(c)] for c in selection.chosen], profile, limit_bytes)

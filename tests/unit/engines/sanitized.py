@@ -1,7 +1,8 @@
-"""Runs a C source with a `main` under the compiler's own sanitizers. Not a test module."""
+"""For tests of kernels in C: a source with a `main` under the compiler's own sanitizers, and its settings. Not a test module."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def run(folder: Path, source: str, *flags: str) -> subprocess.CompletedProcess[s
             pytest.skip("the compiler has no sanitizers")
         pytest.fail(built.stderr)
     return subprocess.run([folder / "kernel"], capture_output=True, text=True, check=False, timeout=120)
+
+
+def sizes_of(source: Path) -> list[str]:
+    """The fields of a kernel's `Sizes`, in order."""
+    struct = re.search(r"typedef struct \{([^}]*)\} Sizes;", source.read_text(encoding="utf-8"))
+    assert struct is not None
+    return re.findall(r"(?:int64_t|,) (\w+)", struct[1])
 
 
 def _compile(program: Path, source: str, *flags: str) -> subprocess.CompletedProcess[str]:

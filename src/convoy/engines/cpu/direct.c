@@ -14,10 +14,6 @@
  *
  * Weights: [tile][r][s][c][TILE], a tile's missing channels zero. The order of a sum depends on the problem alone.
  */
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #define TILE (VECTORS * LANES)
 #define LINE 16         /* floats of a line of the cache */
 #define SOON (2 * LINE) /* so far ahead of its use an input value is fetched */
@@ -185,11 +181,7 @@ void convoy_direct(const Sizes *z, void *const *tensors) {
     int64_t units = z->n * z->bands * z->groups;
 #pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
     for (int64_t unit = 0; unit < units; unit++) {
-#ifdef _OPENMP
-        float *slot = workspace + omp_get_thread_num() * z->slot_floats;
-#else
-        float *slot = workspace;
-#endif
+        float *slot = workspace + thread_number() * z->slot_floats;
         int64_t group = unit % z->groups, band = unit / z->groups % z->bands, image = unit / z->groups / z->bands;
         int64_t first_block = blocks * band / z->bands, last_block = blocks * (band + 1) / z->bands;
         Work u = {.z = z, .image = x + image * z->h * z->w * z->c, .zeros = zeros, .held = slot};

@@ -9,10 +9,6 @@
  *
  * Weights: [tile of channels][position][c][TILE], missing channels zero. The order of a sum depends on the problem alone.
  */
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #define TILE (VECTORS * LANES)
 #define LINE 16 /* floats of a line of the cache */
 #define MOST_M 4
@@ -221,11 +217,7 @@ void convoy_winograd(const Sizes *z, void *const *tensors) {
     int64_t positions = (z->m + 2) * (z->m + 2);
 #pragma omp parallel for schedule(static) num_threads((int)least(z->threads, units))
     for (int64_t unit = 0; unit < units; unit++) {
-#ifdef _OPENMP
-        float *slot = workspace + omp_get_thread_num() * z->slot_floats;
-#else
-        float *slot = workspace;
-#endif
+        float *slot = workspace + thread_number() * z->slot_floats;
         int64_t group = unit / z->bands, band = unit % z->bands;
         int64_t first = tiles * (blocks * band / z->bands) / blocks, last = tiles * (blocks * (band + 1) / z->bands) / blocks;
         Band u = {.z = z, .x = x, .inputs = slot, .first = first, .count = last - first};

@@ -17,10 +17,6 @@
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #if LANES == 16
 #define PIXELS 6 /* 24 sums, 4 weights and a value in 32 registers */
 #else
@@ -304,11 +300,7 @@ void convoy_zeroskip(const Sizes *z, void *const *tensors) {
     int64_t units = z->n * bands * groups;
 #pragma omp parallel for schedule(dynamic, 1) num_threads((int)least(z->threads, units))
     for (int64_t unit = 0; unit < units; unit++) {
-#ifdef _OPENMP
-        char *slot = workspace + omp_get_thread_num() * z->slot_bytes;
-#else
-        char *slot = workspace;
-#endif
+        char *slot = workspace + thread_number() * z->slot_bytes;
         int64_t group = unit % groups, band = unit / groups % bands, image = unit / groups / bands;
         int64_t first = band * z->band, last = least(first + z->band, z->y_h);
         int64_t blocks = up(z->c, z->block_c);

@@ -1,10 +1,10 @@
 """zeroskip.cpu: right on any share of zeros, on both of its ways, with what is not finite, and at a bounded cost of looking."""
 
 import itertools
-import re
 from dataclasses import replace
 
 import pytest
+import sanitized
 import torch
 from conv_cases import POOLED, POOLS, of_dtype, pooled
 
@@ -168,8 +168,7 @@ def test_few_channels_and_few_filters_are_not_worth_a_list():
 
 
 def test_the_sizes_are_those_of_the_source():
-    struct = re.search(r"typedef struct \{([^}]*)\} Sizes;", cpu.SOURCE.read_text())
-    assert re.findall(r"(?:int64_t|,) (\w+)", struct[1]) == [name for name, _ in cpu._Sizes._fields_]
+    assert sanitized.sizes_of(cpu.SOURCE) == [name for name, _ in cpu._Sizes._fields_]
     assert f"#define VECTORS {cpu.VECTORS}\n" in cpu.SOURCE.read_text()
     assert f"#define ROOM {cpu.ROOM} " in cpu.SOURCE.read_text()
 

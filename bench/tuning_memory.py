@@ -187,25 +187,47 @@ def latencies(case: Case, plans: Mapping[str, Tuned]) -> dict[str, Timed]:
         return interleave({name: program.runnable.replay for name, program in programs.items()}, cuda=True)
 
 
-def measure(case: Case, recorder: Recorder) -> None:
-    """All figures of one net."""
-    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one net took.
+
+    Attributes:
+        running: bytes of the device.
+        tuned: plans, `convoy` and `convoy.limited`.
+        tuning: bytes of the device that each took.
+        timed: of each plan's graph.
+    """
+
+    running: int
+    tuned: dict[str, Tuned]
+    tuning: dict[str, int]
+    timed: dict[str, Timed]
+
+
+def measure(case: Case) -> Found:
+    """Everything of one net."""
     with tempfile.TemporaryDirectory() as free, tempfile.TemporaryDirectory() as limited:
         release()
         before = used()
         plan, took = alone(tune, case, Path(free), before)
         _, running = alone(run, case, plan)
         other, less = alone(tune, case, Path(limited), before, MUST * running)
-        plans, sizes = {"convoy": plan, "convoy.limited": other}, {"convoy": took, "convoy.limited": less}
-        timed = latencies(case, plans)
+        plans = {"convoy": plan, "convoy.limited": other}
+        return Found(running, plans, {"convoy": took, "convoy.limited": less}, latencies(case, plans))
+
+
+def record(case: Case, found: Found, recorder: Recorder) -> None:
+    """Rows, and lines for people."""
+    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype)
+    running = found.running
     add(provider="convoy", metric="running_memory_bytes", unit="B", p50=running)
     add(provider="convoy.limited", metric="tuning_limit_bytes", unit="B", p50=MUST * running)
-    for name, tuned in plans.items():
-        found = timed[name]
-        add(provider=name, metric="tuning_memory_bytes", unit="B", p50=sizes[name])
-        low, high = found.median_ms - found.spread_ms, found.median_ms + found.spread_ms
-        add(provider=name, metric="latency_ms", unit="ms", p50=found.median_ms, p20=low, p80=high)
-        print(f"{case} {name}: {sizes[name] / 1e6:.0f} MB tuning, {found.median_ms:.4f} ms", flush=True)
+    for name, tuned in found.tuned.items():
+        took, timed = found.tuning[name], found.timed[name]
+        add(provider=name, metric="tuning_memory_bytes", unit="B", p50=took)
+        low, high = timed.median_ms - timed.spread_ms, timed.median_ms + timed.spread_ms
+        add(provider=name, metric="latency_ms", unit="ms", p50=timed.median_ms, p20=low, p80=high)
+        print(f"{case} {name}: {took / 1e6:.0f} MB tuning, {timed.median_ms:.4f} ms", flush=True)
         print(*(f"  {note}" for note in tuned.notes), sep="\n", flush=True)
     print(f"  {running / 1e6:.0f} MB running, limit {MUST * running / 1e6:.0f} MB", flush=True)
 
@@ -231,7 +253,8 @@ def main() -> None:
     )
     for net in options.nets.split(","):
         for batch in map(int, options.batch.split(",")):
-            measure(Case(net, batch, options.dtype, options.tune_seconds), recorder)
+            case = Case(net, batch, options.dtype, options.tune_seconds)
+            record(case, measure(case), recorder)
             print(recorder.write(), flush=True)
 
 

@@ -54,6 +54,7 @@ class SearchResult:
         without_room: problems that there was no memory to measure PyTorch's own on.
         disproved: predictions of a plan's steps that turned out to be of wrong kernels (`convoy.pipeline.proof`).
         cut: where time was up, what had been done by then; empty where the search was whole.
+        uncounted: whether there was no memory to count the zeros of the net's values (`convoy.measurement.zeros`).
     """
 
     rows: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
@@ -64,6 +65,7 @@ class SearchResult:
     without_room: int = 0
     disproved: int = 0
     cut: str = ""
+    uncounted: bool = False
 
 
 def search(

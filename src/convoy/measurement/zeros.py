@@ -72,7 +72,7 @@ def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
     added: list[tuple[Node, Value]] = []
     one = (1, 1)
 
-    def add(what: str, op: str, of: str, shape: tuple[int, ...], dtype: str, *args: Arg, **named: Arg) -> str:
+    def add(what: str, op: str, of: str, shape: tuple[int, ...], dtype: str, /, *args: Arg, **named: Arg) -> str:
         name = f"{what}.{value.name}"
         node = Node(name, op, (Ref(of), *args), tuple(named.items()), (name,))
         added.append((node, Value(name, TensorSpec(shape, dtype), "node")))
@@ -92,11 +92,16 @@ def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
         "blocks", pooled, plain, (n, -(-c // BLOCK), rows, columns), dtype,
         height, height, (0, 0, 0), (1, 1, 1), True,
     )  # fmt: skip
+    # Plane by plane, exact in fp32: over all values PyTorch's count_nonzero holds eight bytes for each of them.
+    wide = "fp64" if dtype == "fp64" else "fp32"
+    norm, wanted = "aten.linalg_vector_norm.default", Symbol(f"dtype.{wide}")
+    planes = add("planes", norm, value.name, (n, c), wide, 0, (2, 3), False, dtype=wanted)
+    values = add("live.values", "aten.sum.default", planes, (), "i64", dtype=Symbol("dtype.i64"))
     counted = [
         add(f"live.{what}", "aten.count_nonzero.default", of, (), "i64")
-        for what, of in (("values", value.name), ("channels", channels), ("tiles", tiles), ("blocks", blocks))
+        for what, of in (("channels", channels), ("tiles", tiles), ("blocks", blocks))
     ]
-    return added, counted
+    return added, [values, *counted]
 
 
 def image_shares(x: torch.Tensor) -> Shares:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -39,11 +40,11 @@ def checked_path(path: Path) -> Path:
     """Expand `~` and make the path absolute; raises InputError for what exists and is no ordinary file."""
     try:
         full = path.expanduser().absolute()
-        # What is no file at all (a NUL character) does not exist for pathlib.
-        ordinary = (full.is_file() or not full.exists()) and "\0" not in str(full)
-    except PermissionError:  # of a folder above: opening will say so, and go on in memory
-        return path.expanduser().absolute()
-    except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a name that is too long
+        try:
+            ordinary = stat.S_ISREG(full.stat().st_mode)  # one look: another process may be making the file
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return full  # not there yet, or not to be seen: opening will say so, and go on in memory
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user, a name that is too long, a NUL character
         raise InputError("db", str(path), "the path of a database file", f"It says: {error}.") from None
     if not ordinary:
         raise InputError("db", str(path), "the path of a database file", "A folder or a device cannot be one.")

@@ -17,6 +17,7 @@ from convoy.engines.manifest import BASELINE, FRUGAL, MERGING, NORMS, POOLING, e
 from convoy.engines.zeros import Shares
 from convoy.errors import InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
+from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.search import load
 from convoy.perfdb import Database
 from convoy.pipeline.offers import distinct_problems, layout_problems, zeros_by_problem
@@ -201,9 +202,10 @@ def measure(
         share: which of how many shares of it, the same in every process that takes one.
     """
     engines = competing_engines(settings)
+    uncounted = False
     if net.inputs and not net.zeros and any(load(engine, settings.engines).skips_zeros for engine in engines):
         observer("counting zeros", 0, 0)
-        net.zeros = zero_shares(net.captured.graph, net.captured.constants, net.inputs)
+        uncounted = not _count_zeros(net)
     runner = make_runner(net.target, settings)
     try:
         found = search(
@@ -219,9 +221,23 @@ def measure(
         )
     finally:
         runner.close()
+    found.uncounted = uncounted
     if found.predicted:
         prefer_measured(net.regions, found)
     return found
+
+
+def _count_zeros(net: Net) -> bool:
+    """Whether there was room for a run of the net that counts zeros. Without, nothing is known that could be skipped."""
+    try:
+        net.zeros = zero_shares(net.captured.graph, net.captured.constants, net.inputs)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    else:
+        return True
+    torch.cuda.empty_cache()
+    return False
 
 
 CUT: Final = "measuring ended"
@@ -231,7 +247,8 @@ CUT: Final = "measuring ended"
 def prediction_notes(found: SearchResult) -> list[str]:
     """What to tell of a plan that rests on predictions."""
     wrong = f"{found.disproved} predicted choices made the whole wrong, failed by themselves too and were replaced"
-    notes = [wrong] if found.disproved else []
+    uncounted = "there was no memory to count zeros: what skips them is taken for what it does without any"
+    notes = [note for note, holds in ((wrong, found.disproved), (uncounted, found.uncounted)) if holds]
     if not found.predicted:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"

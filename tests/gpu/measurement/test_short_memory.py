@@ -23,8 +23,8 @@ pytestmark = pytest.mark.gpu
 
 IMAGES = 64
 
-ENGINES = ("cudnn", "cuda.implicit_gemm", "triton.implicit_gemm")
-"""Enough of them to choose from."""
+ENGINES = ("cudnn", "cuda.implicit_gemm", "triton.implicit_gemm", "zeroskip.channels")
+"""Enough of them to choose from; for the last, zeros are counted."""
 
 LIMIT = 400 << 20
 """For tensors; a process that measures has its context besides."""
@@ -117,6 +117,7 @@ def test_tuning_keeps_to_its_limit(tmp_path: Path, isolate: bool) -> None:
     with torch.no_grad():
         exact = model.double()(x.double())
         assert errors_against(fast(x), [exact]).rel_l2_error < 1e-3
+    assert not any("no memory to count zeros" in note for note in fast.plan.notes)
 
 
 def test_a_plan_without_room_for_the_stock_net_beside_it_is_made_anew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,21 @@ def test_paths_are_made_absolute_and_checked(tmp_path: Path, monkeypatch: pytest
     for wrong in (tmp_path, Path("/dev/null"), Path("a\0"), Path("n" * 300), Path("~nobody-of-this-name/a.db")):
         with pytest.raises(InputError):
             checked_path(wrong)
+
+
+def test_a_file_that_another_process_makes_meanwhile_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, look = tmp_path / "a.db", Path.stat
+
+    def seen(self: Path, **named: bool) -> os.stat_result:
+        try:
+            return look(self, **named)
+        finally:
+            if self == path:
+                path.touch()
+
+    monkeypatch.setattr(Path, "stat", seen)
+    assert checked_path(path) == path
+    assert path.is_file()
 
 
 @pytest.mark.parametrize(

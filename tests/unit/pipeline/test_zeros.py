@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from convoy.engines import host_compiler
-from convoy.engines.zeros import CURVE, quantise
+from convoy.engines.zeros import CURVE, Shares, quantise
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database
 from convoy.pipeline.optimize import Result, load, optimize_model
@@ -98,6 +98,23 @@ def test_convolution_and_pooling_are_offered_as_one_step(found: Result, settings
         pooled = [row for row in database.rows() if "max2x2s2x2p0x0" in row.problem]
     assert {row.config.engine for row in pooled} == {"aten", "zeroskip.cpu"}
     assert all(row.ok for row in pooled)
+
+
+def test_where_there_is_no_memory_to_count_zeros_the_plan_says_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> dict[str, Shares]:
+        raise torch.OutOfMemoryError("CUDA out of memory, planted")
+
+    monkeypatch.setattr("convoy.pipeline.stages.zero_shares", full)
+    result = optimize_model(Net().eval(), (inputs(),), name="net", settings=settings)
+    assert any("no memory to count zeros" in note for note in result.plan.notes)
+    for layer in result.summary.layers:
+        assert layer.zeros is None
+        ours = [c for c in layer.candidates if c.engine == "zeroskip.cpu" and c.status == "ok"]
+        assert {c.knobs for c in ours} <= {"skip=auto,zeros=0"}
+    with torch.no_grad():
+        assert torch.allclose(result.program(inputs()), Net().eval()(inputs()), atol=1e-5)
 
 
 def test_other_inputs_are_computed_as_rightly_and_the_plan_can_be_replayed(

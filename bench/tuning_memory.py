@@ -193,12 +193,14 @@ class Found:
 
     Attributes:
         running: bytes of the device.
+        limit: bytes that `convoy.limited` was allowed.
         tuned: plans, `convoy` and `convoy.limited`.
         tuning: bytes of the device that each took.
         timed: of each plan's graph.
     """
 
     running: int
+    limit: float
     tuned: dict[str, Tuned]
     tuning: dict[str, int]
     timed: dict[str, Timed]
@@ -211,17 +213,18 @@ def measure(case: Case) -> Found:
         before = used()
         plan, took = alone(tune, case, Path(free), before)
         _, running = alone(run, case, plan)
-        other, less = alone(tune, case, Path(limited), before, MUST * running)
+        limit = MUST * running
+        other, less = alone(tune, case, Path(limited), before, limit)
         plans = {"convoy": plan, "convoy.limited": other}
-        return Found(running, plans, {"convoy": took, "convoy.limited": less}, latencies(case, plans))
+        tuning = {"convoy": took, "convoy.limited": less}
+        return Found(running, limit, plans, tuning, latencies(case, plans))
 
 
 def record(case: Case, found: Found, recorder: Recorder) -> None:
     """Rows, and lines for people."""
     add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype)
-    running = found.running
-    add(provider="convoy", metric="running_memory_bytes", unit="B", p50=running)
-    add(provider="convoy.limited", metric="tuning_limit_bytes", unit="B", p50=MUST * running)
+    add(provider="convoy", metric="running_memory_bytes", unit="B", p50=found.running)
+    add(provider="convoy.limited", metric="tuning_limit_bytes", unit="B", p50=found.limit)
     for name, tuned in found.tuned.items():
         took, timed = found.tuning[name], found.timed[name]
         add(provider=name, metric="tuning_memory_bytes", unit="B", p50=took)
@@ -229,7 +232,7 @@ def record(case: Case, found: Found, recorder: Recorder) -> None:
         add(provider=name, metric="latency_ms", unit="ms", p50=timed.median_ms, p20=low, p80=high)
         print(f"{case} {name}: {took / 1e6:.0f} MB tuning, {timed.median_ms:.4f} ms", flush=True)
         print(*(f"  {note}" for note in tuned.notes), sep="\n", flush=True)
-    print(f"  {running / 1e6:.0f} MB running, limit {MUST * running / 1e6:.0f} MB", flush=True)
+    print(f"  {found.running / 1e6:.0f} MB running, limit {found.limit / 1e6:.0f} MB", flush=True)
 
 
 def main() -> None:

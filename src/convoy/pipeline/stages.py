@@ -228,16 +228,20 @@ def measure(
 
 
 def _count_zeros(net: Net) -> bool:
-    """Whether there was room for a run of the net that counts zeros. Without, nothing is known that could be skipped."""
+    """Whether there was room for a run of the net that counts zeros. Without, nothing is known that could be skipped.
+
+    What the run took is given back either way: the process that measures may have no other room.
+    """
     try:
         net.zeros = zero_shares(net.captured.graph, net.captured.constants, net.inputs)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        counted = False
     else:
-        return True
+        counted = True
     torch.cuda.empty_cache()
-    return False
+    return counted
 
 
 CUT: Final = "measuring ended"

@@ -28,6 +28,7 @@ from convoy.problem import (
     LinearProblem,
     Problem,
     SubgraphProblem,
+    is_piece,
     parse_problem,
 )
 
@@ -253,7 +254,7 @@ def _read(key: str) -> Problem | None:
     A piece of the graph cannot be read from its own key, and a layer on pruned weights does only some of its operations: the
     rates that it seems to reach are nobody else's, not those of another mask either.
     """
-    if key.startswith("subgraph:"):
+    if is_piece(key):
         return None
     try:
         problem = parse_problem(key, "")

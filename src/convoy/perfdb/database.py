@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from types import TracebackType
@@ -19,6 +20,7 @@ from convoy.perfdb.record import check_digest, clip_reason, read_record, read_ta
 from convoy.perfdb.row import Measurement, Status
 from convoy.perfdb.store import Store
 from convoy.perfdb.transfer import Incoming, Refusal, file_form, read_file, write_all
+from convoy.problem import is_piece
 from convoy.target import Target
 
 
@@ -174,6 +176,7 @@ class Database:
 
         They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones. For
         problems that have no such row also those of earlier protocols, and then of devices with the same cores (`Target.is_kin`).
+        Pieces of graphs are left out: only their own text tells what they are.
 
         Args:
             target: the device.
@@ -183,20 +186,13 @@ class Database:
         like = [digest for digest, found in described.items() if found.is_like(target)]
         kin = [digest for digest, found in described.items() if found.is_kin(target)]
         rows: list[Measurement] = []
-        for digests in ((target.digest, *like), kin):
+        for digests in (list(dict.fromkeys((target.digest, *like))), kin):
+            own = [row for digest in digests for row in self.rows(target=digest, status="ok")]
             for protocol in protocols:
-                known = {row.problem for row in rows}
-                rows += [row for row in self._good_rows(digests, protocol) if row.problem not in known]
-        return rows
-
-    def _good_rows(self, digests: Iterable[str], protocol: str) -> list[Measurement]:
-        """The user's rows of some targets, then the shipped ones."""
-        distinct = list(dict.fromkeys(digests))
-        rows: list[Measurement] = []
-        for digest in distinct:
-            rows += [row for row in self.rows(target=digest, status="ok") if row.protocol == protocol]
-        for digest in distinct:
-            rows += [row for row in self._shipped(digest, lambda s: s.rows(protocol)) if row.ok]
+                wanted = partial(_is_new_layer, {row.problem for row in rows})
+                rows += [row for row in own if row.protocol == protocol and wanted(row.problem)]
+                ask = partial(shipped.Shelf.rows, protocol=protocol, wanted=wanted)
+                rows += [row for digest in digests for row in self._shipped(digest, ask) if row.ok]
         return rows
 
     def _descriptions(self) -> dict[str, Target]:
@@ -374,6 +370,10 @@ class Database:
         removed = self._store.write(lambda connection: sql.delete(connection, filters))
         self._store.shrink()
         return removed
+
+
+def _is_new_layer(known: Collection[str], problem: str) -> bool:
+    return problem not in known and not is_piece(problem)
 
 
 def _filters(**words: str) -> dict[str, str]:

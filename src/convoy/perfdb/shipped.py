@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -55,9 +55,10 @@ class Shelf:
             self._read[key] = [self._table.row(number) for number in self._index.get(key, ())]
         return self._read[key]
 
-    def rows(self, protocol: str = "") -> list[Measurement]:
-        """The rows of all problems, of one protocol or of all; raises InputError where one is malformed."""
-        return [row for key in self._index if protocol in ("", key[1]) for row in self.lookup(*key)]
+    def rows(self, protocol: str = "", wanted: Callable[[str], bool] | None = None) -> list[Measurement]:
+        """The rows of all problems or of the wanted, of one protocol or of all; raises InputError where one is malformed."""
+        keys = [key for key in self._index if protocol in ("", key[1]) and (wanted is None or wanted(key[0]))]
+        return [row for key in keys for row in self.lookup(*key)]
 
 
 def open_shelf(target: str, folder: Traversable | None = None) -> Shelf | None:

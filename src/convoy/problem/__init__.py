@@ -34,6 +34,7 @@ __all__ = [
     "SubgraphProblem",
     "TensorSpec",
     "WeightMask",
+    "is_piece",
     "parse_problem",
     "texts_of",
 ]
@@ -42,6 +43,11 @@ __all__ = [
 def texts_of(problems: Iterable[Problem]) -> dict[str, str]:
     """The texts of those problems that cannot be read from their key alone, by key: pieces of a graph."""
     return {problem.key: problem.text for problem in problems if isinstance(problem, SubgraphProblem)}
+
+
+def is_piece(key: str) -> bool:
+    """Whether a key is a piece of a graph's, which says nothing without its text."""
+    return key.startswith("subgraph:")
 
 
 def parse_problem(key: str, text: str = "") -> Problem:

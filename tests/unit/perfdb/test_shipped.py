@@ -13,6 +13,7 @@ from convoy.errors import InputError
 from convoy.perfdb import Database, shipped
 from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions, shipped_folder, shipped_targets, write_shipped
+from convoy.problem import SubgraphProblem
 from convoy.target import Target
 
 
@@ -87,6 +88,18 @@ def test_rows_of_a_like_device_are_related(tmp_path, monkeypatch):
         assert database.related(TARGET, ("another",)) == []
         database.put([row(2), failure(3)], targets=[TARGET])
         assert database.related(TARGET, (protocol,)) == [row(2), row(0, target=newer.digest)]
+
+
+@pytest.mark.parametrize("ships", [True, False])
+def test_pieces_of_graphs_are_related_to_nothing(tmp_path, monkeypatch, ships):
+    piece = SubgraphProblem("graph 1\ninput %a: fp32[1]\nreturn %a\n").key
+    held = [row(0), row(1, problem=piece)]
+    write_shipped(held if ships else [], tmp_path)
+    monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path)
+    with Database.memory(shipped=True) as database:
+        database.put([] if ships else held, targets=[TARGET])
+        assert database.lookup(piece, TARGET.digest, row(0).protocol) == held[1:]
+        assert database.related(TARGET, (row(0).protocol,)) == held[:1]
 
 
 def test_a_few_own_rows_do_not_hide_what_is_known_of_other_problems():

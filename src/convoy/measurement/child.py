@@ -10,7 +10,7 @@ from convoy.errors import LaunchError
 from convoy.measurement.builders import ONE_COMPILER, BuilderPool, builder_pools
 from convoy.measurement.process import START_S, EndedError, WorkerProcess, greeting
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.room import Shares
+from convoy.measurement.room import Room
 from convoy.measurement.runner import Request, stamp
 from convoy.measurement.worker import config_fields, problem_fields
 from convoy.perfdb.record import read_record
@@ -173,8 +173,8 @@ class ChildRunner:
             return self._worker
         threads = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
         limit = self.memory_bytes
-        tensors = None if limit is None else Shares.of(limit, isolate=True).measuring
-        hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure", memory_bytes=tensors)
+        room = None if limit is None or self.target.device == "cpu" else Room.of_measuring(limit)
+        hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure", room=room)
         self._worker = WorkerProcess(hello, {**threads, **ONE_COMPILER})
         self.starts += 1
         self._fresh = True

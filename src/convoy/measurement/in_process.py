@@ -14,6 +14,7 @@ from convoy.measurement.bench import Bench, shared_data
 from convoy.measurement.candidate import Ready, prepare
 from convoy.measurement.failure import ContextLostError, Failure, failure_of, is_out_of_memory, survive
 from convoy.measurement.protocol import Protocol
+from convoy.measurement.room import keep_room
 from convoy.measurement.runner import Announce, Request, stamp
 from convoy.measurement.statistics import Timing, summarise_rounds
 from convoy.measurement.timer import first_run_us, replayed_us, time_rounds
@@ -141,6 +142,7 @@ class InProcessRunner:
             sibling.landing.clear()
         self._ready.clear()
         self._empty_cache()  # the pools of graphs that are gone are nobody else's
+        keep_room()
         try:
             return self._filled(Bench(problem, self.target, sibling=sibling))
         except Exception as error:

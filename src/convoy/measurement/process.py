@@ -12,10 +12,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import IO, Any, Final
 
 import torch
 
+from convoy.measurement.room import Room
 from convoy.target import Target
 
 START_S: Final = 120.0
@@ -158,7 +160,7 @@ def _last_words(text: str) -> str:
 
 
 def greeting(
-    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, memory_bytes: int | None = None
+    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, room: Room | None = None
 ) -> dict[str, Any]:
     """The first message: what makes the worker's torch behave as this process's does."""
     hello: dict[str, Any] = {
@@ -166,7 +168,7 @@ def greeting(
         "target": target.to_dict(),
         "engines": list(extra_engines),
         "timeout_s": timeout_s,
-        "memory_bytes": memory_bytes,
+        "room": None if room is None else asdict(room),
         "device_index": torch.cuda.current_device() if target.device == "cuda" and role == "measure" else 0,
     }
     with contextlib.suppress(RuntimeError):  # torch refuses to tell where old and new precision settings are mixed

@@ -1,7 +1,9 @@
 """Room: how much of a GPU tuning may take, and what of it goes to whom.
 
-A limit counts everything beyond what this process holds when tuning begins. A process that uses a GPU has a CUDA context there,
-tensors or not: those of the processes that tuning starts come out of the limit before any tensor does.
+A limit counts everything beyond what the device holds when tuning begins. A process that uses a GPU has a CUDA context there,
+tensors or not: those of the processes that tuning starts come out of the limit before any tensor does. Contexts grow with the
+code that libraries load, and no allocator tells by how much; what the whole device holds does, which is looked at now and then
+(`keep_room`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ CONTEXT_BYTES: Final = 640 << 20
 
 LEAST_TENSOR_BYTES: Final = 64 << 20
 """With less for tensors there is hardly a layer that could be measured."""
+
+MOST_GROWTH: Final = 640 << 20
+"""By how much contexts are taken to grow at most: without a look at that, tuning ResNet-50 took 387 MB more than its limit (H100,
+commit ed4e247). What the device holds beyond that is of programs that have nothing to do with tuning."""
 
 MOST_ON_DEVICE: Final = 8
 """Processes that compile on the device, at most."""
@@ -74,9 +80,63 @@ def limit_memory(most_bytes: int) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, most_bytes / total))
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What PyTorch may hold of a GPU in one process.
+
+    Attributes:
+        tensors: bytes, all that it holds, where contexts are no larger than was expected.
+        others: bytes of the device that all else is expected to take: contexts, other processes.
+    """
+
+    tensors: int
+    others: int
+
+    @classmethod
+    def here(cls, limit: int, *, isolate: bool) -> Self:
+        """The room of the process that tunes, from now on; raises InputError where the process that measures would have none."""
+        shares, held = Shares.of(limit, isolate=isolate), torch.cuda.memory_reserved()
+        return cls(held + shares.here, _taken() - held + shares.builders * CONTEXT_BYTES)
+
+    @classmethod
+    def of_measuring(cls, limit: int) -> Self:
+        """The room of the process that measures, while this one tunes within the same limit."""
+        shares = Shares.of(limit, isolate=True)
+        began = _rooms[-1] if _rooms else cls.here(limit, isolate=True)
+        held = began.tensors - shares.here
+        return cls(shares.measuring, began.others + held + CONTEXT_BYTES)
+
+    def keep(self) -> None:
+        """Let PyTorch hold what is left of it now: what asks for more is out of memory."""
+        grown = _taken() - torch.cuda.memory_reserved() - self.others
+        limit_memory(max(LEAST_TENSOR_BYTES, self.tensors - min(max(0, grown), MOST_GROWTH)))
+
+
+_rooms: list[Room] = []
+"""Of this process, the innermost last, as there is one allocator: `torch.cuda.set_per_process_memory_fraction`."""
+
+
+def _taken() -> int:
+    """Bytes of the current GPU that are taken, by whomever."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def enter_room(room: Room) -> None:
+    """Keep to a room from now on."""
+    _rooms.append(room)
+    room.keep()
+
+
+def keep_room() -> None:
+    """Look again at what is left of this process's room, where it has one: contexts may have grown."""
+    if _rooms:
+        _rooms[-1].keep()
+
+
 @contextmanager
 def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator[None]:
-    """Let PyTorch hold no more than a limit leaves to this process (`Shares.here`), until the end of the block.
+    """Let PyTorch hold no more than a limit leaves to this process (`Room.here`), until the end of the block.
 
     Args:
         device: `cpu` or `cuda`; on a CPU nothing is limited.
@@ -89,10 +149,10 @@ def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator
     if device != "cuda" or limit is None:
         yield
         return
-    further = Shares.of(limit, isolate=isolate).here
     before = torch.cuda.memory.get_per_process_memory_fraction()
-    limit_memory(torch.cuda.memory_reserved() + further)
+    enter_room(Room.here(limit, isolate=isolate))
     try:
         yield
     finally:
+        _rooms.pop()
         torch.cuda.set_per_process_memory_fraction(before)

@@ -25,7 +25,7 @@ from convoy.errors import LaunchError
 from convoy.measurement.heap import keep_freed_memory
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.room import limit_memory
+from convoy.measurement.room import Room, enter_room
 from convoy.measurement.runner import Request
 from convoy.perfdb.record import to_record
 from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, SubgraphProblem, parse_problem
@@ -64,8 +64,8 @@ def _mirror(hello: dict[str, Any], target: Target) -> None:
         keep_freed_memory()
     elif hello["role"] == "measure":
         torch.cuda.set_device(hello["device_index"])
-        if hello["memory_bytes"] is not None:
-            limit_memory(hello["memory_bytes"])
+        if hello["room"] is not None:
+            enter_room(Room(**hello["room"]))
     with contextlib.suppress(RuntimeError):  # a torch without this setting, or with another backend's
         if "fp32_matmul" in hello:
             torch.set_float32_matmul_precision(hello["fp32_matmul"])
@@ -96,8 +96,12 @@ def _measurer(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict
         phase_before = phase
         say({"at": index, "phase": phase})
 
+    room = hello["room"]
     runner = InProcessRunner(
-        target, extra_engines=tuple(hello["engines"]), memory_bytes=hello["memory_bytes"], announce=announce
+        target,
+        extra_engines=tuple(hello["engines"]),
+        memory_bytes=None if room is None else room["tensors"],
+        announce=announce,
     )
 
     def serve(job: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.room import keep_room
 from convoy.pipeline.summarize import Outcome
 from convoy.pipeline.verdict import Errors, Timed, interleave
 from convoy.plan import Plan
@@ -62,6 +63,7 @@ class Check(ABC):
 
     def both(self, program: Program) -> Outcome | None:
         """Both, timed in turn; None where a GPU has no room for both at once."""
+        keep_room()
         try:
             with self.context():
                 theirs, mine = self.stock(), self.ours(program)
@@ -76,6 +78,7 @@ class Check(ABC):
 
     def alone(self, make: Callable[[], Side]) -> tuple[Timed, Errors]:
         """One side by itself, on a GPU; nothing of it is left afterwards."""
+        keep_room()
         with self.context():
             side = make()
             found = interleave({side.name: side.run}, cuda=True)[side.name], side.errors

@@ -18,6 +18,7 @@ from convoy.engines.zeros import Shares
 from convoy.errors import InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
 from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.room import keep_room
 from convoy.measurement.search import load
 from convoy.perfdb import Database
 from convoy.pipeline.offers import distinct_problems, layout_problems, zeros_by_problem
@@ -221,6 +222,7 @@ def measure(
         )
     finally:
         runner.close()
+    keep_room()
     found.uncounted = uncounted
     if found.predicted:
         prefer_measured(net.regions, found)

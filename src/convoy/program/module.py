@@ -17,6 +17,7 @@ from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
 from convoy.measurement.ahead import Ahead
 from convoy.measurement.heap import keep_freed_memory
+from convoy.measurement.room import keep_room
 from convoy.plan.plan import Plan
 from convoy.program.bind import PackedSteps, Regions, bind
 from convoy.program.chained import ChainedProgram
@@ -90,6 +91,7 @@ def build_program(
     if plan.baseline:
         return Program(plan, captured, None)
     device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")
+    keep_room()
     with torch.no_grad(), Ahead(target, settings) as own:
         bound = bind(plan, captured, regions, target, settings.engines, packed, ahead or own)
         runnable: Runnable

@@ -20,6 +20,7 @@ from convoy.measurement.protocol import Protocol
 from convoy.measurement.room import CONTEXT_BYTES
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, LinearProblem, SubgraphProblem
+from convoy.target import Target
 
 PROTOCOL = Protocol("wall", min_sample_us=50, few=3, rounds=5)
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
@@ -139,15 +140,20 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
 
     class Told:
         def __init__(self, hello, environment):
-            told.append(hello["memory_bytes"])
+            told.append(hello["room"])
             raise LaunchError("not started")
 
     monkeypatch.setattr("convoy.measurement.child.WorkerProcess", Told)
-    for limit in (3 << 30, None):
-        runner = ChildRunner(detect_target("cpu"), memory_bytes=limit)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (70 << 30, 80 << 30))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 1 << 30)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    cpu, gpu = detect_target("cpu"), Target("cuda", "test", "sm_90", 132, 80 << 30, 0)
+    for target, limit in ((gpu, 3 << 30), (gpu, None), (cpu, 3 << 30)):
+        runner = ChildRunner(target, memory_bytes=limit)
         with pytest.raises(LaunchError, match="not started"):
             next(runner.measure(request(engines.Right), PROTOCOL))
-    assert told == [(3 << 30) - CONTEXT_BYTES, None]
+    room = {"tensors": (3 << 30) - CONTEXT_BYTES, "others": (10 << 30) + CONTEXT_BYTES}
+    assert told == [room, None, None], "a CPU's memory is not limited"
 
 
 class Threads(engines.Right):

@@ -6,53 +6,124 @@ import pytest
 import torch
 
 from convoy.errors import InputError
-from convoy.measurement import worker
+from convoy.measurement import room, worker
 from convoy.measurement.process import greeting
-from convoy.measurement.room import BUILDERS_SHARE, CONTEXT_BYTES, LEAST_TENSOR_BYTES, Shares, memory_limited
+from convoy.measurement.room import (
+    BUILDERS_SHARE,
+    CONTEXT_BYTES,
+    LEAST_TENSOR_BYTES,
+    MOST_GROWTH,
+    Room,
+    Shares,
+    keep_room,
+    memory_limited,
+)
 from convoy.target import Target
 
 GPU = Target("cuda", "test", "sm_90", 132, 1000, 0)
 
+MIB = 1 << 20
 
-class Allocator:
-    """Of a GPU with 1000 bytes of memory, 100 of them held."""
+
+class Device:
+    """A GPU of 80 000 MiB, on which one process is looked at, and its allocator; sizes in MiB.
+
+    Attributes:
+        held: what PyTorch holds in this process.
+        others: what all else takes: contexts, this process's own too, and other processes.
+        most: what PyTorch may hold here.
+    """
+
+    TOTAL = 80_000
 
     def __init__(self) -> None:
-        self.fraction = 0.9
+        self.held, self.others, self.most = 100, 900, 70_000
+
+    @property
+    def free(self) -> tuple[int, int]:
+        return (self.TOTAL - self.held - self.others) * MIB, self.TOTAL * MIB
+
+    @property
+    def fraction(self) -> float:
+        return self.most / self.TOTAL
 
     def limit(self, fraction: float) -> None:
-        self.fraction = fraction
+        self.most = round(fraction * self.TOTAL)
 
 
 @pytest.fixture
-def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    found = Allocator()
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
+    monkeypatch.setattr(room, "_rooms", [])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: found.free)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=found.TOTAL * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.held * MIB)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", found.limit)
     monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda: found.fraction)
     return found
 
 
-@pytest.mark.parametrize(("further", "share"), [(200, 0.3), (None, 0.9), (5000, 1.0)])
-def test_a_limit_is_beyond_what_is_held_and_ends_with_the_block(
-    allocator: Allocator, further: int | None, share: float
-) -> None:
+@pytest.mark.parametrize(("further", "most"), [(200, 300), (None, 70_000), (100_000, 80_000)])
+def test_a_limit_is_beyond_what_is_held_and_ends_with_the_block(device: Device, further: int | None, most: int) -> None:
     def fails() -> None:
-        with memory_limited("cuda", further, isolate=False):
-            assert allocator.fraction == share
+        with memory_limited("cuda", None if further is None else further * MIB, isolate=False):
+            assert device.most == most
             raise KeyError
 
     with pytest.raises(KeyError):
         fails()
-    assert allocator.fraction == 0.9
+    assert device.most == 70_000
+    keep_room()
+    assert device.most == 70_000, "there is no limit any more"
 
 
-def test_a_cpu_is_not_limited(allocator: Allocator) -> None:
-    with memory_limited("cpu", 200, isolate=True):
-        assert allocator.fraction == 0.9
+def test_a_cpu_is_not_limited(device: Device) -> None:
+    with memory_limited("cpu", 200 * MIB, isolate=True):
+        keep_room()
+        assert device.most == 70_000
+
+
+def test_what_contexts_grow_by_is_not_there_for_tensors(device: Device) -> None:
+    with memory_limited("cuda", 2000 * MIB, isolate=False):
+        for grown, most in ((300, 1800), (-200, 2100), (10_000, 2100 - MOST_GROWTH // MIB)):
+            device.others = 900 + grown
+            device.held = 700  # tensors are no growth
+            keep_room()
+            assert device.most == most
+    with memory_limited("cuda", 400 * MIB, isolate=False):
+        device.others += 600
+        keep_room()
+        assert device.most == 700 + 400 - 600
+        device.others += 10_000
+        device.held = 0
+        keep_room()
+        assert device.most == 700 + 400 - MOST_GROWTH // MIB
+    with memory_limited("cuda", 100 * MIB, isolate=False):
+        device.others += 10_000
+        keep_room()
+        assert device.most == LEAST_TENSOR_BYTES // MIB
+
+
+def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the process that measures may hold, where contexts and what the process that tunes holds have grown."""
+    limit, began = 3000, device.held + device.others
+    with memory_limited("cuda", limit * MIB, isolate=True):
+        device.others += 50  # libraries load code here
+        device.held += 150  # and this process holds more than it did
+        hello = greeting(GPU, (), 1.0, role="measure", room=Room.of_measuring(limit * MIB))
+    before = device.held + device.others
+    context = CONTEXT_BYTES // MIB + 70
+    device.held, device.others = 0, before + context
+    monkeypatch.setattr(room, "_rooms", [])
+    worker._mirror(hello, GPU)
+    assert before + context + device.most == began + limit
+    device.held, device.others = 500, before + context + 30
+    keep_room()
+    assert before + context + 30 + device.most == began + limit
 
 
 @pytest.mark.parametrize("builders", [0, 1, 5])
@@ -65,17 +136,32 @@ def test_contexts_come_out_of_the_limit(builders: int) -> None:
     assert Shares.of(limit, isolate=False) == Shares(0, limit, limit)
 
 
-def test_a_limit_without_room_for_the_measuring_process_is_refused() -> None:
+def test_contexts_that_are_expected_are_no_growth(device: Device) -> None:
+    limit = int(5.5 * CONTEXT_BYTES / BUILDERS_SHARE)
+    with memory_limited("cuda", limit, isolate=True):
+        device.others += 5 * CONTEXT_BYTES // MIB
+        keep_room()
+        assert device.most == device.held + Shares.of(limit, isolate=True).here // MIB
+
+
+def test_a_limit_without_room_for_the_measuring_process_is_refused(device: Device) -> None:
     least = CONTEXT_BYTES + LEAST_TENSOR_BYTES
     assert Shares.of(least, isolate=True).measuring == LEAST_TENSOR_BYTES
     with pytest.raises(InputError, match=r"tuning_memory: got '703 MiB', expected at least 704 MiB.*isolate=False"):
-        Shares.of(least - (1 << 20), isolate=True)
+        Shares.of(least - MIB, isolate=True)
     with pytest.raises(InputError, match="tuning_memory"), memory_limited("cuda", least - 1, isolate=True):
         pass
+    assert device.most == 70_000
 
 
-@pytest.mark.parametrize(("memory_bytes", "share"), [(250, 0.25), (None, 0.9)])
-def test_the_measuring_process_keeps_to_the_limit(allocator: Allocator, memory_bytes: int | None, share: float) -> None:
-    hello = greeting(GPU, (), 1.0, role="measure", memory_bytes=memory_bytes)
-    worker._mirror(hello, GPU)
-    assert allocator.fraction == share
+def test_a_measuring_process_without_a_limit_has_none(device: Device) -> None:
+    worker._mirror(greeting(GPU, (), 1.0, role="measure"), GPU)
+    keep_room()
+    assert device.most == 70_000
+
+
+def test_a_process_that_measures_within_a_limit_of_its_own_has_what_is_left_of_it(device: Device) -> None:
+    """A runner that is used by itself, without a tuning that began."""
+    limit = 2000 * MIB
+    found = Room.of_measuring(limit)
+    assert found == Room(limit - CONTEXT_BYTES, (device.held + device.others) * MIB + CONTEXT_BYTES)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from convoy.engines.manifest import FRUGAL, MANIFEST
 from convoy.errors import InputError
+from convoy.measurement import room
+from convoy.pipeline.optimize import optimize_model
 from convoy.pipeline.stages import allowed_layouts, competing_engines, device_of, memory_format
 from convoy.settings import LayoutChoice, Settings
 
@@ -60,3 +65,23 @@ def test_the_device_is_where_everything_lies() -> None:
         device_of(model, (x.to("meta"),), {})
     with pytest.raises(InputError, match="cpu or cuda"):
         device_of(nn.ReLU(), (x.to("meta"),), {})
+
+
+def test_every_layer_build_and_check_looks_at_what_memory_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookers: list[str] = []
+
+    class Watched(room.Room):
+        """Writes down who looks, and allows all there is."""
+
+        def keep(self) -> None:
+            lookers.append(traceback.extract_stack()[-3].name)
+
+    monkeypatch.setattr(room, "_rooms", [Watched(0, 0)])
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    settings = Settings(db=tmp_path / "perf.db", isolate=False, only_engines=("gemm",))
+    result = optimize_model(net, (torch.randn(1, 3, 8, 8),), name="net", settings=settings)
+    assert lookers.count("_bench_for") >= len(result.plan.steps) or result.plan.baseline
+    assert {"_bench_for", "measure", "build_program", "both"} <= set(lookers)
+    assert lookers.index("build_program") > lookers.index("measure"), "first with what the measuring process leaves"

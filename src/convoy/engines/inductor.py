@@ -33,6 +33,15 @@ _WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
 """Parts of the names of operators that Inductor may do better than ATen by themselves. Any other single operator is one pass
 over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/engines/cpu.md)."""
 
+_FOR_WHOLE_NETS: Final = {
+    "freezing": False,
+    "max_autotune": False,
+    "coordinate_descent_tuning": False,
+    "triton.cudagraphs": False,
+}
+"""What is turned on for whole nets, as Inductor has it by itself: the process that measured a piece knew nothing of that. Another
+piece would run than was measured, compiled anew instead of taken from the cache."""
+
 _LOCK: Final = threading.Lock()
 """Inductor's configuration and caches are process-wide."""
 
@@ -158,7 +167,7 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     options = {"cpp.threads": target.units} if target.device == "cpu" else {"compile_threads": 1}
     if target.device == "cuda":
         _keep_triton_cache()
-    with _LOCK, torch.no_grad(), settings.patch(options):
+    with _LOCK, torch.no_grad(), settings.patch({**_FOR_WHOLE_NETS, **options}):
         return standalone_compile(traced, examples, dynamic_shapes="from_graph")
 
 

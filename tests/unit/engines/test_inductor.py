@@ -274,10 +274,15 @@ def test_whatever_inductor_raises_is_a_compile_error(raised, summary, log, monke
 CHILD = """\
 import sys
 from torch._dynamo.utils import counters
+from torch._inductor import config, list_mode_options
 from convoy.engines.inductor import ENGINE
 from convoy.measurement.detect import detect_target
 from convoy.problem import Knobs, SubgraphProblem
-for text in sys.argv[1:]:
+if sys.argv[1] == "changed":
+    config.freezing = True
+    config.load_config({**config.get_config_copy(), **list_mode_options("max-autotune")})
+    config.coordinate_descent_tuning = True
+for text in sys.argv[2:]:
     counters.clear()
     ENGINE.build(SubgraphProblem(text), Knobs(), detect_target("cpu"))
     print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
@@ -286,10 +291,11 @@ for text in sys.argv[1:]:
 
 @needs_compiler
 def test_another_process_takes_the_code_from_inductors_cache() -> None:
+    """Whatever of Inductor's settings was changed there: the measured piece is the one that runs."""
     seen, unseen = new_piece(), new_piece()
     found = []
-    for pieces in ([seen], [seen, unseen]):
-        command = [sys.executable, "-c", CHILD, *(piece.text for piece in pieces)]
+    for settings, pieces in (("plain", [seen]), ("changed", [seen, unseen])):
+        command = [sys.executable, "-c", CHILD, settings, *(piece.text for piece in pieces)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         found.append(done.stdout.splitlines())
     assert found == [["0 1"], ["1 0", "0 1"]]

@@ -1,7 +1,8 @@
 """What does an engine for pieces of the graph gain? Question `pieces`, metric kernel_us; what a net's pieces take.
 
-Every distinct piece of a net's training step, or with `--inference` of the net itself, that one of the engines named can do, by
-PyTorch's operators, by Inductor and by the engine at its first settings, all in one request, so in turn on the same data.
+Every distinct piece of a net's training step, or with `--inference` of the net itself, that one of the engines named can do, and
+the copy of an nchw input to nhwc, by PyTorch's operators, by Inductor and by the engine at its first settings, all in one
+request, so in turn on the same data.
 Pieces of one kind are added up at the end.
 
     python bench/pieces.py [--nets resnet50,googlenet] [--batch 32] [--dtype bf16] [--engines triton.batch_norm ...]
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from record import Recorder
@@ -25,9 +26,8 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine
 from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
 from convoy.perfdb.row import Measurement
-from convoy.pipeline.stages import capture_net, make_net
-from convoy.problem import SubgraphProblem
-from convoy.regions import Region
+from convoy.pipeline.stages import Net, capture_net, make_net
+from convoy.problem import LayoutProblem, SubgraphProblem
 
 PEERS = ("aten", "inductor")
 ROUNDS = 7
@@ -38,31 +38,44 @@ def extra(engines: list[str]) -> tuple[str, ...]:
     return tuple(f"{engine}={WAITING[engine]}:ENGINE" for engine in engines if engine not in MANIFEST)
 
 
-def regions_of(case: Case, engines: list[str], *, training: bool) -> Sequence[Region]:
-    """Of a training step, or of the net for inference, in nhwc."""
+def net_of(case: Case, engines: list[str], *, training: bool) -> Net:
+    """A training step, or the net for inference, in nhwc."""
     model, batch = case.model(), case.data()
     settings = convoy.Settings(engines=extra(engines), layout="nhwc")
     target = detect_target(case.device)
     if not training:
-        return capture_net(case.net, model.eval(), batch[:1], {}, settings, target).regions
+        return capture_net(case.net, model.eval(), batch[:1], {}, settings, target)
     capture = capture_training(model, loss_of, batch, amp=case.amp)
-    return make_net(case.net, capture.captured, {}, "nhwc", settings, target).regions
+    return make_net(case.net, capture.captured, {}, "nhwc", settings, target)
 
 
-def pieces(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple[Region, SubgraphProblem, int]]:
-    """By key: the first region with a piece that some engine can do, the piece, and how often it occurs."""
+Piece = SubgraphProblem | LayoutProblem
+
+
+def offered(net: Net) -> Iterator[tuple[str, Piece]]:
+    """Its pieces and the copies of its inputs, with what to call them."""
+    for region in net.regions:
+        named = f"{region.pattern}({'+'.join(region.nodes)})"
+        yield from ((named, problem) for problem in region.problems if isinstance(problem, SubgraphProblem))
+    graph = net.captured.graph
+    for value in graph.inputs:
+        if len(graph.values[value].spec.shape) == 4:
+            yield f"{value} from nchw to nhwc", LayoutProblem(graph.values[value].spec, "nchw", "nhwc")
+
+
+def pieces(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple[str, Piece, int]]:
+    """By key: what the first piece that some engine can do is called, the piece, and how often it occurs."""
     target = detect_target(case.device)
     known = [load_engine(engine, extra(engines)) for engine in engines]
-    found: dict[str, tuple[Region, SubgraphProblem, int]] = {}
-    for region in regions_of(case, engines, training=training):
-        for problem in region.problems:
-            if isinstance(problem, SubgraphProblem) and any(one.accepts(problem, target) for one in known):
-                first, _, count = found.get(problem.key, (region, problem, 0))
-                found[problem.key] = (first, problem, count + 1)
+    found: dict[str, tuple[str, Piece, int]] = {}
+    for named, problem in offered(net_of(case, engines, training=training)):
+        if any(one.accepts(problem, target) for one in known):
+            first, _, count = found.get(problem.key, (named, problem, 0))
+            found[problem.key] = (first, problem, count + 1)
     return found
 
 
-def configs_of(engine: Engine, problem: SubgraphProblem, target: convoy.Target, keep: int) -> list[object]:
+def configs_of(engine: Engine, problem: Piece, target: convoy.Target, keep: int) -> list[object]:
     """An engine's first settings; none where it says no."""
     space = engine.space(problem, target) if engine.accepts(problem, target) else ()
     return [engine.config(knobs) for knobs in space[:keep]]
@@ -106,7 +119,7 @@ def main() -> None:
                 for _, problem, _ in found.values()
             ]
             runner.prepare(requests)
-            for (region, problem, count), request in zip(found.values(), requests, strict=True):
+            for (named, problem, count), request in zip(found.values(), requests, strict=True):
                 if time.monotonic() > end:
                     print(f"out of time in {net}")
                     break
@@ -115,7 +128,7 @@ def main() -> None:
                     name = row.config.engine
                     if row.ok and (name not in best or row.median_us < best[name].median_us):
                         best[name] = row
-                subject = f"{net} {region.pattern}({'+'.join(region.nodes)})"[:120]
+                subject = f"{net} {named}"[:120]
                 line = f"{subject} x{count}:"
                 for name, row in best.items():
                     took_us = row.median_us

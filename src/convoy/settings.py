@@ -57,8 +57,8 @@ class Settings:
         solver: how to choose.
         layout: memory formats allowed inside the net (inputs and outputs keep the caller's).
         memory_budget_bytes: most bytes for activations, packed weights' growth and workspace together; None: no limit.
-        tuning_memory_bytes: most bytes of a GPU that tuning may take beyond what this process holds already, a CUDA context of
-            640 MiB for each process that it starts included; None: what is free. What has no room is left out, as
+        tuning_memory_bytes: most bytes of a GPU that tuning may take beyond what the device holds already, CUDA contexts of the
+            processes that it starts and what contexts grow by included; None: what is free. What has no room is left out, as
             `out_of_memory`, and is tried again when there is more.
         deterministic: refuse candidates that may give other bits from run to run.
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.

@@ -100,11 +100,10 @@ class Room:
 
     @classmethod
     def of_measuring(cls, limit: int) -> Self:
-        """The room of the process that measures, while this one tunes within the same limit."""
-        shares = Shares.of(limit, isolate=True)
+        """The room of the process that measures, while this one tunes: both keep the device under one level."""
+        tensors = Shares.of(limit, isolate=True).measuring
         began = _rooms[-1] if _rooms else cls.here(limit, isolate=True)
-        held = began.tensors - shares.here
-        return cls(shares.measuring, began.others + held + CONTEXT_BYTES)
+        return cls(tensors, began.tensors + began.others - tensors)
 
     def keep(self) -> None:
         """Let PyTorch hold what is left of it now: what asks for more is out of memory."""

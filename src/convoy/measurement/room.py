@@ -16,6 +16,7 @@ from typing import Final, Self
 import torch
 
 from convoy.errors import InputError
+from convoy.measurement.failure import is_out_of_memory
 
 CONTEXT_BYTES: Final = 640 << 20
 """A CUDA context with the code of kernels in it: 549 MB when it is new (H100, driver 580), and more with every kernel loaded."""
@@ -133,6 +134,23 @@ def keep_room() -> None:
         _rooms[-1].keep()
 
 
+def ask_to_record(stream: torch.cuda.Stream) -> None:
+    """Ask for what PyTorch allocates where the recording of a CUDA graph begins, and give it back.
+
+    Those are two numbers for the device's generator, while there is no other graph. Where they have no room, the graph is left
+    half registered, and its destructor raises: the process is gone (PyTorch 2.11, `CUDAGeneratorState::unregister_graph`).
+
+    Args:
+        stream: what will be recorded, for memory belongs to streams.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for them.
+    """
+    with torch.cuda.stream(stream):
+        asked = [torch.empty(1, dtype=torch.int64, device=stream.device) for _ in range(2)]
+    del asked
+
+
 @contextmanager
 def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator[None]:
     """Let PyTorch hold no more than a limit leaves to this process (`Room.here`), until the end of the block.
@@ -143,7 +161,7 @@ def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator
         isolate: whether a process of its own measures.
 
     Raises:
-        InputError: the process that measures would have no room.
+        InputError: the process that measures would have no room, or memory ended where nothing smaller can take its place.
     """
     if device != "cuda" or limit is None:
         yield
@@ -152,6 +170,13 @@ def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator
     enter_room(Room.here(limit, isolate=isolate))
     try:
         yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        expected = (
+            f"as much as the net takes while it runs ({next(iter(str(error).splitlines()), type(error).__name__)})"
+        )
+        raise InputError("tuning_memory", f"{limit / 2**20:.0f} MiB", expected, "Allow more.") from error
     finally:
         _rooms.pop()
         torch.cuda.set_per_process_memory_fraction(before)

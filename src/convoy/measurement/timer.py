@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from convoy.measurement.protocol import Protocol
+from convoy.measurement.room import ask_to_record
 
 Launch = Callable[[], object]
 Sample = Callable[[], float]
@@ -170,6 +171,9 @@ def captured(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
 
     Begun by hand: the context manager `torch.cuda.graph` gives all cached memory back to the driver first, which made a candidate
     take 21 ms where it takes 17 ms without (H100), and whose pieces the next one must ask for again.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for it, or for a launch.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -177,6 +181,7 @@ def captured(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
     with torch.cuda.stream(stream):
         launch()
         torch.cuda.synchronize()
+        ask_to_record(stream)
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for _ in range(launches):

@@ -10,6 +10,7 @@ import torch
 
 from convoy.errors import CompileError
 from convoy.measurement import Ahead
+from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import verdict
 from convoy.pipeline.stages import Net
 from convoy.pipeline.within_memory import Spread, within
@@ -116,10 +117,16 @@ def _build_fastest(
 
 
 def _shares(program: Program) -> tuple[float, ...]:
-    """Part of the device that each step takes; nothing where that cannot be seen."""
+    """Part of the device that each step takes; nothing where that cannot be seen, or no room is left to run them one by one."""
     runnable = program.runnable
     assert isinstance(runnable, GraphProgram)
-    return shares(runnable.eager, runnable.inputs)
+    try:
+        return shares(runnable.eager, runnable.inputs)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    torch.cuda.empty_cache()
+    return ()
 
 
 def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]) -> tuple[float, ...]:
@@ -197,13 +204,12 @@ class Contest:
         if _order(steps) in self._seen:
             return
         self._seen.add(_order(steps))
-        try:
-            program = self._build(steps)
-        except torch.OutOfMemoryError:
+        tried = self._timed(steps)
+        if tried is None:
             torch.cuda.empty_cache()
             self.notes.append(f"streams: {name} does not fit beside another schedule and was not tried")
             return
-        best, found = self._clock(self.program, program)
+        program, best, found = tried
         self.measured.append((steps, found.median_ms * 1e3))
         self._took.setdefault(self.name, best.median_ms)
         self._took[name] = found.median_ms
@@ -217,6 +223,16 @@ class Contest:
             )
             return
         self.steps, self.program, self.name = steps, program, name
+
+    def _timed(self, steps: Sequence[Step]) -> tuple[Program, verdict.Timed, verdict.Timed] | None:
+        """A schedule's program, with what the best so far and it take in turn; None where there is no room for both."""
+        try:
+            program = self._build(steps)
+            return program, *self._clock(self.program, program)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
 
     def _whole(self, timed: verdict.Timed, steps: Sequence[Step]) -> verdict.Timed:
         return dataclasses.replace(timed, median_ms=timed.median_ms + self._exposed(steps) / 1e3)

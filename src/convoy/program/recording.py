@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from convoy.errors import LaunchError
+from convoy.measurement.room import ask_to_record
 
 FAILURES: Final = (RuntimeError, LaunchError)
 """What is raised where launches cannot be recorded: PyTorch's and the driver's errors, or an engine's own."""
@@ -31,11 +32,13 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
     Raises:
         RuntimeError, LaunchError: a launch cannot be recorded (`FAILURES`), in the words of the launch that was refused.
+        torch.OutOfMemoryError: there is no room to begin.
     """
     device = stream.device
     caller = torch.cuda.current_stream(device)
     stream.wait_stream(caller)
     forget_library_workspaces()
+    ask_to_record(stream)
     cause: BaseException | None = None
     try:
         with torch.cuda.device(device), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
@@ -68,6 +71,7 @@ def _recover(graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream) -> None:
         _UNFINISHED.append(graph)
         with suppress(RuntimeError):
             trifle, aside = torch.cuda.CUDAGraph(), stream_beside(caller.device, (caller,))
+            ask_to_record(aside)
             with torch.cuda.graph(trifle, stream=aside, capture_error_mode="thread_local"):
                 torch.zeros(1, device=caller.device)
 

@@ -14,10 +14,12 @@ from convoy.measurement import detect_target
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.room import CONTEXT_BYTES
+from convoy.measurement.timer import captured
 from convoy.pipeline.check import APART, Side
 from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.verdict import errors_against, exact_outputs
 from convoy.problem import ConvProblem, Epilogue
+from convoy.program.recording import recording
 
 pytestmark = pytest.mark.gpu
 
@@ -87,6 +89,19 @@ def test_the_oracle_of_a_net_answers_for_fewer_images_or_on_the_host(size: int, 
         assert exact.device.type == where
         assert len(exact) == images or (images is None and 1 <= len(exact) < IMAGES)
         assert errors_against(whole, [exact]).rel_l2_error < 1e-3
+
+
+def test_a_recording_without_room_to_begin_is_refused() -> None:
+    """PyTorch would end the process, where no other graph is there."""
+    stream = torch.cuda.Stream()
+    with room(0):
+        with pytest.raises(torch.OutOfMemoryError):
+            captured(lambda: None, 3)
+        with pytest.raises(torch.OutOfMemoryError), recording(torch.cuda.CUDAGraph(), stream):
+            pytest.fail("it was begun")
+    x = torch.ones(3, device="cuda")
+    captured(lambda: x.add_(1), 3).replay()
+    assert x.tolist() == [5.0] * 3  # one launch before the recording
 
 
 class Wide(nn.Sequential):

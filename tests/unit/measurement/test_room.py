@@ -154,6 +154,18 @@ def test_a_limit_without_room_for_the_measuring_process_is_refused(device: Devic
     assert device.most == 70_000
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory\nmore")]
+)
+def test_a_limit_under_which_nothing_can_run_is_refused_in_its_own_name(device: Device, error: Exception) -> None:
+    expected = r"tuning_memory: got '200 MiB', expected as much as the net takes while it runs \(CUDA .*out of memory.?\). Allow"
+    with pytest.raises(InputError, match=expected), memory_limited("cuda", 200 * MIB, isolate=False):
+        raise error
+    assert device.most == 70_000
+    with pytest.raises(type(error)), memory_limited("cuda", None, isolate=False):
+        raise error
+
+
 def test_a_measuring_process_without_a_limit_has_none(device: Device) -> None:
     worker._mirror(greeting(GPU, (), 1.0, role="measure"), GPU)
     keep_room()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from convoy.pipeline.schedules import Contest
 from convoy.pipeline.verdict import Timed
 from convoy.plan import Step, cast_together, contention, device_us, exposed_us, parallel
 from convoy.problem import EngineConfig, Knobs
+from convoy.program import GraphProgram
 from convoy.schedule import Collective, Sharing
 
 
@@ -98,6 +100,37 @@ def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch):
     made = contest(monkeypatch, Clock({1: 4.0, 2: 2.0, 3: 1.0}), full_from=3)
     assert made.name == "2"
     assert [note for note in made.notes if "3 does not fit" in note]
+
+
+def test_a_schedule_without_room_to_run_is_named(monkeypatch: pytest.MonkeyPatch):
+    class Full(Clock):
+        def __call__(self, best: SimpleNamespace, challenger: SimpleNamespace) -> tuple[Timed, Timed]:
+            if challenger.streams == 3:
+                raise RuntimeError("CUDA error: out of memory")
+            return super().__call__(best, challenger)
+
+    made = contest(monkeypatch, Full({1: 4.0, 2: 2.0, 3: 1.0, 4: 5.0}))
+    assert made.name == "2"
+    assert [note for note in made.notes if "3 does not fit" in note]
+
+
+def test_without_room_to_run_step_by_step_what_steps_take_is_not_known(monkeypatch: pytest.MonkeyPatch):
+    """As where a limit of tuning's memory leaves no room for the values of a run beside those that a graph holds."""
+    program: Any = SimpleNamespace(runnable=GraphProgram.__new__(GraphProgram))
+    program.runnable.eager = program.runnable.inputs = None
+    raised: list[Exception] = []
+
+    def full(*_: object) -> tuple[float, ...]:
+        raise raised[-1]
+
+    monkeypatch.setattr(schedules, "shares", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for error in (torch.OutOfMemoryError("full"), RuntimeError("CUDA error: out of memory")):
+        raised.append(error)
+        assert schedules._shares(program) == ()
+    raised.append(ValueError("a slip of ours"))
+    with pytest.raises(ValueError, match="a slip of ours"):
+        schedules._shares(program)
 
 
 def test_the_same_schedule_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch):

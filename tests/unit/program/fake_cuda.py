@@ -115,8 +115,10 @@ def install(patch: pytest.MonkeyPatch) -> FakeCuda:
     @contextmanager
     def on(stream: FakeStream) -> Any:
         before, cuda.current = cuda.current, stream
-        yield
-        cuda.current = before
+        try:
+            yield
+        finally:
+            cuda.current = before
 
     def device(_: object) -> AbstractContextManager[None]:
         return nullcontext()

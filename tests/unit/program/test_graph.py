@@ -21,6 +21,7 @@ import convoy
 from convoy import plan as plans
 from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
+from convoy.measurement.timer import captured
 from convoy.pipeline import schedules, training, verdict
 from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
@@ -129,6 +130,25 @@ def test_a_failed_recording_leaves_stream_and_generator_usable(cuda: FakeCuda, i
     cuda.draw()
     # One that was never ended is asked by PyTorch's allocator ever after; of the others none is kept, and its memory goes back.
     assert len(recording._UNFINISHED) - kept == invalid
+
+
+def test_no_recording_begins_without_room_for_its_random_numbers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    """PyTorch ends the process there, as it frees the graph: the fake one has nothing to begin a recording by hand with."""
+
+    def full(*size: object, **words: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    caller = cuda.current
+    monkeypatch.setattr(torch, "empty", full)
+    with (
+        pytest.raises(torch.OutOfMemoryError, match="full"),
+        recording.recording(torch.cuda.CUDAGraph(), torch.cuda.Stream()),
+    ):
+        pytest.fail("it was begun")
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        captured(lambda: None, 3)
+    assert cuda.begun == 0
+    assert cuda.current is caller
 
 
 def test_a_recording_that_cannot_be_ended_says_so_itself(cuda: FakeCuda):

@@ -8,11 +8,12 @@ from typing import Final
 
 import torch
 
-from convoy.compare.energy import joules_counter
+from convoy.compare.energy import counter_of
 from convoy.errors import ConvoyError
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.failure import Failure
+from convoy.measurement.nvml import gpu_of
 from convoy.measurement.timer import GRAPH_LAUNCHES, captured
 from convoy.perfdb import Measurement
 from convoy.problem import parse_problem
@@ -26,9 +27,7 @@ def gpu_counter() -> Callable[[], float] | None:
     """The energy counter of torch's current GPU, or None where there is none."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
-    bus = f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-    return joules_counter(bus)
+    return counter_of(gpu_of(torch.cuda.current_device()))
 
 
 def launch_joules(

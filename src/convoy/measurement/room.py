@@ -2,8 +2,8 @@
 
 A limit counts everything beyond what the device holds when tuning begins. A process that uses a GPU has a CUDA context there,
 tensors or not: those of the processes that tuning starts come out of the limit before any tensor does. Contexts grow with the
-code that libraries load, and no allocator tells by how much; what the whole device holds does, which is looked at now and then
-(`keep_room`).
+code that libraries load, and no allocator tells by how much: the driver is asked now and then what this process takes, and where
+it does not tell, what the whole device holds is looked at (`keep_room`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from convoy.errors import InputError
 from convoy.measurement.failure import is_out_of_memory
+from convoy.measurement.nvml import own_bytes
 
 CONTEXT_BYTES: Final = 640 << 20
 """A CUDA context with the code of kernels in it: 549 MB when it is new (H100, driver 580), and more with every kernel loaded."""
@@ -25,8 +26,9 @@ LEAST_TENSOR_BYTES: Final = 64 << 20
 """With less for tensors there is hardly a layer that could be measured."""
 
 MOST_GROWTH: Final = 640 << 20
-"""By how much contexts are taken to grow at most: without a look at that, tuning ResNet-50 took 387 MB more than its limit (H100,
-commit ed4e247). What the device holds beyond that is of programs that have nothing to do with tuning."""
+"""By how much contexts are taken to grow at most, where the driver does not tell whose memory it is: without a look at that,
+tuning ResNet-50 took 387 MB more than its limit (H100, commit ed4e247). What the device holds beyond that is of programs that
+have no part in tuning."""
 
 MOST_ON_DEVICE: Final = 8
 """Processes that compile on the device, at most."""
@@ -87,29 +89,42 @@ class Room:
 
     Attributes:
         tensors: bytes, all that it holds, where contexts are no larger than was expected.
-        others: bytes of the device that all else is expected to take: contexts, other processes.
+        context: bytes of the device that this process is expected to take besides; None where the driver does not tell.
+        others: bytes that all else is expected to take: this context, other processes.
     """
 
     tensors: int
+    context: int | None
     others: int
 
     @classmethod
     def here(cls, limit: int, *, isolate: bool) -> Self:
         """The room of the process that tunes, from now on; raises InputError where the process that measures would have none."""
-        shares, held = Shares.of(limit, isolate=isolate), torch.cuda.memory_reserved()
-        return cls(held + shares.here, _taken() - held + shares.builders * CONTEXT_BYTES)
+        shares, held, own = Shares.of(limit, isolate=isolate), torch.cuda.memory_reserved(), own_bytes()
+        context = None if own is None else own - held
+        return cls(held + shares.here, context, _taken() - held + shares.builders * CONTEXT_BYTES)
 
     @classmethod
     def of_measuring(cls, limit: int) -> Self:
-        """The room of the process that measures, while this one tunes: both keep the device under one level."""
-        tensors = Shares.of(limit, isolate=True).measuring
+        """The room of the process that measures, while this one tunes: what this one has grown by since then is not there."""
         began = _rooms[-1] if _rooms else cls.here(limit, isolate=True)
-        return cls(tensors, began.tensors + began.others - tensors)
+        shares, own = Shares.of(limit, isolate=True), own_bytes()
+        level, tensors, context = began.tensors + began.others, shares.measuring, None
+        if began.context is not None and own is not None:
+            grown = own - (began.tensors - shares.here + began.context)
+            tensors, context = max(LEAST_TENSOR_BYTES, tensors - max(0, grown)), CONTEXT_BYTES
+        return cls(tensors, context, level - tensors)
 
     def keep(self) -> None:
         """Let PyTorch hold what is left of it now: what asks for more is out of memory."""
-        grown = _taken() - torch.cuda.memory_reserved() - self.others
-        limit_memory(max(LEAST_TENSOR_BYTES, self.tensors - min(max(0, grown), MOST_GROWTH)))
+        limit_memory(max(LEAST_TENSOR_BYTES, self.tensors - max(0, self._grown())))
+
+    def _grown(self) -> int:
+        """Bytes by which contexts are larger than was expected."""
+        held, own = torch.cuda.memory_reserved(), None if self.context is None else own_bytes()
+        if own is None or self.context is None:
+            return min(MOST_GROWTH, _taken() - held - self.others)
+        return own - held - self.context
 
 
 _rooms: list[Room] = []

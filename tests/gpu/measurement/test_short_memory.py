@@ -28,8 +28,8 @@ IMAGES = 64
 ENGINES = ("cudnn", "cuda.implicit_gemm", "triton.implicit_gemm", "zeroskip.channels")
 """Enough of them to choose from; for the last, zeros are counted."""
 
-LIMIT = 400 << 20
-"""For tensors; a process that measures has its context besides."""
+LIMIT = 640 << 20
+"""For tensors, and for what a context grows by; a process that measures has its own context besides."""
 
 
 def limit(size: int) -> None:
@@ -115,7 +115,7 @@ class Wide(nn.Sequential):
 
 @pytest.mark.parametrize("isolate", [True, False])
 def test_tuning_keeps_to_its_limit(tmp_path: Path, isolate: bool) -> None:
-    """The float64 run of the whole net alone wants twice as much."""
+    """The float64 run of the whole net alone wants 822 MB."""
     torch.manual_seed(0)
     model = Wide().half().cuda().eval()
     x = torch.randn(IMAGES, 16, 56, 56, device="cuda", dtype=torch.half)

@@ -13,7 +13,7 @@ import pytest
 from convoy.compare import child, lock, manifest
 from convoy.compare.case import Case
 from convoy.compare.checking import check, relative_error
-from convoy.compare.energy import joules_counter
+from convoy.compare.energy import counter_of, joules_counter
 from convoy.compare.frameworks.base import Material, UnsupportedCaseError, net_of
 from convoy.compare.kinds import KINDS, by_kind, kind_of
 from convoy.compare.lock import claim, device_lock, others_at_work
@@ -167,48 +167,27 @@ def test_nvidia_smi_is_asked_of_the_gpu_that_is_seen(monkeypatch: pytest.MonkeyP
     assert manifest.gpu_clocks() == {}
 
 
-class Nvml:
-    """libnvidia-ml as far as it is used; 12345 mJ."""
+class Gpu:
+    """A GPU's driver that is asked for joules, and may have no answer."""
 
-    def __init__(self, *, counts: bool = True) -> None:
-        self.counts = counts
+    def __init__(self, *answers: float | None) -> None:
+        self.answers = list(answers)
 
-    def nvmlInit_v2(self) -> int:
-        return 0
-
-    def nvmlDeviceGetHandleByPciBusId_v2(self, bus_id: bytes, device: Any) -> int:
-        return 0 if bus_id == b"00000000:1B:00.0" else 6
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, value: Any) -> int:
-        value._obj.value = 12345
-        return 0 if self.counts else 3
+    def joules(self) -> float | None:
+        return self.answers.pop(0)
 
 
 def test_energy_is_read_where_the_driver_counts_it() -> None:
-    counter = joules_counter("00000000:1B:00.0", lambda _: Nvml())
+    counter = counter_of(Gpu(10.0, 12.5, None, 13.0))  # type: ignore[arg-type]
     assert counter is not None
-    assert counter() == pytest.approx(12.345)
-    assert joules_counter("00000000:1B:00.0", lambda _: Nvml(counts=False)) is None
-    assert joules_counter("nowhere", lambda _: Nvml()) is None
-    assert joules_counter("x" * 40, lambda _: Nvml()) is None
+    assert [counter() for _ in range(3)] == [12.5, 12.5, 13.0]
+    assert counter_of(Gpu(None)) is None  # type: ignore[arg-type]
+    assert counter_of(None) is None
 
     def absent(_: str) -> Any:
         raise OSError
 
     assert joules_counter("00000000:1B:00.0", absent) is None
-
-
-@pytest.mark.parametrize(("count", "found"), [(1, True), (2, False)])
-def test_without_a_bus_id_the_only_gpu_is_meant(count: int, found: bool) -> None:
-    class Few(Nvml):
-        def nvmlDeviceGetCount_v2(self, number: Any) -> int:
-            number._obj.value = count
-            return 0
-
-        def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:
-            return 0 if index == 0 else 1
-
-    assert (joules_counter("", lambda _: Few()) is not None) == found
 
 
 def test_memory_of_a_process_that_is_not_there() -> None:

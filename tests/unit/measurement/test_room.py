@@ -32,12 +32,18 @@ class Device:
         held: what PyTorch holds in this process.
         others: what all else takes: contexts, this process's own too, and other processes.
         most: what PyTorch may hold here.
+        context: of this process; None where the driver does not tell.
     """
 
     TOTAL = 80_000
 
     def __init__(self) -> None:
         self.held, self.others, self.most = 100, 900, 70_000
+        self.context: int | None = None
+
+    @property
+    def own(self) -> int | None:
+        return None if self.context is None else (self.held + self.context) * MIB
 
     @property
     def free(self) -> tuple[int, int]:
@@ -55,6 +61,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
     monkeypatch.setattr(room, "_rooms", [])
+    monkeypatch.setattr(room, "own_bytes", lambda: found.own)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: found.free)
@@ -126,6 +133,42 @@ def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
     assert before + context + 30 + device.most == began + limit
 
 
+def test_where_the_driver_tells_other_programs_take_nothing_of_the_room(device: Device) -> None:
+    """Their growth is no context of ours, nor does it hide that ours has grown."""
+    device.context = 500
+    with memory_limited("cuda", 2000 * MIB, isolate=False):
+        for others, context, most in ((40_000, 500, 2100), (40_000, 800, 1800), (100, 1900, 700), (900, 400, 2100)):
+            device.others, device.context, device.held = others, context, 700
+            keep_room()
+            assert device.most == most
+        device.context = 9000
+        keep_room()
+        assert device.most == LEAST_TENSOR_BYTES // MIB
+        device.context = None  # a driver that answered before
+        device.others = 950
+        keep_room()
+        assert device.most == 2050
+
+
+@pytest.mark.parametrize(
+    ("here", "before", "most"), [(0, 0, 3000 - 640), (150, 60, 3000 - 640 - 210), (-50, -20, 3000 - 640)]
+)
+def test_where_the_driver_tells_what_the_tuning_process_has_grown_by_is_not_there_for_the_measuring_one(
+    device: Device, monkeypatch: pytest.MonkeyPatch, here: int, before: int, most: int
+) -> None:
+    device.context, limit = 500, 3000
+    with memory_limited("cuda", limit * MIB, isolate=True):
+        device.held, device.context = device.held + here, device.context + before
+        hello = greeting(GPU, (), 1.0, role="measure", room=Room.of_measuring(limit * MIB))
+    monkeypatch.setattr(room, "_rooms", [])
+    device.held, device.context, device.others = 0, 550, 30_000
+    worker._mirror(hello, GPU)
+    assert device.most == most, "a context that is smaller than was expected gives nothing"
+    device.context = CONTEXT_BYTES // MIB + 70
+    keep_room()
+    assert device.most == most - 70
+
+
 @pytest.mark.parametrize("builders", [0, 1, 5])
 def test_contexts_come_out_of_the_limit(builders: int) -> None:
     limit = int((builders + 0.5) * CONTEXT_BYTES / BUILDERS_SHARE)
@@ -176,4 +219,7 @@ def test_a_process_that_measures_within_a_limit_of_its_own_has_what_is_left_of_i
     """A runner that is used by itself, without a tuning that began."""
     limit = 2000 * MIB
     found = Room.of_measuring(limit)
-    assert found == Room(limit - CONTEXT_BYTES, (device.held + device.others) * MIB + CONTEXT_BYTES)
+    assert found == Room(limit - CONTEXT_BYTES, None, (device.held + device.others) * MIB + CONTEXT_BYTES)
+    device.context = 500
+    found = Room.of_measuring(limit)
+    assert (found.tensors, found.context) == (limit - CONTEXT_BYTES, CONTEXT_BYTES)

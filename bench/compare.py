@@ -22,7 +22,8 @@ from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, find
 from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
-from convoy.compare.runfile import Row, Run, read
+from convoy.compare.rows import Row
+from convoy.compare.runfile import Run, read
 from convoy.report.sheet import print_sheet, write_sheet
 
 PROVIDERS = {"torch": "torch.eager", "inductor": "inductor.default"}

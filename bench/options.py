@@ -25,7 +25,8 @@ from convoy.cli.compare import requested
 from convoy.compare.ablation import search_options
 from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
-from convoy.compare.runfile import Row, Run, read
+from convoy.compare.rows import Row
+from convoy.compare.runfile import Run, read
 from convoy.report.sheet import print_sheet, write_sheet
 
 PROVIDERS = {

@@ -101,7 +101,7 @@ def test_there_are_results() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = bench_module("record", monkeypatch).COLUMNS
-    peers = set(bench_module("plots", monkeypatch).PEERS)
+    peers = set(bench_module("plot_page", monkeypatch).PEERS)
     assert file.read_text(encoding="utf-8").splitlines()[0] == ",".join(columns)
     rows = read(file)
     assert rows
@@ -137,7 +137,7 @@ def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytes
 )
 def test_a_planted_defect_is_named(column: str, planted: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = next(file for file in FILES if file.name.startswith("inference-"))
-    peers = set(bench_module("plots", monkeypatch).PEERS)
+    peers = set(bench_module("plot_page", monkeypatch).PEERS)
     assert defects({**read(file)[0], column: planted}, file, peers) == [named]
 
 
@@ -165,7 +165,8 @@ def copied(tmp_path: Path) -> Path:
         "ablation_tables.py",
         "layer_tables.py",
     )
-    for script in ("record.py", "plots.py", *tables, *of_zeros):
+    drawn = (path.name for path in BENCH.glob("plot*.py"))
+    for script in ("record.py", *drawn, *tables, *of_zeros):
         shutil.copy(BENCH / script, tmp_path / "bench")
     shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
     shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")
@@ -202,7 +203,7 @@ def test_a_new_device_gets_its_own_picture_and_an_old_picture_goes(copied: Path)
 
 
 def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots, tables = bench_module("plots", monkeypatch), bench_module("tables", monkeypatch)
+    plots, tables = bench_module("plot_latency", monkeypatch), bench_module("tables", monkeypatch)
     rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
     net = [row for row in rows if all(row[name] == rows[0][name] for name in ("subject", "dtype", "batch"))]
     best = min((row for row in net if row["provider"] != "convoy"), key=lambda row: float(row["p50"]))
@@ -220,7 +221,7 @@ def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody(monkeypatch: pyte
 
 
 def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots, tables = bench_module("plots", monkeypatch), bench_module("tables", monkeypatch)
+    plots, tables = bench_module("plot_latency", monkeypatch), bench_module("tables", monkeypatch)
     rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
     late = {
         **rows[0],
@@ -236,7 +237,7 @@ def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.Monke
 
 
 def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots = bench_module("plots", monkeypatch)
+    plots = bench_module("plot_layers", monkeypatch)
     linear = "linear:n1c4096k1000:fp16:half:none"
     wide = "conv:fprop:n64c256h56w56k256r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:none"
     moved = 2 * (4096 + 4096 * 1000 + 1000)
@@ -245,4 +246,4 @@ def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: py
     with pytest.raises(ValueError, match=r"device 'NVIDIA A100'.*H100, H200"):
         plots.floor(wide, "half", "NVIDIA A100")
     with pytest.raises(ValueError, match="provider 'nobody'"):
-        plots.colour("nobody")
+        bench_module("plot_page", monkeypatch).colour("nobody")

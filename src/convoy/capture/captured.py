@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from convoy.capture.structure import Structure
-from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.interpret import compile_graph
+from convoy.engines.operators import DTYPES
 from convoy.errors import InputError
 from convoy.graph.ir import Graph
 

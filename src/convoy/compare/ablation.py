@@ -23,7 +23,8 @@ from convoy.compare.comparison import Observer
 from convoy.compare.limits import Limits
 from convoy.compare.lock import claim, noted
 from convoy.compare.manifest import make_manifest
-from convoy.compare.runfile import Figure, Row, Run, resumed, write
+from convoy.compare.rows import Figure, Row
+from convoy.compare.runfile import Run, resumed, write
 from convoy.compare.samples import NOISY
 from convoy.compare.session import ChildFailedError
 from convoy.compare.setting_bench import DEFAULTS, ROUNDS, Bench, Setting, noise

@@ -20,7 +20,8 @@ from convoy.compare.frameworks import Entry
 from convoy.compare.limits import ROUNDS, Limits
 from convoy.compare.lock import claim, noted
 from convoy.compare.manifest import ask_gpu, make_manifest
-from convoy.compare.runfile import Figure, Row, Run, resumed, write
+from convoy.compare.rows import Figure, Row
+from convoy.compare.runfile import Run, resumed, write
 from convoy.compare.samples import ready_row, rounds_for, row_of, settled, with_samples
 from convoy.compare.session import ChildFailedError, ChildSession
 from convoy.compare.turns import Samples, quietest, take_rounds

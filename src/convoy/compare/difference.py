@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from convoy.compare.runfile import Figure, Row, Run
+from convoy.compare.rows import Figure, Row
+from convoy.compare.runfile import Run
 from convoy.errors import InputError
 
 TIMES: Final = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from convoy.compare.runfile import Figure, Row
+from convoy.compare.rows import Figure, Row
 from convoy.errors import InputError
 
 PROVIDERS: Final = ("torch.ddp", "convoy")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from convoy.compare.runfile import Row
+from convoy.compare.rows import Row
 from convoy.compare.scaling import Job, result_row
 
 WORKER: Final = "convoy.compare.scaling_worker"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.compare.runfile import Figure, Row
+from convoy.compare.rows import Figure, Row
 from convoy.compare.scaling import BASELINE_KEPT
 from convoy.report.curves import Series, curves_chart
 from convoy.report.sheet import Card, Cell, Part, Section, Table, table_of

@@ -11,7 +11,7 @@ from typing import Any, Final
 from convoy.compare.case import Case
 from convoy.compare.children import environment
 from convoy.compare.limits import Limits
-from convoy.compare.runfile import Figure
+from convoy.compare.rows import Figure
 from convoy.compare.samples import MOST_REPEATS, NOISY, figure, rounds_for
 from convoy.compare.session import ChildFailedError, ChildSession
 from convoy.compare.torch_options import words_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from convoy.compare.criteria import Check, Known, check, known_layers, learn
-from convoy.compare.runfile import Figure, Row
+from convoy.compare.rows import Figure, Row
 from convoy.compare.study_sweep import Point
 from convoy.compare.study_winners import TIME
 from convoy.engines.manifest import BASELINE, load_engine

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.compare.runfile import Row
+from convoy.compare.rows import Row
 from convoy.compare.study import best_by_point
 from convoy.compare.study_winners import TIME, Curve, curves, in_words
 from convoy.report.curves import Series, curves_chart

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from convoy.compare.runfile import Figure, Row
+from convoy.compare.rows import Figure, Row
 from convoy.errors import SelectionError
 from convoy.measurement import SearchResult
 from convoy.perfdb import Database

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.compare.runfile import Row
+from convoy.compare.rows import Row
 
 TIME: Final = "time_us"
 

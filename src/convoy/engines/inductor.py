@@ -16,7 +16,8 @@ import torch
 
 from convoy.engines import unsteady
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.interpret import compile_graph
+from convoy.engines.operators import DTYPES
 from convoy.engines.piece import MEMORY_FORMATS, Results, read, runnable
 from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph

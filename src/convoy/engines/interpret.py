@@ -7,84 +7,17 @@ of a tensor in another memory format become reshapes, so results do not depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
+from convoy.engines.operators import DEVICE, SYMBOLS, resolve, returns_many
 from convoy.errors import InputError
-from convoy.graph.ir import AVG_POOL_BACKWARD, GRADIENTS, LAYERS, Arg, Graph, Node, Ref, Symbol
+from convoy.graph.ir import GRADIENTS, Arg, Graph, Node, Ref, Symbol
 from convoy.graph.layers import gradient_problem
 from convoy.graph.text import print_arg
 from convoy.graph.verify import verify
-
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
-"""Convoy's name of a dtype → torch's."""
-
-_SYMBOLS: Final[Mapping[str, Any]] = {
-    **{f"dtype.{name}": dtype for name, dtype in DTYPES.items()},
-    "layout.strided": torch.strided,
-    "memory_format.nchw": torch.contiguous_format,
-    "memory_format.nhwc": torch.channels_last,
-    "memory_format.preserve": torch.preserve_format,
-}
-
-_DEVICE: Final = "device.inputs"
-
-# torch.* entry points of the same arguments: their argument parser costs about half of what torch.ops' does (1.1 against
-# 1.8 µs a call for relu, 1.2 against 2.7 for cat, on one core of a 2-core AVX2 machine).
-_QUICK: Final[Mapping[str, Callable[..., Any]]] = {
-    "aten.add.Tensor": torch.add,
-    "aten.addcmul.default": torch.addcmul,
-    "aten.cat.default": torch.cat,
-    "aten.max_pool2d.default": torch.max_pool2d,
-    "aten.mul.Tensor": torch.mul,
-    "aten.relu.default": torch.relu,
-    "aten.sigmoid.default": torch.sigmoid,
-}
-
-# Reshape copies where the memory format allows no view. A graph's views are views of values, not of memory.
-_VIEWS: Final[Mapping[str, str]] = {
-    "aten.view.default": "aten.reshape.default",
-    "aten._unsafe_view.default": "aten.reshape.default",
-}
-
-
-def _is_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a kernel of PyTorch's would run on a GPU; not while a graph is traced."""
-    return type(tensor) is torch.Tensor and tensor.is_cuda
-
-
-def _average_gradient(
-    dy: torch.Tensor, x: torch.Tensor, kernel: Any, stride: Any, padding: Sequence[int], *rest: Any
-) -> torch.Tensor:
-    """The gradient of an average pooling, in nchw where PyTorch reads wrong windows.
-
-    On a GPU its kernel for channels_last leaves the padding out (pytorch/pytorch#188344, seen with 2.11): wrong gradients, and no
-    word of it.
-    """
-    if any(padding) and _is_on_gpu(dy):
-        dy, x = dy.contiguous(), x.contiguous()
-    return torch.ops.aten.avg_pool2d_backward.default(dy, x, kernel, stride, padding, *rest)
-
-
-_MENDED: Final[Mapping[str, Callable[..., Any]]] = {AVG_POOL_BACKWARD: _average_gradient}
-"""Operators that some PyTorch gets wrong, and what is run instead."""
-
-_STRIDED: Final = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
-"""They read memory by strides, so their result would depend on the memory format of their input."""
 
 Slots = list[Any]
 _Sizes = tuple[int, int, list[None]]
@@ -152,35 +85,6 @@ def compile_graph(graph: Graph, *, double: bool = False) -> GraphFunction:
     first = len(graph.inputs) + len(graph.constants())
     sizes = (len(graph.inputs), len(graph.constants()), [None] * (len(names) - first))
     return GraphFunction(steps, tuple(slots[name] for name in graph.outputs), sizes)
-
-
-@cache
-def resolve(op: str) -> Callable[..., Any]:
-    """The function behind `aten.NAME.OVERLOAD`.
-
-    Raises:
-        InputError: no such overload, one that writes to its arguments, or one whose result depends on strides.
-    """
-    op = _VIEWS.get(op, op)
-    namespace, name, overload = [*op.split("."), "", ""][:3]
-    packet = getattr(torch.ops.aten, name, None) if namespace == "aten" and name.isidentifier() else None
-    found = getattr(packet, overload, None) if overload in (packet.overloads() if packet is not None else ()) else None
-    if found is None:
-        raise InputError("operator", op, f"an ATen overload that PyTorch {torch.__version__} has")
-    if found._schema.is_mutable:
-        raise InputError("operator", op, "an operator that makes new values, and overwrites none")
-    if name in _STRIDED:
-        raise InputError("operator", op, "an operator whose result does not depend on its input's strides")
-    return _MENDED.get(op) or _QUICK.get(op, found)
-
-
-def _returns_many(op: str) -> bool:
-    """Whether an operator gives a sequence of tensors; one such as a split may hold a single one."""
-    if op in LAYERS:
-        return False
-    _, name, overload = _VIEWS.get(op, op).split(".")
-    returns = getattr(getattr(torch.ops.aten, name), overload)._schema.returns
-    return len(returns) != 1 or str(returns[0].type) != "Tensor"
 
 
 class _Compiler:
@@ -312,7 +216,7 @@ class _Compiler:
 
     def _store(self, call: Callable[[Slots], Any]) -> _Step:
         outputs = self.node.outputs
-        if len(outputs) == 1 and not _returns_many(self.node.op):
+        if len(outputs) == 1 and not returns_many(self.node.op):
             only = self.slots[outputs[0]]
 
             def store(slots: Slots) -> None:
@@ -350,7 +254,7 @@ class _Compiler:
         if isinstance(arg, tuple):
             return [self._constant(item) for item in arg]
         if isinstance(arg, Symbol):
-            value = _SYMBOLS.get(arg.text)
+            value = SYMBOLS.get(arg.text)
             if value is None:
                 raise InputError(self.node.name, print_arg(arg), "a symbol that there is")
             wide = self.double and isinstance(value, torch.dtype) and value.is_floating_point
@@ -384,4 +288,4 @@ def _has_refs(arg: Arg) -> bool:
 
 
 def _mentions_device(arg: Arg) -> bool:
-    return isinstance(arg, Symbol) and arg.text == _DEVICE
+    return isinstance(arg, Symbol) and arg.text == DEVICE

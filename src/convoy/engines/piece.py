@@ -8,7 +8,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.interpret import compile_graph, resolve
+from convoy.engines.interpret import compile_graph
+from convoy.engines.operators import resolve
 from convoy.errors import InputError
 from convoy.graph.ir import LAYERS, Graph, Node, Ref
 from convoy.graph.text import parse_graph

@@ -12,8 +12,8 @@ import torch
 
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.flags import convolutions
-from convoy.engines.interpret import DTYPES
 from convoy.engines.manifest import load_engine
+from convoy.engines.operators import DTYPES
 from convoy.errors import LaunchError, UnsupportedError
 from convoy.functional.choice import first_config
 from convoy.measurement.data import in_layout, result_specs

@@ -10,7 +10,7 @@ from typing import Final, TypeGuard
 import numpy as np
 import torch
 
-from convoy.engines.interpret import DTYPES
+from convoy.engines.operators import DTYPES
 from convoy.engines.zeros import BLOCK, TILE
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from convoy.perfdb.database import Database, Imported, Info
+from convoy.perfdb.database import Database
 from convoy.perfdb.location import default_path
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.summary import Imported, Info
 from convoy.perfdb.transfer import Refusal
 
 __all__ = ["Database", "Imported", "Info", "Measurement", "Refusal", "Status", "default_path"]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.engines.interpret import DTYPES
+from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import SearchResult
 from convoy.measurement.room import memory_limited

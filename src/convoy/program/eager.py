@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.interpret import DTYPES
+from convoy.engines.operators import DTYPES
 from convoy.engines.piece import MEMORY_FORMATS
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bind import Bound, BoundStep

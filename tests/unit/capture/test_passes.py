@@ -12,7 +12,8 @@ from convoy.capture.fold_pad import fold_pad
 from convoy.capture.randomness import note_randomness
 from convoy.capture.recognise_layers import recognise_layers
 from convoy.capture.remove_identities import remove_identities
-from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.interpret import compile_graph
+from convoy.engines.operators import DTYPES
 from convoy.graph.ir import Graph
 from convoy.graph.text import parse_graph, print_graph
 from convoy.graph.verify import verify

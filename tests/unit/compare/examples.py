@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from convoy.compare.runfile import Figure, Row, Run
+from convoy.compare.rows import Figure, Row
+from convoy.compare.runfile import Run
 
 HOSTILE = "<script>alert(1)</script>"
 

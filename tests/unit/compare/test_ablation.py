@@ -12,7 +12,8 @@ from convoy.compare.ablation import Search, advice, gains, search_options
 from convoy.compare.case import Case
 from convoy.compare.limits import Limits
 from convoy.compare.page import sheet_of
-from convoy.compare.runfile import Figure, Run, read
+from convoy.compare.rows import Figure
+from convoy.compare.runfile import Run, read
 from convoy.compare.session import ChildFailedError
 from convoy.compare.setting_bench import DEFAULTS, Bench, Setting
 from convoy.compare.torch_options import OPTIONS, added, choose, words_of

@@ -16,7 +16,8 @@ from examples import compare_run, figures, options_run
 
 from convoy.cli import app
 from convoy.compare import ablation, children, comparison
-from convoy.compare.runfile import Row, Run, write
+from convoy.compare.rows import Row
+from convoy.compare.runfile import Run, write
 from convoy.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -146,7 +147,7 @@ def test_a_run_ends_in_tables_and_a_page(kind: str, tmp_path: Path, monkeypatch:
 def test_the_run_as_csv_keeps_to_the_results_columns_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import compare as bench
-    import plots
+    import plot_page
     import record
 
     run = compare_run()
@@ -155,6 +156,6 @@ def test_the_run_as_csv_keeps_to_the_results_columns_and_names(tmp_path: Path, m
     lines = path.read_text().splitlines()
     assert lines[0].split(",") == list(record.COLUMNS)
     assert len(lines) == 1 + 3 * 5
-    assert {bench.provider(row) for row in rows} <= {*plots.PEERS, "convoy"}
+    assert {bench.provider(row) for row in rows} <= {*plot_page.PEERS, "convoy"}
     assert any(",torch.eager.nhwc,latency_ms,ms,30," in line for line in lines)
     write(run, tmp_path / "run.json")

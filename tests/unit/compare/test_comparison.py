@@ -18,7 +18,8 @@ from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.limits import Limits
 from convoy.compare.material import make
 from convoy.compare.memory import available_bytes, peak_bytes
-from convoy.compare.runfile import Row, Run, read
+from convoy.compare.rows import Row
+from convoy.compare.runfile import Run, read
 from convoy.compare.samples import figure, rounds_for, with_samples
 from convoy.compare.session import MODULE, ChildFailedError, in_words
 from convoy.errors import InputError

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from convoy.cli import app
 from convoy.compare.difference import causes, difference
 from convoy.compare.difference_page import difference_sheet
-from convoy.compare.runfile import Figure, Row, Run, write
+from convoy.compare.rows import Figure, Row
+from convoy.compare.runfile import Run, write
 from convoy.errors import InputError
 from convoy.report.sheet import render_sheet
 

@@ -12,7 +12,8 @@ import pytest
 
 from convoy.compare import lock
 from convoy.compare.lock import claim, gpus_at_work, noted
-from convoy.compare.runfile import Row, Run
+from convoy.compare.rows import Row
+from convoy.compare.runfile import Run
 from convoy.target import Target
 
 CPU = Target("cpu", "Some CPU @ 3", "avx2", 2, 0, 0)

@@ -12,7 +12,8 @@ import pytest
 
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.manifest import PACKAGES, cpu_clocks, make_manifest
-from convoy.compare.runfile import STATUSES, Figure, Row, Run, from_dict, read, resumed, to_dict, write
+from convoy.compare.rows import STATUSES, Figure, Row
+from convoy.compare.runfile import Run, from_dict, read, resumed, to_dict, write
 from convoy.errors import InputError
 
 MANIFEST = {

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from convoy.cli import app
 from convoy.compare import Figure, read, scaling_launch, scaling_measure, scaling_worker
 from convoy.compare.scaling import Job, ScaleRequest, jobs, result_row, with_efficiency
+from convoy.compare.scaling_clocks import collective_ms, union_us
 from convoy.compare.scaling_launch import command, explain, run
 from convoy.compare.scaling_lines import (
     HEADS,
@@ -32,7 +33,8 @@ from convoy.compare.scaling_lines import (
     settings,
     table,
 )
-from convoy.compare.scaling_measure import loss_of, measure, union_us
+from convoy.compare.scaling_measure import measure
+from convoy.compare.scaling_providers import loss_of
 from convoy.errors import InputError
 
 REQUEST = ScaleRequest(model="resnet50", gpus=(1, 2, 4), batch=8, device="cuda", timeout_s=20.0)
@@ -376,8 +378,8 @@ def test_a_collective_is_bare_where_nothing_else_runs() -> None:
         ("ncclDevKernel_AllReduce", 6.0, 9.0),
         ("add", 8.0, 8.5),
     ]
-    assert scaling_measure.collective_ms(kernels) == {"collective_ms": 0.005, "bare_ms": pytest.approx(0.0035)}
-    assert scaling_measure.collective_ms([("conv", 0.0, 2.0)]) == {}
+    assert collective_ms(kernels) == {"collective_ms": 0.005, "bare_ms": pytest.approx(0.0035)}
+    assert collective_ms([("conv", 0.0, 2.0)]) == {}
 
 
 def test_noisy_rounds_are_taken_again_and_the_quietest_kept() -> None:

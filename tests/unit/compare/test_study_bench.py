@@ -64,7 +64,7 @@ def test_an_ablation_becomes_rows_a_table_and_a_picture(tmp_path: Path, monkeypa
         ("torch.defaults", "defaults"), ("torch.alone", "compile"), ("torch.step", "a"), ("torch.without", "compile"),
         ("torch.without", "onednn"), ("torch.best", "best"),
     ]  # fmt: skip
-    peers = importlib.import_module("plots").PEERS
+    peers = importlib.import_module("plot_page").PEERS
     assert {row["provider"] for row in rows} <= set(peers)
     page = importlib.import_module("compare_tables").options_table(rows, "Options")
     assert "from 100.000 to 50.000 ms. 2.0x from options alone: compile" in page
@@ -119,7 +119,7 @@ def test_a_run_becomes_rows_that_the_rules_allow(name, run, subjects, tmp_path: 
     assert {row["subject"] for row in rows} == subjects
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     rules = importlib.import_module("test_bench_results")
-    peers = set(importlib.import_module("plots").PEERS)
+    peers = set(importlib.import_module("plot_page").PEERS)
     assert [rules.defects(row, path, peers) for row in rows] == [[]] * len(rows)
     if name == "study":
         page = importlib.import_module("compare_tables").strategies_table(NETS, "Strategies")

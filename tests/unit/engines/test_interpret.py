@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convoy.engines import interpret
-from convoy.engines.interpret import DTYPES, compile_graph, resolve
+from convoy.engines import interpret, operators
+from convoy.engines.interpret import compile_graph
+from convoy.engines.operators import DTYPES, resolve
 from convoy.errors import InputError
 from convoy.graph.ir import Graph, Node
 from convoy.graph.text import parse_graph
@@ -91,7 +92,7 @@ def test_values_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch):
         return made
 
     monkeypatch.setattr(interpret, "resolve", lambda _: watch)
-    monkeypatch.setattr(interpret, "_returns_many", lambda _: False)
+    monkeypatch.setattr(interpret, "returns_many", lambda _: False)
     chain = "".join(f"%v{i + 1}: fp32[2] = aten.neg.default(%v{i})\n" for i in range(6))
     graph = parse_graph(f"graph 1\ninput %v0: fp32[2]\n{chain}return %v6, %v2\n")
     last, second = compile_graph(graph)([torch.zeros(2)])
@@ -227,12 +228,12 @@ def test_a_wrong_number_of_tensors_is_refused(args: int, constants: int):
 
 def test_every_symbol_and_dtype_is_understood():
     assert set(DTYPES) == set(DTYPE_BYTES)
-    assert set(interpret._SYMBOLS) | {interpret._DEVICE} == SYMBOLS
+    assert set(operators.SYMBOLS) | {operators.DEVICE} == SYMBOLS
     for name, size in DTYPE_BYTES.items():
         assert DTYPES[name].itemsize == size
 
 
-@pytest.mark.parametrize("op", interpret._QUICK)
+@pytest.mark.parametrize("op", operators.QUICK)
 def test_quick_entry_points_take_the_same_arguments(op: str):
     """The public function and the overload agree on an operator's defaults and on positional arguments."""
     _, name, overload = op.split(".")
@@ -252,7 +253,7 @@ def test_quick_entry_points_take_the_same_arguments(op: str):
 @pytest.mark.parametrize(("on_gpu", "padding", "nchw"), [(True, 1, True), (True, 0, False), (False, 1, False)])
 def test_a_padded_average_has_its_gradient_in_nchw_on_a_gpu(monkeypatch, on_gpu, padding, nchw):
     """PyTorch's kernel for channels_last is wrong there."""
-    monkeypatch.setattr(interpret, "_is_on_gpu", lambda tensor: on_gpu)
+    monkeypatch.setattr(operators, "_is_on_gpu", lambda tensor: on_gpu)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
     y = F.avg_pool2d(x, 3, 1, padding)
     dy = torch.randn_like(y)

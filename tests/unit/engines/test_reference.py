@@ -10,7 +10,7 @@ import torch
 from conv_cases import EPILOGUES, OTHERS, SHAPES, of_dtype
 
 from convoy.engines.base import Buffers
-from convoy.engines.interpret import DTYPES
+from convoy.engines.operators import DTYPES
 from convoy.engines.reference import ENGINE
 from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.target import Target

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 from convoy.capture import capture_inference, capture_training
 from convoy.engines import aten, inductor, unsteady
 from convoy.engines.base import DETERMINISTIC, Buffers, Engine
-from convoy.engines.interpret import DTYPES, compile_graph
+from convoy.engines.interpret import compile_graph
 from convoy.engines.manifest import MANIFEST, load_engine
+from convoy.engines.operators import DTYPES
 from convoy.engines.piece import read, runnable
 from convoy.graph.ir import GRADIENTS, Graph
 from convoy.measurement.detect import detect_target

@@ -147,12 +147,13 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (70 << 30, 80 << 30))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 1 << 30)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("convoy.measurement.room.own_bytes", lambda: None)
     cpu, gpu = detect_target("cpu"), Target("cuda", "test", "sm_90", 132, 80 << 30, 0)
     for target, limit in ((gpu, 3 << 30), (gpu, None), (cpu, 3 << 30)):
         runner = ChildRunner(target, memory_bytes=limit)
         with pytest.raises(LaunchError, match="not started"):
             next(runner.measure(request(engines.Right), PROTOCOL))
-    room = {"tensors": (3 << 30) - CONTEXT_BYTES, "others": (10 << 30) + CONTEXT_BYTES}
+    room = {"tensors": (3 << 30) - CONTEXT_BYTES, "context": None, "others": (10 << 30) + CONTEXT_BYTES}
     assert told == [room, None, None], "a CPU's memory is not limited"
 
 

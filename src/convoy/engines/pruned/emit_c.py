@@ -12,11 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from convoy.engines.pruned import emit_x86
 from convoy.engines.pruned.ir import Group, Kernel, Piece
 from convoy.engines.pruned.layout import Layout, odd_lines
+
+FILL: Final = Path(__file__).with_name("fill.c")
+"""The part of the driver that pads: it needs the sizes and the tables of channels and phases, which are written before it."""
+
+FINISH: Final = Path(__file__).with_name("finish.c")
+"""What follows the sums, and the share of each thread: it needs the table of groups besides."""
 
 FUSED: Final = ("none", "relu", "relu6")
 """Activations that the C code applies; others follow by torch."""
@@ -215,7 +222,12 @@ def _driver(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activ
     phases = ", ".join(f"{{{p.row}, {p.column}, {p.first}, {p.after}}}" for p in layout.phases) or "{0, 0, 0, 0}"
     lines.append(f"static const ptrdiff_t channels[] = {{{_list(layout.channels) or '0'}}};")
     lines.append(f"static const struct {{ ptrdiff_t row, column, first, after; }} phases[] = {{{phases}}};")
-    return "\n".join([*lines, _FILL, *_group_functions(kernel), _FINISH, _ENTRY])
+    return "\n".join([*lines, *_fixed(FILL), *_group_functions(kernel), *_fixed(FINISH)])
+
+
+def _fixed(source: Path) -> list[str]:
+    """The lines of a part that is the same in every kernel."""
+    return ["", source.read_text(encoding="utf-8")]
 
 
 def _group_functions(kernel: Kernel) -> list[str]:
@@ -246,149 +258,3 @@ def _group_functions(kernel: Kernel) -> list[str]:
 
 def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-_FILL: Final = """
-struct job {
-    const float *x, *w, *bias, *residual;
-    float *y, *scratch;
-};
-
-static inline ptrdiff_t least(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-static inline ptrdiff_t most(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
-
-/* The padded input of a block: its images from `image` on, its output rows from `row` on. */
-static void fill(const float *restrict x, float *restrict block, ptrdiff_t image, ptrdiff_t images, ptrdiff_t row,
-                 ptrdiff_t rows)
-{
-    for (ptrdiff_t slot = 0; slot < CHANNELS; slot++)
-        for (ptrdiff_t phase = 0; phase < PHASES; phase++) {
-            float *restrict to = block + (slot * PHASES + phase) * PLANE;
-            float *const end = to + PLANE;
-            const ptrdiff_t first = phases[phase].first, after = phases[phase].after;
-            for (ptrdiff_t i = 0; i < images; i++) {
-                const float *in = x + ((image + i) * C + channels[slot]) * H * W;
-                const ptrdiff_t tall = i + 1 < images ? IMAGE_ROWS : rows + REACH_H;
-                for (ptrdiff_t j = 0; j < tall; j++, to += PITCH) {
-                    const ptrdiff_t h = (row + j) * STRIDE_H + phases[phase].row - PAD_H;
-                    if (h < 0 || h >= H) {
-                        memset(to, 0, sizeof(float) * (size_t)PITCH);
-                        continue;
-                    }
-                    const float *restrict from = in + h * W + (first * STRIDE_W + phases[phase].column - PAD_W);
-                    for (ptrdiff_t t = 0; t < first; t++)
-                        to[t] = 0;
-                    for (ptrdiff_t t = first; t < after; t++)
-                        to[t] = from[(t - first) * STRIDE_W];
-                    for (ptrdiff_t t = after; t < PITCH; t++)
-                        to[t] = 0;
-                }
-            }
-            memset(to, 0, sizeof(float) * (size_t)(end - to));
-        }
-}
-"""
-
-_FINISH: Final = """
-static inline float finished(float v)
-{
-#if RELU
-    v = v < 0 ? 0 : v;
-#endif
-#if RELU6
-    v = v > 6 ? 6 : v;
-#endif
-    return v;
-}
-
-/* Sums at positions [from, to) of a block, the first of them at `sums`, to y, with all that follows. */
-static void finish(const struct job *job, const struct group *group, const float *restrict sums, ptrdiff_t image,
-                   ptrdiff_t row, ptrdiff_t rows, ptrdiff_t from, ptrdiff_t to)
-{
-    for (ptrdiff_t f = 0; f < group->count; f++, sums += SUMS) {
-        const ptrdiff_t k = filters[group->first + f];
-#if BIAS
-        const float bias = job->bias[k];
-#else
-        const float bias = 0;
-#endif
-        for (ptrdiff_t line = from / PITCH; line * PITCH < to; line++) {
-            const ptrdiff_t i = IMAGES > 1 ? line / IMAGE_ROWS : 0, p = IMAGES > 1 ? line % IMAGE_ROWS : line;
-            const ptrdiff_t a = most(from - line * PITCH, 0), b = least(to - line * PITCH, Q);
-            if (p >= rows)
-                continue;
-            const float *restrict s = sums + (line * PITCH - from);
-            const ptrdiff_t at = (((image + i) * K + k) * P + row + p) * Q;
-            float *restrict y = job->y + at;
-#if RESIDUAL
-            const float *restrict residual = job->residual + at;
-            for (ptrdiff_t q = a; q < b; q++)
-                y[q] = finished(s[q] + bias + residual[q]);
-#else
-            for (ptrdiff_t q = a; q < b; q++)
-                y[q] = finished(s[q] + bias);
-#endif
-        }
-    }
-}
-"""
-
-_ENTRY: Final = """
-/* First tile whose cost begins at `bound` or later, of tiles that begin at `at` and cost `cost` each. */
-static inline ptrdiff_t tile_at(ptrdiff_t bound, ptrdiff_t at, ptrdiff_t cost, ptrdiff_t tiles)
-{
-    return bound <= at ? 0 : least((bound - at + cost - 1) / cost, tiles);
-}
-
-/* The share of one thread: everything whose cost begins in [low, high). */
-static void share(const struct job *job, ptrdiff_t thread, ptrdiff_t threads)
-{
-    const ptrdiff_t low = TOTAL_COST / threads * thread + TOTAL_COST % threads * thread / threads;
-    const ptrdiff_t high = TOTAL_COST / threads * (thread + 1) + TOTAL_COST % threads * (thread + 1) / threads;
-    float *block = job->scratch + thread * THREAD_FLOATS, *sums = block + BLOCK_FLOATS;
-    ptrdiff_t at = 0;
-    for (ptrdiff_t index = 0; index < IMAGE_BLOCKS * ROW_BLOCKS && at < high; index++) {
-        const ptrdiff_t image = index / ROW_BLOCKS * IMAGES, row = index % ROW_BLOCKS * ROWS;
-        const ptrdiff_t images = least(IMAGES, N - image), rows = least(ROWS, P - row);
-        const ptrdiff_t positions = ((images - 1) * IMAGE_ROWS + rows - 1) * PITCH + Q;
-        const ptrdiff_t tiles = (positions + TILE - 1) / TILE;
-        int filled = 0;
-        for (ptrdiff_t g = 0; g < GROUPS; g++) {
-            const ptrdiff_t cost = groups[g].cost;
-            const ptrdiff_t from = tile_at(low, at, cost, tiles), to = tile_at(high, at, cost, tiles);
-            at += tiles * cost;
-            if (from >= to)
-                continue;
-            if (!filled)
-                fill(job->x, block, image, images, row, rows);
-            filled = 1;
-            for (ptrdiff_t t = from; t < to; t += RUN) {
-                const ptrdiff_t end = least(t + RUN, to);
-                groups[g].run(block + t * TILE, job->w, sums, end - t);
-                finish(job, &groups[g], sums, image, row, rows, t * TILE, least(end * TILE, positions));
-            }
-        }
-    }
-}
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-void convoy_pruned(const float *x, const float *w, const float *bias, const float *residual, float *y, float *scratch,
-                   int threads);
-void convoy_pruned(const float *x, const float *w, const float *bias, const float *residual, float *y, float *scratch,
-                   int threads)
-{
-    const struct job job = {x, w, bias, residual, y, scratch};
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        share(&job, omp_get_thread_num(), omp_get_num_threads());
-        return;
-    }
-#endif
-    (void)threads;
-    share(&job, 0, 1);
-}
-"""

@@ -12,7 +12,7 @@ from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.cpu import layout
 from convoy.engines.cpu.layout import ENGINE
-from convoy.engines.interpret import DTYPES
+from convoy.engines.operators import DTYPES
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.detect import detect_target

@@ -13,8 +13,8 @@ from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.cpu import concat, pooling
 from convoy.engines.host_compiler import library
-from convoy.engines.interpret import DTYPES
 from convoy.engines.manifest import load_engine
+from convoy.engines.operators import DTYPES
 from convoy.errors import CompileError
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare

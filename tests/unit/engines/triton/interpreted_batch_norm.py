@@ -11,7 +11,7 @@ import torch
 from norm_cases import CASES, backward, forward
 
 from convoy.engines.base import Buffers
-from convoy.engines.interpret import DTYPES
+from convoy.engines.operators import DTYPES
 from convoy.engines.piece import read
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.engines.triton.norms import norm_of

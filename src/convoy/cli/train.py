@@ -18,7 +18,8 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.pipeline.fit import Epoch, Recipe
+    from convoy.pipeline.fit import Epoch
+    from convoy.pipeline.recipe import Recipe
     from convoy.program.step import TrainingStep
     from convoy.settings import Settings
 
@@ -54,7 +55,7 @@ def train(
     db: options.Db = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
-    from convoy.pipeline.fit import Recipe, with_amp
+    from convoy.pipeline.recipe import Recipe, with_amp
 
     recipe = Recipe(
         epochs=epochs,

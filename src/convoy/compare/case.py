@@ -49,6 +49,10 @@ class Case:
         """Whether whole steps are run."""
         return self.mode == "training"
 
+    def label(self) -> str:
+        """The case in words: `resnet50 batch 1 inference`."""
+        return f"{self.model} batch {self.batch} {self.mode}"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON's types."""
         return asdict(self)

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,26 +17,22 @@ from typing import Any, Final, Self
 from convoy.compare.case import Case
 from convoy.compare.children import Children
 from convoy.compare.frameworks import Entry
+from convoy.compare.ledger import Ledger
 from convoy.compare.limits import ROUNDS, Limits
 from convoy.compare.lock import claim, noted
 from convoy.compare.manifest import ask_gpu, make_manifest
+from convoy.compare.material_folders import MaterialFolders
 from convoy.compare.rows import Figure, Row
 from convoy.compare.runfile import Run, resumed, write
-from convoy.compare.samples import ready_row, rounds_for, row_of, settled, with_samples
+from convoy.compare.samples import ready_row, rounds_for, row_of, with_samples
 from convoy.compare.session import ChildFailedError, ChildSession
 from convoy.compare.turns import Samples, quietest, take_rounds
+from convoy.compare.waiting import Waiting
 from convoy.measurement import detect_target
 from convoy.target import Target
 
 ALONE_ROUNDS: Final = 5
 """Rounds of a framework by itself, as soon as it is ready: what stands in the file when the run is interrupted."""
-
-ALIVE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
-"""Share of the memory that frameworks which wait for their turn may have together; beyond it the earlier ones are ended, and
-their figures stay those that they got alone. A GPU's next framework that finds too little left is begun again without them."""
-
-SHORT: Final = "short_of_memory"
-"""In a row's detail: it was ended before its turn because memory was short; that it was timed alone is the last word on it."""
 
 LATE_SHARE: Final = 0.8
 """A case is begun while there is time for this share of the longest one so far."""
@@ -93,41 +89,50 @@ class Comparison:
     """A run that is being made."""
 
     def __init__(self, run: Run, path: Path, target: Target, limits: Limits, observer: Observer) -> None:
-        self.run, self.path, self.target, self.observer = run, path, target, observer
+        self.target, self.observer = target, observer
         self.limits = limits.on_this_machine()
         self.left: list[str] = []
         """Cases for which no time was left."""
         self._deadline = time.monotonic() + limits.seconds if limits.seconds else math.inf
-        self._state = threading.RLock()
-        """Of everything below and of the run: frameworks are prepared by threads."""
-        self._alive: dict[str, ChildSession] = {}
+        self._ledger = Ledger(run, path)
         self._children = Children(self.limits, self._deadline)
-        self._folders: dict[Case, Future[Path]] = {}
-        self._exporting = threading.Lock()
+        self._waiting = Waiting(self.limits, self._children, self._ledger)
+
+    @property
+    def run(self) -> Run:
+        """The run as it stands."""
+        return self._ledger.run
 
     def __enter__(self) -> Self:
         self._root = Path(tempfile.mkdtemp(prefix="convoy-compare-"))
         self._pool = ThreadPoolExecutor(self.limits.builders(self.target.device) + 1)
+        self._material = MaterialFolders(
+            self._root, self._pool, self._children, lambda case: self.observer(f"{case.label()}: exact results", 0, 0)
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
         """End every child, so that the threads that talk with them end too."""
-        with self._state:
-            self._children.end_all()
+        self._ledger.close()
+        self._children.end_all()
         self._pool.shutdown(cancel_futures=True)
-        self._release()
+        self._waiting.release()
         shutil.rmtree(self._root, ignore_errors=True)
 
     def run_cases(self, cases: Sequence[Case], entries: Sequence[Entry]) -> None:
         """All cases for which there is time; on a GPU the next one's exact results are made while frameworks are built."""
-        waiting = [case for case in cases if self._missing(case, entries) or self._apart(case, entries)]
+        waiting = [
+            case
+            for case in cases
+            if self._ledger.missing(case, entries) or self._ledger.apart(case, entries, self._waiting.alive)
+        ]
         # What failed before may take its whole limit again: what was never tried goes first.
-        waiting.sort(key=lambda case: all(self._row(case, entry) is not None for entry in entries))
+        waiting.sort(key=lambda case: all(self._ledger.row(case, entry.id) is not None for entry in entries))
         longest = 0.0
         for index, case in enumerate(waiting):
             start = time.monotonic()
             if start + LATE_SHARE * longest > self._deadline:
-                self.left += [_words(late) for late in waiting[index:]]
+                self.left += [late.label() for late in waiting[index:]]
                 break
             ahead = waiting[index + 1 : index + 2] if self.target.device == "cuda" else []
             self.run_case(case, entries, ahead)
@@ -143,66 +148,33 @@ class Comparison:
             entries: in what.
             ahead: cases whose exact results are made meanwhile.
         """
-        missing = {entry: entry.absence(case.device) for entry in self._missing(case, entries)}
+        missing = {entry: entry.absence(case.device) for entry in self._ledger.missing(case, entries)}
         absent = [row_of(case, entry.id, "absent", why) for entry, why in missing.items() if why]
         present = [entry for entry, why in missing.items() if not why]
-        apart = self._apart(case, entries)
+        apart = self._ledger.apart(case, entries, self._waiting.alive)
         folder: Path | None = None
         try:
             if present or apart:
-                folder = self._folder(case)  # before any row, for the model itself may be none
+                folder = self._material.folder(case)  # before any row, for the model itself may be none
         except ChildFailedError as error:
             for entry in present:
                 self._fail(case, entry, error, "the reference run failed: ")
         for row in absent:
-            self._keep(row)
+            self._ledger.keep(row)
         if folder is None:
             return
-        made = [self._material(later) for later in ahead]
+        made = [self._material.begin(later) for later in ahead]
         try:
             self._prepare_all(case, present, folder)
-            if self._alive or apart:
-                self._prepare_all(case, self._company(case, entries), folder)
+            if self._waiting.alive or apart:
+                self._prepare_all(case, self._ledger.company(case, entries, self._waiting.alive), folder)
             for future in made:
                 future.exception()  # nothing else may run while frameworks are timed
-            self.observer(f"{_words(case)}: in turn", len(present), len(present) + 1)
+            self.observer(f"{case.label()}: in turn", len(present), len(present) + 1)
             self._measure_in_turn(case)
         finally:
-            self._release()
+            self._waiting.release()
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _missing(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
-        """Frameworks without a row, with one that was not finished, or with one whose reason may be gone."""
-
-        def unfinished(entry: Entry) -> bool:
-            row = self._row(case, entry)
-            if row is not None and row.status == "absent":
-                return row.reason != entry.absence(case.device)
-            return row is None or row.passing or bool(row.detail.get("provisional"))
-
-        return [entry for entry in entries if unfinished(entry)]
-
-    def _apart(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
-        """Frameworks that were timed alone although there are others to be timed in turn with."""
-        able = self._company(case, entries)
-        return [entry for entry in able if len(able) > 1 and self._timed(case, entry) == "alone"]
-
-    def _company(self, case: Case, entries: Sequence[Entry]) -> list[Entry]:
-        """Frameworks that have their figures, do not wait for their turn now, and could: none that memory is too short for."""
-        rows = {entry: self._standing(case, entry.id) for entry in entries if entry.id not in self._alive}
-        return [entry for entry, row in rows.items() if row is not None and not row.detail.get(SHORT)]
-
-    def _row(self, case: Case, entry: Entry) -> Row | None:
-        return self.run.row(row_of(case, entry.id, "ok").key)
-
-    def _timed(self, case: Case, entry: Entry) -> str:
-        row = self._row(case, entry)
-        return str(row.detail.get("timed", "")) if row is not None else ""
-
-    def _standing(self, case: Case, name: str) -> Row | None:
-        """The row of a framework that has its figures: another failure, or one more build, does not take them away."""
-        row = self.run.row(row_of(case, name, "ok").key)
-        return row if row is not None and row.ok and not row.detail.get("provisional") else None
 
     def _prepare_all(self, case: Case, entries: Sequence[Entry], folder: Path) -> None:
         """Prepare frameworks, several at once where that is allowed; the first exception ends them all."""
@@ -211,7 +183,7 @@ class Comparison:
 
         def one(index: int, entry: Entry) -> None:
             with room:
-                self.observer(f"{_words(case)}: {entry.id}", index, len(entries) + 1)
+                self.observer(f"{case.label()}: {entry.id}", index, len(entries) + 1)
                 self._measure_alone(case, entry, folder)
 
         if jobs == 1:
@@ -223,25 +195,6 @@ class Comparison:
 
     # --- one framework ------------------------------------------------------------------------------------------------
 
-    def _folder(self, case: Case) -> Path:
-        """The folder with what a case's frameworks are given, when it is made."""
-        if case in self._folders and self._folders[case].exception() is not None:
-            del self._folders[case]  # made beside others it may have lacked memory that there is now
-        return self._material(case).result()
-
-    def _material(self, case: Case) -> Future[Path]:
-        """The folder with what a case's frameworks are given, made or being made."""
-        if case not in self._folders:
-            self._folders[case] = self._pool.submit(self._make_material, case, self._root / str(len(self._folders)))
-        return self._folders[case]
-
-    def _make_material(self, case: Case, folder: Path) -> Path:
-        self.observer(f"{_words(case)}: exact results", 0, 0)
-        folder.mkdir()
-        with self._children.one(case, folder, {"role": "material"}) as child:
-            child.wait_for("material")
-        return folder
-
     def _measure_alone(self, case: Case, entry: Entry, folder: Path) -> None:
         """Prepare one framework, time it by itself, and leave it alive for its turn."""
         export_s = self._exported(case, entry, folder)
@@ -250,10 +203,10 @@ class Comparison:
         try:
             child, row = self._prepare(case, entry, folder)
         except ChildFailedError as error:
-            if error.status != "out_of_memory" or not self._alive:
+            if error.status != "out_of_memory" or not self._waiting.alive:
                 self._fail(case, entry, error)
                 return
-            self._release(case)  # the others that wait for their turn may be to blame
+            self._waiting.release(case)  # the others that wait for their turn may be to blame
             try:
                 child, row = self._prepare(case, entry, folder)
             except ChildFailedError as second:
@@ -261,42 +214,37 @@ class Comparison:
                 return
         if export_s:
             row = dataclasses.replace(row, figures=(*row.figures, Figure.once("export_s", "s", export_s)))
-        known = self._standing(case, entry.id)
+        known = self._ledger.standing(case, entry.id)
         if known is None or known.setting != row.setting:
-            self._keep(row)  # else its compile time stands: this time a database or a cache may have helped
-        with self._state:
-            self._alive[entry.id] = child
-        if self._crowded():
-            self._release(case)
+            self._ledger.keep(row)  # else its compile time stands: this time a database or a cache may have helped
+        self._waiting.add(entry.id, child)
+        if self._waiting.crowded(self.target.device):
+            self._waiting.release(case)
 
     def _fail(self, case: Case, entry: Entry, error: ChildFailedError, where: str = "") -> None:
         """A row that says how it failed; none where only the time was up, for that is nobody's failure."""
         if time.monotonic() < self._deadline:
             self._lose(case, entry.id, error, where)
         else:
-            self.left.append(f"{_words(case)} in {entry.id}")
+            self.left.append(f"{case.label()} in {entry.id}")
 
     def _lose(self, case: Case, name: str, error: ChildFailedError, where: str = "") -> None:
         """A row that says how it failed, unless it worked before and only should have been timed beside new ones."""
-        if self._standing(case, name) is None:
-            self._keep(row_of(case, name, error.status, where + error.reason))
+        if self._ledger.standing(case, name) is None:
+            self._ledger.keep(row_of(case, name, error.status, where + error.reason))
         else:
             reason = f"{error.status}: {where}{error.reason}"
-            self.observer(f"{_words(case)}: {name} keeps its figures and was not timed in turn: {reason}", 0, 0)
+            self.observer(f"{case.label()}: {name} keeps its figures and was not timed in turn: {reason}", 0, 0)
 
     def _exported(self, case: Case, entry: Entry, folder: Path) -> float | None:
         """Seconds that the ONNX export took; 0 where none was needed or was there; None where it failed: that is a row."""
         if not entry.onnx or case.training:
             return 0.0
-        with self._exporting:
-            if (folder / "model.onnx").exists():
-                return 0.0
-            try:
-                with self._children.one(case, folder, {"role": "export"}) as child:
-                    return float(child.wait_for("exported"))
-            except ChildFailedError as error:
-                self._fail(case, entry, error, "torch.onnx.export: ")
-                return None
+        try:
+            return self._material.export_s(case, folder)
+        except ChildFailedError as error:
+            self._fail(case, entry, error, "torch.onnx.export: ")
+            return None
 
     def _prepare(self, case: Case, entry: Entry, folder: Path) -> tuple[ChildSession, Row]:
         child = self._children.start(case, folder, {"role": "framework", "entry": dataclasses.asdict(entry)}, entry.id)
@@ -320,58 +268,23 @@ class Comparison:
 
     def _measure_in_turn(self, case: Case) -> None:
         """Interleaved rounds of all that are alive; noisy ones are taken again."""
-        if not self._alive:
+        if not self._waiting.alive:
             return
-        for child in self._alive.values():
+        for child in self._waiting.alive.values():
             child.deadline = math.inf  # a case that is nearly done is worth its last seconds
         best = quietest(lambda: self._rounds(case))
         for name, samples in best.items():
-            row = self.run.row(row_of(case, name, "ok").key)
+            row = self._ledger.row(case, name)
             in_turn = len(best) > 1
             if row is not None and row.ok and (in_turn or row.detail.get("timed") != "in turn"):
-                self._keep(with_samples(row, samples, in_turn=in_turn))
+                self._ledger.keep(with_samples(row, samples, in_turn=in_turn))
 
     def _rounds(self, case: Case) -> dict[str, Samples]:
         """Rounds of those that are still alive; one that fails is ended, and its row says how."""
 
         def failed(name: str, error: ChildFailedError) -> None:
-            self._children.end(self._alive.pop(name))
+            self._children.end(self._waiting.alive.pop(name))
             self._lose(case, name, error)
 
-        slowest = max((self._call_s(case, name) for name in self._alive), default=0.0)
-        return take_rounds(self._alive, rounds_for(slowest, self.limits.rounds), failed)
-
-    def _call_s(self, case: Case, name: str) -> float:
-        row = self.run.row(row_of(case, name, "ok").key)
-        latency = row.figure("latency_ms") if row else None
-        return latency.p50 / 1e3 if latency else 0.0
-
-    # --- those that wait for their turn ---------------------------------------------------------------------------------
-
-    def _crowded(self) -> bool:
-        share = ALIVE_SHARE[self.target.device]
-        if self.target.device == "cpu":
-            used = sum(child.resident_bytes for child in self._alive.values())
-            return used > share * self.limits.memory_bytes
-        words = ask_gpu("memory.used", "memory.total", units=False)
-        return bool(words) and float(words[0]) > share * float(words[1])
-
-    def _release(self, short: Case | None = None) -> None:
-        """End those that wait; where memory is short for a case, what they got alone is what there is of it."""
-        with self._state:
-            ended, self._alive = self._alive, {}
-            for name, child in ended.items():
-                self._children.end(child)
-                row = self.run.row(row_of(short, name, "ok").key) if short is not None else None
-                if row is not None and row.ok and row.detail.get("timed") == "alone":
-                    self._keep(dataclasses.replace(row, detail={**settled(row.detail), SHORT: True}))
-
-    def _keep(self, row: Row) -> None:
-        with self._state:
-            if not self._children.ended:
-                self.run = self.run.with_row(row)
-                write(self.run, self.path)
-
-
-def _words(case: Case) -> str:
-    return f"{case.model} batch {case.batch} {case.mode}"
+        slowest = max((self._ledger.call_s(case, name) for name in self._waiting.alive), default=0.0)
+        return take_rounds(self._waiting.alive, rounds_for(slowest, self.limits.rounds), failed)

@@ -21,21 +21,10 @@ from convoy.compare.child import LEAST_SAMPLE_S, SETTLED_S, WrongResultError, fa
 from convoy.compare.frameworks.base import Material, Outputs, UnsupportedCaseError
 from convoy.compare.frameworks.torch_eager import captured, captured_call
 from convoy.compare.frameworks.torch_model import FORMATS, Step, check_step, load_net, outputs_of
+from convoy.compare.loader import fed_by
 from convoy.compare.material import read
 from convoy.compare.rounded import half_limits
 from convoy.measurement.detect import compiler_version
-
-LOADED_S: Final = 3.0
-"""How long a step is fed by a data loader, at least."""
-
-LEAST_LOADED: Final = 4
-"""Batches of each worker that a step is fed with at least."""
-
-BATCH_S: Final = 60.0
-"""How long one batch may take a data loader: workers that hang end the child, and the row says why."""
-
-PICTURE: Final = 256
-"""Height and width of the stored images of the loader's synthetic set, as ImageNet is commonly prepared."""
 
 _TYPES: Final = {"autocast_bf16": "bf16", "autocast_fp16": "fp16", "bf16": "bf16", "fp16": "fp16"}
 _COMPILE: Final = {
@@ -101,12 +90,6 @@ def clear(case: Case) -> None:
         torch.cuda.empty_cache()
 
 
-def by_turn(steps: list[float], workers: int) -> list[float]:
-    """Means over so many steps in a row as there are workers, which all hand in a batch in that time: they come in bursts."""
-    size = max(1, workers)
-    return [sum(steps[at : at + size]) / size for at in range(0, len(steps) - size + 1, size)]
-
-
 def rounds(variants: list[Variant], count: int) -> list[list[float]]:
     """Milliseconds of a call of each, in interleaved rounds."""
     samples: list[list[float]] = [[] for _ in variants]
@@ -168,36 +151,13 @@ class Variant:
 
     def fed_by(self, workers: int) -> list[float]:
         """Milliseconds of each step when a data loader with so many workers feeds it."""
-        from torch.utils.data import DataLoader
 
-        n, _, height, _ = self._net.x.shape
-        pictures = Pictures(n * 10_000, height)
-        limit = BATCH_S if workers else 0.0
-        pinned = self.case.device == "cuda"
-        # A fork of this process takes the locks of threads along that hold them, compilers' among them: a worker waited for ever.
-        begun = "forkserver" if workers else None
-        loader = DataLoader(
-            pictures, n, num_workers=workers, pin_memory=pinned, timeout=limit, multiprocessing_context=begun
-        )
-        found: list[float] = []
-        ahead = 2 * workers + 1  # begun before the first step, or waiting for a worker to start
+        def step() -> None:
+            self._run()
+            self._wait()
+
         with self._flags():
-            start = last = time.perf_counter()
-            for index, (batch, labels) in enumerate(loader):
-                with torch.no_grad():
-                    self._net.x.copy_(batch, non_blocking=True)
-                    self._net.labels.copy_(labels, non_blocking=True)
-                self._run()
-                self._wait()
-                now = time.perf_counter()
-                if index >= ahead:
-                    found.append((now - last) * 1e3)
-                else:
-                    start = now
-                last = now
-                if now - start > LOADED_S and len(found) >= LEAST_LOADED * max(1, workers):
-                    break
-        return by_turn(found, workers)
+            return fed_by(self._net.x, self._net.labels, step, workers)
 
     def _wait(self) -> None:
         if self.case.device == "cuda":
@@ -317,29 +277,3 @@ class Variant:
                         keep = not has("cuda_graph")
                         stack.enter_context(torch.autocast(self.case.device, dtype=dtype, cache_enabled=keep))
             yield
-
-
-class Pictures(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Stored bytes, cropped, flipped and normalised as in training on ImageNet; labels without meaning.
-
-    Args:
-        count: how many.
-        size: height and width after cropping, pixels.
-    """
-
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-        side = max(PICTURE, size + 1)
-        self.stored = torch.randint(
-            0, 256, (16, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-        )
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        stored = self.stored[index % len(self.stored)]
-        room = stored.shape[-1] - self.size
-        top, left = index * 31 % room, index * 17 % room
-        picture = stored[:, top : top + self.size, left : left + self.size].float().div_(255).sub_(0.45).div_(0.225)
-        return picture.flip(-1) if index % 2 else picture, torch.tensor(index % 2)

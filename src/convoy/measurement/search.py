@@ -1,44 +1,26 @@
-"""The staged search: the database first, then few samples for many candidates and many samples for few."""
+"""search: what every engine takes for every problem, from the database, by measuring in stages, or predicted."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import CURVE, Levels
 from convoy.errors import InputError
 from convoy.measurement.bench import shared_data
-from convoy.measurement.known import (
-    Knowledge,
-    Progress,
-    Store,
-    cost_models,
-    expect,
-    known_rows,
-    lasting,
-    predict,
-    take_hints,
-)
+from convoy.measurement.known import Knowledge, Progress, Store, cost_models, expect, known_rows, predict, take_hints
 from convoy.measurement.precision import twins
-from convoy.measurement.protocol import Protocol, protocol_for
-from convoy.measurement.runner import Request, Runner
+from convoy.measurement.protocol import protocol_for
+from convoy.measurement.runner import Runner
 from convoy.measurement.space import Space
+from convoy.measurement.stages import StagedSearch
 from convoy.measurement.task import Task
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, texts_of
+from convoy.problem import Problem
 from convoy.settings import Effort, Settings
 from convoy.target import Target
-
-Stage = Callable[[Task, Protocol, Effort], Request | None]
-"""What a stage wants to know next of a problem; None: nothing more."""
-
-STAGES: Final[tuple[Stage, ...]] = (Task.first_look, Task.widen, Task.finals)
 
 
 @dataclass(slots=True)
@@ -106,6 +88,7 @@ def search(
         InputError: an unknown engine id, an extra engine that cannot be imported, or a damaged criteria file.
         LaunchError: nothing can be measured here (see `Runner`).
     """
+    report = on_progress or _silent
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
@@ -119,10 +102,10 @@ def search(
         expect(tasks, knowledge, protocol, target)
     cut = ""
     if settings.effort is not Effort.NONE:
-        cut = _Search(tasks, protocol, settings, target, database, runner, on_progress).run()
+        cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
     crowded = [task for task in tasks if task.had_no_room()]
     if wanting := tasks if cut or settings.effort is Effort.NONE else crowded:
-        predict(wanting, knowledge, protocol, on_progress or _silent)
+        predict(wanting, knowledge, protocol, report)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
@@ -179,135 +162,3 @@ def load(engine: str, extra: tuple[str, ...]) -> Engine:
     except (ImportError, AttributeError) as error:
         expected = "an engine that can be imported"
         raise InputError("engine", engine, expected, f"{type(error).__name__}: {error}.") from error
-
-
-class _Search:
-    """One search on its way."""
-
-    def __init__(
-        self,
-        tasks: list[Task],
-        protocol: Protocol,
-        settings: Settings,
-        target: Target,
-        database: Store,
-        runner: Runner,
-        on_progress: Progress | None,
-    ) -> None:
-        self.tasks, self.protocol, self.effort, self.target = tasks, protocol, settings.effort, target
-        self._seconds, self._end = settings.tune_s, time.monotonic() + settings.tune_s
-        self.database, self.runner = database, runner
-        self._report = on_progress or _silent
-        self._done = 0
-
-    def run(self) -> str:
-        """All stages of all tasks, or as many as there is time for: then what was done, else nothing."""
-        if not self._run_likely():
-            return self._cut()
-        chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
-        for chunk in chunks:
-            for stage in STAGES:
-                if not self._run_stage(chunk, stage):
-                    return self._cut()
-        self._report(self._done, self._total, "measured")
-        return ""
-
-    def _cut(self) -> str:
-        return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
-
-    def _run_likely(self) -> bool:
-        """Measure what is predicted to win as soon as it is compiled, and what needs no compiler meanwhile.
-
-        A search that is cut short has then seen the likeliest of every layer, where the compilers kept up. What needs no compiler
-        takes longer: PyTorch lets cuDNN search, 45 ms of a layer, where a kernel of ours takes 17 ms with all checks (H100).
-
-        Returns:
-            Whether there was time for all of it.
-        """
-        if self.target.device != "cuda" or self.effort is Effort.FULL:
-            return True
-        open_ = [task for task in self.tasks if not task.is_done(self.protocol, self.effort)]
-        requests = {task: request for task in open_ if (request := task.likely(self.protocol)) is not None}
-        if requests:
-            self.runner.prepare(list(requests.values()))
-        meanwhile = deque(requests)
-        while requests:
-            task = next((task for task, request in requests.items() if self.runner.is_ready(request)), None)
-            if task is not None:
-                request = requests.pop(task)
-            elif meanwhile:  # nothing is compiled yet
-                task = meanwhile.popleft()
-                request = task.uncompiled(self.protocol)
-            else:
-                task = next(iter(requests))
-                request = requests.pop(task)
-            if request is not None and not self._look(task, request):
-                return False
-        return True
-
-    @property
-    def _total(self) -> int:
-        return len(self.tasks) * len(STAGES)
-
-    def _run_stage(self, chunk: list[Task], stage: Stage) -> bool:
-        """Ask every task for its next request until none has any; whether there was time for it."""
-        for task in chunk:
-            if task.is_done(self.protocol, self.effort):
-                self._step()
-        waiting = [task for task in chunk if not task.is_done(self.protocol, self.effort)]
-        while waiting:
-            asked = [(task, stage(task, self.protocol, self.effort)) for task in waiting]
-            waiting = []
-            asked.sort(key=self._place)
-            self.runner.prepare([request for _, request in asked if request is not None])
-            for task, request in asked:
-                if request is None:
-                    self._step()
-                    continue
-                if not self._look(task, request):
-                    return False
-                waiting.append(task)
-        return True
-
-    def _look(self, task: Task, request: Request) -> bool:
-        """Measure, if there is time."""
-        if time.monotonic() > self._end:
-            return False
-        self._report(self._done, self._total, label(task.problem))
-        self._measure(task, request)
-        return True
-
-    def _place(self, asked: tuple[Task, Request | None]) -> tuple[bool, bool]:
-        """Where a request stands in its turn: what wants no compiler is measured while the builders start and compile the rest.
-
-        Where time is short, what PyTorch takes of a problem that is there for the comparison alone comes last.
-        """
-        task, request = asked
-        return task.baseline_only and math.isfinite(self._seconds), request is not None and task.compiles(request)
-
-    def _step(self) -> None:
-        self._done += 1
-
-    def _measure(self, task: Task, request: Request) -> None:
-        """Measure, and keep what was found, when interrupted too."""
-        fresh: list[Measurement] = []
-        try:
-            for row in self.runner.measure(request, self.protocol):
-                fresh.append(row)
-                task.take(row)
-        finally:
-            if kept := lasting(fresh, self.target):
-                self.database.put(kept, texts_of([task.problem]), targets=(self.target,))
-
-
-def label(problem: Problem) -> str:
-    """A problem in a few words, for people who wait."""
-    if isinstance(problem, SubgraphProblem):
-        return f"{problem.label or 'operations'}, {problem.layout}"
-    if isinstance(problem, ConvProblem):
-        sizes = f"{problem.c}x{problem.h}x{problem.w} to {problem.k}, {problem.r}x{problem.s}"
-        return f"conv {sizes}, {problem.layout}, {problem.epilogue}"
-    if isinstance(problem, LinearProblem):
-        return f"linear {problem.c} to {problem.k}, {problem.epilogue}"
-    assert isinstance(problem, LayoutProblem)
-    return f"copy {problem.spec} from {problem.source} to {problem.layout}"

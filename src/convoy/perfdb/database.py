@@ -12,11 +12,11 @@ from typing import Self
 
 from convoy.errors import InputError
 from convoy.perfdb import shipped, sql
-from convoy.perfdb.faults import Untouchable
 from convoy.perfdb.location import checked_path, default_path
-from convoy.perfdb.mend import read_contents
+from convoy.perfdb.merge import read_database
 from convoy.perfdb.record import check_digest, clip_reason, read_record, read_target, read_text, target_json, to_record
 from convoy.perfdb.row import Measurement, Status
+from convoy.perfdb.shipped import Shelf, Shelves
 from convoy.perfdb.store import Store
 from convoy.perfdb.summary import Imported, Info
 from convoy.perfdb.transfer import Incoming, file_form, read_file, write_all
@@ -33,7 +33,7 @@ class Database:
     def __init__(self, path: Path | None, *, shipped: bool, create: bool = True) -> None:
         self._store = Store(path, create=create)
         self._with_shipped = shipped
-        self._shelves: dict[str, shipped.Shelf | None] = {}
+        self._shelves = Shelves(self.warnings)
 
     @staticmethod
     def open(path: Path | None = None, *, shipped: bool = True, create: bool = True) -> Database:
@@ -91,19 +91,9 @@ class Database:
         rows += [row for row in self._shipped(target, lambda s: s.lookup(problem, protocol)) if row.config not in own]
         return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
-    def _shipped(self, target: str, ask: Callable[[shipped.Shelf], list[Measurement]]) -> list[Measurement]:
-        """What is asked of the results that ship for a target; a damaged file of them is one warning, and not used any more."""
-        if not self._with_shipped:
-            return []
-        try:
-            if target not in self._shelves:
-                self._shelves[target] = shipped.open_shelf(target)
-            shelf = self._shelves[target]
-            return [] if shelf is None else ask(shelf)
-        except InputError as error:
-            self.warnings.append(f"shipped results of the target {target} are not used: {error}")
-            self._shelves[target] = None
-            return []
+    def _shipped(self, target: str, ask: Callable[[Shelf], list[Measurement]]) -> list[Measurement]:
+        """What is asked of the results that ship for a target."""
+        return self._shelves.ask(target, ask) if self._with_shipped else []
 
     def targets(self) -> dict[str, Target]:
         """The targets that are described, the user's and those that results are shipped for, by digest."""
@@ -129,7 +119,7 @@ class Database:
             for protocol in protocols:
                 wanted = partial(_is_new_layer, {row.problem for row in rows})
                 rows += [row for row in own if row.protocol == protocol and wanted(row.problem)]
-                ask = partial(shipped.Shelf.rows, protocol=protocol, wanted=wanted)
+                ask = partial(Shelf.rows, protocol=protocol, wanted=wanted)
                 rows += [row for digest in digests for row in self._shipped(digest, ask) if row.ok]
         return rows
 
@@ -262,26 +252,7 @@ class Database:
         Raises:
             InputError: if there is no performance database at `path`.
         """
-        source = checked_path(path)
-        try:
-            own = self.path is not None and self.path.exists() and source.samefile(self.path)
-            if own or not source.is_file() or not source.stat().st_size:
-                raise InputError("file", str(path), "another performance database")
-            contents = read_contents(source)
-        except (Untouchable, OSError) as error:
-            raise InputError("file", str(path), "a performance database", f"It says: {error}.") from None
-        if contents.damage and not contents.records:
-            raise InputError("file", str(path), "a performance database", f"It says: {contents.damage}.")
-        incoming = Incoming()
-        if contents.damage:
-            incoming.refuse(0, f"the file is damaged: {contents.damage}")
-        for number, record in enumerate(contents.records, 1):
-            incoming.take(number, "measurements", record)
-        for key, text in contents.texts.items():
-            incoming.take(0, "texts", {"key": key, "text": text})
-        for digest, text in contents.targets.items():
-            incoming.take(0, "targets", {"digest": digest, "json": json.loads(text)})
-        return self._take_in(incoming, partial)
+        return self._take_in(read_database(path, self.path), partial)
 
     def _take_in(self, incoming: Incoming, partial: bool) -> Imported:
         if incoming.refused and not partial:

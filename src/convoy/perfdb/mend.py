@@ -14,6 +14,7 @@ from convoy.perfdb import sql
 from convoy.perfdb.faults import FINDINGS, Damage, Untouchable, is_damage
 from convoy.perfdb.pages import Header, read_header, read_records
 from convoy.perfdb.record import Value
+from convoy.perfdb.stored import verified_pair, verified_record
 
 _BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database; it belongs to the file's contents and goes where they go."""
@@ -145,11 +146,11 @@ def _salvage(path: Path) -> Contents:
     for values in read_records(path):
         if len(values) > 3:
             with suppress(Damage):
-                contents.records.append(sql.verified_record(values))
+                contents.records.append(verified_record(values))
         elif len(values) == 3:
             for table, pairs in (("texts", contents.texts), ("targets", contents.targets)):
                 with suppress(Damage):
-                    key, text = sql.verified_pair(table, values)
+                    key, text = verified_pair(table, values)
                     pairs[key] = text
     contents.records.sort(key=lambda record: str(record["date"]))
     return contents

@@ -74,6 +74,30 @@ def open_shelf(target: str, folder: Traversable | None = None) -> Shelf | None:
         return Shelf(read_table(file, entry.name), target)
 
 
+class Shelves:
+    """The shelves of a session, each opened when it is first asked.
+
+    Args:
+        warnings: a damaged file is one line more here, and not used any more.
+    """
+
+    def __init__(self, warnings: list[str]) -> None:
+        self._warnings = warnings
+        self._opened: dict[str, Shelf | None] = {}
+
+    def ask(self, target: str, question: Callable[[Shelf], list[Measurement]]) -> list[Measurement]:
+        """What the shelf of a target answers; nothing where there is none, or where its file is damaged."""
+        try:
+            if target not in self._opened:
+                self._opened[target] = open_shelf(target)
+            shelf = self._opened[target]
+            return [] if shelf is None else question(shelf)
+        except InputError as error:
+            self._warnings.append(f"shipped results of the target {target} are not used: {error}")
+            self._opened[target] = None
+            return []
+
+
 def read_shipped(target: str, folder: Traversable | None = None) -> list[Measurement]:
     """All rows shipped for a target; none where there is no file for it.
 

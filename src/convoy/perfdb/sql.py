@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from convoy.errors import InputError
 from convoy.perfdb.faults import Damage
 from convoy.perfdb.pages import PAGE_BYTES
-from convoy.perfdb.record import COLUMNS, DEFAULTS, KEY_COLUMNS, Value, read_record, seal_pair, seal_row
+from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, Value, seal_pair, seal_row
 from convoy.perfdb.row import Measurement
+from convoy.perfdb.stored import STORED, verified_pair, verified_record, verified_rows
 
 APPLICATION_ID: Final = 0x436F6E76
 """`Conv` in ASCII: marks a SQLite file as ours, for us and for file(1)."""
@@ -72,10 +73,6 @@ PRAGMA application_id = {APPLICATION_ID};
 )
 """`MIGRATIONS[i]` is the script that takes version i + 1 to version i + 2. It may append columns with a default (which no
 seal notices), add tables and indices; it never changes or moves a column."""
-
-_FIRST_COLUMNS: Final = 17
-STORED: Final = (*[*COLUMNS][:_FIRST_COLUMNS], "seal", *[*COLUMNS][_FIRST_COLUMNS:])
-"""The order of a stored row's values: the columns of version 1, the seal, then whatever was added since."""
 
 _NAMES: Final = ", ".join(STORED)
 _KEYS: Final = ", ".join(KEY_COLUMNS)
@@ -243,29 +240,19 @@ def put_pairs(connection: sqlite3.Connection, table: str, pairs: Mapping[str, st
 def lookup(connection: sqlite3.Connection, problem: str, target: str, protocol: str) -> list[Measurement]:
     """All rows of a problem on a target by a protocol."""
     statement = _SELECT + " WHERE problem = ? AND target = ? AND protocol = ? ORDER BY engine, version, knobs"
-    return _measurements(connection.execute(statement, (problem, target, protocol)))
+    return verified_rows(connection.execute(statement, (problem, target, protocol)))
 
 
 def select(connection: sqlite3.Connection, filters: Mapping[str, str], limit: int | None = None) -> list[Measurement]:
     """Rows that pass all filters, a target's and a problem's together, the fastest first, failures last."""
     where, values = _where(filters)
     order = " ORDER BY target, problem, protocol, status <> 'ok', median_us, engine, version, knobs LIMIT ?"
-    return _measurements(connection.execute(_SELECT + where + order, (*values, -1 if limit is None else limit)))
+    return verified_rows(connection.execute(_SELECT + where + order, (*values, -1 if limit is None else limit)))
 
 
 def select_records(connection: sqlite3.Connection) -> Iterator[dict[str, Value]]:
     """All rows as they are stored, those too that this version of Convoy does not understand."""
     return (verified_record(found) for found in connection.execute(_SELECT + " ORDER BY rowid"))
-
-
-def _measurements(found: Iterable[tuple[Any, ...]]) -> list[Measurement]:
-    rows: list[Measurement] = []
-    for values in found:
-        record = verified_record(values)
-        # What a newer Convoy with the same tables wrote (an unknown kind of problem, say) is no damage: it is not for us.
-        with suppress(InputError):
-            rows.append(read_record(record))
-    return rows
 
 
 def count(connection: sqlite3.Connection, filters: Mapping[str, str]) -> int:
@@ -310,28 +297,3 @@ def select_pairs(connection: sqlite3.Connection, table: str, key: str | None = N
     where, values = (f" WHERE {column} = ?", (key,)) if key is not None else ("", ())
     statement = f"SELECT {column}, {text}, seal FROM {table}{where} ORDER BY {column}"  # noqa: S608
     return dict(verified_pair(table, found) for found in connection.execute(statement, values))
-
-
-def verified_record(values: tuple[Any, ...]) -> dict[str, Value]:
-    """A row's record from its values as stored; raises Damage unless they are what was written.
-
-    Fewer values than `STORED` names are a row from before the last columns were added.
-    """
-    stored = dict(zip(STORED, values, strict=False))
-    seal = stored.pop("seal", None)
-    try:
-        record = {**DEFAULTS, **{name: COLUMNS[name](value) for name, value in stored.items()}}
-        intact = len(record) == len(COLUMNS) and seal_row(record) == seal
-    except (TypeError, ValueError, OverflowError):
-        intact, record = False, {}
-    if not intact:
-        raise Damage("a row differs from what was written")
-    return {name: record[name] for name in COLUMNS}
-
-
-def verified_pair(table: str, values: tuple[Any, ...]) -> tuple[str, str]:
-    """Key and text from a row of `texts` or `targets`; raises Damage unless they are what was written."""
-    key, text, seal = values
-    if not isinstance(key, str) or not isinstance(text, str) or seal_pair(table, key, text) != seal:
-        raise Damage(f"a row of {table} differs from what was written")
-    return key, text

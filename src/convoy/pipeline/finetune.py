@@ -11,7 +11,8 @@ from torch import nn
 
 from convoy.capture.export import evaluation_mode
 from convoy.errors import InputError
-from convoy.pipeline.fit import Recipe, fit
+from convoy.pipeline.fit import fit
+from convoy.pipeline.recipe import Recipe
 from convoy.pipeline.stages import Observer, silent
 from convoy.prune.masks import masked
 from convoy.zoo import Dataset

@@ -19,13 +19,14 @@ from convoy.program.capturable import has_state, why_not_capturable
 from convoy.program.completion import all_made
 from convoy.program.eager import EagerProgram
 from convoy.program.footing import Footing
-from convoy.program.gradients import Averages, average, clip, has_hooks, put_gradients
+from convoy.program.gradients import has_hooks, put_gradients
 from convoy.program.module import signature_of
 from convoy.program.overlap import Overlap
 from convoy.program.parting import release_before_parting
 from convoy.program.recording import FAILURES, first_line
 from convoy.program.step_graph import StepGraph, Work
 from convoy.program.step_program import StepOptions, StepProgram
+from convoy.program.step_update import StepUpdate
 from convoy.program.stock import StockWork
 from convoy.program.updates import OvertakenError, Updates, pays_early, updates_of
 
@@ -68,8 +69,7 @@ class TrainingStep:
         self._graph: StepGraph | None = None
         self._graph_refused = False
         self._warm = False  # whether a whole update was made launch by launch
-        group = options.group
-        self._averages = None if group is None else Averages(group, self._footing.device)
+        self._update = StepUpdate(optimizer, options, self._footing.device)
         self._overlap = self._make_overlap()
 
     @property
@@ -169,24 +169,9 @@ class TrainingStep:
         """
         runnable, count = self.program.runnable, len(self.program.capture.learned)
         wanted = self.options.overlap and self.options.accumulate == 1
-        if self._averages is None or runnable is None or not wanted or not all_made(runnable.bound, count):
+        if self._update.averages is None or runnable is None or not wanted or not all_made(runnable.bound, count):
             return None
-        return Overlap(runnable.bound, count, self._averages)
-
-    def _update(self, learned: Sequence[nn.Parameter], *, averaged: bool = False) -> None:
-        """Average, unscale, clip, step."""
-        options = self.options
-        if self._averages is not None and not averaged:
-            average([p.grad for p in learned if p.grad is not None], self._averages)
-        if options.scaler is not None:
-            options.scaler.unscale_(self.optimizer)
-        if options.clip_grad_norm is not None:
-            clip(learned, options.clip_grad_norm)
-        if options.scaler is None:
-            self.optimizer.step()
-        else:
-            options.scaler.step(self.optimizer)
-            options.scaler.update()
+        return Overlap(runnable.bound, count, self._update.averages)
 
     def _leaves(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
         return list(pytree.tree_leaves(self.options.given(batch)))
@@ -208,7 +193,7 @@ class TrainingStep:
         """Whether this call is to be replayed: on a GPU, where nothing speaks against it, once the optimizer has its state."""
         if self._graph_refused or self._footing.device.type != "cuda":
             return False
-        reason = why_not_capturable(self.optimizer, scaled=self._scaler() is not None)
+        reason = why_not_capturable(self.optimizer, scaled=self._update.scaler is not None)
         if has_hooks(self._footing.parameters):
             reason = "a parameter has hooks, which Python must call"
         if reason:
@@ -269,9 +254,9 @@ class TrainingStep:
             leaves,
             self.model,
             self.optimizer,
-            scaler=self._scaler(),
+            scaler=self._update.scaler,
             micro=self.options.accumulate,
-            streams=(*streams, *self._sending()),
+            streams=(*streams, *self._update.streams),
             keeps=keeps,
         )
 
@@ -279,28 +264,19 @@ class TrainingStep:
         """What updates parameters while the backward pass goes on; None where an update wants all gradients."""
         options, capture = self.options, self.program.capture
         together = (options.scaler, options.clip_grad_norm) != (None, None)
-        late = self._averages is not None and self._overlap is None
+        late = self._update.averages is not None and self._overlap is None
         learned = self._learned()
         wanted = options.early_updates
         wanted = pays_early(learned, self.plan.total_us) if wanted is None else wanted
         if together or late or options.accumulate > 1 or not wanted:
             return None
         slots = [capture.parameters.index(name) for name in capture.learned]
-        taken = (*runnable.streams, *self._sending())
+        taken = (*runnable.streams, *self._update.streams)
         return updates_of(runnable.bound, learned, slots, self.optimizer, taken, self._overlap)
-
-    def _sending(self) -> tuple[torch.cuda.Stream, ...]:
-        stream = None if self._averages is None else self._averages.stream
-        return () if stream is None else (stream,)
 
     def _learned(self) -> list[nn.Parameter]:
         parameters = dict(self.model.named_parameters())
         return [parameters[name] for name in self.program.capture.learned]
-
-    def _scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler, where there is one that is on."""
-        scaler = self.options.scaler
-        return scaler if scaler is not None and scaler.is_enabled() else None
 
     # --- when stock PyTorch runs ----------------------------------------------------------------------------------------
 

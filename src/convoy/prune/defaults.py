@@ -8,7 +8,7 @@ from convoy.engines.base import Engine
 from convoy.measurement import Request, Runner, SearchResult, protocol_for
 from convoy.measurement.known import Progress
 from convoy.measurement.offers import ask
-from convoy.measurement.search import label
+from convoy.measurement.stages import label
 from convoy.perfdb import Database
 from convoy.problem import Problem
 from convoy.settings import Settings

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from convoy.compare.ablation import Search, advice, gains, search_options
+from convoy.compare.ablation import search_options
 from convoy.compare.case import Case
 from convoy.compare.limits import Limits
+from convoy.compare.option_advice import advice, gains
+from convoy.compare.option_search import Search
 from convoy.compare.page import sheet_of
 from convoy.compare.rows import Figure
 from convoy.compare.runfile import Run, read
@@ -271,7 +273,7 @@ def test_a_build_that_only_the_time_ended_is_no_row_and_a_best_setting_that_fail
     slow = Machine(interacting, faults={"bf16": "timeout"})
     late = Search(Run("options", {}), tmp_path / "a.json", slow, "bf16", lambda *_: None, 5.0)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("convoy.compare.ablation.time.monotonic", lambda: next(clock))
+        patch.setattr("convoy.compare.option_search.time.monotonic", lambda: next(clock))
         late.search()
     assert {row.provider for row in late.run.rows} == {"defaults", "best"}
     assert late.left

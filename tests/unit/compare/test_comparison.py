@@ -17,11 +17,13 @@ from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.limits import Limits
 from convoy.compare.material import make
+from convoy.compare.material_folders import MaterialFolders
 from convoy.compare.memory import available_bytes, peak_bytes
 from convoy.compare.rows import Row
 from convoy.compare.runfile import Run, read
 from convoy.compare.samples import figure, rounds_for, with_samples
 from convoy.compare.session import MODULE, ChildFailedError, in_words
+from convoy.compare.waiting import Waiting
 from convoy.errors import InputError
 from convoy.measurement import detect_target
 from convoy.measurement.process import WorkerProcess
@@ -77,7 +79,7 @@ def ready(material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(_self: Any, _case: Case, folder: Path) -> Path:
         return Path(shutil.copytree(material, folder))
 
-    monkeypatch.setattr(comparison.Comparison, "_make_material", copy)
+    monkeypatch.setattr(MaterialFolders, "_make", copy)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_those_that_memory_is_too_short_for_are_left_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.json"
-    monkeypatch.setattr(comparison.Comparison, "_crowded", lambda _: True)
+    monkeypatch.setattr(Waiting, "crowded", lambda *_: True)
     entries = at(a="RIGHT", b="RIGHT")
     found = compare([CASE], entries, path, request=REQUEST, limits=LIMITS)
     assert [(row.detail["timed"], row.detail["short_of_memory"]) for row in found.rows] == [("alone", True)] * 2
@@ -247,8 +249,8 @@ def test_what_waits_in_another_case_is_not_settled(tmp_path: Path, monkeypatch: 
     rows = tuple(replace(alone, batch=n, detail={**alone.detail, "provisional": True}) for n in (2, 3))
     one = comparison.Comparison(Run("compare", {}, rows), tmp_path / "r.json", None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
     monkeypatch.setattr(one._children, "end", lambda _: None)
-    one._alive = {"a": SimpleNamespace()}  # type: ignore[dict-item]
-    one._release(CASE)
+    one._waiting.alive = {"a": SimpleNamespace()}  # type: ignore[dict-item]
+    one._waiting.release(CASE)
     assert [row.detail.get("provisional", False) for row in one.run.rows] == [False, True]
 
 
@@ -294,12 +296,12 @@ def test_exact_results_that_failed_beside_others_are_made_again(
             raise ChildFailedError("out_of_memory", "beside others")
         return Path(shutil.copytree(material, folder, dirs_exist_ok=True))
 
-    monkeypatch.setattr(comparison.Comparison, "_make_material", make)
+    monkeypatch.setattr(MaterialFolders, "_make", make)
     path, cases = tmp_path / "run.json", [CASE, replace(CASE, batch=3)]
     run, target = Run("compare", {}), detect_target("cpu")
     with comparison.Comparison(run, path, replace(target, device="cuda"), LIMITS, lambda *_: None) as one:
         one.limits = replace(one.limits, jobs=1)
-        monkeypatch.setattr(one, "_crowded", lambda: False)
+        monkeypatch.setattr(one._waiting, "crowded", lambda _: False)
         one.run_cases(cases, planted("right"))
         found = one.run.rows
     assert made == [2, 3, 3]
@@ -401,7 +403,7 @@ def test_noisy_rounds_are_taken_again_and_the_quiet_ones_kept(tmp_path: Path, mo
         "compare", {}, (with_samples(Row(CASE.model, "a", batch=2, axes={"size": 32}), samples(1.0), in_turn=False),)
     )
     one = comparison.Comparison(run, path, None, LIMITS, lambda *_: None)  # type: ignore[arg-type]
-    one._alive = {"a": SimpleNamespace(deadline=0.0)}  # type: ignore[dict-item]
+    one._waiting.alive = {"a": SimpleNamespace(deadline=0.0)}  # type: ignore[dict-item]
     monkeypatch.setattr(one, "_rounds", lambda _case: {"a": next(rounds)})
     one._measure_in_turn(CASE)
     (row,) = one.run.rows

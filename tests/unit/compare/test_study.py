@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from convoy.cli import app
-from convoy.cli import study as cli_study
+from convoy.cli.study_session import StudySession
 from convoy.compare import Figure, Row, Run, read, study_energy, write
 from convoy.compare.criteria import Check
 from convoy.compare.runfile import from_dict, to_dict
@@ -496,8 +496,8 @@ def test_curves_that_were_not_reached_keep_their_rows(tmp_path: Path, in_process
     before = read(out)
     gone = replace(before.rows[0], provider="an algorithm of old")
     write(replace(before, rows=(*before.rows, gone)), out)
-    real = cli_study._Session._late
-    monkeypatch.setattr(cli_study._Session, "_late", lambda self, what: "stride" in what or real(self, what))
+    real = StudySession._late
+    monkeypatch.setattr(StudySession, "_late", lambda self, what: "stride" in what or real(self, what))
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     after = read(out)

@@ -16,9 +16,10 @@ from convoy.compare import rounded, trial
 from convoy.compare.case import Case
 from convoy.compare.child import WrongResultError
 from convoy.compare.frameworks.base import Material
+from convoy.compare.loader import Pictures
 from convoy.compare.material import make, read
 from convoy.compare.torch_options import OPTIONS
-from convoy.compare.trial import Pictures, Variant, facts, rounds
+from convoy.compare.trial import Variant, facts, rounds
 
 PLANTED = Path(__file__).parent / "planted_frameworks.py"
 
@@ -132,7 +133,7 @@ def test_settings_are_timed_in_turn_and_switches_are_theirs_alone(materials: dic
 
 
 def test_a_step_fed_by_a_loader(materials: dict[str, Material], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convoy.compare.trial.LOADED_S", 0.05)
+    monkeypatch.setattr("convoy.compare.loader.LOADED_S", 0.05)
     variant = Variant(case("training"), materials["training"], frozenset(), {})
     assert all(ms > 0 for ms in variant.fed_by(0))
     picture, label = Pictures(10, 16)[3]

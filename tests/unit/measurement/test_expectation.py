@@ -1,13 +1,12 @@
 """What predictions favour is compiled and measured first: a search that is cut short has then measured what may win."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 from test_search import GPU, OTHER, PROBLEM, Timed, run
 from test_task import Fake
 
-from convoy.measurement import protocol_for
+from convoy.measurement import protocol_for, stages
 from convoy.measurement.expectation import LIKELY, Expectation
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.stages import prediction_notes
@@ -161,7 +160,7 @@ class Slow(Timed):
 @pytest.fixture
 def now(monkeypatch):
     found = [50.0]
-    monkeypatch.setattr(sys.modules["convoy.measurement.search"].time, "monotonic", lambda: found[0])
+    monkeypatch.setattr(stages.time, "monotonic", lambda: found[0])
     return found
 
 

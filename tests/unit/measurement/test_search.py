@@ -12,7 +12,7 @@ from convoy.measurement.child import ChildRunner
 from convoy.measurement.criteria import Criteria, Leaf, kind_name
 from convoy.measurement.criteria_file import criteria_json, user_file
 from convoy.measurement.in_process import InProcessRunner
-from convoy.measurement.search import label
+from convoy.measurement.stages import label
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.stages import prediction_notes
 from convoy.problem import (

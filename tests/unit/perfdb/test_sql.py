@@ -12,9 +12,9 @@ import pytest
 from perfdb_rows import POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
 import convoy
-from convoy.perfdb import Database, sql
+from convoy.perfdb import Database, sql, stored
 from convoy.perfdb.faults import Damage
-from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, target_json, to_record
+from convoy.perfdb.record import COLUMNS, DEFAULTS, KEY_COLUMNS, target_json, to_record
 
 VERSION_1 = (Path(__file__).parent / "version_1.sql").read_text(encoding="utf-8")
 
@@ -28,8 +28,8 @@ def connection():
 
 def test_the_tables_columns_are_the_records_columns_and_the_seal(connection: sqlite3.Connection) -> None:
     columns = connection.execute("PRAGMA table_info(measurements)").fetchall()
-    assert [c[1] for c in columns] == list(sql.STORED)
-    assert set(sql.STORED) == {*COLUMNS, "seal"}
+    assert [c[1] for c in columns] == list(stored.STORED)
+    assert set(stored.STORED) == {*COLUMNS, "seal"}
     kinds = {str: "TEXT", int: "INTEGER", float: "REAL", bool: "INTEGER"}
     assert {c[1]: c[2] for c in columns} == {**{name: kinds[kind] for name, kind in COLUMNS.items()}, "seal": "INTEGER"}
     assert [c[1] for c in sorted(columns, key=lambda c: c[5]) if c[5]] == list(KEY_COLUMNS)
@@ -84,15 +84,15 @@ def test_a_column_appended_by_a_migration_leaves_old_rows_valid(
     monkeypatch.setattr(sql, "MIGRATIONS", (*sql.MIGRATIONS, script))
     monkeypatch.setattr(sql, "SCHEMA_VERSION", sql.SCHEMA_VERSION + 1)
     monkeypatch.setitem(COLUMNS, "energy_uj", float)  # type: ignore[arg-type]
-    monkeypatch.setitem(sql.DEFAULTS, "energy_uj", 0.0)
-    monkeypatch.setattr(sql, "STORED", (*sql.STORED, "energy_uj"))
+    monkeypatch.setitem(DEFAULTS, "energy_uj", 0.0)
+    monkeypatch.setattr(stored, "STORED", (*stored.STORED, "energy_uj"))
     sql.migrate(connection, sql.SCHEMA_VERSION - 1)
-    stored = connection.execute("SELECT * FROM measurements ORDER BY rowid").fetchall()
-    for values, record in zip(stored, records, strict=True):
-        assert sql.verified_record(values) == {**record, "energy_uj": 0.0}
-        assert sql.verified_record(values[:-1]) == {**record, "energy_uj": 0.0}
+    found = connection.execute("SELECT * FROM measurements ORDER BY rowid").fetchall()
+    for values, record in zip(found, records, strict=True):
+        assert stored.verified_record(values) == {**record, "energy_uj": 0.0}
+        assert stored.verified_record(values[:-1]) == {**record, "energy_uj": 0.0}
         with pytest.raises(Damage):
-            sql.verified_record((*values[:-1], 7.0))
+            stored.verified_record((*values[:-1], 7.0))
 
 
 def test_what_a_newer_convoy_wrote_into_the_same_tables_is_kept_but_not_used(connection: sqlite3.Connection) -> None:

@@ -16,7 +16,8 @@ import convoy
 from convoy.errors import ConvoyError, InputError
 from convoy.pipeline import fit as module
 from convoy.pipeline.checkpoint import Position
-from convoy.pipeline.fit import Recipe, fit, with_amp
+from convoy.pipeline.fit import fit
+from convoy.pipeline.recipe import Recipe, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))

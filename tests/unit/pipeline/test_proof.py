@@ -97,7 +97,7 @@ def test_what_is_right_is_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_is_proven_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    favour(monkeypatch, "convoy.pipeline.training", "wrong")
+    favour(monkeypatch, "convoy.pipeline.training_job", "wrong")
     model, path = net(), tmp_path / "rows.db"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = (image(), torch.tensor([0, 1]))

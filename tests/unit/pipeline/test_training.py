@@ -422,7 +422,7 @@ def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
     settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch
 ):
     """Among several processes gradients are cast as they travel; the plan runs in one process too."""
-    from convoy.pipeline import training
+    from convoy.pipeline.training_job import TrainingJob
     from convoy.program.step_program import StepOptions
     from convoy.schedule import Collective
 
@@ -430,7 +430,7 @@ def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
 
     def groups(replayed: object = None) -> set[tuple[str, ...]]:
         options = StepOptions(amp=torch.bfloat16)
-        job = training._Job(model, cross_entropy, sgd(model), batches(1)[0], options, settings, "net", replayed)
+        job = TrainingJob(model, cross_entropy, sgd(model), batches(1)[0], options, settings, "net", replayed)
         graph = job.net.captured.graph
         made = {node.name: node.outputs[0] for node in graph.nodes}
         found = {nodes for pattern, nodes in job.net.regions_by_nodes if pattern == "casts"}
@@ -438,7 +438,7 @@ def test_a_plan_is_replayed_with_the_casts_that_it_was_made_with(
 
     (whole,) = (group for group in groups() if len(group) == 4)
     parts = [whole[:2], whole[2:]]
-    monkeypatch.setattr(training._Job, "_collectives", lambda self: [Collective(part, 1.0) for part in parts])
+    monkeypatch.setattr(TrainingJob, "_collectives", lambda self: [Collective(part, 1.0) for part in parts])
     apart = groups()
     assert set(parts) <= apart
     assert whole not in apart

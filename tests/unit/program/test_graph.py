@@ -22,7 +22,7 @@ from convoy import plan as plans
 from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
 from convoy.measurement.timer import captured
-from convoy.pipeline import schedules, training, verdict
+from convoy.pipeline import schedules, training_job, verdict
 from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
@@ -302,7 +302,7 @@ def test_a_replayed_training_plan_tells_of_it_in_the_steps_notes(
         made = build_program(plan, *others)
         return Program(dataclasses.replace(plan, notes=(*plan.notes, NOTE)), made.captured, made.runnable)
 
-    monkeypatch.setattr(training, "build_program", refused)
+    monkeypatch.setattr(training_job, "build_program", refused)
     step = convoy.training_step(*given, plan=path, settings=settings)
     assert eager_of(step.program.runnable).recordable  # type: ignore[arg-type]
     assert step.notes[-1] == NOTE

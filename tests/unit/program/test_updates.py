@@ -128,8 +128,8 @@ def test_with_several_processes_a_bucket_is_updated_when_it_has_left_and_is_back
     runnable = step.program.runnable
     assert runnable is not None
     learned = step._learned()
-    step._averages = Heard(said)
-    step._overlap = Overlap(runnable.bound, len(learned), step._averages)
+    step._update.averages = averages = Heard(said)
+    step._overlap = Overlap(runnable.bound, len(learned), averages)
     step.options = replace(step.options, early_updates=True)
     made = step._updates_of(runnable)
     assert made is not None
@@ -157,7 +157,7 @@ def test_what_is_averaged_at_the_end_is_updated_at_the_end(monkeypatch: pytest.M
     runnable = step.program.runnable
     assert runnable is not None
     step.options = replace(step.options, early_updates=True)
-    step._averages, step._overlap = Heard([]), None
+    step._update.averages, step._overlap = Heard([]), None
     assert step._updates_of(runnable) is None
 
 

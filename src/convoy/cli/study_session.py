@@ -1,0 +1,192 @@
+"""A study on its way: it measures while there is time, keeps what it found after each curve, and prints it at the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import typer
+
+from convoy.cli import options
+from convoy.errors import InputError
+
+if TYPE_CHECKING:
+    from convoy.cli.progress import Bar
+    from convoy.compare import Row, Run
+    from convoy.compare.study import Study
+    from convoy.compare.study_sweep import Point
+    from convoy.perfdb import Database
+    from convoy.settings import Settings
+    from convoy.target import Target
+
+
+class _OutOfTimeError(Exception):
+    """Raised into a search when its time is up."""
+
+
+class StudySession:
+    """A study on its way: what was found so far stands in the file after each curve, when interrupted too."""
+
+    def __init__(
+        self,
+        target: Target,
+        settings: Settings,
+        database: Database,
+        run: Run,
+        output: Path,
+        seconds: float = 0.0,
+    ) -> None:
+        from convoy.cli.progress import Bar
+        from convoy.compare.study import Study
+        from convoy.pipeline.stages import competing_engines, make_runner
+
+        self.target, self.settings, self.database, self.output = target, settings, database, output
+        self.run = run
+        self._bar: Bar = Bar()
+        self._deadline = time.monotonic() + seconds if seconds else math.inf
+        self.left: list[str] = []
+        self._runner = make_runner(target, settings)
+        self.study: Study = Study(target, settings, database, self._runner, competing_engines(settings))
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.close()
+        self._bar.__exit__(*error)
+
+    def layers(self, points: dict[str, list[Point]], *, energy: bool) -> None:
+        """Measure swept and listed layers, curve by curve."""
+        if energy:
+            from convoy.compare.study_energy import gpu_counter, launch_joules
+
+            counter = gpu_counter() if self.target.device == "cuda" else None
+            if counter is None:
+                raise InputError("--energy", self.target.name, "an NVIDIA GPU whose driver counts energy")
+            self.study.joules = launch_joules(self.target, counter, self.settings.engines)
+        curves: dict[tuple[str, str], list[Point]] = {}
+        for point in (*points["swept"], *points["listed"]):
+            subject = point.subject if point.axes else point.subject.partition(":")[0]
+            curves.setdefault((subject, point.problem.direction), []).append(point)
+        for (subject, direction), own in curves.items():
+            if self._late(f"{subject}, {direction}"):
+                continue
+            try:
+                rows = self.study.rows(own, lambda done, total, message: self._watch(message, done, total))
+            except _OutOfTimeError:
+                self._late(f"{subject}, {direction}")
+                continue
+            self._take(rows)
+
+    def _watch(self, message: str, done: int, total: int) -> None:
+        """Show how far it is; what was measured stays in the database when the time is up."""
+        self._bar(message, done, total)
+        if done < total and time.monotonic() > self._deadline:
+            raise _OutOfTimeError(message)
+
+    def _late(self, what: str) -> bool:
+        """Whether the time is up; what is not done for that is remembered."""
+        late = time.monotonic() > self._deadline
+        if late:
+            self.left.append(what)
+        return late
+
+    def nets(self, names: Sequence[str], dtype: str, batch: int | None = None) -> None:
+        """Compare strategies on whole nets."""
+        if not names:
+            return
+        from convoy.compare.study_strategies import strategies
+        from convoy.pipeline.stages import capture_net
+
+        for name in names:
+            if self._late(name):
+                continue
+            module = options.load(name, None, dtype, self.target.device)
+            args = options.example(module, name, None, batch, None, dtype, self.target.device)
+            with options.fitting(module, args):
+                net = capture_net(name, module, args, {}, self.settings, self.target)
+            try:
+                rows, found = strategies(net, self.settings, self.database, self._watch)
+            except _OutOfTimeError:
+                self._late(name)
+                continue
+            self.study.count(found)
+            self._take(rows)
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        """Keep rows in the place of those that the file had of the same questions: an algorithm that is gone leaves none."""
+        questions, keys = {row.question for row in rows}, {row.key for row in rows}
+        kept = tuple(row for row in self.run.rows if row.question not in questions or row.key in keys)
+        self.run = replace(self.run, rows=kept)
+        for row in rows:
+            self.run = self.run.with_row(row)
+        self._keep()
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Take what makes the figures doubtful into the file."""
+        from convoy.compare.lock import noted
+
+        self.run = noted(self.run, notes)
+        if self.run.rows:
+            self._keep()
+
+    def _keep(self) -> None:
+        from convoy.compare import write
+
+        write(self.run, self.output)
+
+    def tell(self, points: dict[str, list[Point]], *, criteria: bool) -> None:
+        """Print what was found; learn criteria and keep them beside the database."""
+        from convoy.compare.study_lines import (
+            STRATEGY_HEADS,
+            STRATEGY_NUMBERS,
+            layer_table,
+            strategy_notes,
+            strategy_table,
+            winners,
+        )
+        from convoy.report import print_table
+
+        nets = [row for row in self.run.rows if row.mode == "inference"]
+        layers = [row for row in self.run.rows if row.mode != "inference"]
+        if layers:
+            table = layer_table(layers)
+            print_table(table.heads, [[cell.text for cell in row] for row in table.rows], numbers=table.numbers)
+        if nets:
+            print_table(STRATEGY_HEADS, strategy_table(nets), numbers=STRATEGY_NUMBERS)
+        for line in (*strategy_notes(nets), *winners(layers)):
+            typer.echo(line)
+        if criteria and layers:
+            self._learn(points)
+        typer.echo(self.study.counted())
+        if self.left:
+            typer.echo(f"no time was left for {'; '.join(self.left)}: the same command goes on")
+        if self.run.rows:
+            typer.echo(f"run: {self.output}")
+
+    def _learn(self, points: dict[str, list[Point]]) -> None:
+        from convoy.compare import study_criteria
+        from convoy.compare.manifest import commit
+        from convoy.measurement.criteria_file import criteria_json, user_file
+        from convoy.plan.file import write_text
+
+        found = self.study.learn(commit())
+        checked = "" if found is None else self.study.check(points["swept"], points["listed"])
+        about = study_criteria.to_dict(found, checked)
+        self.run = replace(self.run, manifest={**self.run.manifest, study_criteria.FIELD: about})
+        self._keep()
+        if found is None:
+            typer.echo(study_criteria.check_line(about))
+            return
+        path = user_file(self.target, self.settings.db)
+        if not self.database.in_memory:
+            write_text(path, criteria_json(found), "criteria")
+        typer.echo(f"criteria, from {found.problems} layers of this machine ({path}):")
+        for line in about["rules"]:
+            typer.echo(f"  {line}")
+        typer.echo(study_criteria.check_line(about))

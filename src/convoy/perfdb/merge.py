@@ -1,0 +1,44 @@
+"""Another database as incoming rows: what a merge takes in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from convoy.errors import InputError
+from convoy.perfdb.faults import Untouchable
+from convoy.perfdb.location import checked_path
+from convoy.perfdb.mend import read_contents
+from convoy.perfdb.transfer import Incoming
+
+
+def read_database(path: Path, own: Path | None) -> Incoming:
+    """All rows, texts and targets of the database at `path`, every one checked; the file is only read.
+
+    Args:
+        path: the database to take in.
+        own: the file of the one that takes it in, which is refused; None: it is in memory.
+
+    Raises:
+        InputError: if there is no performance database at `path`.
+    """
+    source = checked_path(path)
+    try:
+        same = own is not None and own.exists() and source.samefile(own)
+        if same or not source.is_file() or not source.stat().st_size:
+            raise InputError("file", str(path), "another performance database")
+        contents = read_contents(source)
+    except (Untouchable, OSError) as error:
+        raise InputError("file", str(path), "a performance database", f"It says: {error}.") from None
+    if contents.damage and not contents.records:
+        raise InputError("file", str(path), "a performance database", f"It says: {contents.damage}.")
+    incoming = Incoming()
+    if contents.damage:
+        incoming.refuse(0, f"the file is damaged: {contents.damage}")
+    for number, record in enumerate(contents.records, 1):
+        incoming.take(number, "measurements", record)
+    for key, text in contents.texts.items():
+        incoming.take(0, "texts", {"key": key, "text": text})
+    for digest, text in contents.targets.items():
+        incoming.take(0, "targets", {"digest": digest, "json": json.loads(text)})
+    return incoming

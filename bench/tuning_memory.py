@@ -34,7 +34,7 @@ from record import Recorder
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.measurement.room import CONTEXT_BYTES, LEAST_TENSOR_BYTES
+from convoy.measurement.room import LEAST_ISOLATED
 from convoy.pipeline import optimize_model
 from convoy.pipeline.verdict import Timed, interleave
 from convoy.program.recording import forget_library_workspaces
@@ -137,7 +137,7 @@ def limits(all_bytes: float) -> dict[str, int | bool]:
         all_bytes: of the device, this process's context and tensors included.
     """
     left = max(1, int(all_bytes))
-    return {"tuning_memory_bytes": left, "isolate": left >= CONTEXT_BYTES + LEAST_TENSOR_BYTES}
+    return {"tuning_memory_bytes": left, "isolate": left >= LEAST_ISOLATED}
 
 
 def tune(case: Case, folder: Path, before: int, most: float = math.inf) -> Tuned:

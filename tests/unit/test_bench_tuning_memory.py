@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import convoy
-from convoy.measurement.room import CONTEXT_BYTES, LEAST_TENSOR_BYTES
+from convoy.measurement.room import LEAST_ISOLATED
 
 TOTAL = 1000
 
@@ -91,7 +91,7 @@ def test_what_another_process_took_counts_and_its_error_is_told(bench, monkeypat
 
 
 def test_a_limit_without_room_for_another_context_is_kept_in_one_process(bench):
-    least = CONTEXT_BYTES + LEAST_TENSOR_BYTES
+    least = LEAST_ISOLATED
     assert bench.limits(float(least)) == {"tuning_memory_bytes": least, "isolate": True}
     assert bench.limits(least - 1.0)["isolate"] is False
     assert convoy.Settings(**bench.limits(-5.0)).tuning_memory_bytes == 1

@@ -17,7 +17,7 @@ from convoy.errors import LaunchError
 from convoy.measurement import detect_target
 from convoy.measurement.child import ChildRunner
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.room import CONTEXT_BYTES
+from convoy.measurement.room import CONTEXT_BYTES, SPARE_BYTES
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, LinearProblem, SubgraphProblem
 from convoy.target import Target
@@ -153,7 +153,7 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
         runner = ChildRunner(target, memory_bytes=limit)
         with pytest.raises(LaunchError, match="not started"):
             next(runner.measure(request(engines.Right), PROTOCOL))
-    room = {"tensors": (3 << 30) - CONTEXT_BYTES, "context": None, "others": (10 << 30) + CONTEXT_BYTES}
+    room = {"tensors": (3 << 30) - SPARE_BYTES - CONTEXT_BYTES, "context": None, "others": (10 << 30) + CONTEXT_BYTES}
     assert told == [room, None, None], "a CPU's memory is not limited"
 
 

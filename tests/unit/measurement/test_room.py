@@ -11,8 +11,10 @@ from convoy.measurement.process import greeting
 from convoy.measurement.room import (
     BUILDERS_SHARE,
     CONTEXT_BYTES,
+    LEAST_ISOLATED,
     LEAST_TENSOR_BYTES,
     MOST_GROWTH,
+    SPARE_BYTES,
     Room,
     Shares,
     keep_room,
@@ -23,6 +25,8 @@ from convoy.target import Target
 GPU = Target("cuda", "test", "sm_90", 132, 1000, 0)
 
 MIB = 1 << 20
+
+SPARE = SPARE_BYTES // MIB
 
 
 class Device:
@@ -72,7 +76,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-@pytest.mark.parametrize(("further", "most"), [(200, 300), (None, 70_000), (100_000, 80_000)])
+@pytest.mark.parametrize(("further", "most"), [(200, 300 - SPARE), (None, 70_000), (100_000, 80_000)])
 def test_a_limit_is_beyond_what_is_held_and_ends_with_the_block(device: Device, further: int | None, most: int) -> None:
     def fails() -> None:
         with memory_limited("cuda", None if further is None else further * MIB, isolate=False):
@@ -98,15 +102,15 @@ def test_what_contexts_grow_by_is_not_there_for_tensors(device: Device) -> None:
             device.others = 900 + grown
             device.held = 700  # tensors are no growth
             keep_room()
-            assert device.most == most
+            assert device.most == most - SPARE
     with memory_limited("cuda", 400 * MIB, isolate=False):
         device.others += 600
         keep_room()
-        assert device.most == 700 + 400 - 600
+        assert device.most == 700 + 400 - SPARE - 600
         device.others += 10_000
         device.held = 0
         keep_room()
-        assert device.most == 700 + 400 - MOST_GROWTH // MIB
+        assert device.most == 700 + 400 - SPARE - MOST_GROWTH // MIB
     with memory_limited("cuda", 100 * MIB, isolate=False):
         device.others += 10_000
         keep_room()
@@ -127,10 +131,10 @@ def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
     device.held, device.others = 0, before + context
     monkeypatch.setattr(room, "_rooms", [])
     worker._mirror(hello, GPU)
-    assert before + context + device.most == began + limit
+    assert before + context + device.most == began + limit - SPARE
     device.held, device.others = 500, before + context + 30
     keep_room()
-    assert before + context + 30 + device.most == began + limit
+    assert before + context + 30 + device.most == began + limit - SPARE
 
 
 def test_where_the_driver_tells_other_programs_take_nothing_of_the_room(device: Device) -> None:
@@ -140,14 +144,14 @@ def test_where_the_driver_tells_other_programs_take_nothing_of_the_room(device: 
         for others, context, most in ((40_000, 500, 2100), (40_000, 800, 1800), (100, 1900, 700), (900, 400, 2100)):
             device.others, device.context, device.held = others, context, 700
             keep_room()
-            assert device.most == most
+            assert device.most == most - SPARE
         device.context = 9000
         keep_room()
         assert device.most == LEAST_TENSOR_BYTES // MIB
         device.context = None  # a driver that answered before
         device.others = 950
         keep_room()
-        assert device.most == 2050
+        assert device.most == 2050 - SPARE
 
 
 @pytest.mark.parametrize(
@@ -163,10 +167,10 @@ def test_where_the_driver_tells_what_the_tuning_process_has_grown_by_is_not_ther
     monkeypatch.setattr(room, "_rooms", [])
     device.held, device.context, device.others = 0, 550, 30_000
     worker._mirror(hello, GPU)
-    assert device.most == most, "a context that is smaller than was expected gives nothing"
+    assert device.most == most - SPARE, "a context that is smaller than was expected gives nothing"
     device.context = CONTEXT_BYTES // MIB + 70
     keep_room()
-    assert device.most == most - 70
+    assert device.most == most - SPARE - 70
 
 
 @pytest.mark.parametrize("builders", [0, 1, 5])
@@ -174,9 +178,9 @@ def test_contexts_come_out_of_the_limit(builders: int) -> None:
     limit = int((builders + 0.5) * CONTEXT_BYTES / BUILDERS_SHARE)
     shares = Shares.of(limit, isolate=True)
     assert shares.builders == builders
-    assert shares.measuring + (builders + 1) * CONTEXT_BYTES == limit  # while it measures
-    assert shares.here + builders * CONTEXT_BYTES == limit  # when that process has ended
-    assert Shares.of(limit, isolate=False) == Shares(0, limit, limit)
+    assert shares.measuring + (builders + 1) * CONTEXT_BYTES == limit - SPARE_BYTES  # while it measures
+    assert shares.here + builders * CONTEXT_BYTES == limit - SPARE_BYTES  # when that process has ended
+    assert Shares.of(limit, isolate=False) == Shares(0, limit - SPARE_BYTES, limit - SPARE_BYTES)
 
 
 def test_contexts_that_are_expected_are_no_growth(device: Device) -> None:
@@ -188,9 +192,9 @@ def test_contexts_that_are_expected_are_no_growth(device: Device) -> None:
 
 
 def test_a_limit_without_room_for_the_measuring_process_is_refused(device: Device) -> None:
-    least = CONTEXT_BYTES + LEAST_TENSOR_BYTES
+    least = LEAST_ISOLATED
     assert Shares.of(least, isolate=True).measuring == LEAST_TENSOR_BYTES
-    with pytest.raises(InputError, match=r"tuning_memory: got '703 MiB', expected at least 704 MiB.*isolate=False"):
+    with pytest.raises(InputError, match=r"tuning_memory: got '799 MiB', expected at least 800 MiB.*isolate=False"):
         Shares.of(least - MIB, isolate=True)
     with pytest.raises(InputError, match="tuning_memory"), memory_limited("cuda", least - 1, isolate=True):
         pass
@@ -219,7 +223,7 @@ def test_a_process_that_measures_within_a_limit_of_its_own_has_what_is_left_of_i
     """A runner that is used by itself, without a tuning that began."""
     limit = 2000 * MIB
     found = Room.of_measuring(limit)
-    assert found == Room(limit - CONTEXT_BYTES, None, (device.held + device.others) * MIB + CONTEXT_BYTES)
+    assert found == Room(limit - SPARE_BYTES - CONTEXT_BYTES, None, (device.held + device.others) * MIB + CONTEXT_BYTES)
     device.context = 500
     found = Room.of_measuring(limit)
-    assert (found.tensors, found.context) == (limit - CONTEXT_BYTES, CONTEXT_BYTES)
+    assert (found.tensors, found.context) == (limit - SPARE_BYTES - CONTEXT_BYTES, CONTEXT_BYTES)

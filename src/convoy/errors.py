@@ -1,15 +1,22 @@
 """The exception tree. Every error a user can meet says what was wrong, what was expected and what to do.
 
-`exit_code` is what the command line exits with: 2 for a user's input, 1 for everything else.
+`exit_code` is what the command line exits with: 2 for a user's input, 1 for everything else. Errors can be pickled, so that
+another process's arrive as they were raised.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class ConvoyError(Exception):
     """Base of all errors that Convoy raises on purpose."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Python would call the class with the message alone, which most do not take: the pool that asked would break."""
+        return _as_raised, (type(self), self.args, vars(self))
 
 
 class InputError(ConvoyError, ValueError):
@@ -72,3 +79,9 @@ class LaunchError(ConvoyError):
 
 class DatabaseError(ConvoyError):
     """The performance database cannot be used and could not be mended."""
+
+
+def _as_raised(kind: type[ConvoyError], args: tuple[Any, ...], state: dict[str, Any]) -> ConvoyError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error

@@ -1,0 +1,46 @@
+"""Errors that cross processes: they arrive as they were raised."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from convoy.errors import (
+    CompileError,
+    ConvoyError,
+    InputError,
+    LaunchError,
+    PlanError,
+    SelectionError,
+    UnsupportedError,
+)
+
+ERRORS = (
+    InputError("batch", -1, "a positive integer", "Give one."),
+    PlanError("plan.target", "a", "b"),
+    UnsupportedError("cudnn", "conv 3x3", "no plan"),
+    SelectionError("no choice fits"),
+    CompileError("triton", "ptxas failed", "line 3"),
+    LaunchError("illegal address"),
+)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_pickled_error_is_the_same(error: ConvoyError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again), again.exit_code) == (str(error), vars(error), error.exit_code)
+
+
+def _refuse() -> None:
+    raise InputError("tuning_memory", "10 MiB", "as much as the net takes while it runs", "Allow more.")
+
+
+def test_another_processs_error_does_not_break_its_pool() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with pytest.raises(InputError, match="as much as the net takes"):
+            pool.submit(_refuse).result()
+        assert pool.submit(int, "3").result() == 3

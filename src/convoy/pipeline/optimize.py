@@ -15,10 +15,11 @@ from torch import nn
 from convoy import plan as plans
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
-from convoy.measurement import SearchResult
+from convoy.measurement import Peaks, SearchResult
 from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.net_check import NetCheck
@@ -116,9 +117,10 @@ def optimize_model(
             )
         limited = memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
+            ceilings = measured_ceilings(target)
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
-            job = _Job(model, args, kwargs, net, found, settings)
+            job = _Job(model, args, kwargs, net, found, settings, ceilings)
             build = partial(job.build, database, clock, watch)
             return job.conclude(proven(build, net, found, settings, database, watch))
     finally:
@@ -135,12 +137,14 @@ class _Job:
     net: Net
     found: SearchResult
     settings: Settings
+    ceilings: Peaks | None
 
     def build(self, database: Database, clock: Stopwatch, watch: Observer) -> Built:
         """Select, build, and check against float64 and the clock."""
         net, settings = self.net, self.settings
         choice = select(net, self.found, settings)
-        planned = make_plan(net, choice, settings, [*prediction_notes(self.found), *database.warnings])
+        notes = [*prediction_notes(self.found), *ceiling_notes(self.ceilings), *database.warnings]
+        planned = make_plan(net, choice, settings, notes)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
@@ -173,7 +177,10 @@ class _Job:
         module.eval()
         inputs = net.captured.flatten_inputs(self.args, self.kwargs)
         plan, timeline = timeline_of(plan, program, inputs)
-        summary = summarize(net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline)
+        summary = summarize(
+            net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,
+            ceilings=self.ceilings,
+        )  # fmt: skip
         return Result(module, plan, summary)
 
 

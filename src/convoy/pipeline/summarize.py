@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from convoy._version import __version__
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import expected, kind_of
-from convoy.measurement import SearchResult, floor_us, peaks, protocol_for
+from convoy.measurement import Peaks, SearchResult, floor_us, protocol_for
 from convoy.perfdb import Measurement
 from convoy.pipeline.choice import Choice
 from convoy.pipeline.offers import rows_at
@@ -57,12 +57,13 @@ def summarize(
     settings: Settings,
     tuned_s: float,
     timeline: Sequence[Span] = (),
+    *,
+    ceilings: Peaks | None,
 ) -> Summary:
-    """Everything that was found out about one net."""
+    """Everything that was found out about one net; without ceilings there is no floor for any layer."""
     limits = bounds(plan.steps)
     graph = net.captured.graph
     first = graph.values[net.batch_input].spec if net.batch_input else TensorSpec((), "fp32")
-    ceilings = peaks(net.target)
     protocol = protocol_for(settings.effort, net.target.device)
     return Summary(
         model=net.name,
@@ -91,7 +92,7 @@ def summarize(
             strategies=tuple(Strategy(name, total) for name, total in sorted(choice.strategies.items(), key=_by_total)),
         ),
         layers=tuple(_layer(step, net, found, ceilings, settings) for step in _steps(plan, choice)),
-        peaks={"bytes_per_s": ceilings.bytes_per_s, **{f"flops_{k}": v for k, v in ceilings.flops.items()}},
+        peaks=_peaks(ceilings),
         notes=plan.notes,
         versions={"convoy": __version__, "protocol": protocol.id, **dict(net.target.versions)},
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -117,7 +118,13 @@ def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
     return plan.steps or serial(choice.problem, choice.selection)
 
 
-def _layer(step: Step, net: Net, found: SearchResult, ceilings: object, settings: Settings) -> Layer:
+def _peaks(ceilings: Peaks | None) -> dict[str, float]:
+    if ceilings is None:
+        return {}
+    return {"bytes_per_s": ceilings.bytes_per_s, **{f"flops_{dtype}": rate for dtype, rate in ceilings.flops.items()}}
+
+
+def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, settings: Settings) -> Layer:
     name = "+".join(step.nodes) if step.nodes else f"{step.args[0]} to {step.layout}"
     if step.kind == "convert":
         problems: Mapping[str, Problem] = {p.key: p for p in net.copies.values() if p.key == step.problem}
@@ -142,7 +149,7 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: object, settings
         median_us=step.median_us,
         baseline_us=_baseline_us(step, net, found),
         workspace_bytes=step.workspace_bytes,
-        floor_us=floor_us(problem, ceilings, dtype),  # type: ignore[arg-type]
+        floor_us=None if ceilings is None else floor_us(problem, ceilings, dtype),
         flops=problem.flops,
         bytes_min=problem.bytes_min,
         candidates=(*(_candidate(layout, row) for layout, row in sorted(rows, key=_by_time)), *refused),

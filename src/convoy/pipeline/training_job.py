@@ -18,10 +18,11 @@ from convoy import plan as plans
 from convoy.capture import TrainingCapture, capture_training
 from convoy.errors import PlanError
 from convoy.graph.text import digest
-from convoy.measurement import SearchResult, protocol_for
+from convoy.measurement import Peaks, SearchResult, protocol_for
 from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.offers import distinct_problems
@@ -151,16 +152,20 @@ class TrainingJob:
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
+            ceilings = measured_ceilings(self.target)
             clock = Stopwatch()
             found = measure(self.net, settings, database, watch)
-            build = partial(self._build, found, database, clock, watch)
+            build = partial(self._build, found, ceilings, database, clock, watch)
             built = proven(build, self.net, found, settings, database, watch)
-        return self._conclude(built, found)
+        return self._conclude(built, found, ceilings)
 
-    def _build(self, found: SearchResult, database: Database, clock: Stopwatch, watch: Observer) -> Built:
+    def _build(
+        self, found: SearchResult, ceilings: Peaks | None, database: Database, clock: Stopwatch, watch: Observer
+    ) -> Built:
         """Select, build, check."""
         choice = select(self.net, found, self.settings)
-        planned = make_plan(self.net, choice, self.settings, [*prediction_notes(found), *database.warnings])
+        notes = [*prediction_notes(found), *ceiling_notes(ceilings), *database.warnings]
+        planned = make_plan(self.net, choice, self.settings, notes)
         tuned_s = clock.seconds
         watch("checking the whole step", 0, 0)
         net, settings = self.net, self.settings
@@ -189,7 +194,7 @@ class TrainingJob:
         processes = torch.distributed.get_world_size(group)
         return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
 
-    def _conclude(self, built: Built, found: SearchResult) -> TrainingResult:
+    def _conclude(self, built: Built, found: SearchResult, ceilings: Peaks | None) -> TrainingResult:
         plan, program, outcome = built.plan, built.program, built.outcome
         graph, device = self.capture.captured.as_pytorch, self.target.device
         slow = verdict.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
@@ -201,8 +206,9 @@ class TrainingJob:
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         plan, timeline = timeline_of(plan, program, self.inputs())
         summary = summarize(
-            self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline
-        )
+            self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,
+            ceilings=ceilings,
+        )  # fmt: skip
         return TrainingResult(self._step(plan, program), plan, summary)
 
     def replay(self, plan: Plan) -> TrainingResult:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from convoy.plan.words import shapes
 from convoy.report.break_even import break_even_chart
-from convoy.report.charts import roofline_chart, times_chart
+from convoy.report.charts import times_chart
+from convoy.report.roofline import roofline
 from convoy.report.summary import Summary
 from convoy.report.tables import headlines, runner_up, speedup
 from convoy.report.timeline import timeline_chart
@@ -34,7 +36,7 @@ def render(summary: Summary) -> str:
         "speedup": speedup,
         "runner_up": runner_up,
         "times": times_chart(summary),
-        "roofline": roofline_chart(summary),
+        "roofline": roofline([asdict(layer) for layer in summary.layers], summary.peaks, summary.dtype),
         "break_even": break_even_chart(summary),
         "timeline": timeline_chart(summary.timeline),
     }

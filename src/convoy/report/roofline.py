@@ -1,15 +1,38 @@
-"""The roofline of layers from a run file as inline SVG: operations a second over operations a byte."""
+"""The roofline of layers as inline SVG: operations a second over operations a byte."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from convoy.report.charts import WIDTH, Axis
+from convoy.report.charts import WIDTH
 
 HEIGHT = 420
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A logarithmic axis from `least` to `most` on `start` to `stop` pixels."""
+
+    least: float
+    most: float
+    start: float
+    stop: float
+
+    def at(self, value: float) -> float:
+        """Pixel of a value."""
+        share = (math.log10(max(value, self.least)) - math.log10(self.least)) / (
+            math.log10(self.most) - math.log10(self.least)
+        )
+        return self.start + share * (self.stop - self.start)
+
+    def ticks(self) -> list[float]:
+        """Powers of ten inside."""
+        first, last = math.ceil(math.log10(self.least) - 1e-9), math.floor(math.log10(self.most) + 1e-9)
+        return [10.0**power for power in range(first, last + 1)]
 
 
 def roofline(layers: Sequence[Mapping[str, Any]], peaks: Mapping[str, float], dtype: str) -> str:

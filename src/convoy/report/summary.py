@@ -97,9 +97,10 @@ class CurvePoint:
 class Layer:
     """One step of the plan: what was chosen, beside what, and how far from the floor.
 
-    `zeros` is the share of zeros in a convolution's input, on the inputs that were tuned with; None where it was not counted.
-    So are `dead_channels`, `dead_tiles` and `dead_blocks`, of what is zero as a whole. `candidates` are those for these shares;
-    `curve` is the time over the share, where an engine skips zeros. `algorithm` is what the engine computes by, in its own words.
+    `floor_us` is None where the device's ceilings are not known. `zeros` is the share of zeros in a convolution's input, on the
+    inputs that were tuned with; None where it was not counted. So are `dead_channels`, `dead_tiles` and `dead_blocks`, of what is
+    zero as a whole. `candidates` are those for these shares; `curve` is the time over the share, where an engine skips zeros.
+    `algorithm` is what the engine computes by, in its own words.
     """
 
     name: str
@@ -110,7 +111,7 @@ class Layer:
     median_us: float
     baseline_us: float
     workspace_bytes: int
-    floor_us: float
+    floor_us: float | None
     flops: int
     bytes_min: int
     candidates: tuple[CandidateRow, ...]
@@ -143,7 +144,7 @@ class Summary:
         memory: what it needs.
         selection: how it was chosen.
         layers: the steps.
-        peaks: measured ceilings of the device: `bytes_per_s`, and FLOP/s by dtype.
+        peaks: measured ceilings of the device: `bytes_per_s`, and FLOP/s by dtype; empty where there was no room to measure them.
         notes: every fallback and refusal that concerns the whole net, a line each.
         versions: Convoy's version and the protocol's id.
         date: ISO 8601, UTC.

@@ -84,5 +84,5 @@ def _layer_row(layer: Layer) -> tuple[str, ...]:
         f"{layer.baseline_us:.1f}" if layer.baseline_us else "",
         speedup(layer),
         f"{second.engine} {second.median_us:.1f}" if second else "",
-        f"{layer.floor_us:.1f}",
+        "" if layer.floor_us is None else f"{layer.floor_us:.1f}",
     )

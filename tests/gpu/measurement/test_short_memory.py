@@ -10,11 +10,12 @@ from torch import nn
 
 import convoy
 from convoy.engines.manifest import load_engine
-from convoy.measurement import detect_target
+from convoy.measurement import detect_target, peaks
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.room import CONTEXT_BYTES
 from convoy.measurement.timer import captured
+from convoy.pipeline.ceilings import measured_ceilings
 from convoy.pipeline.check import APART, Side
 from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.verdict import errors_against, exact_outputs
@@ -102,6 +103,17 @@ def test_a_recording_without_room_to_begin_is_refused() -> None:
     x = torch.ones(3, device="cuda")
     captured(lambda: x.add_(1), 3).replay()
     assert x.tolist() == [5.0] * 3  # one launch before the recording
+
+
+def test_ceilings_without_room_are_not_known() -> None:
+    """The copy that is timed wants 200 MB, a product in fp32 192."""
+    peaks.cache_clear()
+    with room(64 << 20):
+        assert measured_ceilings(detect_target("cuda")) is None
+    found = measured_ceilings(detect_target("cuda"))
+    assert found is not None
+    assert found.bytes_per_s > 1e11
+    assert torch.cuda.memory_reserved() <= 64 << 20  # what it took was given back
 
 
 class Wide(nn.Sequential):

@@ -39,6 +39,17 @@ def test_strings_are_escaped_and_only_our_script_may_run() -> None:
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_the_roofline_needs_ceilings() -> None:
+    found = summary()
+    assert render(found).count('<circle class="point"') == len(found.layers)
+    unknown = dataclasses.replace(
+        found, peaks={}, layers=tuple(dataclasses.replace(layer, floor_us=None) for layer in found.layers)
+    )
+    page = render(unknown)
+    assert "Roofline" not in page
+    assert "None" not in page
+
+
 def test_a_changed_script_would_not_match_the_policy() -> None:
     assert digest("alert(1)") != digest("alert(2)")
 

@@ -1,0 +1,51 @@
+"""Without room for a device's ceilings a net is tuned all the same, and its report says what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+from convoy.measurement import detect_target
+from convoy.pipeline import ceilings, optimize_model
+from convoy.pipeline.ceilings import UNKNOWN, ceiling_notes, measured_ceilings
+from convoy.report.html import render
+from convoy.target import Target
+
+
+def no_room(target: Target) -> NoReturn:
+    raise torch.OutOfMemoryError(f"CUDA out of memory on {target.name}, planted")
+
+
+def test_ceilings_are_found_where_there_is_room() -> None:
+    found = measured_ceilings(detect_target("cpu"))
+    assert found is not None
+    assert found.bytes_per_s > 0
+    assert ceiling_notes(found) == []
+
+
+def test_a_net_is_tuned_without_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "peaks", no_room)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    settings = convoy.Settings(db=tmp_path / "perf.db", effort=convoy.Effort.NONE)
+    result = optimize_model(model, (torch.randn(1, 3, 16, 16),), name="small", settings=settings)
+    assert UNKNOWN in result.plan.notes
+    assert result.summary.peaks == {}
+    assert result.summary.layers
+    assert all(layer.floor_us is None for layer in result.summary.layers)
+    page = render(result.summary)
+    assert UNKNOWN in page
+    assert "<h2>Roofline</h2>" not in page
+
+
+def test_what_is_no_lack_of_memory_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(target: Target) -> NoReturn:
+        raise RuntimeError(f"illegal address on {target.name}, planted")
+
+    monkeypatch.setattr(ceilings, "peaks", broken)
+    with pytest.raises(RuntimeError, match="illegal address"):
+        measured_ceilings(detect_target("cpu"))

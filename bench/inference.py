@@ -3,11 +3,12 @@
 Convoy beside eager PyTorch (NCHW and channels_last, cudnn.benchmark), the same captured as a CUDA graph, and torch.compile with
 freezing; same weights, same input, outputs checked against float64, all timed in turn in one process. Memory is what a provider
 holds beyond the model as it was, and its largest run; compile_s is what it took to get ready, for Convoy the tuning.
-`max-autotune` may compile for five minutes; a peer that fails or takes longer is left out, and a line says so. JAX, which
-needs a process of its own, is in `bench/compare.py`.
+`max-autotune` may compile for five minutes; a peer that fails or takes longer is a row without a latency that says so. JAX has a
+process of its own, after the others, with weights and input of its own, checked there, and no graph of the whole: its calls
+follow each other.
 
     python bench/inference.py [--nets resnet50,googlenet] [--batch 1,32] [--dtype fp16,fp32]
-                              [--peers eager,graph,inductor,max-autotune] [--ablation] [--missing]
+                              [--peers eager,graph,inductor,max-autotune,jax] [--ablation] [--missing]
                               [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
 
 A plan on several streams is timed on one too (`convoy.serial`). With `--ablation` a plan in which parallel convolutions are one
@@ -30,15 +31,19 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from jax_peer import NAME as JAX
+from jax_peer import JaxFigures, jax_figures
 from patience import COMPILE_S, within
 from record import Recorder
 from torch import nn
 
 import convoy
 from convoy import plan as plans
+from convoy.compare.session import ChildFailedError
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
@@ -143,12 +148,13 @@ WORDS = {
     "torch.graph.nhwc": "graph",
     "inductor.reduce-overhead": "inductor",
     "inductor.max-autotune": "max-autotune",
+    JAX: "jax",
 }
 """Providers, and the words that they are asked for by."""
 
 
-def peers(model: nn.Module, x: torch.Tensor, run: Run) -> dict[str, Ready]:
-    """The other ways to run the model, by provider name."""
+def peers(model: nn.Module, x: torch.Tensor, run: Run) -> tuple[dict[str, Ready], dict[str, str]]:
+    """The other ways to run the model, by provider name; and of those that failed, why."""
     nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
     image = x.contiguous(memory_format=torch.channels_last)
     makers: dict[str, Callable[[], Callable[[], object]]] = {
@@ -160,18 +166,38 @@ def peers(model: nn.Module, x: torch.Tensor, run: Run) -> dict[str, Ready]:
         "inductor.max-autotune": lambda: compiled(nhwc, image, "max-autotune"),
     }
     ready: dict[str, Ready] = {}
+    failed: dict[str, str] = {}
     for name, make in makers.items():
         if WORDS[name] not in run.peers:
+            continue
+        if WORDS[name] == "max-autotune" and run.left_s < COMPILE_S:
+            print(f"{name}: no time is left for {COMPILE_S} s of compiling", flush=True)
             continue
         before, begun = reserved(), time.perf_counter()
         try:
             call = make()
         except Exception as error:  # a peer that fails is said to have failed
-            print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+            failed[name] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+            print(f"{name}: {failed[name]}", flush=True)
             continue
         took = time.perf_counter() - begun
         ready[name] = Ready(call, call, took, reserved() - before)
-    return ready
+    return ready, failed
+
+
+def in_jax(case: Case, run: Run, recorder: Recorder) -> JaxFigures | None:
+    """JAX's figures, recorded, where it is wanted and works."""
+    if WORDS[JAX] not in run.peers:
+        return None
+    try:
+        found = jax_figures(case.net, case.batch, case.dtype, min(COMPILE_S, max(1.0, run.left_s)))
+    except ChildFailedError as error:
+        why = f"{error.status}: {error.reason.splitlines()[0][:200]}"
+        print(f"{JAX}: {why}", flush=True)
+        record_failure(recorder, case, JAX, why)
+        return None
+    record_jax(recorder, case, found)
+    return found
 
 
 def reserved() -> int:
@@ -245,7 +271,9 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
     model, x = model.to(DTYPES[case.dtype]), x.to(DTYPES[case.dtype])
     free()
     ours = tuned(model, x, case, run)
-    ready = peers(model, x, run)
+    ready, failed = peers(model, x, run)
+    for name, why in failed.items():
+        record_failure(recorder, case, name, why)
     if ours is not None:
         ready |= {"convoy": ours, **stages(model, x, case, run, ours.plan)}
     timed = interleave({name: one.call for name, one in ready.items()}, cuda=True)
@@ -259,6 +287,11 @@ def compare(case: Case, run: Run, recorder: Recorder) -> str:
         record(recorder, case, name, ready[name], figures, error=error, right=right)
         line += f"  {name} {figures.median_ms:.3f} ({error:.0e}{'' if right else ', WRONG'})"
     others = [figures.median_ms for name, figures in timed.items() if not name.startswith("convoy")]
+    del ready
+    free()
+    if (jax := in_jax(case, run, recorder)) is not None:
+        line += f"  {JAX} {jax.timed.median_ms:.3f} ({jax.error:.0e})"
+        others.append(jax.timed.median_ms)
     gain = min(others) / timed["convoy"].median_ms if "convoy" in timed and others else math.nan
     return line + f"  gain {gain:.2f}"
 
@@ -272,15 +305,36 @@ def free() -> None:
 
 def record(recorder: Recorder, case: Case, name: str, one: Ready, figures: Timed, *, error: float, right: bool) -> None:
     """A provider's rows."""
-    common = {"subject": case.net, "batch": case.batch, "dtype": case.dtype, "provider": name, "ok": right}
+    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=name, ok=right)
+    add_times(add, case, figures, f"rel_l2_to_float64={error:.1e}{one.note}")
+    add(metric="peak_memory_bytes", unit="B", p50=float(one.held + largest_run(one.call)))
+    add(metric="compile_s", unit="s", p50=one.compile_s)
+
+
+def record_jax(recorder: Recorder, case: Case, jax: JaxFigures) -> None:
+    """JAX's rows. Its memory has the weights in it, which the others' are held beside."""
+    add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=JAX)
+    add_times(add, case, jax.timed, f"rel_l2_to_float64={jax.error:.1e} in a process of its own, after the others")
+    if jax.memory is not None:
+        add(metric="peak_memory_bytes", unit="B", p50=float(jax.memory), note="weights included")
+    add(metric="compile_s", unit="s", p50=jax.compile_s)
+
+
+def record_failure(recorder: Recorder, case: Case, name: str, why: str) -> None:
+    """A row of a provider that has no figure, with the reason."""
+    recorder.add(
+        subject=case.net, batch=case.batch, dtype=case.dtype, provider=name, ok=False,
+        metric="latency_ms", unit="ms", p50=math.nan, note=why,
+    )  # fmt: skip
+
+
+def add_times(add: Callable[..., None], case: Case, figures: Timed, note: str) -> None:
+    """Latency and throughput."""
     middle, spread = figures.median_ms, figures.spread_ms
     least, most = middle - spread, middle + spread
-    note = f"rel_l2_to_float64={error:.1e}{one.note}"
-    recorder.add(metric="latency_ms", unit="ms", p50=middle, p20=least, p80=most, note=note, **common)
+    add(metric="latency_ms", unit="ms", p50=middle, p20=least, p80=most, note=note)
     rates = [1e3 * case.batch / ms for ms in (middle, most, least)]
-    recorder.add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2], **common)
-    recorder.add(metric="peak_memory_bytes", unit="B", p50=float(one.held + largest_run(one.call)), **common)
-    recorder.add(metric="compile_s", unit="s", p50=one.compile_s, **common)
+    add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2])
 
 
 def largest_run(call: Callable[[], object]) -> int:

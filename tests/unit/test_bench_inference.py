@@ -1,5 +1,6 @@
 """bench/inference.py: which cases are missing, and what happens when tuning has no time left. No device."""
 
+import functools
 import importlib
 import math
 import time
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+from convoy.compare.frameworks import Entry
 
 
 @pytest.fixture
@@ -63,3 +66,63 @@ def test_tuning_has_the_time_that_is_allowed_and_left_and_the_row_says_where_it_
     ready = bench.tuned(torch.nn.Identity(), torch.zeros(1), bench.Case("net", 1, "fp16"), run)
     assert asked == [pytest.approx(given, abs=5.0)]
     assert ready.note.endswith(" cut") is cut
+
+
+COMPARED = Path(__file__).parent / "compare"
+
+
+@pytest.fixture
+def in_jax(bench, tmp_path, monkeypatch):
+    """Asks for JAX's figures of the smallest net, where a planted framework stands for JAX: what comes of it, and all rows."""
+    monkeypatch.syspath_prepend(str(COMPARED))  # children import from where their parent does
+    jax_peer = importlib.import_module("jax_peer")
+    monkeypatch.setattr(bench, "jax_figures", functools.partial(jax_peer.jax_figures, device="cpu"))
+    recorder = bench.Recorder("inference", device="Some GPU", folder=tmp_path)
+
+    def ask(entry, peers=("jax",)):
+        monkeypatch.setitem(jax_peer.FRAMEWORKS, "jax", entry)
+        run = bench.Run(peers, "quick", None, math.inf, time.monotonic() + 60)
+        case = bench.Case(f"{COMPARED / 'planted_frameworks.py'}:tiny", 2, "fp32")
+        return bench.in_jax(case, run, recorder), recorder.rows
+
+    return ask
+
+
+def test_jax_is_timed_in_its_own_process(in_jax):
+    found, rows = in_jax(Entry("jax", "planted_frameworks:RIGHT"))
+    assert 1 <= found.timed.median_ms < 20  # the faster of its two ways
+    assert {row["metric"]: (row["provider"], row["ok"]) for row in rows} == dict.fromkeys(
+        ("latency_ms", "images_per_s", "peak_memory_bytes", "compile_s"), ("jax", "true")
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (Entry("jax", "planted_frameworks:WRONG"), "wrong_result: "),
+        (Entry("jax", "planted_frameworks:RIGHT", ("no_such_module_here",), "pip install it"), "absent: "),
+    ],
+    ids=["wrong", "absent"],
+)
+def test_where_jax_fails_a_row_says_why(in_jax, entry, why):
+    found, (row,) = in_jax(entry)
+    assert found is None
+    assert (row["metric"], row["p50"], row["ok"]) == ("latency_ms", "nan", "false")
+    assert row["note"].startswith(why)
+
+
+def test_jax_is_left_out_where_nobody_asked_for_it(in_jax):
+    assert in_jax(Entry("jax", "planted_frameworks:RIGHT"), ("graph",)) == (None, [])
+
+
+def test_a_peer_that_fails_leaves_the_others(bench, monkeypatch):
+    def broken(model, x):
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr(bench, "eager", lambda model, x: lambda: model(x))
+    monkeypatch.setattr(bench, "stock_graph", lambda model, args, kwargs: broken(model, args))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    run = bench.Run(("eager", "graph", "max-autotune"), "quick", None, math.inf, time.monotonic() + 100)
+    ready, failed = bench.peers(torch.nn.Identity(), torch.zeros(1, 3, 4, 4), run)
+    assert set(ready) == {"torch.eager", "torch.eager.nhwc"}
+    assert failed == dict.fromkeys(("torch.graph", "torch.graph.nhwc"), "RuntimeError: no such kernel")

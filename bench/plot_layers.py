@@ -6,16 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from layer_floor import FLOPS_PER_US, floor, memory_rate
 from plot_page import MARGIN, OURS, PEERS, WIDTH, page, source, text
 from tables import Row, geometric_mean
-
-from convoy.problem import ConvProblem, LinearProblem, parse_problem
-
-BYTES_PER_US = {"H100": 3.1e6, "H200": 4.4e6}
-"""What memory delivers: a large copy on an H100 SXM reached 3.1 of its 3.35 TB/s; the same share of an H200's 4.8."""
-
-FLOPS_PER_US = {"half": 8.0e8, "as_torch": 4.0e8, "strict": 8.0e8 / 3}
-"""What Hopper's tensor cores deliver: 800 TFLOP/s in half types, 400 in TF32; strict fp32 takes three half products."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +41,6 @@ def layers_of(rows: Sequence[Row], launch_us: float) -> dict[tuple[str, int], li
 
 def _right(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["metric"] == "kernel_us" and row["ok"] == "true"]
-
-
-def floor(subject: str, numerics: str, device: str) -> float:
-    """Microseconds that no implementation can go below: what must be moved, or what must be multiplied, at the device's rates."""
-    problem = parse_problem(subject)
-    assert isinstance(problem, ConvProblem | LinearProblem)
-    return max(problem.bytes_min / memory_rate(device), problem.flops / FLOPS_PER_US[numerics])
-
-
-def memory_rate(device: str) -> float:
-    """Bytes a microsecond of a device.
-
-    Raises:
-        ValueError: a device whose rates are not known here.
-    """
-    for name, rate in BYTES_PER_US.items():
-        if name in device:
-            return rate
-    raise ValueError(
-        f"device {device!r}: its rates are not in bench/plot_layers.py, which knows {', '.join(BYTES_PER_US)}"
-    )
 
 
 def layers_figure(rows: Sequence[Row], title: str) -> str:

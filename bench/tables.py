@@ -18,6 +18,7 @@ from pathlib import Path
 from ablation_tables import STAGES, ablation_table
 from choice_tables import criteria_table, prediction_table, retuning_table, selection_table, tuning_memory_table
 from compare_tables import comparison_time, options_table, strategies_table
+from gpu_layer_tables import gpu_layers_table
 from layer_tables import cpu_layers_table
 from pruned_tables import pruned_net_table, pruned_table
 from zeroskip_tables import zeroskip_table
@@ -203,6 +204,7 @@ def render(page: Path) -> dict[str, str]:
         "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
         "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
         "cpu-layers": section("cpu-layers", cpu_layers_table, "Convolutions on a CPU", all_devices=every),
+        "layers": section("layers", gpu_layers_table, "Single layers", all_devices=every),
         "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
         "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
         "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),

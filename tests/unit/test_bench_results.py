@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -156,18 +157,14 @@ def test_pages_and_pictures_are_what_the_files_say(script: str) -> None:
 def copied(tmp_path: Path) -> Path:
     """A copy of what the scripts read and write."""
     (tmp_path / "bench").mkdir()
-    of_zeros = ("zeroskip_tables.py", "zeroskip_figures.py")
-    tables = (
-        "tables.py",
-        "pruned_tables.py",
-        "compare_tables.py",
-        "choice_tables.py",
-        "ablation_tables.py",
-        "layer_tables.py",
-    )
-    drawn = (path.name for path in BENCH.glob("plot*.py"))
-    for script in ("record.py", *drawn, *tables, *of_zeros):
-        shutil.copy(BENCH / script, tmp_path / "bench")
+    scripts = [
+        path
+        for kind in ("plot*", "*tables", "zeroskip_figures", "layer_floor", "record")
+        for path in BENCH.glob(f"{kind}.py")
+    ]
+    for script in scripts:
+        shutil.copy(script, tmp_path / "bench")
+    shutil.copytree(BENCH / "layers", tmp_path / "bench" / "layers")
     shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
     shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")
     shutil.copy(ROOT / "docs" / "results.md", tmp_path / "docs")
@@ -237,7 +234,7 @@ def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.Monke
 
 
 def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots = bench_module("plot_layers", monkeypatch)
+    plots = bench_module("layer_floor", monkeypatch)
     linear = "linear:n1c4096k1000:fp16:half:none"
     wide = "conv:fprop:n64c256h56w56k256r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:none"
     moved = 2 * (4096 + 4096 * 1000 + 1000)
@@ -247,3 +244,50 @@ def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: py
         plots.floor(wide, "half", "NVIDIA A100")
     with pytest.raises(ValueError, match="provider 'nobody'"):
         bench_module("plot_page", monkeypatch).colour("nobody")
+
+
+LAYERS = ("n1c64h8w8k64r3s3:p1x1", "n1c64h8w8k128r1s1:p0x0")
+
+
+@pytest.fixture
+def layer_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, tuple[float, float]]], list[str]]:
+    """Gives lines of the table of single layers, for a list of two layers, the first of which occurs three times.
+
+    Times are given by layer: the peer's, and ours.
+    """
+    tables = bench_module("gpu_layer_tables", monkeypatch)
+    columns = "n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w,dilation_h,dilation_w,groups,count"
+    listed = "1,64,8,8,64,3,3,1,1,1,1,1,1,1,3", "1,64,8,8,128,1,1,0,0,1,1,1,1,1,1"
+    (tmp_path / "targets.csv").write_text("\n".join((columns, *listed)), encoding="utf-8")
+    monkeypatch.setattr(tables, "LISTS", tmp_path)
+
+    def lines(times: dict[str, tuple[float, float]]) -> list[str]:
+        rows: list[dict[str, str]] = []
+        for layer, pair in times.items():
+            subject = f"conv:fprop:{layer}:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:none"
+            common = {"subject": subject, "batch": "1", "dtype": "fp16", "numerics": "half", "metric": "kernel_us"}
+            common |= {"ok": "true", "device": "NVIDIA H100", "commit": "c", "versions": "v"}
+            for provider, us in zip(("cudnn.best", "convoy.triton.swapped"), pair, strict=True):
+                rows.append({**common, "provider": provider, "p50": str(us)})
+                rows.append({**common, "provider": provider, "p50": str(us * 2)})
+                rows.append({**common, "provider": provider, "p50": str(us / 2), "ok": "false"})
+        return tables.gpu_layers_table(rows, "t").splitlines()
+
+    return lines
+
+
+def test_layers_count_as_often_as_they_occur(
+    layer_table: Callable[[dict[str, tuple[float, float]]], list[str]],
+) -> None:
+    lines = layer_table({LAYERS[0]: (8.0, 4.0), LAYERS[1]: (8.0, 16.0)})
+    wanted = "| targets | fp16 | fprop | 1 | 4 | cuDNN, all plans | 1.41x | 0.50x | 1 |"  # (2 * 2 * 2 / 2) ** (1 / 4)
+    assert wanted in lines
+    assert any("| 64→128 1x1 @8 | fp16 | 1 |" in line and line.endswith("triton.swapped | 0.50x |") for line in lines)
+
+
+def test_a_list_without_all_of_its_layers_is_not_shown(
+    layer_table: Callable[[dict[str, tuple[float, float]]], list[str]],
+) -> None:
+    assert not any("targets" in line for line in layer_table({LAYERS[0]: (8.0, 4.0)}))

@@ -9,16 +9,22 @@ import pytest
 import torch
 from torch.nn import functional
 
+from convoy.compare.frameworks.torch_model import train_without_dropout
 from convoy.compare.nets import NETS, transform_input
+from convoy.compare.nets.operators import Pad
 from convoy.zoo import load_model
+
+SIZES = {"alexnet": 224, "vgg16": 224, "vgg19": 224, "googlenet": 97, "inception_v3": 107}
+"""Height and width, pixels, where a net has to have more than 65."""
 
 
 class TorchOperators:
     def __init__(self, weights: dict[str, torch.Tensor], *, training: bool) -> None:
         self.weights, self.training = weights, training
 
-    def conv(self, x: Any, name: str, stride: int = 1, pad: int = 0) -> Any:
-        return functional.conv2d(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"), stride, pad)
+    def conv(self, x: Any, name: str, stride: int = 1, pad: Pad = 0) -> Any:
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        return functional.conv2d(x, weight, bias, stride, pad, groups=x.shape[1] // weight.shape[1])
 
     def batch_norm(self, x: Any, name: str, eps: float) -> Any:
         parts = [self.weights[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
@@ -27,11 +33,23 @@ class TorchOperators:
     def relu(self, x: Any) -> Any:
         return x.relu()
 
+    def relu6(self, x: Any) -> Any:
+        return functional.relu6(x)
+
+    def silu(self, x: Any) -> Any:
+        return functional.silu(x)
+
+    def sigmoid(self, x: Any) -> Any:
+        return x.sigmoid()
+
     def max_pool(self, x: Any, size: int, stride: int, low: int, high: int) -> Any:
         return functional.max_pool2d(functional.pad(x, (low, high, low, high), value=-torch.inf), size, stride)
 
-    def mean(self, x: Any) -> Any:
-        return x.mean((2, 3))
+    def avg_pool(self, x: Any, size: int, stride: int, pad: int = 0) -> Any:
+        return functional.avg_pool2d(x, size, stride, pad)
+
+    def mean(self, x: Any, *, keep: bool = False) -> Any:
+        return x.mean((2, 3), keepdim=keep)
 
     def flatten(self, x: Any) -> Any:
         return x.flatten(1)
@@ -45,6 +63,9 @@ class TorchOperators:
     def add(self, x: Any, y: Any) -> Any:
         return x + y
 
+    def multiply(self, x: Any, gate: Any) -> Any:
+        return x * gate
+
     def affine(self, x: Any, scale: Sequence[float], shift: Sequence[float]) -> Any:
         return x * torch.tensor(scale)[:, None, None] + torch.tensor(shift)[:, None, None]
 
@@ -52,26 +73,32 @@ class TorchOperators:
         return int(x.shape[2])
 
 
-@pytest.mark.parametrize(("name", "size"), [("alexnet", 224), ("googlenet", 97), ("resnet50", 65)])
-def test_a_net_is_torchvisions(name: str, size: int) -> None:
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_is_torchvisions(name: str) -> None:
     model = load_model(name, num_classes=11)
+    size = SIZES.get(name, 65)
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        wanted = model(x)
-        found = NETS[name](TorchOperators(model.state_dict(), training=False), x)
-    assert found.shape == wanted.shape
-    assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    for training in (False, True):
+        if training:
+            train_without_dropout(model)
+        with torch.no_grad():
+            found = NETS[name](TorchOperators(model.state_dict(), training=training), x)
+            wanted = model(x)
+        assert found.shape == wanted.shape
+        assert (found - wanted).norm() < 1e-5 * wanted.norm()
 
 
-def test_googlenet_with_trained_weights_changes_its_input() -> None:
-    model = load_model("googlenet", num_classes=3)
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_a_net_with_trained_weights_changes_its_input(name: str) -> None:
+    model = load_model(name, num_classes=3)
     x = torch.randn(1, 3, 8, 8)
     model.transform_input = True
     found = transform_input(TorchOperators({}, training=False), x)
     assert torch.allclose(found, model._transform_input(x), atol=1e-6)
 
 
-def test_alexnet_at_another_size_is_refused() -> None:
-    model = load_model("alexnet", num_classes=2)
-    with pytest.raises(ValueError, match="6x6"):
-        NETS["alexnet"](TorchOperators(model.state_dict(), training=False), torch.zeros(1, 3, 288, 288))
+@pytest.mark.parametrize(("name", "side", "size"), [("alexnet", "6x6", 288), ("vgg16", "7x7", 32)])
+def test_a_net_that_averages_to_another_size_is_refused(name: str, side: str, size: int) -> None:
+    model = load_model(name, num_classes=2)
+    with pytest.raises(ValueError, match=side):
+        NETS[name](TorchOperators(model.state_dict(), training=False), torch.zeros(1, 3, size, size))

@@ -14,6 +14,7 @@ from jax import lax
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
 from convoy.compare.frameworks.base import Built, Material, Outputs, Way, net_of
 from convoy.compare.nets import NETS, transform_input
+from convoy.compare.nets.operators import Pad, pair
 
 DTYPES: Final = {"fp32": jnp.float32, "fp16": jnp.float16, "bf16": jnp.bfloat16}
 
@@ -55,11 +56,17 @@ class Lax:
         self.parameters, self.nhwc, self.training = parameters, layout == "nhwc", training
         self.statistics: Parameters = {}
 
-    def conv(self, x: jax.Array, name: str, stride: int = 1, pad: int = 0) -> jax.Array:
+    def conv(self, x: jax.Array, name: str, stride: int = 1, pad: Pad = 0) -> jax.Array:
         """Without an accumulator type of its own: XLA accumulates halves in fp32."""
-        numbers = ("NHWC", "HWIO", "NHWC") if self.nhwc else ("NCHW", "OIHW", "NCHW")
         weight = self.parameters[f"{name}.weight"].astype(x.dtype)
-        y = lax.conv_general_dilated(x, weight, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=numbers)
+        y = lax.conv_general_dilated(
+            x,
+            weight,
+            (stride, stride),
+            [(zeros, zeros) for zeros in pair(pad)],
+            dimension_numbers=("NHWC", "HWIO", "NHWC") if self.nhwc else ("NCHW", "OIHW", "NCHW"),
+            feature_group_count=x.shape[3] // weight.shape[2] if self.nhwc else x.shape[1] // weight.shape[1],
+        )
         bias = self.parameters.get(f"{name}.bias")
         return y if bias is None else y + self._channels(bias.astype(x.dtype))
 
@@ -84,14 +91,32 @@ class Lax:
         """jax.nn's."""
         return jax.nn.relu(x)
 
+    def relu6(self, x: jax.Array) -> jax.Array:
+        """jax.nn's."""
+        return jax.nn.relu6(x)
+
+    def silu(self, x: jax.Array) -> jax.Array:
+        """jax.nn's."""
+        return jax.nn.silu(x)
+
+    def sigmoid(self, x: jax.Array) -> jax.Array:
+        """jax.nn's."""
+        return jax.nn.sigmoid(x)
+
     def max_pool(self, x: jax.Array, size: int, stride: int, low: int, high: int) -> jax.Array:
         """reduce_window pads with the operation's own neutral value."""
-        sides = {True: lambda v, one: (one, v, v, one), False: lambda v, one: (one, one, v, v)}[self.nhwc]
-        return lax.reduce_window(x, -jnp.inf, lax.max, sides(size, 1), sides(stride, 1), sides((low, high), (0, 0)))
+        pads = self._sides((low, high), (0, 0))
+        return lax.reduce_window(x, -jnp.inf, lax.max, self._sides(size, 1), self._sides(stride, 1), pads)
 
-    def mean(self, x: jax.Array) -> jax.Array:
-        """Over the two sides."""
-        return x.mean((1, 2) if self.nhwc else (2, 3))
+    def avg_pool(self, x: jax.Array, size: int, stride: int, pad: int = 0) -> jax.Array:
+        """Sums in fp32."""
+        window, strides, pads = self._sides(size, 1), self._sides(stride, 1), self._sides((pad, pad), (0, 0))
+        sums = lax.reduce_window(x.astype(jnp.float32), 0.0, lax.add, window, strides, pads)
+        return (sums / size**2).astype(x.dtype)
+
+    def mean(self, x: jax.Array, *, keep: bool = False) -> jax.Array:
+        """Over the two sides; jax.numpy sums halves in fp32."""
+        return x.mean((1, 2) if self.nhwc else (2, 3), keepdims=keep)
 
     def flatten(self, x: jax.Array) -> jax.Array:
         """In torch's order."""
@@ -110,6 +135,10 @@ class Lax:
         """Sum."""
         return x + y
 
+    def multiply(self, x: jax.Array, gate: jax.Array) -> jax.Array:
+        """The gate has sides of 1."""
+        return x * gate
+
     def affine(self, x: jax.Array, scale: Sequence[float], shift: Sequence[float]) -> jax.Array:
         """By channel."""
         return x * self._channels(jnp.array(scale, x.dtype)) + self._channels(jnp.array(shift, x.dtype))
@@ -117,6 +146,9 @@ class Lax:
     def height(self, x: jax.Array) -> int:
         """Known when traced."""
         return int(x.shape[1 if self.nhwc else 2])
+
+    def _sides(self, each: Any, others: Any) -> tuple[Any, ...]:
+        return (others, each, each, others) if self.nhwc else (others, others, each, each)
 
     def _channels(self, values: jax.Array) -> jax.Array:
         return values if self.nhwc else values[:, None, None]

@@ -1,7 +1,8 @@
 """TensorFlow: the nets in Keras layers, run as a tf.function, with and without XLA.
 
-keras.applications has no AlexNet and no GoogLeNet, and its ResNet50 is the older net with the stride in the 1x1 convolutions,
-whose outputs cannot equal torchvision's; so all three are built here from Keras' layers.
+keras.applications has no AlexNet and no GoogLeNet, and most of its other nets cannot give torchvision's outputs: ResNet50 has
+the stride in the 1x1 convolutions, MobileNetV2 and EfficientNetB0 pad one side alone where a stride is 2, and InceptionV3
+averages without its padding. So all nets are built here from Keras' layers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tensorflow as tf
 from convoy.compare.case import LEARNING_RATE, MOMENTUM, Case
 from convoy.compare.frameworks.base import Built, Material, Outputs, Way, net_of
 from convoy.compare.nets import NETS, transform_input
+from convoy.compare.nets.operators import Pad, pair
 
 POLICIES: Final = {"fp32": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
 """Keras' mixed precision in training, where parameters stay fp32."""
@@ -49,7 +51,7 @@ FRAMEWORK = TensorFlow()
 
 
 class KerasLayers:
-    """The operators as Keras layers, named by torch's parameters ("." is "/" there).
+    """The operators as Keras layers, named by torch's parameters ("." is "-" there).
 
     Args:
         weights: torch's, whose shapes the layers take.
@@ -58,16 +60,23 @@ class KerasLayers:
     def __init__(self, weights: Outputs) -> None:
         self.weights = weights
 
-    def conv(self, x: Any, name: str, stride: int = 1, pad: int = 0) -> Any:
-        """Zero padding is a layer of its own: Keras' "same" pads another way where a stride is above 1."""
-        k, _, r, s = self.weights[f"{name}.weight"].shape
-        if pad and stride == 1 and r == s == 2 * pad + 1:
+    def conv(self, x: Any, name: str, stride: int = 1, pad: Pad = 0) -> Any:
+        """Zero padding is a layer of its own: Keras' "same" pads another way where a stride is above 1.
+
+        A filter a channel is a layer of its own too: TensorFlow has no gradients of grouped convolutions on a CPU.
+        """
+        k, c, r, s = self.weights[f"{name}.weight"].shape
+        groups = x.shape[-1] // c
+        padded = any(pair(pad))
+        if padded and stride == 1 and (r, s) == tuple(2 * zeros + 1 for zeros in pair(pad)):
             padding = "same"
         else:
             padding = "valid"
-            x = keras.layers.ZeroPadding2D(pad)(x) if pad else x
-        bias = f"{name}.bias" in self.weights
-        return keras.layers.Conv2D(k, (r, s), stride, padding, use_bias=bias, name=_word(name))(x)
+            x = keras.layers.ZeroPadding2D(pad)(x) if padded else x
+        more = {"use_bias": f"{name}.bias" in self.weights, "name": _word(name)}
+        if groups == k > 1:
+            return keras.layers.DepthwiseConv2D((r, s), stride, padding, **more)(x)
+        return keras.layers.Conv2D(k, (r, s), stride, padding, groups=groups, **more)(x)
 
     def batch_norm(self, x: Any, name: str, eps: float) -> Any:
         """Keras' momentum is the weight of the old statistics."""
@@ -77,15 +86,32 @@ class KerasLayers:
         """A layer."""
         return keras.layers.ReLU()(x)
 
+    def relu6(self, x: Any) -> Any:
+        """The same layer, with an end."""
+        return keras.layers.ReLU(6.0)(x)
+
+    def silu(self, x: Any) -> Any:
+        """A layer."""
+        return keras.layers.Activation("silu")(x)
+
+    def sigmoid(self, x: Any) -> Any:
+        """A layer."""
+        return keras.layers.Activation("sigmoid")(x)
+
     def max_pool(self, x: Any, size: int, stride: int, low: int, high: int) -> Any:
         """Every pooling here follows a ReLU, so zeros serve as -inf."""
         if low or high:
             x = keras.layers.ZeroPadding2D(((low, high), (low, high)))(x)
         return keras.layers.MaxPooling2D(size, stride, "valid")(x)
 
-    def mean(self, x: Any) -> Any:
-        """A layer."""
-        return keras.layers.GlobalAveragePooling2D()(x)
+    def avg_pool(self, x: Any, size: int, stride: int, pad: int = 0) -> Any:
+        """Zero padding is a layer of its own: Keras' "same" leaves it out of the averages."""
+        x = keras.layers.ZeroPadding2D(pad)(x) if pad else x
+        return keras.layers.AveragePooling2D(size, stride, "valid")(x)
+
+    def mean(self, x: Any, *, keep: bool = False) -> Any:
+        """A layer, which sums halves in fp32."""
+        return keras.layers.GlobalAveragePooling2D(keepdims=keep)(x)
 
     def flatten(self, x: Any) -> Any:
         """In torch's order."""
@@ -102,6 +128,10 @@ class KerasLayers:
     def add(self, x: Any, y: Any) -> Any:
         """A layer."""
         return keras.layers.Add()([x, y])
+
+    def multiply(self, x: Any, gate: Any) -> Any:
+        """A layer, which broadcasts."""
+        return keras.layers.Multiply()([x, gate])
 
     def affine(self, x: Any, scale: Sequence[float], shift: Sequence[float]) -> Any:
         """Rescaling takes a value a channel."""
@@ -144,10 +174,22 @@ def _pieces(weights: Outputs, name: str, layer: Any) -> list[tuple[str, np.ndarr
             (f"{name}.{part}", weights[f"{name}.{part}"]) for part in ("weight", "bias", "running_mean", "running_var")
         ]
     weight = weights[f"{name}.weight"]
-    found = [(f"{name}.weight", weight.transpose(2, 3, 1, 0) if weight.ndim == 4 else weight.T)]
+    if weight.ndim == 4:  # a filter a channel lies as [r, s, c, 1], others as [r, s, c, k]
+        depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+        weight = weight.transpose((2, 3, 0, 1) if depthwise else (2, 3, 1, 0))
+    else:
+        weight = weight.T
+    found = [(f"{name}.weight", weight)]
     if f"{name}.bias" in weights:
         found.append((f"{name}.bias", weights[f"{name}.bias"]))
     return found
+
+
+def _as_torch_has_it(array: np.ndarray[Any, Any], layer: Any) -> np.ndarray[Any, Any]:
+    """A gradient in torch's order of sides."""
+    if array.ndim != 4:
+        return array.T
+    return array.transpose((2, 3, 0, 1) if isinstance(layer, keras.layers.DepthwiseConv2D) else (3, 2, 0, 1))
 
 
 def _input(case: Case, material: Material) -> tf.Tensor:
@@ -216,8 +258,7 @@ def _train(case: Case, material: Material, *, xla: int) -> Built:
             if layer.weights:
                 names = [name for name, _ in _pieces(material_weights, layer.name.replace("-", "."), layer)]
                 for name, variable in zip(names, layer.trainable_variables, strict=False):
-                    array = velocities[variable.path]
-                    found[f"grad:{name}"] = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+                    found[f"grad:{name}"] = _as_torch_has_it(velocities[variable.path], layer)
         return found
 
     material_weights = material.weights()

@@ -12,7 +12,9 @@ from convoy.measurement.room import keep_room
 from convoy.program.recording import forget_library_workspaces
 from convoy.target import Target
 
-UNKNOWN: Final = "there was no room to measure the ceilings of the device: no layer has a floor, and there is no roofline"
+UNKNOWN: Final = (
+    "there was no room to measure the ceilings of the device: no layer has a floor, and there is no roofline"
+)
 """What a plan says that was made without them."""
 
 

@@ -35,7 +35,7 @@ class Operators(Protocol):
         ...
 
     def silu(self, x: Array) -> Array:
-        """x times its sigmoid."""
+        """Times its own sigmoid."""
         ...
 
     def sigmoid(self, x: Array) -> Array:

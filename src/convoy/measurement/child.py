@@ -21,6 +21,10 @@ from convoy.target import Target
 DATA_S: Final = 300.0
 """Time for a problem's data and its float64 oracle, which no candidate is to blame for."""
 
+MOST_GROWTH_SHARE: Final = 0.2
+"""Of the room that a worker has for tensors: when its context has grown by so much since its first request, a fresh one goes on,
+for a context never gives back what the code of kernels takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -68,6 +72,8 @@ class ChildRunner:
         """Workers started so far."""
         self._worker: WorkerProcess | None = None
         self._fresh = False
+        self._grown: float | None = None
+        """Share of its room that the worker's context had grown by after its first request."""
         self._builders: list[BuilderPool] = []
 
     def prepare(self, requests: Sequence[Request]) -> None:
@@ -121,7 +127,7 @@ class ChildRunner:
         self._builders = []
 
     def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
+        worker, self._worker, self._grown = self._worker, None, None
         if worker is not None:
             worker.end()
 
@@ -137,7 +143,7 @@ class ChildRunner:
         alone = self._fresh and len(sent) == 1
         self._fresh = False
         worker.send(_job(request, sent, protocol))
-        at, limit_s, lost, whole = -1, DATA_S, False, False
+        at, limit_s, lost, whole, tired = -1, DATA_S, False, False, False
         try:
             while True:
                 message = worker.receive(limit_s)
@@ -154,6 +160,7 @@ class ChildRunner:
                     whole = not any(config in pending for config in sent)
                     if not whole:
                         raise LaunchError("the measuring process gave no row for a candidate")
+                    tired = self._is_tired(message["grown"])
                     return None
         except TimeoutError as error:
             what = "the test data" if at < 0 else "it"
@@ -165,8 +172,14 @@ class ChildRunner:
             hint = " (the system ends processes when memory is short)" if error.killed else ""
             return _End(sent[at] if at >= 0 else None, status, f"{error}{hint}", sure=alone)
         finally:
-            if not whole:
+            if not whole or tired:
                 self._end_worker()
+
+    def _is_tired(self, grown: float) -> bool:
+        """Whether the worker's context takes too much that was for tensors, and did not with its first request."""
+        if self._grown is None:
+            self._grown = grown
+        return grown - self._grown > MOST_GROWTH_SHARE
 
     def _started(self) -> WorkerProcess:
         if self._worker is not None:

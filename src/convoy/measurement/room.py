@@ -124,9 +124,9 @@ class Room:
 
     def keep(self) -> None:
         """Let PyTorch hold what is left of it now: what asks for more is out of memory."""
-        limit_memory(max(LEAST_TENSOR_BYTES, self.tensors - max(0, self._grown())))
+        limit_memory(max(LEAST_TENSOR_BYTES, self.tensors - max(0, self.grown_bytes())))
 
-    def _grown(self) -> int:
+    def grown_bytes(self) -> int:
         """Bytes by which contexts are larger than was expected."""
         held, own = torch.cuda.memory_reserved(), None if self.context is None else own_bytes()
         if own is None or self.context is None:
@@ -154,6 +154,11 @@ def keep_room() -> None:
     """Look again at what is left of this process's room, where it has one: contexts may have grown."""
     if _rooms:
         _rooms[-1].keep()
+
+
+def grown_share() -> float:
+    """By how much of what this process may hold its context has grown: 1 is all of it, 0 where there is no limit."""
+    return max(0.0, _rooms[-1].grown_bytes() / _rooms[-1].tensors) if _rooms else 0.0
 
 
 def ask_to_record(stream: torch.cuda.Stream) -> None:

@@ -18,10 +18,13 @@ from convoy.measurement import detect_target
 from convoy.measurement.child import ChildRunner
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.room import CONTEXT_BYTES, SPARE_BYTES
-from convoy.measurement.runner import Request
+from convoy.measurement.runner import Request, stamp
+from convoy.perfdb.record import to_record
+from convoy.perfdb.row import Status
 from convoy.problem import EngineConfig, Epilogue, LinearProblem, SubgraphProblem
 from convoy.target import Target
 
+CPU = detect_target("cpu")
 PROTOCOL = Protocol("wall", min_sample_us=50, few=3, rounds=5)
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
 TEXT = "graph 1\ninput %x: fp32[2,3,4,4]\n%y: fp32[2,3,4,4] = aten.relu.default(%x)\nreturn %y\n"
@@ -155,6 +158,47 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
             next(runner.measure(request(engines.Right), PROTOCOL))
     room = {"tensors": (3 << 30) - SPARE_BYTES - CONTEXT_BYTES, "context": None, "others": (10 << 30) + CONTEXT_BYTES}
     assert told == [room, None, None], "a CPU's memory is not limited"
+
+
+@pytest.mark.parametrize(
+    ("grown", "starts"),
+    [
+        ([0.0, 0.1, 0.19, 0.1], 1),
+        ([0.3, 0.4, 0.49, 0.3], 1),  # what it takes from the beginning, a fresh one takes too
+        ([0.1, 0.31, 0.1, 0.2], 2),
+        ([0.0, 0.5, 0.0, 0.5], 2),
+        ([0.0, 0.5, 0.5, 0.8, 0.0], 3),
+    ],
+)
+def test_a_worker_whose_context_has_grown_is_replaced(monkeypatch, grown, starts):
+    said, ended = iter(grown), []
+
+    class Growing:
+        """Gives each request its row and says how much its context has grown."""
+
+        def __init__(self, hello, environment):
+            self.messages = [{"ready": True}]
+
+        def send(self, job):
+            rows = [
+                stamp(CPU, PROBLEM, EngineConfig(*fields[:2]), PROTOCOL, Status.TIMEOUT, reason="late")
+                for fields in job["configs"]
+            ]
+            self.messages += [*({"row": to_record(row)} for row in rows), {"done": True, "grown": next(said)}]
+
+        def receive(self, timeout_s):
+            return self.messages.pop(0)
+
+        def end(self):
+            ended.append(self)
+
+    monkeypatch.setattr("convoy.measurement.child.WorkerProcess", Growing)
+    runner = ChildRunner(CPU)
+    for _ in grown:
+        assert len(list(runner.measure(request(engines.Right), PROTOCOL))) == 1
+    runner.close()
+    assert runner.starts == starts
+    assert len(ended) == len({*map(id, ended)}) == starts
 
 
 class Threads(engines.Right):

@@ -17,6 +17,7 @@ from convoy.measurement.room import (
     SPARE_BYTES,
     Room,
     Shares,
+    grown_share,
     keep_room,
     memory_limited,
 )
@@ -227,3 +228,13 @@ def test_a_process_that_measures_within_a_limit_of_its_own_has_what_is_left_of_i
     device.context = 500
     found = Room.of_measuring(limit)
     assert (found.tensors, found.context) == (limit - SPARE_BYTES - CONTEXT_BYTES, CONTEXT_BYTES)
+
+
+def test_how_much_of_its_room_a_context_has_taken_is_known(device: Device) -> None:
+    assert grown_share() == 0
+    device.context = 700
+    with memory_limited("cuda", (1000 + SPARE) * MIB, isolate=False):
+        for context, share in ((700, 0.0), (600, 0.0), (975, 0.25), (2800, 1.91)):
+            device.context = context
+            assert grown_share() == pytest.approx(share, abs=0.01)
+    assert grown_share() == 0

@@ -21,9 +21,9 @@ from convoy.target import Target
 DATA_S: Final = 300.0
 """Time for a problem's data and its float64 oracle, which no candidate is to blame for."""
 
-MOST_GROWTH_SHARE: Final = 0.2
-"""Of the room that a worker has for tensors: when its context has grown by so much since its first request, a fresh one goes on,
-for a context never gives back what the code of kernels takes."""
+MOST_LOST: Final = 0.2
+"""Of the room that a worker has for tensors: when it has lost so much since its first request, a fresh one goes on, for a context
+never gives back what the code of kernels takes, nor a graph whose recording failed what it had allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class ChildRunner:
         """Workers started so far."""
         self._worker: WorkerProcess | None = None
         self._fresh = False
-        self._grown: float | None = None
-        """Share of its room that the worker's context had grown by after its first request."""
+        self._lost: float | None = None
+        """Share of its room that the worker had lost after its first request."""
         self._builders: list[BuilderPool] = []
 
     def prepare(self, requests: Sequence[Request]) -> None:
@@ -127,7 +127,7 @@ class ChildRunner:
         self._builders = []
 
     def _end_worker(self) -> None:
-        worker, self._worker, self._grown = self._worker, None, None
+        worker, self._worker, self._lost = self._worker, None, None
         if worker is not None:
             worker.end()
 
@@ -160,7 +160,7 @@ class ChildRunner:
                     whole = not any(config in pending for config in sent)
                     if not whole:
                         raise LaunchError("the measuring process gave no row for a candidate")
-                    tired = self._is_tired(message["grown"])
+                    tired = self._is_tired(message["gone"])
                     return None
         except TimeoutError as error:
             what = "the test data" if at < 0 else "it"
@@ -175,11 +175,11 @@ class ChildRunner:
             if not whole or tired:
                 self._end_worker()
 
-    def _is_tired(self, grown: float) -> bool:
-        """Whether the worker's context takes too much that was for tensors, and did not with its first request."""
-        if self._grown is None:
-            self._grown = grown
-        return grown - self._grown > MOST_GROWTH_SHARE
+    def _is_tired(self, lost: float) -> bool:
+        """Whether the worker has lost too much of its room, and had not with its first request."""
+        if self._lost is None:
+            self._lost = lost
+        return lost - self._lost > MOST_LOST
 
     def _started(self) -> WorkerProcess:
         if self._worker is not None:

@@ -63,6 +63,8 @@ class InProcessRunner:
         self._bench: Bench | None = None
         self._ready: dict[EngineConfig, Ready] = {}
         self._at: EngineConfig | None = None
+        self.idle_bytes = 0
+        """Bytes of a GPU that PyTorch held when nothing was being measured last, between two problems."""
 
     def prepare(self, requests: Sequence[Request]) -> None:
         """Nothing is begun early: there is one process."""
@@ -142,6 +144,8 @@ class InProcessRunner:
             sibling.landing.clear()
         self._ready.clear()
         self._empty_cache()  # the pools of graphs that are gone are nobody else's
+        if self.target.device == "cuda" and sibling is None:
+            self.idle_bytes = torch.cuda.memory_reserved()
         keep_room()
         try:
             return self._filled(Bench(problem, self.target, sibling=sibling))

@@ -156,9 +156,14 @@ def keep_room() -> None:
         _rooms[-1].keep()
 
 
-def grown_share() -> float:
-    """By how much of what this process may hold its context has grown: 1 is all of it, 0 where there is no limit."""
-    return max(0.0, _rooms[-1].grown_bytes() / _rooms[-1].tensors) if _rooms else 0.0
+def lost_share(idle_bytes: int) -> float:
+    """How much of what this process may hold is lost to it: 1 is all, 0 where there is no limit.
+
+    Args:
+        idle_bytes: what PyTorch holds while nothing is measured: a graph whose recording failed keeps what it had. Besides,
+            what the context has grown by is lost.
+    """
+    return max(0.0, (idle_bytes + _rooms[-1].grown_bytes()) / _rooms[-1].tensors) if _rooms else 0.0
 
 
 def ask_to_record(stream: torch.cuda.Stream) -> None:

@@ -25,7 +25,7 @@ from convoy.errors import LaunchError
 from convoy.measurement.heap import keep_freed_memory
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.room import Room, enter_room, grown_share
+from convoy.measurement.room import Room, enter_room, lost_share
 from convoy.measurement.runner import Request
 from convoy.perfdb.record import to_record
 from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, SubgraphProblem, parse_problem
@@ -113,7 +113,7 @@ def _measurer(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict
             say({"lost": str(error)})
             os._exit(3)
         faulthandler.cancel_dump_traceback_later()
-        say({"done": True, "grown": grown_share()})
+        say({"done": True, "gone": lost_share(runner.idle_bytes)})
 
     return serve
 

@@ -161,7 +161,7 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("grown", "starts"),
+    ("gone", "starts"),
     [
         ([0.0, 0.1, 0.19, 0.1], 1),
         ([0.3, 0.4, 0.49, 0.3], 1),  # what it takes from the beginning, a fresh one takes too
@@ -170,11 +170,11 @@ def test_the_context_of_the_worker_comes_out_of_the_limit(monkeypatch):
         ([0.0, 0.5, 0.5, 0.8, 0.0], 3),
     ],
 )
-def test_a_worker_whose_context_has_grown_is_replaced(monkeypatch, grown, starts):
-    said, ended = iter(grown), []
+def test_a_worker_that_has_lost_much_of_its_room_is_replaced(monkeypatch, gone, starts):
+    said, ended = iter(gone), []
 
-    class Growing:
-        """Gives each request its row and says how much its context has grown."""
+    class Losing:
+        """Gives each request its row and says how much of its room is gone."""
 
         def __init__(self, hello, environment):
             self.messages = [{"ready": True}]
@@ -184,7 +184,7 @@ def test_a_worker_whose_context_has_grown_is_replaced(monkeypatch, grown, starts
                 stamp(CPU, PROBLEM, EngineConfig(*fields[:2]), PROTOCOL, Status.TIMEOUT, reason="late")
                 for fields in job["configs"]
             ]
-            self.messages += [*({"row": to_record(row)} for row in rows), {"done": True, "grown": next(said)}]
+            self.messages += [*({"row": to_record(row)} for row in rows), {"done": True, "gone": next(said)}]
 
         def receive(self, timeout_s):
             return self.messages.pop(0)
@@ -192,9 +192,9 @@ def test_a_worker_whose_context_has_grown_is_replaced(monkeypatch, grown, starts
         def end(self):
             ended.append(self)
 
-    monkeypatch.setattr("convoy.measurement.child.WorkerProcess", Growing)
+    monkeypatch.setattr("convoy.measurement.child.WorkerProcess", Losing)
     runner = ChildRunner(CPU)
-    for _ in grown:
+    for _ in gone:
         assert len(list(runner.measure(request(engines.Right), PROTOCOL))) == 1
     runner.close()
     assert runner.starts == starts

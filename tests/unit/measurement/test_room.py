@@ -17,8 +17,8 @@ from convoy.measurement.room import (
     SPARE_BYTES,
     Room,
     Shares,
-    grown_share,
     keep_room,
+    lost_share,
     memory_limited,
 )
 from convoy.target import Target
@@ -230,11 +230,11 @@ def test_a_process_that_measures_within_a_limit_of_its_own_has_what_is_left_of_i
     assert (found.tensors, found.context) == (limit - SPARE_BYTES - CONTEXT_BYTES, CONTEXT_BYTES)
 
 
-def test_how_much_of_its_room_a_context_has_taken_is_known(device: Device) -> None:
-    assert grown_share() == 0
+def test_how_much_of_its_room_a_process_has_lost_is_known(device: Device) -> None:
+    assert lost_share(500 * MIB) == 0
     device.context = 700
     with memory_limited("cuda", (1000 + SPARE) * MIB, isolate=False):
-        for context, share in ((700, 0.0), (600, 0.0), (975, 0.25), (2800, 1.91)):
+        for context, idle, share in ((700, 0, 0.0), (600, 0, 0.0), (975, 0, 0.25), (975, 275, 0.5), (2800, 0, 1.91)):
             device.context = context
-            assert grown_share() == pytest.approx(share, abs=0.01)
-    assert grown_share() == 0
+            assert lost_share(idle * MIB) == pytest.approx(share, abs=0.01)
+    assert lost_share(0) == 0

@@ -189,8 +189,11 @@ def in_jax(case: Case, run: Run, recorder: Recorder) -> JaxFigures | None:
     """JAX's figures, recorded, where it is wanted and works."""
     if WORDS[JAX] not in run.peers:
         return None
+    if run.left_s < LEAST_S:
+        print(f"{JAX}: no time is left", flush=True)  # and no row: that is none of its faults
+        return None
     try:
-        found = jax_figures(case.net, case.batch, case.dtype, min(COMPILE_S, max(1.0, run.left_s)))
+        found = jax_figures(case.net, case.batch, case.dtype, COMPILE_S)
     except ChildFailedError as error:
         why = f"{error.status}: {error.reason.splitlines()[0][:200]}"
         print(f"{JAX}: {why}", flush=True)

@@ -79,9 +79,9 @@ def in_jax(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "jax_figures", functools.partial(jax_peer.jax_figures, device="cpu"))
     recorder = bench.Recorder("inference", device="Some GPU", folder=tmp_path)
 
-    def ask(entry, peers=("jax",)):
+    def ask(entry, peers=("jax",), left=90):
         monkeypatch.setitem(jax_peer.FRAMEWORKS, "jax", entry)
-        run = bench.Run(peers, "quick", None, math.inf, time.monotonic() + 60)
+        run = bench.Run(peers, "quick", None, math.inf, time.monotonic() + left)
         case = bench.Case(f"{COMPARED / 'planted_frameworks.py'}:tiny", 2, "fp32")
         return bench.in_jax(case, run, recorder), recorder.rows
 
@@ -111,8 +111,10 @@ def test_where_jax_fails_a_row_says_why(in_jax, entry, why):
     assert row["note"].startswith(why)
 
 
-def test_jax_is_left_out_where_nobody_asked_for_it(in_jax):
-    assert in_jax(Entry("jax", "planted_frameworks:RIGHT"), ("graph",)) == (None, [])
+def test_jax_is_left_out_where_nobody_asked_for_it_and_where_no_time_is_left(in_jax):
+    right = Entry("jax", "planted_frameworks:RIGHT")
+    assert in_jax(right, ("graph",)) == (None, [])
+    assert in_jax(right, left=5) == (None, []), "which would be a failure of its own"
 
 
 def test_a_peer_that_fails_leaves_the_others(bench, monkeypatch):

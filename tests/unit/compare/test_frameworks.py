@@ -68,20 +68,32 @@ def test_frameworks_that_read_onnx(tiny: Any, name: str) -> None:
         errors_of(name, *tiny["training"])
 
 
+SIZES = {"alexnet": 224, "vgg19": 224, "inception_v3": 75, "mobilenet_v2": 96}
+"""Height and width, pixels, where 64 are too few; for MobileNetV2, because rounding moves its gradients by per cents there."""
+
+BATCHES = {"alexnet": 2, "vgg19": 1}
+"""Images, where four are too many: of VGG for the time, of AlexNet because a pooling's largest values may be a rounding apart."""
+
+TRAINED = ("alexnet", "googlenet", "resnet50", "densenet121", "mobilenet_v2", "efficientnet_b0")
+"""VGG's step has nothing that AlexNet's has not; rounding moves Inception v3's by more than is allowed, on so few pixels."""
+
+OWN = [(model, "training") for model in TRAINED]
+OWN += [(model, "inference") for model in (*TRAINED, "vgg19", "inception_v3")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("name", [needs("jax"), needs("tensorflow")])
-@pytest.mark.parametrize("model", ["alexnet", "googlenet", "resnet50"])
+@pytest.mark.parametrize(("model", "mode"), OWN)
 def test_frameworks_with_nets_of_their_own(tmp_path: Path, name: str, model: str, mode: str) -> None:
-    case = Case(model, batch=4, size=224 if model == "alexnet" else 64, mode=mode)
+    case = Case(model, batch=BATCHES.get(model, 4), size=SIZES.get(model, 64), mode=mode)
     material.make(case, tmp_path)
     assert set(errors_of(name, case, tmp_path)) == {""}
 
 
 @pytest.mark.parametrize("name", [needs("jax"), needs("tensorflow")])
 def test_a_net_without_a_definition_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UnsupportedCaseError, match="vgg16"):
-        FRAMEWORKS[name].load().ways(Case("vgg16"), material.Material(tmp_path, {}))
+    with pytest.raises(UnsupportedCaseError, match="vgg11"):
+        FRAMEWORKS[name].load().ways(Case("vgg11"), material.Material(tmp_path, {}))
 
 
 ON_GPU = [Case("tiny", device="cuda", mode=mode) for mode in ("inference", "training")]

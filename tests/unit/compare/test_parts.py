@@ -91,8 +91,8 @@ def test_training_is_checked_by_gradients_and_by_the_loss_after_the_step() -> No
 
 def test_only_defined_nets_are_known_outside_pytorch() -> None:
     assert net_of(Case("resnet50")) == "resnet50"
-    with pytest.raises(UnsupportedCaseError, match="vgg16 is defined for PyTorch alone"):
-        net_of(Case("vgg16"))
+    with pytest.raises(UnsupportedCaseError, match="vgg11 is defined for PyTorch alone"):
+        net_of(Case("vgg11"))
 
 
 def test_a_second_run_on_a_device_is_noticed(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class KerasLayers:
         return keras.layers.Activation("sigmoid")(x)
 
     def max_pool(self, x: Any, size: int, stride: int, low: int, high: int) -> Any:
-        """Every pooling here follows a ReLU, so zeros serve as -inf."""
+        """Every max pooling follows a ReLU, so zeros serve as -inf."""
         if low or high:
             x = keras.layers.ZeroPadding2D(((low, high), (low, high)))(x)
         return keras.layers.MaxPooling2D(size, stride, "valid")(x)

@@ -19,6 +19,7 @@ from random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, 
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST
+from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # the p
 
 import norm_cases
 import pool_backward_cases
+from banded_cases import ACTIVATIONS, Part, piece
 from pruned_cases import PATTERNS, mask_of, pattern
 
 LEAST_OWN = 6
@@ -350,6 +352,25 @@ def _scaled(draw: random.Random) -> Problem:
     return SubgraphProblem("\n".join([*lines, f"return {returned}"]) + "\n", draw.choice(("nhwc", "nhwc", "nchw")))
 
 
+def _in_bands(draw: random.Random) -> Problem:
+    """Convolutions one after the other, one of them with a filter a channel."""
+    n, c, h, w = draw.randint(0, 3), draw.choice((draw.randint(1, 9), 16)), draw.randint(1, 24), draw.randint(1, 24)
+    activations = ("none", *ACTIVATIONS)
+
+    def part(k: int, side: int, stride: int) -> Part:
+        pad, dilation = draw.randint(0, side), draw.choice((1, 1, 2))
+        return Part(k, side, stride, pad, dilation, draw.choice(activations), draw.random() < 0.8)
+
+    wide = part(draw.randint(1, 70), draw.choice((1, 1, 3)), draw.choice((1, 1, 2)))
+    middle = part(0, draw.choice((3, 3, 5)), draw.choice((1, 2)))
+    narrow = part(draw.randint(1, 40), 1, 1)
+    parts = draw.choice(([wide, middle, narrow], [middle, narrow], [wide, middle]))
+    try:
+        return piece((n, c, h, w), parts, residual=draw.random() < 0.4)
+    except InputError:  # a filter that is larger than its image
+        return _in_bands(draw)
+
+
 def _casts(draw: random.Random) -> Problem:
     """Several changes of dtype."""
     source, made = draw.sample(("fp32", "fp16", "bf16"), 2)
@@ -386,6 +407,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "parallel": _parallel,
     "concatenations": _concatenations,
     "channels scaled": _scaled,
+    "in bands": _in_bands,
     "casts": _casts,
 }
 

@@ -36,6 +36,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.layout": "convoy.engines.cpu.layout",
     "cpu.scale": "convoy.engines.cpu.scale",
     "cpu.winograd": "convoy.engines.cpu.winograd",
+    "cpu.banded": "convoy.engines.cpu.banded",
     "pruned.c": "convoy.engines.pruned.c",
     "pruned.channels": "convoy.engines.pruned.channels",
     "pruned.cuda": "convoy.engines.pruned.cuda",
@@ -101,6 +102,7 @@ SLICING: Final = frozenset(
 
 NATIVE: Final = frozenset(
     {
+        "cpu.banded",
         "cpu.concat",
         "cpu.depthwise",
         "cpu.direct",
@@ -115,6 +117,9 @@ NATIVE: Final = frozenset(
 
 MERGING: Final = "triton.merged"
 """Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""
+
+BANDED: Final = "cpu.banded"
+"""Takes convolutions that follow each other: such regions are proposed on a CPU where it is among the engines."""
 
 NORMS: Final = "triton.batch_norm"
 """Takes a batch norm with what stands beside it: such regions are proposed on a GPU where it is among the engines."""

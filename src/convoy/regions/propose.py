@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from convoy.graph.ir import GRADIENTS, LAYERS, Graph
 from convoy.problem import WeightMask
+from convoy.regions.banded import banded_regions
 from convoy.regions.casts import cast_regions
 from convoy.regions.conv import conv_region
 from convoy.regions.epilogue import chains
@@ -29,6 +30,7 @@ def propose(
     merges: bool = False,
     norms: bool = False,
     pools: bool = False,
+    bands: int = 0,
     buckets: Sequence[Collection[str]] = (),
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
@@ -44,6 +46,8 @@ def propose(
         merges: whether to offer parallel convolutions as one, for which there is an engine of its own.
         norms: whether to offer each batch norm of a training step with what stands beside it, likewise.
         pools: whether to offer poolings apart from what stands beside them, likewise.
+        bands: bytes of a value from which to offer a depthwise convolution with the convolutions before and behind it, likewise;
+            0: not at all.
         buckets: names of results that travel to other processes together.
     """
     found: list[Region] = []
@@ -69,6 +73,8 @@ def propose(
     found = [with_mask(region, masks or {}) for region in found]
     if merges:
         found += merge_regions(graph, layouts)
+    if bands:
+        found += banded_regions(graph, layouts, bands)
     chains_of_norms = norm_regions(graph, layouts) if norms else []
     with_norms = {name for region in chains_of_norms for name in region.nodes}
     glue = glue_regions(graph, epilogues, layouts, with_norms, pools=pools)

@@ -12,12 +12,12 @@ class Region:
     """A piece of the graph, with the problems (one per memory format) that compute it.
 
     Attributes:
-        pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `op` (one node as it was),
-            `glue` (several nodes together) or `casts` (changes of dtype).
+        pattern: the rule that proposed it: `conv`, `conv_pool`, `linear`, `dgrad`, `wgrad`, `merge`, `banded`, `op` (one node as
+            it was), `glue` (several nodes together) or `casts` (changes of dtype).
         nodes: names of the nodes covered, in graph order.
         args: names of the values read, in the order in which an executable takes them. For `conv`, `conv_pool` and `linear`: x,
             then the residual where the epilogue has one; fresh weight and bias stand between. For `dgrad`: dy, weight; for
-            `wgrad`: x, dy. For `merge`, `op` and `glue`: as the subgraph's inputs.
+            `wgrad`: x, dy. For `merge`, `banded`, `op` and `glue`: as the subgraph's inputs.
         constants: names of the constants read: weight, then bias where there is one; for `op` and `glue` as the subgraph's
             constants.
         results: names of the values made that are read outside the region or returned by the graph.

@@ -138,7 +138,11 @@ def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, oper
 
 
 def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tensor, folder: Path) -> dict[str, Any]:
-    """Two steps by float64, or by fp32 alone where that would take minutes; and stock PyTorch's error to it."""
+    """Two steps by float64, or by fp32 alone where that would take minutes; and stock PyTorch's error to it.
+
+    Where fp32 stands for what is exact, stock PyTorch runs in the other memory format: the same run once more would have no error
+    at all, and everybody else's would be too large.
+    """
     model, x, labels = model.to(case.device), x.to(case.device), labels.to(case.device)
     train_without_dropout(model)
     affordable = case.device == "cuda" or 3 * 2 * _multiplications(copy_module(model).eval(), x) <= ORACLE_FLOPS
@@ -148,6 +152,8 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
         {name: torch.from_numpy(np.array(a, order="C")) for name, a in exact.items()}, folder / "exact.safetensors"
     )
     set_flags(case.device)
+    if not affordable:
+        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     step = Step(Net(model, x, labels), case)
     stock = check_step(step, step.gradients)
     error = relative_error(part(stock, "grad:"), part(exact, "grad:"))

@@ -59,6 +59,17 @@ def test_pytorch_in_both_formats(tiny: Any, mode: str) -> None:
     assert errors_of("torch", *tiny[mode]) == ["", ""]
 
 
+def test_where_fp32_stands_for_what_is_exact_pytorch_has_an_error_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(material, "ORACLE_FLOPS", 0)
+    case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode="training")
+    facts = material.make(case, tmp_path)
+    assert facts["reference"] == "fp32"
+    assert 0 < facts["stock_error"] < 1e-5
+    assert errors_of("torch", case, tmp_path) == ["", ""]
+
+
 @pytest.mark.parametrize("name", [needs("onnxruntime"), needs("openvino")])
 def test_frameworks_that_read_onnx(tiny: Any, name: str) -> None:
     pytest.importorskip("onnxscript")

@@ -21,7 +21,6 @@ alone that the results lack.
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import gc
 import itertools
@@ -35,9 +34,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from inference_peers import WORDS, Ready, Run, peers, reserved
 from jax_peer import NAME as JAX
 from jax_peer import JaxFigures, jax_figures
-from patience import COMPILE_S, within
+from patience import COMPILE_S
 from record import Recorder
 from torch import nn
 
@@ -48,9 +48,8 @@ from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.stages import CUT
-from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, stock_graph
+from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave
 from convoy.plan import Plan
-from convoy.program.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
@@ -62,54 +61,8 @@ rounding (ResNet-50 with TF32 products is 1.5e-2 off as PyTorch runs it)."""
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def compiled(model: nn.Module, x: torch.Tensor, mode: str) -> Callable[[], object]:
-    """torch.compile with frozen weights, warmed up."""
-    from torch._inductor import config
-
-    torch._dynamo.reset()
-    fast = torch.compile(model, mode=mode)
-    with within(COMPILE_S), config.patch(freezing=True):
-        for _ in range(4):
-            fast(x)
-        torch.cuda.synchronize()
-    return lambda: fast(x)
-
-
-def eager(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    """The module as it is; cuDNN looks for its fastest kernels in the first calls."""
-    for _ in range(3):
-        model(x)
-    return lambda: model(x)
-
-
 LEAST_S = 60.0
 """A case is not begun with less: capturing, checking and timing want it, and a compiling peer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How a run is made.
-
-    Attributes:
-        peers: words of the peers that are wanted.
-        effort: of Convoy's tuning.
-        db: Convoy's database; None: the user's.
-        tune_s: seconds that tuning a net may take.
-        end: when to be done, by `time.monotonic`.
-        ablation: whether to time what merging and streams give.
-    """
-
-    peers: tuple[str, ...]
-    effort: str
-    db: Path | None
-    tune_s: float
-    end: float
-    ablation: bool = False
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self.end - time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,70 +72,6 @@ class Case:
     net: str
     batch: int
     dtype: str
-
-
-@dataclass(slots=True)
-class Ready:
-    """A provider that can be timed.
-
-    Attributes:
-        call: runs once.
-        output: runs once and returns the result.
-        compile_s: seconds until it could run.
-        held: bytes that it holds beyond the model as it was.
-        note: of its rows.
-    """
-
-    call: Callable[[], object]
-    output: Callable[[], object]
-    compile_s: float
-    held: int
-    note: str = ""
-    plan: Plan | None = None
-
-
-WORDS = {
-    "torch.eager": "eager",
-    "torch.eager.nhwc": "eager",
-    "torch.graph": "graph",
-    "torch.graph.nhwc": "graph",
-    "inductor.reduce-overhead": "inductor",
-    "inductor.max-autotune": "max-autotune",
-    JAX: "jax",
-}
-"""Providers, and the words that they are asked for by."""
-
-
-def peers(model: nn.Module, x: torch.Tensor, run: Run) -> tuple[dict[str, Ready], dict[str, str]]:
-    """The other ways to run the model, by provider name; and of those that failed, why."""
-    nhwc = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    image = x.contiguous(memory_format=torch.channels_last)
-    makers: dict[str, Callable[[], Callable[[], object]]] = {
-        "torch.eager": lambda: eager(model, x),
-        "torch.eager.nhwc": lambda: eager(nhwc, image),
-        "torch.graph": lambda: stock_graph(model, (x,), {}),
-        "torch.graph.nhwc": lambda: stock_graph(nhwc, (image,), {}),
-        "inductor.reduce-overhead": lambda: compiled(nhwc, image, "reduce-overhead"),
-        "inductor.max-autotune": lambda: compiled(nhwc, image, "max-autotune"),
-    }
-    ready: dict[str, Ready] = {}
-    failed: dict[str, str] = {}
-    for name, make in makers.items():
-        if WORDS[name] not in run.peers:
-            continue
-        if WORDS[name] == "max-autotune" and run.left_s < COMPILE_S:
-            print(f"{name}: no time is left for {COMPILE_S} s of compiling", flush=True)
-            continue
-        before, begun = reserved(), time.perf_counter()
-        try:
-            call = make()
-        except Exception as error:  # a peer that fails is said to have failed
-            failed[name] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
-            print(f"{name}: {failed[name]}", flush=True)
-            continue
-        took = time.perf_counter() - begun
-        ready[name] = Ready(call, call, took, reserved() - before)
-    return ready, failed
 
 
 def in_jax(case: Case, run: Run, recorder: Recorder) -> JaxFigures | None:
@@ -201,17 +90,6 @@ def in_jax(case: Case, run: Run, recorder: Recorder) -> JaxFigures | None:
         return None
     record_jax(recorder, case, found)
     return found
-
-
-def reserved() -> int:
-    """Bytes that PyTorch holds on the device and needs: without its caches, and without the libraries' workspaces.
-
-    Whoever captures a graph frees those; they would count as less than nothing for him.
-    """
-    forget_library_workspaces()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
 
 
 def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[str, ...] = ()) -> Ready | None:

@@ -121,10 +121,11 @@ def test_a_peer_that_fails_leaves_the_others(bench, monkeypatch):
     def broken(model, x):
         raise RuntimeError("no such kernel\nand more")
 
-    monkeypatch.setattr(bench, "eager", lambda model, x: lambda: model(x))
-    monkeypatch.setattr(bench, "stock_graph", lambda model, args, kwargs: broken(model, args))
+    peers = importlib.import_module("inference_peers")
+    monkeypatch.setattr(peers, "eager", lambda model, x: lambda: model(x))
+    monkeypatch.setattr(peers, "stock_graph", lambda model, args, kwargs: broken(model, args))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     run = bench.Run(("eager", "graph", "max-autotune"), "quick", None, math.inf, time.monotonic() + 100)
-    ready, failed = bench.peers(torch.nn.Identity(), torch.zeros(1, 3, 4, 4), run)
+    ready, failed = peers.peers(torch.nn.Identity(), torch.zeros(1, 3, 4, 4), run)
     assert set(ready) == {"torch.eager", "torch.eager.nhwc"}
     assert failed == dict.fromkeys(("torch.graph", "torch.graph.nhwc"), "RuntimeError: no such kernel")

@@ -18,8 +18,8 @@ from typing import Final
 
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
-from convoy.problem import ConvProblem, SubgraphProblem
-from convoy.regions.cut import cut
+from convoy.problem import ConvProblem
+from convoy.regions.cut import chains_region
 from convoy.regions.epilogue import Chain, chains, only_reader
 from convoy.regions.region import Region
 
@@ -47,7 +47,11 @@ def banded_regions(graph: Graph, layouts: Sequence[str], least_bytes: int) -> li
     found = [
         _around(graph, node, made) for node in graph.nodes if _is_layer(graph, node) and _is_depthwise(graph, node)
     ]
-    return [_region(graph, group) for group in found if len(group) > 1 and _inside(graph, group) >= least_bytes]
+    return [
+        chains_region(graph, "banded", group, LAYOUT)
+        for group in found
+        if len(group) > 1 and _inside(graph, group) >= least_bytes
+    ]
 
 
 def _is_layer(graph: Graph, node: Node) -> bool:
@@ -85,11 +89,3 @@ def _narrows(graph: Graph, node: Node, value: str) -> bool:
 def _inside(graph: Graph, group: Sequence[Chain]) -> int:
     """Bytes of the largest value that only the region sees."""
     return max(graph.values[chain.result].spec.size_bytes for chain in group[:-1])
-
-
-def _region(graph: Graph, group: Sequence[Chain]) -> Region:
-    named = {name for chain in group for name in chain.names}
-    names = tuple(node.name for node in graph.nodes if node.name in named)
-    problem, args, constants, results = cut(graph, names, LAYOUT)
-    assert isinstance(problem, SubgraphProblem)
-    return Region("banded", names, args, constants, results, (problem,))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from convoy.graph.ir import Arg, Graph, Node, Ref, Value
 from convoy.graph.text import print_graph
 from convoy.problem import ANY_LAYOUT, SubgraphProblem
+from convoy.regions.epilogue import Chain
 from convoy.regions.region import Region
 
 Cut = tuple[SubgraphProblem, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -62,6 +63,14 @@ def subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts:
     images = any(len(graph.values[name].spec.shape) == 4 for name in (*args, *results))
     offered = layouts if images else (ANY_LAYOUT,)
     return Region(pattern, nodes, args, constants, results, tuple(problem.with_layout(layout) for layout in offered))
+
+
+def chains_region(graph: Graph, pattern: str, group: Sequence[Chain], layout: str) -> Region:
+    """A region of several layers' chains in one memory format, for an engine that does them together."""
+    named = {name for chain in group for name in chain.names}
+    names = tuple(node.name for node in graph.nodes if node.name in named)
+    problem, args, constants, results = cut(graph, names, layout)
+    return Region(pattern, names, args, constants, results, (problem,))
 
 
 def _piece(

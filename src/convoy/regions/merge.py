@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.layers import conv_problem
-from convoy.problem import SubgraphProblem
-from convoy.regions.cut import cut
+from convoy.regions.cut import chains_region
 from convoy.regions.epilogue import Chain, chains
 from convoy.regions.region import Region
 
@@ -46,7 +45,9 @@ def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
                 found.setdefault(next(node.refs()), []).append(own[-1])
     regions: list[Region] = []
     for parallel in found.values():
-        regions += [_region(graph, group[:MOST]) for group in _alike(graph, parallel) if len(group) > 1]
+        regions += [
+            chains_region(graph, "merge", group[:MOST], LAYOUT) for group in _alike(graph, parallel) if len(group) > 1
+        ]
     return regions
 
 
@@ -78,11 +79,3 @@ def _alike(graph: Graph, parallel: Sequence[Chain]) -> list[list[Chain]]:
     for chain in parallel:
         groups.setdefault((chain.activation, chain.epilogue().bias, chain.is_fresh(graph)), []).append(chain)
     return list(groups.values())
-
-
-def _region(graph: Graph, group: Sequence[Chain]) -> Region:
-    named = {name for chain in group for name in chain.names}
-    names = tuple(node.name for node in graph.nodes if node.name in named)
-    problem, args, constants, results = cut(graph, names, LAYOUT)
-    assert isinstance(problem, SubgraphProblem)
-    return Region("merge", names, args, constants, results, (problem,))

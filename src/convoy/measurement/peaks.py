@@ -119,7 +119,7 @@ def _drain(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
+def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "", flops: int = 0) -> float:
     """The roofline's time of a problem, microseconds: no direct method can be faster here (Williams et al., 2009).
 
     Winograd and FFT do fewer operations than are counted, and may be faster where arithmetic is the limit.
@@ -132,6 +132,7 @@ def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
         problem: what is to be computed.
         ceilings: the device's.
         dtype: storage type, where the problem itself does not say (a subgraph).
+        flops: operations, likewise.
     """
     fits = problem.bytes_min <= ceilings.cache_bytes
     bandwidth = ceilings.cache_bytes_per_s if fits and ceilings.cache_bytes_per_s else ceilings.bytes_per_s
@@ -141,7 +142,7 @@ def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "") -> float:
     spared, constants = (1 - density) * constants, density * constants
     cold = constants if constants * MOST_COPIES > ceilings.cache_bytes else 0
     seconds = max(
-        density * problem.flops / _rate(problem, ceilings, dtype),
+        density * (problem.flops or flops) / _rate(problem, ceilings, dtype),
         (problem.bytes_min - spared) / bandwidth,
         cold / ceilings.bytes_per_s,
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from convoy._version import __version__
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.engines.zeros import expected, kind_of
+from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, SearchResult, floor_us, protocol_for
 from convoy.perfdb import Measurement
 from convoy.pipeline.choice import Choice
@@ -35,6 +37,9 @@ from convoy.settings import Settings
 
 SINGLE = ("conv", "linear", "dgrad", "wgrad", "op", "draw")
 """Patterns of the regions that hold one node alone."""
+
+TOGETHER: Final = ("banded", "merge")
+"""Patterns of regions that are several convolutions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,9 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, se
         for key, p in problems.items()
         for engine, reason in found.refusals.get(key, {}).items()
     ]
-    dtype = problem.y_spec.dtype if isinstance(problem, (ConvProblem, LinearProblem)) else "fp32"
+    inside = _layers_inside(step, net, problem)
+    dtype = inside[0].y_spec.dtype if inside else "fp32"
+    flops = sum(layer.flops for layer in inside)
     return Layer(
         name=name,
         problem=step.problem,
@@ -149,8 +156,8 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, se
         median_us=step.median_us,
         baseline_us=_baseline_us(step, net, found),
         workspace_bytes=step.workspace_bytes,
-        floor_us=None if ceilings is None else floor_us(problem, ceilings, dtype),
-        flops=problem.flops,
+        floor_us=None if ceilings is None else floor_us(problem, ceilings, dtype, flops),
+        flops=flops,
         bytes_min=problem.bytes_min,
         candidates=(*(_candidate(layout, row) for layout, row in sorted(rows, key=_by_time)), *refused),
         zeros=share.zeros if share else None,
@@ -160,6 +167,14 @@ def _layer(step: Step, net: Net, found: SearchResult, ceilings: Peaks | None, se
         curve=_curve(row for _, row in every),
         algorithm=_algorithm(step, problem, settings.engines),
     )
+
+
+def _layers_inside(step: Step, net: Net, problem: Problem) -> list[ConvProblem | LinearProblem]:
+    """The step's layers: its own problem, or the convolutions of a piece that does several together."""
+    if isinstance(problem, (ConvProblem, LinearProblem)):
+        return [problem]
+    nodes = map(net.captured.graph.node, step.nodes if step.pattern in TOGETHER else ())
+    return [conv_problem(net.captured.graph, node) for node in nodes if node.op == "conv2d"]
 
 
 def _algorithm(step: Step, problem: Problem, extra_engines: tuple[str, ...]) -> str:

@@ -76,6 +76,7 @@ def test_constants_that_timing_keeps_cold_come_from_memory():
     assert floor_us(tiny, ROUND) == pytest.approx(tiny.bytes_min / 1e10 * 1e6)
 
 
-def test_pieces_of_the_graph_have_bytes_alone():
+def test_pieces_of_the_graph_have_bytes_alone_where_nobody_knows_of_operations():
     problem = SubgraphProblem("text", bytes_min=4096)
     assert floor_us(problem, ROUND, "bf16") == pytest.approx(4096 / 1e10 * 1e6)
+    assert floor_us(problem, ROUND, "fp32", 10**9) == pytest.approx(1e9 / ROUND.flops["fp32"] * 1e6)

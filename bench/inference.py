@@ -84,7 +84,7 @@ def in_jax(case: Case, run: Run, recorder: Recorder) -> JaxFigures | None:
     try:
         found = jax_figures(case.net, case.batch, case.dtype, COMPILE_S)
     except ChildFailedError as error:
-        why = f"{error.status}: {error.reason.splitlines()[0][:200]}"
+        why = f"{error.status}: {next(iter(error.reason.splitlines()), '')[:200]}"
         print(f"{JAX}: {why}", flush=True)
         record_failure(recorder, case, JAX, why)
         return None

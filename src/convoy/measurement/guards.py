@@ -16,6 +16,9 @@ from convoy.problem import Problem, TensorSpec
 GUARD_BYTES: Final = 4096
 """Watched bytes on each side: more than a vector store or a tile's row goes astray by."""
 
+PART_ROWS: Final = 2048
+"""Rows of 4 KiB whose words are summed together: 8 MiB."""
+
 ALIGNMENT: Final = 256
 _PATTERN: Final = 0xA5
 _GARBAGE: Final = 0xFF  # NaN in every floating dtype
@@ -58,9 +61,9 @@ def overrun(buffers: Iterable[Guarded]) -> str:
 def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
     """Sums of the tensors' 32-bit words along the rows and the columns of a table of 1024 columns, modulo 2^32.
 
-    A changed value always shows, and so do two that change places. Opaque tensors are read dense. Sums in int64 would show no
-    more, and for them PyTorch copies the whole tensor to int64 first: layers of ResNet-50 at batch 128 were not measured for
-    want of memory for that (H100, commit 95540a1).
+    A changed value always shows, and so do two that change places. Opaque tensors are read dense. A large table is summed in
+    parts: PyTorch takes memory for a sum, with int64 and a whole table up to four times the tensor's own, so that layers of
+    ResNet-50 at batch 128 had no room to be measured (H100, commit 95540a1).
     """
     sums: list[torch.Tensor] = []
     for tensor in tensors:
@@ -71,7 +74,9 @@ def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
         octets = values.contiguous().view(torch.uint8)
         whole = len(octets) // 4096 * 4096
         table = octets[:whole].view(torch.int32).reshape(-1, 1024)
-        sums += [table.sum(1, dtype=torch.int32), table.sum(0, dtype=torch.int32), octets[whole:].clone()]
+        for part in table.split(PART_ROWS):
+            sums += [part.sum(1, dtype=torch.int32), part.sum(0, dtype=torch.int32)]
+        sums.append(octets[whole:].clone())
     return sums
 
 

@@ -156,7 +156,7 @@ LEAST_INSIDE: Final = 1 << 20
 def _least_inside(target: Target) -> int:
     """Bytes from which a value inside had better never be there as a whole: a quarter of the last cache, which others want too.
 
-    4.8 MB inside, of 32 MB of cache, gained nothing, 14 MB a third of the time (EPYC 9004, MobileNetV2).
+    What is smaller was no faster in bands where it was tried (docs/engines/cpu.md).
     """
     return max(LEAST_INSIDE, target.cache_bytes // 4)
 

@@ -13,6 +13,7 @@ from convoy.engines.manifest import load_engine
 from convoy.measurement import detect_target, peaks
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
+from convoy.measurement.guards import checksum
 from convoy.measurement.room import CONTEXT_BYTES
 from convoy.measurement.timer import captured
 from convoy.pipeline.ceilings import measured_ceilings
@@ -115,6 +116,17 @@ def test_ceilings_without_room_are_not_known() -> None:
     assert found is not None
     assert found.bytes_per_s > 1e11
     assert torch.cuda.memory_reserved() <= 64 << 20  # what it took was given back
+
+
+def test_a_checksum_takes_little_beside_what_it_sums() -> None:
+    data = torch.randn(64 << 20, device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    sums = checksum((data,))
+    assert torch.cuda.max_memory_allocated() - before < 48 << 20  # of 256 MiB
+    data[12345678] += 1
+    assert not all(torch.equal(a, b) for a, b in zip(sums, checksum((data,)), strict=True))
 
 
 class Wide(nn.Sequential):

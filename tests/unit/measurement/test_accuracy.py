@@ -413,6 +413,18 @@ def test_the_checksum_shows_any_change(layout):
         assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_the_checksum_of_a_large_tensor_shows_what_changes_in_any_part_and_between_them():
+    tensor = torch.arange(5 << 20, dtype=torch.float32)  # 20 MiB: three parts
+    before = checksum([tensor])
+    for first, second in ((0, 1024), (5, (3 << 20) + 5), ((2 << 20) - 1, 2 << 20), ((5 << 20) - 1, 7)):
+        changed = tensor.clone()
+        changed[first], changed[second] = tensor[second], tensor[first]
+        assert any(not torch.equal(a, b) for a, b in zip(before, checksum([changed]), strict=True))
+        changed = tensor.clone()
+        changed[first] += 1
+        assert any(not torch.equal(a, b) for a, b in zip(before, checksum([changed]), strict=True))
+
+
 class Copies(Executable):
     """A layout change in the given buffer."""
 

@@ -62,6 +62,7 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
     "triton.depthwise_gradients": "convoy.engines.triton.depthwise_gradients",
     "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
+    "cuda.swapped": "convoy.engines.cuda.swapped",
     "cuda.stem": "convoy.engines.cuda.stem",
     "cuda.depthwise": "convoy.engines.cuda.depthwise",
     "padded": "convoy.engines.padded",
@@ -93,6 +94,7 @@ SLICING: Final = frozenset(
         "triton.batch_norm",
         "cuda.implicit_gemm",
         "cuda.stem",
+        "cuda.swapped",
         "pruned.sparse24",
         "pruned.blocks",
     }

@@ -177,7 +177,7 @@ def test_right_wherever_it_says_yes(engine_id, name, kind, target):
 
 
 SLICED = ["triton.swapped", "triton.pointwise", "triton.implicit_gemm", "triton.persistent", "triton.stem",
-          "cuda.implicit_gemm", "cuda.stem"]  # fmt: skip
+          "cuda.implicit_gemm", "cuda.swapped", "cuda.stem"]  # fmt: skip
 
 
 @pytest.mark.parametrize("engine_id", SLICED)

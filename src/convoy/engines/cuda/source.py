@@ -69,20 +69,20 @@ def defines(settings: Mapping[str, int]) -> str:
     return "".join(f"#define {name} {value}\n" for name, value in settings.items())
 
 
-MASKED: Final = ("activation", "exchange", "ring", "swapped", "staged")
-"""What kernels for pruned weights on tensor cores share, beside the device's two headers."""
+SWAPPED: Final = ("activation", "exchange", "ring", "swapped", "staged")
+"""What kernels whose rows are filters share, beside the device's two headers."""
 
 
-def masked_source(kernel: str, settings: Mapping[str, int], dtype: str, *, sparse: bool = False) -> str:
-    """The same for a kernel for pruned weights; `sparse` products take 2:4 weights."""
-    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "masked", *MASKED))
+def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, sparse: bool = False) -> str:
+    """Everything that the compiler gets for a kernel whose rows are filters; `sparse` products take 2:4 weights."""
+    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", *SWAPPED))
     made = (sparse_product if sparse else product)(settings["BN"], dtype)
-    return defines(settings) + headers + made + masked_text(kernel)
+    return defines(settings) + headers + made + swapped_text(kernel)
 
 
-def masked_text(kernel: str) -> str:
-    """A kernel for pruned weights without what it shares with others, in the order of its parts."""
-    parts = ("sparse24_room.cuh", "sparse24_copy.cuh", "sparse24_split.cuh") if kernel == "sparse24" else ()
+def swapped_text(kernel: str) -> str:
+    """Such a kernel without what it shares with others, in the order of its parts."""
+    parts = ("swapped_room.cuh", "swapped_copy.cuh", "swapped_split.cuh") if kernel == "swapped" else ()
     return "".join(text(name) for name in (*parts, f"{kernel}.cu"))
 
 

@@ -1,10 +1,10 @@
 // Results through shared memory: a warpgroup's 64 filters by a tile's pixels in rows of 128 bytes, in the 128-byte swizzle, and one
 // tensor copy for them. Residuals come the same way, while products run, and lie where the results will.
-#if STAGED
-#define ROW 128
-
 // Where in y a tile begins, in the order of its dimensions.
 struct Corner { int filter, column, row, image; };
+
+#if STAGED
+#define ROW 128
 
 // The row of eight filters that a lane gives of the first sixteen pixels: two groups of pixels by two of filters.
 DEVICE u32 staged_row(u32 staged, int thread) {
@@ -20,7 +20,7 @@ DEVICE void put_groups(u32 at, int g, const u32 (&words)[4]) {
 DEVICE void ask_residuals(u32 staged, u32 bar, const Corner& from, int k, const Map* residual) {
   u32 bytes = 0;
 #pragma unroll
-  for (int part = 0; part < PARTS; part++) bytes += from.filter + part * 64 < k ? BN * ROW : 0;
+  for (int part = 0; part < PARTS; part++) bytes += from.filter + part * 64 < k ? KEPT * ROW : 0;
   barrier_expect(bar, bytes);
 #pragma unroll
   for (int part = 0; part < PARTS; part++)

@@ -18,7 +18,7 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.implicit_gemm import reciprocal
-from convoy.engines.cuda.source import ACTIVATIONS, masked_source
+from convoy.engines.cuda.source import ACTIVATIONS, swapped_source
 from convoy.engines.formed import FormedEngine
 from convoy.engines.pruned.pieces import Lists, fits, lengths, live_share
 from convoy.engines.pruned.requirements import hopper_convolution
@@ -179,7 +179,7 @@ class BlocksExecutable(Executable):
     def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
         assert problem.mask is not None
         self.problem, self.form, self.units = problem, form, target.units
-        text = masked_source("blocks", form.macros(problem), problem.x_dtype)
+        text = swapped_source("blocks", form.macros(problem), problem.x_dtype)
         cubin, self.log = compile_cubin(BlocksEngine.id, text, target)
         self.function = Function(BlocksEngine.id, cubin, "blocks", form.shared_bytes)
         self._mask = torch.from_numpy(positions(problem.mask))

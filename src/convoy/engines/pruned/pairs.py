@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-CHANNELS: Final = 64
-"""Of a chunk: with all of them, a row of pixels is the 128 bytes that the widest swizzle spans."""
+from convoy.engines.cuda.swapped_form import CHANNELS
 
 VALUE_BYTES: Final = 64
 """Of a chunk's row: 32 values of two bytes."""

@@ -10,29 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 import torch
 
-from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.base import Executable
+from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.maps import PixelMap
-from convoy.engines.cuda.source import masked_source, options
+from convoy.engines.cuda.swapped import SwappedExecutable
+from convoy.engines.cuda.swapped_forms import estimate_us, forms
 from convoy.engines.formed import FormedEngine
 from convoy.engines.pruned.pairs import Packing, crowded
 from convoy.engines.pruned.requirements import hopper_convolution
 from convoy.engines.pruned.sparse24_form import Form
-from convoy.engines.pruned.sparse24_forms import estimate_us, forms
-from convoy.engines.pruned.sparse24_maps import pixel_map, result_map
 from convoy.engines.pruned.values import check_zeros
 from convoy.engines.pruned.walk import positions
-from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
-from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem, WeightMask
 from convoy.support import Support
 from convoy.target import Target
-
-_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @lru_cache(maxsize=256)
@@ -40,59 +34,24 @@ def _crowded(mask: WeightMask) -> int:
     return crowded(positions(mask))
 
 
-class SparseExecutable(Executable):
+class SparseExecutable(SwappedExecutable):
     """One form for one problem."""
 
-    def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        super().__init__(engine, problem, form, target)
         assert problem.mask is not None
-        if not form.fits(problem):
-            raise InputError(
-                "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
-            )
-        self.problem, self.form, self.units = problem, form, target.units
-        text = masked_source("sparse24", form.macros(problem), problem.x_dtype, sparse=True)
-        chosen = options(problem.epilogue.activation, problem.x_dtype)
-        cubin, self.log = compile_cubin(Sparse24Engine.id, text, target, chosen)
-        self.function = Function(Sparse24Engine.id, cubin, "sparse24", form.shared_bytes)
-        self.pixel_map = pixel_map(problem, form)
         mask = positions(problem.mask)
         self._mask = torch.from_numpy(mask)
         self.packing = Packing(mask, form.filters, form.cluster, taps_first=form.halo > 0)
 
-    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Values and metadata in the order in which they are copied; the bias as it is."""
-        weight = constants[0].detach()
+    def in_order(self, weight: torch.Tensor) -> torch.Tensor:
+        """Values and metadata; raises InputError for a value where the mask has none."""
         check_zeros(weight, self._mask)
-        return (self.packing.pack(weight), *(bias.detach().contiguous() for bias in constants[1:]))
-
-    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
-        """Where the slice keeps to sixteen bytes."""
-        return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
-
-    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """One launch."""
-        del workspace
-        problem, form = self.problem, self.form
-        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
-        weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
-        arguments = [
-            self.pixel_map.encode(problem.x_dtype, x), pointer(weight), pointer(y), pointer(residual), pointer(bias),
-            structure("Sizes", form.sizes(problem, pitch_of(y))),
-        ]  # fmt: skip
-        if form.staged:
-            arguments += [
-                result_map(problem, form, pitch_of(y)).encode(problem.y_dtype, y),
-                result_map(problem, form, problem.k).encode(problem.y_dtype, y if residual is None else residual),
-            ]
-        device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
-        clusters = form.units(problem)
-        if form.split == 1 and form.staged < 2:  # otherwise sums or results have room for one tile
-            clusters = min(clusters, self.function.clusters(device, threads, size))
-        self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
+        return self.packing.pack(weight)
 
 
 class Sparse24Engine(FormedEngine[Form]):
-    """Sparse products of compressed weights; see `cuda/sparse24.cu`."""
+    """Sparse products of compressed weights; see `cuda/swapped.cu`."""
 
     id = "pruned.sparse24"
     version = 3
@@ -118,7 +77,7 @@ class Sparse24Engine(FormedEngine[Form]):
 
     def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See the function of this name."""
-        return forms(problem, units)
+        return forms(problem, units, Form)
 
     def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `estimate_us` above."""
@@ -126,7 +85,7 @@ class Sparse24Engine(FormedEngine[Form]):
 
     def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
-        return SparseExecutable(problem, form, target)
+        return SparseExecutable(self.id, problem, form, target)
 
 
 ENGINE = Sparse24Engine()

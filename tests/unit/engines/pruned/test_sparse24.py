@@ -12,11 +12,12 @@ from pruned_cases import mask_of
 
 from convoy.engines.cuda import implicit_gemm
 from convoy.engines.cuda.source import sparse_product
+from convoy.engines.cuda.swapped_form import SHARED_BYTES
+from convoy.engines.cuda.swapped_forms import estimate_us, forms
 from convoy.engines.pruned import sparse24
 from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.pruned.sparse24 import ENGINE
-from convoy.engines.pruned.sparse24_form import SHARED_BYTES, Form
-from convoy.engines.pruned.sparse24_forms import estimate_us, forms
+from convoy.engines.pruned.sparse24_form import Form
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.prune.patterns import nm_mask, parse_pattern
@@ -179,7 +180,7 @@ def test_clusters_of_three_lie_in_pairs_unless_two_blocks_fit_beside_each_other(
 
 
 def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
-    source = (files("convoy.engines.cuda") / "sparse24_room.cuh").read_text()
+    source = (files("convoy.engines.cuda") / "swapped_room.cuh").read_text()
     assert "#define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)" in source
     small = Form(64, 96, 6, 1, 1)
     assert [replace(small, stages=stages).pending for stages in (3, 4, 5, 6, 12)] == [1, 2, 2, 3, 3]
@@ -188,7 +189,7 @@ def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
 
 def test_a_large_layer_is_expected_to_gain_on_dense_weights():
     dense = implicit_gemm.forms(PLAIN, 132)[0]
-    assert estimate_us(SPARSE, forms(SPARSE, 132)[0], 132) < 0.8 * implicit_gemm.estimate_us(PLAIN, dense, 132)
+    assert estimate_us(SPARSE, forms(SPARSE, 132, Form)[0], 132) < 0.8 * implicit_gemm.estimate_us(PLAIN, dense, 132)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-// What masked.cuh adds to the emulated device: copies to every block of a cluster, plain copies, sparse products, transposition.
+// What hopper_more.cuh adds to the emulated device: copies to every block of a cluster, plain copies, sparse products, transposition.
 DEVICE void copy_pixels_to_all(u32 to, const Map* m, u32 bar, int c, int w, int h, int n, u16 right, u16 down, u16 ranks) {
   for (u32 rank = 0; rank < cluster->blocks.size(); rank++) {
     if (!(ranks >> rank & 1)) continue;

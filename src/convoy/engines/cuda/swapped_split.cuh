@@ -1,4 +1,4 @@
-// Where blocks of sparse24.cu share a tile: what they send each other, and what each makes of it.
+// Where blocks of swapped.cu share a tile: what they send each other, and what each makes of it.
 
 #if SPLIT > 1
 // How many sums an item has: of the last one perhaps the half.
@@ -54,7 +54,7 @@ DEVICE Place place_of(int item, int pixel0, int filter0, int lane, int unit, con
 #if PITCH
   Corner tile = corner(unit, z);
   int column = at.pixel - pixel0, row = tile.row + column / PITCH;
-  at.inside = column < BN && column % PITCH < z.q && row < z.p && at.filter < z.k;
+  at.inside = column < KEPT && column % PITCH < z.q && row < z.p && at.filter < z.k;
   at.pixel = (tile.image * z.p + row) * z.q + column % PITCH;
 #endif
   return at;

@@ -1,23 +1,24 @@
-// Convolution with 2:4 sparse weights as an implicit GEMM: y^T[k, pixels] = weight[k, taps and channels] · x^T, persistent and
-// warp-specialised. The weight is the first operand, compressed: of every four channels two values, and which two as metadata.
+// Convolution as an implicit GEMM: y^T[k, pixels] = weight[k, taps and channels] · x^T, persistent and warp-specialised. The weight is
+// the first operand. With SPARSE it is compressed: of every four channels two values, and which two as metadata.
 //
 // One warpgroup copies: two threads the pixels in turn, by TMA in im2col mode; another weights and metadata, as one run of bytes
 // that the host packed in the order of shared memory. CONSUMERS warpgroups multiply, each ROWS filters by all pixels of the tile.
 // With CLUSTER, blocks have the same pixels and different filters: each copies its share of the pixels to all. With SPLIT, so many
 // blocks of a cluster have one tile and a share of the taps and channels each; they send each other their sums, and each adds
-// and stores a part of the tile, in the order of the ranks. One iteration is DEPTH blocks, each one tap and 64 channels: two
-// products of 32 channels. A thread's word of metadata serves both: even pairs of lanes have the first product's, odd pairs the
-// second's. With BLOCKS 2, a multiprocessor has room for two: the next kernel's weights are there before this one has ended. With
+// and stores a part of the tile, in the order of the ranks. One iteration is DEPTH blocks, each one tap and 64 channels: four
+// products of 16 channels, or two sparse ones of 32. A thread's word of metadata serves both of these: even pairs of lanes have the
+// first product's, odd pairs the second's. With BLOCKS 2, a multiprocessor has room for two: the next kernel's weights are there before this one has ended. With
 // STAGED, results go through shared memory and by TMA: 1, through some of their own; 2, through the ring's, where a block has one tile.
 //
 // With PITCH, for 3x3 layers of stride 1, a tile is some rows of one image, PITCH columns each, of which the last ones are none of
-// the image's. A block of 64 channels of these rows and their neighbours is copied once, as a plain box, and read at nine places; the
+// the image's; pixels beyond its rows make their number a multiple of eight. A block of 64 channels of these rows and their neighbours is copied once, as a plain box, and read at nine places; the
 // ring has weights alone, DEPTH taps an iteration.
 //
-// Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
-// CLUSTER, SPLIT (one of both is 1), DEPTH, BLOCKS, STAGED, UNIT (pixels of a split's store), PITCH (0 without), HALO_ROWS, HALOS (boxes of
-// pixels), BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, multiply_sparse<half>(), and the files
-// sparse24_*.cuh before this one.
+// Given by the host: SPARSE, ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
+// CLUSTER, SPLIT (one of both is 1), DEPTH, BLOCKS, STAGED, UNIT (pixels of a split's store), PITCH (0 without), KEPT (pixels of a
+// tile that lie in its rows), HALO_ROWS, HALOS (boxes of
+// pixels), BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, multiply() or multiply_sparse<half>(),
+// and the files swapped_*.cuh before this one.
 
 // One arrival a warp: a warp may end its products before the others of its group have begun to wait for the stage.
 DEVICE void release(u32 bar, int lane) {
@@ -44,15 +45,23 @@ struct Read {
   }
 };
 
+#if SPARSE
+struct Metadata { u32 words[DEPTH][PARTS]; };
+#else
+struct Metadata {};
+#endif
+
 // One iteration's products are begun.
-DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Read& at, const Room& room, int who, int thread) {
-  u32 columns = room.stage_word + at.ring.stage * (STAGE_BYTES / 16), rows = columns + DEPTH * PIXEL_BYTES / 16 + who * PARTS * 256;
-  u32 places = room.stages + at.ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES + FILTERS * 64 + (who * PARTS * 128 + thread) * 4;
+DEVICE void iterate(float (&d)[PARTS][BN / 2], Metadata& metadata, Read& at, const Room& room, int who, int thread) {
+  u32 columns = room.stage_word + at.ring.stage * (STAGE_BYTES / 16), rows = columns + DEPTH * PIXEL_BYTES / 16 + who * PARTS * PART_WORDS;
   barrier_wait_soon(room.full + 8 * at.ring.stage, at.ring.phase);
+#if SPARSE
+  u32 places = room.stages + at.ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES + FILTERS * 64 + (who * PARTS * 128 + thread) * 4;
 #pragma unroll
   for (int block = 0; block < DEPTH; block++)
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) metadata[block][part] = shared_word(places + block * CHUNK_BYTES + part * 512);
+    for (int part = 0; part < PARTS; part++) metadata.words[block][part] = shared_word(places + block * CHUNK_BYTES + part * 512);
+#endif
 #if PITCH
   if (at.halo.tap == 0) barrier_wait_soon(room.halo_full + 8 * at.halo.stage, at.halo.phase);
   columns = room.halo_word + at.halo.stage * (HALO_BYTES / 16) + at.halo.at;
@@ -61,12 +70,20 @@ DEVICE void iterate(float (&d)[PARTS][BN / 2], u32 (&metadata)[DEPTH][PARTS], Re
 #pragma unroll
   for (int block = 0; block < DEPTH; block++) {
     u32 a = rows + block * CHUNK_BYTES / 16, b = columns + block * (PITCH ? 8 : PIXEL_BYTES / 16);
+#if SPARSE
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      multiply_sparse<0>(d[part], sparse_operand(a + part * 256), dense_operand(b), metadata[block][part]);
+      multiply_sparse<0>(d[part], sparse_operand(a + part * PART_WORDS), dense_operand(b), metadata.words[block][part]);
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-      multiply_sparse<1>(d[part], sparse_operand(a + part * 256 + 2), dense_operand(b + 4), metadata[block][part]);
+      multiply_sparse<1>(d[part], sparse_operand(a + part * PART_WORDS + 2), dense_operand(b + 4), metadata.words[block][part]);
+#else
+#pragma unroll
+    for (int step = 0; step < 8; step += 2)
+#pragma unroll
+      for (int part = 0; part < PARTS; part++)
+        multiply(d[part], dense_operand(a + part * PART_WORDS + step), dense_operand(b + step));
+#endif
   }
   products_commit();
   at.ring.next();
@@ -100,7 +117,7 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
     }
 #endif
     // Products read their metadata's registers until they have ended: a set for each that may run, and one for the next.
-    u32 metadata[SETS][DEPTH][PARTS];
+    Metadata metadata[SETS];
     int i = 0;
     for (; i + SETS <= count; i += SETS)
 #pragma unroll
@@ -161,7 +178,7 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
 #endif
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
-sparse24(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z MAPS) {
+swapped(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z MAPS) {
   SHARED_MEMORY;
   Room room;
   room.lay_out(opaque((shared_address(shared_memory) + 1023u) & ~1023u));

@@ -1,10 +1,9 @@
-"""What the tensor-copy unit is told for `pruned.sparse24`: of x, of y and of a residual."""
+"""What the tensor-copy unit is told for `swapped.cu`: of x, of y and of a residual."""
 
 from __future__ import annotations
 
 from convoy.engines.cuda.maps import BoxMap, PixelMap
-from convoy.engines.pruned.pairs import CHANNELS
-from convoy.engines.pruned.sparse24_form import Form
+from convoy.engines.cuda.swapped_form import CHANNELS, Form
 from convoy.problem import ConvProblem
 
 _BYTES = 2

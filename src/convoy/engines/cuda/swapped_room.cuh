@@ -1,4 +1,4 @@
-// What sparse24.cu works on: sizes, what lies where in shared memory, and where in the tensors a copy or a tile is.
+// What swapped.cu works on: sizes, what lies where in shared memory, and where in the tensors a copy or a tile is.
 
 struct Sizes {
   int pixels, k, pitch, p, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
@@ -8,10 +8,13 @@ struct Sizes {
 
 #define FILTERS (ROWS * CONSUMERS)
 #define PIXEL_BYTES (PITCH ? 0 : BN * 128)
-#define CHUNK_BYTES (FILTERS * 72)
+#define PART_WORDS (SPARSE ? 256 : 512)  // of sixteen bytes: the values of 64 filters
+#define CHUNK_BYTES (FILTERS * (SPARSE ? 72 : 128))
 #define STAGE_BYTES (DEPTH * PIXEL_BYTES + (DEPTH * CHUNK_BYTES + 1023) / 1024 * 1024)
 #define CHANNELS 64
-#define HALO_BYTES (HALO_ROWS * PITCH * 128)
+#define KEPT (PITCH ? BN / (PITCH + !PITCH) * PITCH : BN)  // pixels of a tile that are in its rows
+#define HALO_COPIED (HALO_ROWS * PITCH * 128)
+#define HALO_BYTES ((HALO_COPIED + 1023) / 1024 * 1024)
 #define HALOS_BYTES (HALOS * HALO_BYTES)
 #define SHARE (BN / CLUSTER)
 #define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
@@ -94,7 +97,6 @@ struct Halo {
 };
 #endif
 
-#if STAGED
 DEVICE Corner corner(int unit, const Sizes& z) {
   int tile = quotient(unit, z.groups_factor, z.groups_shift);
 #if PITCH
@@ -104,4 +106,3 @@ DEVICE Corner corner(int unit, const Sizes& z) {
   return {0, tile * BN, 0, 0};
 #endif
 }
-#endif

@@ -1,4 +1,4 @@
-// The threads of sparse24.cu that copy.
+// The threads of swapped.cu that copy.
 
 #if PITCH
 // The boxes of pixels of this block's channels.
@@ -14,7 +14,7 @@ DEVICE void produce_halos(const Map* x, const Room& at, int first, int step, con
     for (int i = 0; i < blocks; i++) {
       u32 bar = at.halo_full + 8 * halo.stage;
       barrier_wait(at.halo_empty + 8 * halo.stage, halo.phase ^ 1);
-      barrier_expect(bar, HALO_BYTES);
+      barrier_expect(bar, HALO_COPIED);
       copy_box(at.halos + halo.stage * HALO_BYTES, x, bar, c0 + i * CHANNELS, -1, from.row - 1, from.image);
       halo.advance();
     }

@@ -1,8 +1,8 @@
-"""The kernels for pruned weights on the CPU, as `test_emulated` runs the dense one: exact on integers."""
+"""The kernels whose rows are filters on the CPU, as `test_emulated` runs the other one: exact on integers."""
 
 import ctypes
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,14 @@ from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
-from convoy.engines.cuda.source import MASKED, defines, masked_text, text
+from convoy.engines.cuda.source import SWAPPED, defines, swapped_text, text
+from convoy.engines.cuda.swapped import in_blocks
+from convoy.engines.cuda.swapped_form import Form as DenseForm
+from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing
 from convoy.engines.pruned.pieces import Lists
 from convoy.engines.pruned.sparse24_form import Form
-from convoy.engines.pruned.sparse24_maps import pixel_map, result_map
 from convoy.engines.pruned.walk import positions
 from convoy.problem import Epilogue
 
@@ -28,13 +30,13 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
 
 
-SPARSE24 = """
+SWAPPED_RUN = """
 extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
                    const Sizes* z, const Map* y_map, const Map* residual_map, int grid) {
 #if STAGED
-  return launch(grid, [=] { sparse24(*x, weights, y, residual, bias, *z, *y_map, *residual_map); });
+  return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z, *y_map, *residual_map); });
 #else
-  return launch(grid, [=] { sparse24(*x, weights, y, residual, bias, *z); });
+  return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z); });
 #endif
 }
 """
@@ -49,15 +51,15 @@ extern "C" int run(const Value* x, const Tile* tiles, const int* pieces, const u
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """A kernel's name and settings → the kernel as a library of the host."""
-    build = compiled(tmp_path_factory.mktemp("masked"))
+    build = compiled(tmp_path_factory.mktemp("swapped"))
 
     def kernel(name, macros, without=None):
         content = defines({**macros, "BYTES": 2}) + (HERE / "emulated.h").read_text()
-        content += (HERE / "emulated_masked.h").read_text() + "".join(text(f"{header}.cuh") for header in MASKED)
-        content += masked_text(name) + (HERE / "launch_masked.h").read_text()
+        content += (HERE / "emulated_more.h").read_text() + "".join(text(f"{header}.cuh") for header in SWAPPED)
+        content += swapped_text(name) + (HERE / "launch_swapped.h").read_text()
         assert without is None or without in content
         content = content.replace(without, "") if without else content
-        return build(content + {"sparse24": SPARSE24, "blocks": BLOCKS}[name])
+        return build(content + {"swapped": SWAPPED_RUN, "blocks": BLOCKS}[name])
 
     return kernel
 
@@ -80,6 +82,13 @@ def blocky_weight(shape, generator):
     return weight * kept.repeat_interleave(8, 0)[:k].repeat_interleave(8, 1)
 
 
+def chunks_of(problem, form, weight):
+    """The weight as the kernel copies it."""
+    if not form.sparse:
+        return in_blocks(weight, form)
+    return Packing(positions(problem.mask), form.filters, form.cluster, taps_first=form.halo > 0).pack(weight)
+
+
 def run(library, problem, form, blocks, sliced=0, without=None):
     """Launch on `blocks` clusters; the result, how much beside it was written, the exact result, and faults seen."""
     generator = torch.Generator().manual_seed(11)
@@ -89,17 +98,20 @@ def run(library, problem, form, blocks, sliced=0, without=None):
         drawn = torch.randint(-2, 3, shape, generator=generator).to(dtype)
         return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
 
-    sparse = isinstance(form, Form)
+    swapped = isinstance(form, DenseForm)
     x = integers(problem.x_spec.shape)
-    weight = (sparse_weight if sparse else blocky_weight)(problem.weight_spec.shape, generator).to(dtype)
-    problem = problem.with_mask(mask_of(weight))
+    if swapped and not form.sparse:
+        weight = integers(problem.weight_spec.shape)
+    else:
+        weight = (sparse_weight if swapped else blocky_weight)(problem.weight_spec.shape, generator).to(dtype)
+        problem = problem.with_mask(mask_of(weight))
     bias = integers((problem.k,)) if problem.epilogue.bias else None
     residual = integers(problem.y_spec.shape) if problem.epilogue.residual else None
     n, k, p, q = problem.y_spec.shape
     whole = torch.full((n, p, q, k + 2 * sliced), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
     y = whole.narrow(1, sliced, k)
-    if sparse:
-        chunks = Packing(positions(problem.mask), form.filters, form.cluster, taps_first=form.halo > 0).pack(weight)
+    if swapped:
+        chunks = chunks_of(problem, form, weight)
         pixels = emulated_map(x, pixel_map(problem, form))
         results = emulated_map(y, result_map(problem, form, k + 2 * sliced))
         added = emulated_map(y if residual is None else residual, result_map(problem, form, k))
@@ -111,7 +123,7 @@ def run(library, problem, form, blocks, sliced=0, without=None):
         last = []
         held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
         first = [address(x), *map(address, held)]
-    kernel = library("sparse24" if sparse else "blocks", form.macros(problem), without)
+    kernel = library("swapped" if swapped else "blocks", form.macros(problem), without)
     sizes = structure("Sizes", form.sizes(problem, k + 2 * sliced))
     faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), *last, grid)
     del held
@@ -185,6 +197,34 @@ CASES = {
 }
 
 
+def dense(form):
+    """The same cut for weights that are whole."""
+    return DenseForm(**{field.name: getattr(form, field.name) for field in fields(form)})
+
+
+CASES |= {f"dense, {name}": (dense(form), problem) for name, (form, problem) in CASES.items() if isinstance(form, Form)}
+CASES["dense, halo of odd rows"] = (
+    DenseForm(64, 48, 3, 2, 1, staged=1, halo=15),
+    conv(2, 72, 7, 14, 136, 3, 3, 1, 1, epilogue=FULL),
+)
+CASES["dense, halo of odd rows, several tiles a block, no residual"] = (
+    DenseForm(64, 24, 4, 1, 1, depth=3, staged=1, halo=10),
+    conv(3, 136, 5, 9, 72, 3, 3, 1, 1),
+)
+CASES["dense, halo of odd rows in the ring"] = (
+    DenseForm(128, 32, 4, 1, 1, depth=3, staged=2, halo=14),
+    conv(1, 136, 5, 13, 72, 3, 3, 1, 1, dtype="bf16", epilogue=FULL),
+)
+CASES["dense, halo of odd rows split in three"] = (
+    DenseForm(64, 32, 3, 2, 1, split=3, halo=15),
+    conv(1, 136, 5, 14, 136, 3, 3, 1, 1, epilogue=FULL),
+)
+CASES["dense, halo split in six, an owner of nothing"] = (
+    DenseForm(64, 80, 2, 1, 1, split=6, staged=2, halo=16),
+    conv(1, 384, 9, 14, 24, 3, 3, 1, 1, epilogue=FULL),
+)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_exact_on_integers(library, name):
     form, problem = CASES[name]
@@ -214,6 +254,14 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
         return chunks
 
     monkeypatch.setattr(Packing, "pack", wrong)
+    y, expected, _, _ = run(library, problem, form, 1)
+    assert not torch.equal(y, expected)
+
+
+def test_a_planted_fault_in_dense_weights_is_seen(library, monkeypatch):
+    """Pieces of a row that lie where the swizzle does not look for them."""
+    (form, problem), right = CASES["dense, 3x3"], in_blocks
+    monkeypatch.setitem(globals(), "in_blocks", lambda *given: right(*given).roll(8, dims=3))
     y, expected, _, _ = run(library, problem, form, 1)
     assert not torch.equal(y, expected)
 

@@ -1,4 +1,4 @@
-// What kernels for pruned weights need of Hopper beside hopper.cuh: copies to every block of a cluster, plain and gathered copies,
+// What kernels whose rows are filters need of Hopper beside hopper.cuh: copies to every block of a cluster, plain and gathered copies,
 // sparse operands, transposition. Tests put another file of the same names in its place.
 DEVICE void copy_pixels_to_all(u32 to, const Map* map, u32 bar, int c, int w, int h, int n, u16 right, u16 down, u16 ranks) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;"

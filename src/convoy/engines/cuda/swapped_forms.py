@@ -1,15 +1,14 @@
-"""Which forms of `pruned.sparse24` are worth a try, by a model of their time (docs/kernels/sparse24.md)."""
+"""Which forms of `swapped.cu` are worth a try, by a model of their time (docs/kernels/sparse24.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Final, TypeVar
 
 from convoy.engines.cuda.source import DIVIDING
-from convoy.engines.pruned.pairs import ROW_BYTES
-from convoy.engines.pruned.sparse24_form import (
+from convoy.engines.cuda.swapped_form import (
     MOST_SHARED_PIXELS,
     MOST_STAGES,
     MOST_SUMS,
@@ -20,6 +19,8 @@ from convoy.engines.pruned.sparse24_form import (
     iterations,
 )
 from convoy.problem import ConvProblem
+
+FormT = TypeVar("FormT", bound=Form)
 
 _CLOCK_GHZ: Final = 1.7
 _LOAD_BYTES_NS_PER_SM: Final = 101.0
@@ -59,16 +60,15 @@ their own time (the page's table of launches a graph). The fit above is to times
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads with its stores, or the memory's bytes.
 
-    A product of 64 filters and 32 channels takes half a clock a pixel, and 16 more: shared memory gives 128 bytes a clock, and
-    64 of each pixel and 32 of each filter are read for it. The numbers above were fitted to 364 times on an H200 (standard
-    deviation 9 percent; bench/results/pruned-nvidia-h200.csv has the best of them, commit 3fce82f).
+    The numbers above were fitted to 364 times of sparse products on an H200 (standard deviation 9 percent;
+    bench/results/pruned-nvidia-h200.csv has the best of them, commit 3fce82f).
     """
     blocks = form.each(problem) * form.depth
     tiles = -(-form.units(problem) // form.resident(units))
-    products = 2 * form.filters / 64 * (form.pixels / 2 + 16) / _CLOCK_GHZ
+    products = form.product_clocks() / _CLOCK_GHZ
     box = form.halo_rows(problem.w) * form.halo
     pixels = box / TAPS if form.halo else form.pixels
-    loads = (form.filters * ROW_BYTES + pixels * PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
+    loads = (form.filters * form.filter_bytes + pixels * PIXEL_BYTES) / _LOAD_BYTES_NS_PER_SM
     # Of the stages whose products are under way, half are as good as free.
     latency = _LATENCY_NS / (form.stages - form.pending / 2) / form.depth
     store = form.filters * form.pixels * 2 / form.split / _STORE_BYTES_NS_PER_SM[form.staged > 0]
@@ -84,12 +84,14 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     return (max(busy, memory) + 0.1 * min(busy, memory) + start) / 1000
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:
+def forms(problem: ConvProblem, units: int, kind: type[FormT], limit: int = 16) -> list[FormT]:
     """Forms worth trying, by their guess: of each kind of cluster, split, room, depth and halo the best, then of other tiles.
 
     The best two whose results go through shared memory are tried without that too.
     """
-    found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
+    found = [
+        (estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units, kind))
+    ]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
     own = {replace(form, stages=0): form for form in ordered if not form.staged}
     known = [own[replace(form, stages=0, staged=0)] for form in ordered if not form.halo and form.staged][:2]
@@ -102,7 +104,7 @@ def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:
     return [form for form in ordered if form in kept]
 
 
-def _first(ordered: Iterable[Form], kind: Callable[[Form], tuple[int, ...]]) -> list[Form]:
+def _first(ordered: Iterable[FormT], kind: Callable[[FormT], tuple[int, ...]]) -> list[FormT]:
     """The first one of each kind."""
     return list({kind(form): form for form in reversed(list(ordered))}.values())[::-1]
 
@@ -110,8 +112,8 @@ def _first(ordered: Iterable[Form], kind: Callable[[Form], tuple[int, ...]]) -> 
 _SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
 """(rows, consumers) of the forms."""
 
-_TOGETHER: Final = ((1, 1), (2, 1), (1, 2), (1, 3), (1, 4))
-"""(cluster, split) of the forms. Clusters of four with the same pixels won none of 26 layers."""
+_MOST_TOGETHER: Final = 2
+"""Blocks with the same pixels. Clusters of four won none of 26 layers with 2:4 weights."""
 
 
 def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
@@ -124,39 +126,42 @@ def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
 
 def _halos(problem: ConvProblem) -> Iterator[tuple[int, int]]:
     """(columns of a row, pixels of a tile) where taps may read one copy: an image's rows in so many equal parts."""
-    columns = (problem.w // 8 + 1) * 8
-    if Form(64, columns, 2, 1, 1, staged=1, halo=columns).fits(problem):
+    widths = {(problem.w // 8 + 1) * 8, problem.w + 1}
+    if Form(64, problem.w + 8, 2, 1, 1, staged=1, halo=problem.w + 1).fits(problem):
         rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
-        yield from ((columns, count * columns) for count in sorted(rows) if count * columns <= 256)
+        found = ((columns, -(-count * columns // 8) * 8) for columns in sorted(widths) for count in sorted(rows))
+        yield from ((columns, pixels) for columns, pixels in found if pixels <= 256)
 
 
-def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
+def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator[FormT]:
     total = problem.n * problem.p * problem.q
-    for (rows, consumers), (cluster, split) in product(_SHAPES, _TOGETHER):
+    together = ((_MOST_TOGETHER, 1), *((1, split) for split in kind.splits))
+    for (rows, consumers), (cluster, split) in product(_SHAPES, together):
         filters = rows * consumers
         if (filters > 64 and filters >= problem.k + 64) or (cluster > 1 and filters * (cluster - 1) >= problem.k):
             continue  # a warpgroup, or a block of the cluster, would have no filters
-        shape = Form(rows, 8, 2, consumers, cluster, split=split)
+        shape = kind(rows, 8, 2, consumers, cluster, split=split)
         depths = (1, 2) if iterations(problem) % 2 == 0 else (1,)
         for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
             if pixels < total + 32:
                 for depth, blocks in product(depths, (1, 2)):
-                    form = Form(rows, pixels, 2, consumers, cluster, depth, split, blocks)
+                    form = kind(rows, pixels, 2, consumers, cluster, depth, split, blocks)
                     yield from _held(form, problem, units)
                     yield from _held(_staged(form, problem, units), problem, units)
         for columns, pixels in _halos(problem) if cluster == 1 else ():
             for depth, blocks in product((1, 3), (1, 2)):
-                form = Form(rows, pixels, 2, consumers, 1, depth, split, blocks, 1, columns)
-                yield from _held(_staged(form, problem, units), problem, units)
+                form = kind(rows, pixels, 2, consumers, 1, depth, split, blocks, 1, columns)
+                own = split > 1 and columns % 8 > 0
+                yield from _held(replace(form, staged=0) if own else _staged(form, problem, units), problem, units)
 
 
-def _staged(form: Form, problem: ConvProblem, units: int) -> Form:
+def _staged(form: FormT, problem: ConvProblem, units: int) -> FormT:
     """The form with results through the ring, where each block has one tile; residuals had better come before its end."""
     alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
     return replace(form, staged=2 if alone else 1)
 
 
-def _held(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
+def _held(form: FormT, problem: ConvProblem, units: int) -> Iterator[FormT]:
     """The form with a ring, if there are registers for its sums, and of a split no more tiles than run at one time."""
     fits = form.rows // 64 * form.pixels // 2 <= _most_sums(form.consumers, form.blocks, problem.epilogue.activation)
     fits &= form.blocks == 1 or form.pixels <= MOST_SHARED_PIXELS
@@ -170,7 +175,7 @@ def _most_sums(consumers: int, blocks: int, activation: str) -> int:
     return most - 8 if consumers == 2 and activation in DIVIDING else most
 
 
-def _deep(form: Form, problem: ConvProblem, units: int) -> Iterator[Form]:
+def _deep(form: FormT, problem: ConvProblem, units: int) -> Iterator[FormT]:
     """The form with as many stages as there is room and work for; none where three do not fit or a block has no work."""
     if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
         return

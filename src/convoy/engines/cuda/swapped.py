@@ -1,0 +1,154 @@
+"""cuda.swapped: convolution with filters as the rows of its products, as `swapped.cu` does it (docs/kernels/cuda_swapped.md).
+
+y = activation(conv(x, weight) + bias + residual)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.maps import PixelMap
+from convoy.engines.cuda.source import options, swapped_source
+from convoy.engines.cuda.swapped_form import CHANNELS, Form
+from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.cuda.swapped_maps import pixel_map, result_map
+from convoy.engines.formed import FormedEngine
+from convoy.engines.triton.requirements import product_support
+from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+PIECE: Final = 8
+"""Values in sixteen bytes, of which a row of a block has eight."""
+
+_WHOLE: Final = 8
+"""Channels and filters come in multiples of sixteen bytes."""
+
+
+def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
+    """The weight in the order in which it is copied: [tiles of filters, blocks, filters of a tile, 64] in the 128-byte swizzle.
+
+    A block is one tap and 64 channels; with a halo all taps of some channels follow each other, else all channels of a tap.
+    Filters and channels that are not there are zeros.
+
+    Args:
+        weight: [k, c, r, s].
+        form: how the work is cut.
+    """
+    k, c, r, s = weight.shape
+    filters, together = form.filters, form.filters * form.cluster
+    rows = weight.permute(0, 2, 3, 1).reshape(k, r * s, c)
+    rows = torch.nn.functional.pad(rows, (0, -c % CHANNELS, 0, 0, 0, -k % together))
+    pieces = rows.view(-1, filters, r * s, rows.shape[2] // CHANNELS, CHANNELS // PIECE, PIECE)
+    row = torch.arange(filters, device=weight.device)[:, None]
+    place = torch.arange(CHANNELS // PIECE, device=weight.device)[None, :] ^ (row % 8)
+    swizzled = pieces.gather(4, place[None, :, None, None, :, None].expand_as(pieces))
+    order = (0, 3, 2, 1, 4, 5) if form.halo else (0, 2, 3, 1, 4, 5)
+    return swizzled.permute(order).reshape(rows.shape[0] // filters, -1, filters, CHANNELS).contiguous()
+
+
+class SwappedExecutable(Executable):
+    """One form for one problem.
+
+    Args:
+        engine: whose it is.
+        problem: what the engine takes.
+        form: how the work is cut.
+        target: the device.
+    """
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        if not form.fits(problem):
+            raise InputError(
+                "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
+            )
+        self.problem, self.form, self.units = problem, form, target.units
+        text = swapped_source("swapped", form.macros(problem), problem.x_dtype, sparse=form.sparse)
+        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.x_dtype))
+        self.function = Function(engine, cubin, "swapped", form.shared_bytes)
+        self.pixel_map = pixel_map(problem, form)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight in the order in which it is copied; the bias as it is."""
+        return (self.in_order(constants[0].detach()), *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def in_order(self, weight: torch.Tensor) -> torch.Tensor:
+        """See `in_blocks`."""
+        return in_blocks(weight, self.form)
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch; none for a batch of no images."""
+        del workspace
+        problem, form = self.problem, self.form
+        if not problem.n:
+            return
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
+        weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
+        arguments = [
+            self.pixel_map.encode(problem.x_dtype, x), pointer(weight), pointer(y), pointer(residual), pointer(bias),
+            structure("Sizes", form.sizes(problem, pitch_of(y))),
+        ]  # fmt: skip
+        if form.staged:
+            arguments += [
+                result_map(problem, form, pitch_of(y)).encode(problem.y_dtype, y),
+                result_map(problem, form, problem.k).encode(problem.y_dtype, y if residual is None else residual),
+            ]
+        device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
+        clusters = form.units(problem)
+        if form.split == 1 and form.staged < 2:  # otherwise sums or results have room for one tile
+            clusters = min(clusters, self.function.clusters(device, threads, size))
+        self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
+
+
+class SwappedEngine(FormedEngine[Form]):
+    """Filters as rows, copies that wait for nothing, splits and halos; see `swapped.cu`."""
+
+    id = "cuda.swapped"
+    version = 1
+    family = "implicit_gemm"
+    trusted = False
+    quick_settings = 6
+    form = Form
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Dense NHWC convolutions in fp16 or bf16 on Hopper, c and k multiples of 8."""
+        if not (found := product_support(problem, target, empty=True)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if target.capability != 90:
+            return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
+        if problem.x_dtype not in _TORCH:
+            return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
+        if problem.c % _WHOLE or problem.k % _WHOLE:
+            return Support.no(f"needs c and k as multiples of {_WHOLE}, got {problem.c} and {problem.k}")
+        if not PixelMap.of(problem, 64).fits(problem):
+            return Support.no("needs padding and filter under 128, and strides up to 8")
+        return Support.no(absence()) if absence() else Support.yes()
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See the function of this name."""
+        return forms(problem, units, Form)
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(problem, form, units)
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return SwappedExecutable(self.id, problem, form, target)
+
+
+ENGINE = SwappedEngine()

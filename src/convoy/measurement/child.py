@@ -23,7 +23,7 @@ DATA_S: Final = 300.0
 
 MOST_LOST: Final = 0.2
 """Of the room that a worker has for tensors: when it has lost so much since its first request, a fresh one goes on, for a context
-never gives back what the code of kernels takes, nor a graph whose recording failed what it had allocated."""
+never gives back what the code of kernels takes, nor, with newer versions of PyTorch, a recording that failed what it had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,8 @@ def lost_share(idle_bytes: int) -> float:
     """How much of what this process may hold is lost to it: 1 is all, 0 where there is no limit.
 
     Args:
-        idle_bytes: what PyTorch holds while nothing is measured: a graph whose recording failed keeps what it had. Besides,
-            what the context has grown by is lost.
+        idle_bytes: what PyTorch holds while nothing is measured: a graph whose recording failed may keep what it had
+            (`unfinished`). Besides, what the context has grown by is lost.
     """
     return max(0.0, (idle_bytes + _rooms[-1].grown_bytes()) / _rooms[-1].tensors) if _rooms else 0.0
 

@@ -12,6 +12,7 @@ import torch
 
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.room import ask_to_record
+from convoy.measurement.unfinished import by_hand, put_right
 
 Launch = Callable[[], object]
 Sample = Callable[[], float]
@@ -177,16 +178,13 @@ def captured(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     with torch.cuda.stream(stream):
         launch()
         torch.cuda.synchronize()
         ask_to_record(stream)
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
+        with put_right(by_hand(graph, stream, pool), graph, stream.device, pool):
             for _ in range(launches):
                 launch()
-        finally:
-            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph

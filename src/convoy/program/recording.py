@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 
 from convoy.errors import LaunchError
 from convoy.measurement.room import ask_to_record
+from convoy.measurement.unfinished import put_right, stream_beside
+
+__all__ = ["FAILURES", "first_line", "forget_library_workspaces", "recording", "stream_beside"]
 
 FAILURES: Final = (RuntimeError, LaunchError)
 """What is raised where launches cannot be recorded: PyTorch's and the driver's errors, or an engine's own."""
-
-_UNFINISHED: Final[list[torch.cuda.CUDAGraph]] = []
-"""Graphs whose recording was invalid. PyTorch's allocator goes on asking them whether memory is for them: none may be freed."""
 
 
 @contextmanager
@@ -39,66 +39,20 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
     stream.wait_stream(caller)
     forget_library_workspaces()
     ask_to_record(stream)
-    cause: BaseException | None = None
+    shared = pool is not None
+    pool = pool if shared else torch.cuda.graph_pool_handle()
+    way = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
     try:
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            try:
-                yield
-            except BaseException as error:
-                cause = error
-                raise
-    except BaseException:
-        _recover(graph, caller)
-        if cause is None:
-            raise
-        raise cause from None  # and not what ending the recording said to that
+        with torch.cuda.device(device), put_right(way, graph, device, pool, shared=shared):
+            yield
     finally:
-        cause = None
         forget_library_workspaces()
     caller.wait_stream(stream)
-
-
-def _recover(graph: torch.cuda.CUDAGraph, caller: torch.cuda.Stream) -> None:
-    """Put right what `torch.cuda.graph` leaves behind where its exit fails: the driver called the recording invalid.
-
-    The recording's stream stays the current one, and the device's generator takes itself for one that is recorded, so that every
-    draw is refused; a recording that succeeds ends that.
-    """
-    with torch.cuda.device(caller.device):
-        torch.cuda.set_stream(caller)
-        if _was_ended(graph):
-            return
-        _UNFINISHED.append(graph)
-        with suppress(RuntimeError):
-            trifle, aside = torch.cuda.CUDAGraph(), stream_beside(caller.device, (caller,))
-            ask_to_record(aside)
-            with torch.cuda.graph(trifle, stream=aside, capture_error_mode="thread_local"):
-                torch.zeros(1, device=caller.device)
-
-
-def _was_ended(graph: torch.cuda.CUDAGraph) -> bool:
-    """Whether a graph's recording was ended; only then it has a pool."""
-    try:
-        graph.pool()
-    except RuntimeError:
-        return False
-    return True
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's words, or its kind where it has none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def stream_beside(device: torch.device, taken: Collection[torch.cuda.Stream] = ()) -> torch.cuda.Stream:
-    """A stream that is none of some others.
-
-    PyTorch hands out the same 32 in turn: a net that meets one of its own again loses what would have run beside it.
-    """
-    stream = torch.cuda.Stream(device)
-    while stream in taken:
-        stream = torch.cuda.Stream(device)
-    return stream
 
 
 def forget_library_workspaces() -> None:

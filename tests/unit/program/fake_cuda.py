@@ -5,7 +5,10 @@ Not a test module. A recording launches nothing on a GPU; here its launches run,
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -57,35 +60,84 @@ class FakeCuda:
         draws_recorded: what the device's generator believes of itself, which refuses every draw while that is not so.
         invalid: whether the driver calls the next recording in which something fails invalid: it cannot be ended then.
         spoiled: whether the next recording turns out to be invalid at its end, though no launch said so.
+        ends_routing: whether PyTorch ends what allocates to a graph's pool where its recording cannot be ended (2.13).
+        gives_back: whether it gives back the pool's use as well when such a graph is reset.
         begun: recordings that were begun.
         replays: of any graph.
+        routed: pools that something allocates to.
+        uses: how often each pool was begun and not given back.
     """
 
     def __init__(self) -> None:
         self.current = FakeStream()
         self.recording = self.draws_recorded = False
         self.invalid, self.spoiled = True, False
+        self.ends_routing = self.gives_back = False
         self.begun = self.replays = 0
+        self.routed: list[object] = []
+        self.uses: Counter[object] = Counter()
 
     def draw(self) -> None:
         """Draw a random number."""
         if self.draws_recorded != self.recording:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
+    def route(self, pool: object) -> None:
+        """Allocate to a pool from now on."""
+        if pool in self.routed:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.routed.append(pool)
+        self.uses[pool] += 1
+
+    def end_routing(self, device: object, pool: object) -> None:
+        """PyTorch's `_cuda_endAllocateToPool`."""
+        if pool not in self.routed:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.routed.remove(pool)
+
+    def release(self, device: object, pool: object) -> None:
+        """PyTorch's `_cuda_releasePool`."""
+        assert self.uses[pool] > 0, "given back twice: the allocator is spoiled"
+        self.uses[pool] -= 1
+
 
 def install(patch: pytest.MonkeyPatch) -> FakeCuda:
     """Put it in torch.cuda's place."""
     cuda = FakeCuda()
 
+    handles = count(1)
+
     class Graph:
-        """A graph; it has a pool once its recording was ended."""
+        """A graph; it tells of its pool once its recording was ended, and gives that back when it is let go of."""
 
         ended = False
 
-        def pool(self) -> tuple[int, int]:
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "") -> None:
+            cuda.begun += 1
+            self._pool = pool or (next(handles), 0)
+            self._handled = sys.exception()  # a recording may be made where another's failure is handled
+            cuda.route(self._pool)
+            cuda.recording = cuda.draws_recorded = True
+
+        def capture_end(self) -> None:
+            cuda.recording = False
+            spoiled, cuda.spoiled = cuda.spoiled, False
+            if spoiled or (cuda.invalid and sys.exception() is not self._handled):
+                if cuda.ends_routing:
+                    cuda.end_routing(None, self._pool)
+                raise RuntimeError(f"CUDA error: {ENDED}\nand a second line")
+            self.ended = True
+            cuda.end_routing(None, self._pool)
+            cuda.draws_recorded = False
+
+        def pool(self) -> object:
             if not self.ended:
                 raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-            return 0, 1
+            return self._pool
+
+        def reset(self) -> None:
+            if not self.ended and cuda.gives_back:
+                cuda.release(None, self._pool)
 
         def replay(self) -> None:
             cuda.replays += 1
@@ -94,22 +146,16 @@ def install(patch: pytest.MonkeyPatch) -> FakeCuda:
         """torch.cuda.graph, as it is: an exit that fails leaves the stream and the generator as they are."""
 
         def __init__(self, graph: Graph, pool: object = None, stream: Any = None, capture_error_mode: str = "") -> None:
-            self._graph, self._stream = graph, stream
+            self._graph, self._pool, self._stream = graph, pool, stream
 
         def __enter__(self) -> None:
-            cuda.begun += 1
             self._before, cuda.current = cuda.current, self._stream
-            cuda.recording = cuda.draws_recorded = True
+            self._graph.capture_begin(self._pool)
 
         def __exit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None:
-            cuda.recording = False
-            spoiled, cuda.spoiled = cuda.spoiled, False
-            if spoiled or (error is not None and cuda.invalid):
-                raise RuntimeError(f"CUDA error: {ENDED}\nand a second line")
-            self._graph.ended = True
-            cuda.draws_recorded = False
+            self._graph.capture_end()
             cuda.current = self._before
 
     @contextmanager
@@ -125,6 +171,9 @@ def install(patch: pytest.MonkeyPatch) -> FakeCuda:
 
     patch.setattr(torch.cuda, "CUDAGraph", Graph)
     patch.setattr(torch.cuda, "graph", Recording)
+    patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
+    patch.setattr(torch._C, "_cuda_endAllocateToPool", cuda.end_routing, raising=False)
+    patch.setattr(torch._C, "_cuda_releasePool", cuda.release, raising=False)
     patch.setattr(torch.cuda, "Stream", FakeStream)
     patch.setattr(torch.cuda, "Event", FakeEvent)
     patch.setattr(torch.cuda, "stream", on)

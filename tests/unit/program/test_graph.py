@@ -21,6 +21,7 @@ import convoy
 from convoy import plan as plans
 from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
+from convoy.measurement import unfinished
 from convoy.measurement.timer import captured
 from convoy.pipeline import schedules, training_job, verdict
 from convoy.pipeline.net_check import NetCheck
@@ -122,18 +123,18 @@ def test_no_room_and_launches_that_fail_anyway_are_not_taken_for_a_failed_captur
 
 @pytest.mark.parametrize("invalid", [True, False])
 def test_a_failed_recording_leaves_stream_and_generator_usable(cuda: FakeCuda, invalid: bool):
-    cuda.invalid, caller, kept = invalid, cuda.current, len(recording._UNFINISHED)
+    cuda.invalid, caller, kept = invalid, cuda.current, len(unfinished._UNFINISHED)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match=f"^{REFUSED}$"), recording.recording(graph, torch.cuda.Stream()):
         raise RuntimeError(REFUSED)
     assert cuda.current is caller
     cuda.draw()
     # One that was never ended is asked by PyTorch's allocator ever after; of the others none is kept, and its memory goes back.
-    assert len(recording._UNFINISHED) - kept == invalid
+    assert len(unfinished._UNFINISHED) - kept == invalid
 
 
 def test_no_recording_begins_without_room_for_its_random_numbers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
-    """PyTorch ends the process there, as it frees the graph: the fake one has nothing to begin a recording by hand with."""
+    """PyTorch ends the process there, as it frees the graph."""
 
     def full(*size: object, **words: object) -> None:
         raise torch.OutOfMemoryError("full")

@@ -34,6 +34,11 @@ class FormedEngine(Engine, Generic[FormT]):
     form: ClassVar[type[Any]]
     """The class of its forms, a `KernelForm`."""
 
+    def kind(self, problem: ConvProblem) -> type[Any]:
+        """The class of a problem's forms, where that is not always the same one."""
+        del problem
+        return self.form
+
     @abstractmethod
     def forms(self, problem: ConvProblem, units: int) -> Sequence[FormT]:
         """Forms worth trying for a supported problem on so many multiprocessors, by rising guess."""
@@ -54,9 +59,9 @@ class FormedEngine(Engine, Generic[FormT]):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The model's guess."""
         assert isinstance(problem, ConvProblem)
-        return self.guess_us(problem, self.form.of(knobs), target.units)
+        return self.guess_us(problem, self.kind(problem).of(knobs), target.units)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one form."""
         assert isinstance(problem, ConvProblem)
-        return self.executable(problem, self.form.of(knobs), target)
+        return self.executable(problem, self.kind(problem).of(knobs), target)

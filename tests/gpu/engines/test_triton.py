@@ -357,7 +357,7 @@ def test_gradients_are_right_and_the_same_every_time(engine_id, name, kind, targ
                 assert error <= bound, (knobs, error)
 
 
-@pytest.mark.parametrize("engine_id", ["triton.split_fp32", "triton.implicit_gemm"])
+@pytest.mark.parametrize("engine_id", ["triton.split_fp32", "cuda.split_fp32", "triton.implicit_gemm"])
 @pytest.mark.parametrize("data", ["relu", "positive", "alternating"])
 @pytest.mark.parametrize("c", [8, 64, 512])
 def test_strict_fp32_keeps_its_bound(engine_id, data, c, target):
@@ -379,20 +379,23 @@ def test_strict_fp32_keeps_its_bound(engine_id, data, c, target):
         assert ((y - case.expected).norm() / scale).item() <= strict_bound(problem), knobs
 
 
+@pytest.mark.parametrize("engine_id", ["triton.split_fp32", "cuda.split_fp32"])
 @pytest.mark.parametrize("factor", [1e-30, 1e-6, 1e6, 1e30])
-def test_split_fp32_at_any_scale(factor, target):
+def test_split_fp32_at_any_scale(factor, engine_id, target):
     problem = typed(conv(1, 64, 8, 8, 64, 3, 3, 1, 1), "fp32", "strict")
     case = Case(problem, torch.randn)
     case.x *= factor
     case.expected *= factor
-    engine = load_engine("triton.split_fp32")
+    engine = load_engine(engine_id)
     case.expected = oracle(problem, case.x, case.weight, None, None)
     assert case.error(engine.build(problem, engine.space(problem, target)[0], target)) <= strict_bound(problem)
 
 
-@pytest.mark.parametrize("engine_id", ["triton.swapped", "triton.implicit_gemm", "triton.split_fp32"])
+@pytest.mark.parametrize(
+    "engine_id", ["triton.swapped", "triton.implicit_gemm", "triton.split_fp32", "cuda.swapped", "cuda.split_fp32"]
+)
 def test_nan_is_not_lost(engine_id, target):
-    dtype = "fp32" if engine_id == "triton.split_fp32" else "fp16"
+    dtype = "fp32" if engine_id.endswith("split_fp32") else "fp16"
     problem = typed(conv(1, 64, 8, 8, 64, 3, 3, 1, 1, epilogue=Epilogue(activation="relu")), dtype, "as_torch")
     case, engine = Case(problem, torch.randn), load_engine(engine_id)
     case.x[0, 3, 4, 4] = float("nan")
@@ -409,7 +412,7 @@ def run(executable, chain, workspace):
 
 def square(engine_id):
     """A problem that an engine takes, and whose result may be its input."""
-    if engine_id == "triton.split_fp32":
+    if engine_id.endswith("split_fp32"):
         return typed(conv(1, 64, 14, 14, 64, 3, 3, 1, 1, epilogue=FULL), "fp32", "strict")
     if engine_id == "triton.pointwise":
         return typed(conv(1, 64, 14, 14, 64, 1, 1, epilogue=FULL), "fp16", "half")

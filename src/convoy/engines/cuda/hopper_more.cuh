@@ -23,6 +23,11 @@ DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory");
 DEVICE u32 operand_word(u32 address) { return (address & 0x3FFFF) >> 4 | 1u << 16; }
 DEVICE u64 sparse_operand(u32 word) { return (u64)word | (32ull << 32) | (2ull << 62); }
 DEVICE u64 dense_operand(u32 word) { return (u64)word | (64ull << 32) | (1ull << 62); }
+// What products wrote may be read from here on: the compiler would read it before they have ended.
+template <int COUNT> DEVICE void keep(float (&d)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 // A value that all lanes of a warp have: kept once for them.
 DEVICE u32 uniform(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
 // For what is there more often than not: what `barrier_wait` counts is not counted for the first try.

@@ -33,15 +33,20 @@ def text(name: str) -> str:
     return (files("convoy.engines.cuda") / name).read_text(encoding="utf-8")
 
 
-def product(columns: int, dtype: str) -> str:
-    """`multiply(d, a, b)`: d += A · B^T for 64 rows and `columns` columns of 32 bytes, both operands from shared memory."""
+def product(columns: int, dtype: str, *, fresh: bool = False) -> str:
+    """`multiply(d, a, b)`: d += A · B^T for 64 rows and `columns` columns of 32 bytes, both operands from shared memory.
+
+    With `fresh`, `multiply_fresh`: d = A · B^T.
+    """
+    name, adds = ("multiply_fresh", 0) if fresh else ("multiply", 1)
     ending, transposes = INSTRUCTIONS[dtype]
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return (
-        f"DEVICE void multiply(float (&d)[{count}], u64 a, u64 b) {{\n"
-        f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}{ending} {{{registers}}}, %{count}, %{count + 1}, 1, 1, 1'
+        f"DEVICE void {name}(float (&d)[{count}], u64 a, u64 b) {{\n"
+        f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}{ending} {{{registers}}}, '
+        f"%{count}, %{count + 1}, {adds}, 1, 1"
         f'{transposes};\\n"\n    : {outputs} : "l"(a), "l"(b));\n}}\n'
     )
 
@@ -76,13 +81,15 @@ SWAPPED: Final = ("activation", "exchange", "ring", "swapped", "staged")
 def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, sparse: bool = False) -> str:
     """Everything that the compiler gets for a kernel whose rows are filters; `sparse` products take 2:4 weights."""
     headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", *SWAPPED))
-    made = (sparse_product if sparse else product)(settings["BN"], dtype)
+    columns = settings["BN"]
+    made = sparse_product(columns, dtype) if sparse else product(columns, dtype) + product(columns, dtype, fresh=True)
     return defines(settings) + headers + made + swapped_text(kernel)
 
 
 def swapped_text(kernel: str) -> str:
     """Such a kernel without what it shares with others, in the order of its parts."""
-    parts = ("swapped_room.cuh", "swapped_copy.cuh", "swapped_split.cuh") if kernel == "swapped" else ()
+    own = ("room", "copy", "split", "wide") if kernel == "swapped" else ()
+    parts = [f"swapped_{part}.cuh" for part in own]
     return "".join(text(name) for name in (*parts, f"{kernel}.cu"))
 
 

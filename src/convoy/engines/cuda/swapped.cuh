@@ -1,9 +1,19 @@
-// What kernels share whose rows are filters and whose columns are pixels: how their sums begin, and their stores.
+// What kernels share whose rows are filters and whose columns are pixels: how their sums begin, and their stores. With WIDE, bias,
+// residual and results are fp32.
+#if WIDE
+typedef float Value;
+DEVICE float widened(Value v) { return v; }
+// Of planes: 1 / s of x, and of each filter of the weight.
+struct Scales { const float *x, *weight; };
+#else
 typedef u16 Value;
+DEVICE float widened(Value v) { return unpack(v); }
+#endif
 #define GROUPS (BN / 8)
 #define PARTS (ROWS / 64)
 #define AT_ONCE 4
 
+#if !WIDE
 // The sixteen bytes of residual, or of y, that a lane has of two groups of eight pixels by the sixteen filters of a warp: eight
 // filters of one pixel. None where they lie outside.
 struct Place { int pixel, filter; bool inside; };
@@ -69,6 +79,8 @@ DEVICE void store_sums(const float (&d)[BN / 2], int pixel0, int filter0, int la
   }
 }
 
+#endif
+
 // Sums begin with the bias: it is asked for before anything is stored, and needs no registers of its own.
 DEVICE void begin(float (&d)[PARTS][BN / 2], int filter0, int lane, int k, const Value* __restrict__ bias) {
 #pragma unroll
@@ -78,7 +90,7 @@ DEVICE void begin(float (&d)[PARTS][BN / 2], int filter0, int lane, int k, const
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int filter = filter0 + part * 64 + half * 8 + lane / 4;
-      if (filter < k) added[half] = unpack(bias[filter]);
+      if (filter < k) added[half] = widened(bias[filter]);
     }
 #endif
 #pragma unroll

@@ -14,31 +14,29 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import options, swapped_source
-from convoy.engines.cuda.swapped_form import CHANNELS, Form
+from convoy.engines.cuda.swapped_form import ROW_BYTES, Form, WideForm
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
 from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import product_support
-from convoy.engines.triton.tensors import checked, fits_tma, pitch_of
+from convoy.engines.triton.tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem
+from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
 from convoy.target import Target
 
-_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
-PIECE: Final = 8
-"""Values in sixteen bytes, of which a row of a block has eight."""
-
-_WHOLE: Final = 8
-"""Channels and filters come in multiples of sixteen bytes."""
+_PIECES: Final = 8
+"""Of sixteen bytes, in a row of a block."""
 
 
 def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
-    """The weight in the order in which it is copied: [tiles of filters, blocks, filters of a tile, 64] in the 128-byte swizzle.
+    """The weight in the order in which it is copied: [tiles of filters, blocks, filters of a tile, channels of a block].
 
-    A block is one tap and 64 channels; with a halo all taps of some channels follow each other, else all channels of a tap.
-    Filters and channels that are not there are zeros.
+    A block is one tap and 128 bytes of channels, in the 128-byte swizzle; with a halo all taps of some channels follow each
+    other, else all channels of a tap. Filters and channels that are not there are zeros.
 
     Args:
         weight: [k, c, r, s].
@@ -46,14 +44,15 @@ def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
     """
     k, c, r, s = weight.shape
     filters, together = form.filters, form.filters * form.cluster
+    channels = ROW_BYTES // weight.element_size()
     rows = weight.permute(0, 2, 3, 1).reshape(k, r * s, c)
-    rows = torch.nn.functional.pad(rows, (0, -c % CHANNELS, 0, 0, 0, -k % together))
-    pieces = rows.view(-1, filters, r * s, rows.shape[2] // CHANNELS, CHANNELS // PIECE, PIECE)
+    rows = torch.nn.functional.pad(rows, (0, -c % channels, 0, 0, 0, -k % together))
+    pieces = rows.view(-1, filters, r * s, rows.shape[2] // channels, _PIECES, channels // _PIECES)
     row = torch.arange(filters, device=weight.device)[:, None]
-    place = torch.arange(CHANNELS // PIECE, device=weight.device)[None, :] ^ (row % 8)
+    place = torch.arange(_PIECES, device=weight.device)[None, :] ^ (row % 8)
     swizzled = pieces.gather(4, place[None, :, None, None, :, None].expand_as(pieces))
     order = (0, 3, 2, 1, 4, 5) if form.halo else (0, 2, 3, 1, 4, 5)
-    return swizzled.permute(order).reshape(rows.shape[0] // filters, -1, filters, CHANNELS).contiguous()
+    return swizzled.permute(order).reshape(rows.shape[0] // filters, -1, filters, channels).contiguous()
 
 
 class SwappedExecutable(Executable):
@@ -73,7 +72,7 @@ class SwappedExecutable(Executable):
             )
         self.problem, self.form, self.units = problem, form, target.units
         text = swapped_source("swapped", form.macros(problem), problem.x_dtype, sparse=form.sparse)
-        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.x_dtype))
+        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.y_dtype))
         self.function = Function(engine, cubin, "swapped", form.shared_bytes)
         self.pixel_map = pixel_map(problem, form)
 
@@ -82,8 +81,8 @@ class SwappedExecutable(Executable):
         return (self.in_order(constants[0].detach()), *(bias.detach().contiguous() for bias in constants[1:]))
 
     def in_order(self, weight: torch.Tensor) -> torch.Tensor:
-        """See `in_blocks`."""
-        return in_blocks(weight, self.form)
+        """See `in_blocks`; rounded where TF32 would cut it."""
+        return in_blocks(round_tf32(weight), self.form)
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """Where the slice keeps to sixteen bytes."""
@@ -92,13 +91,24 @@ class SwappedExecutable(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch; none for a batch of no images."""
         del workspace
+        if self.problem.n:
+            self.multiply(buffers.args[0], buffers)
+
+    def multiply(
+        self, pixels: torch.Tensor, buffers: Buffers, scales: Sequence[torch.Tensor | None] = (None, None)
+    ) -> None:
+        """The kernel.
+
+        Args:
+            pixels: what the map describes: x, or its planes.
+            buffers: those of the launch.
+            scales: 1 / s of x and of every filter, where there are planes.
+        """
         problem, form = self.problem, self.form
-        if not problem.n:
-            return
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
         arguments = [
-            self.pixel_map.encode(problem.x_dtype, x), pointer(weight), pointer(y), pointer(residual), pointer(bias),
+            self.pixel_map.encode(problem.x_dtype, pixels), pointer(weight), pointer(y), pointer(residual), pointer(bias),
             structure("Sizes", form.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
         if form.staged:
@@ -106,6 +116,8 @@ class SwappedExecutable(Executable):
                 result_map(problem, form, pitch_of(y)).encode(problem.y_dtype, y),
                 result_map(problem, form, problem.k).encode(problem.y_dtype, y if residual is None else residual),
             ]
+        if form.wide:
+            arguments += [pointer(scale) for scale in scales]
         device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
         clusters = form.units(problem)
         if form.split == 1 and form.staged < 2:  # otherwise sums or results have room for one tile
@@ -124,23 +136,26 @@ class SwappedEngine(FormedEngine[Form]):
     form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Dense NHWC convolutions in fp16 or bf16 on Hopper, c and k multiples of 8."""
+        """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
         if not (found := product_support(problem, target, empty=True)):
             return found
         assert isinstance(problem, ConvProblem)
         if target.capability != 90:
             return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
-        if problem.x_dtype not in _TORCH:
-            return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
-        if problem.c % _WHOLE or problem.k % _WHOLE:
-            return Support.no(f"needs c and k as multiples of {_WHOLE}, got {problem.c} and {problem.k}")
+        whole = 16 // DTYPE_BYTES[problem.x_dtype]
+        if problem.c % whole or problem.k % whole:
+            return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")
         if not PixelMap.of(problem, 64).fits(problem):
             return Support.no("needs padding and filter under 128, and strides up to 8")
         return Support.no(absence()) if absence() else Support.yes()
 
+    def kind(self, problem: ConvProblem) -> type[Form]:
+        """Of fp32 results, forms without copies of them."""
+        return WideForm if problem.x_dtype == "fp32" else Form
+
     def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See the function of this name."""
-        return forms(problem, units, Form)
+        return forms(problem, units, self.kind(problem))
 
     def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `estimate_us` above."""

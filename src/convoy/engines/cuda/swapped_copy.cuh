@@ -14,8 +14,10 @@ DEVICE void produce_halos(const Map* x, const Room& at, int first, int step, con
     for (int i = 0; i < blocks; i++) {
       u32 bar = at.halo_full + 8 * halo.stage;
       barrier_wait(at.halo_empty + 8 * halo.stage, halo.phase ^ 1);
-      barrier_expect(bar, HALO_COPIED);
-      copy_box(at.halos + halo.stage * HALO_BYTES, x, bar, c0 + i * CHANNELS, -1, from.row - 1, from.image);
+      barrier_expect(bar, HALO_COPIED * PLANES);
+#pragma unroll
+      for (int plane = 0; plane < PLANES; plane++)
+        copy_box(at.halos + halo.stage * HALO_BYTES + plane * BOX_BYTES, x, bar, c0 + i * CHANNELS, -1, from.row - 1, from.image + plane * z.images);
       halo.advance();
     }
   }
@@ -52,7 +54,9 @@ DEVICE void produce_pixels(const Map* x, const Room& room, int turn, int first, 
 #pragma unroll
       for (int block = 0; block < DEPTH; block++, pixels += PIXEL_BYTES) {
 #if CLUSTER == 1
-        copy_pixels(pixels, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down);
+#pragma unroll
+        for (int plane = 0; plane < PLANES; plane++)
+          copy_pixels(pixels + plane * BN * 128, x, bar, at.c, width, h, image + plane * z.images, (u16)at.right, (u16)at.down);
 #else
         copy_pixels_to_all(pixels + room.rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down, (1 << CLUSTER) - 1);
 #endif

@@ -9,9 +9,13 @@ from convoy.engines.cuda.implicit_gemm import reciprocal
 from convoy.engines.cuda.source import ACTIVATIONS
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
+from convoy.problem.spec import DTYPE_BYTES
+
+ROW_BYTES: Final = 128
+"""What the widest swizzle spans: a block's channels of a pixel or a filter."""
 
 CHANNELS: Final = 64
-"""Of a block: with all of them, a row of pixels is the 128 bytes that the widest swizzle spans."""
+"""Of a block, in half types."""
 
 SHARED_BYTES: Final = {1: 232448, 2: 115712}
 """Of a block, by the number of blocks that a multiprocessor has room for: of its 228 KB, each block costs one more."""
@@ -20,7 +24,6 @@ MOST_STAGES: Final = 12
 """770 ns from a stage's release to its next full one, and small tiles' iterations of 76 ns: with more, loads are no faster."""
 
 MOST_SPLIT: Final = 8
-PIXEL_BYTES: Final = 128
 EXTRA_BYTES: Final = 1024 + 96
 """What rounding the ring's start up may cost, and barriers that are no stage's."""
 
@@ -36,6 +39,9 @@ REGISTERS: Final = {(1, 1): (40, 232), (2, 1): (40, 232), (3, 1): (32, 160), (1,
 
 MOST_SUMS: Final = {(1, 1): 192, (2, 1): 192, (3, 1): 96, (1, 2): 128, (2, 2): 48}
 """Sums of a thread, by the same: beyond, the assembler spills or refuses."""
+
+SPLIT_PLANES: Final = 24
+"""Of these, fewer where planes are split among blocks."""
 
 MOST_SHARED_PIXELS: Final = 200
 """Of a product with two blocks: its sums and operands must fit the 128 registers that a thread starts with."""
@@ -64,8 +70,14 @@ class Form:
     sparse: ClassVar[bool] = False
     """Whether the weight is compressed (2:4)."""
 
-    filter_bytes: ClassVar[int] = 128
+    filter_bytes: ClassVar[int] = ROW_BYTES
     """Of a filter's block."""
+
+    planes: ClassVar[int] = 1
+    """Of x and of the weight."""
+
+    wide: ClassVar[bool] = False
+    """Whether results are fp32."""
 
     splits: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8)
     """That are tried."""
@@ -94,12 +106,13 @@ class Form:
         right &= form.depth in ((1, 3) if form.halo else (1, 2))
         if form.halo:
             right &= (
-                (form.staged > 0 or form.split > 1)
+                (form.staged > 0 or form.split > 1 or cls.wide)
                 and form.cluster == 1
                 and 0 < form.halo <= form.pixels
                 and form.pixels - form.kept < 8
                 and (form.halo % 8 == 0 or form.split == 1 or not form.staged)
             )
+        right &= not (cls.wide and form.staged) and (cls.planes == 1 or (form.depth == 1 and form.cluster == 1))
         right &= form.cluster in (1, 2, 4) and 1 <= form.split <= (MOST_SPLIT if form.cluster == 1 else 1)
         right &= 0 < form.pixels <= 256 and form.pixels % (8 * form.cluster) == 0 and 2 <= form.stages <= MOST_STAGES
         if form.staged == 2:
@@ -110,7 +123,7 @@ class Form:
                 str(knobs),
                 "rows of 64 or 128, pixels up to 256, 1 to 3 consumers, 1 or 2 blocks with room, depth 1 or 2, "
                 "a cluster of 1, 2 or 4 or a split of up to 8; with a halo staged or split, cluster 1, depth 1 or 3, "
-                "whole rows of pixels",
+                "whole rows of pixels; fp32 results are not staged, planes have depth 1 and no cluster",
             )
         return form
 
@@ -120,9 +133,14 @@ class Form:
         return self.rows * self.consumers
 
     @property
+    def sums(self) -> int:
+        """Of a thread: of planes the total, the body and the correction."""
+        return self.rows // 64 * self.pixels // 2 * (3 if self.planes > 1 else 1)
+
+    @property
     def stage_bytes(self) -> int:
         """Both operands of one iteration; each stage begins at a multiple of 1024."""
-        pixels = 0 if self.halo else self.depth * self.pixels * PIXEL_BYTES
+        pixels = 0 if self.halo else self.depth * self.pixels * ROW_BYTES * self.planes
         return pixels + -(-self.depth * self.filters * self.filter_bytes // 1024) * 1024
 
     @property
@@ -173,8 +191,8 @@ class Form:
     @property
     def fixed_bytes(self) -> int:
         """All shared memory but the ring."""
-        box = -(-self.halo_rows(self.halo - 1) * self.halo * PIXEL_BYTES // 1024) * 1024
-        return self.halos * box + self.staged_bytes + self.inbox_bytes + EXTRA_BYTES
+        box = -(-self.halo_rows(self.halo - 1) * self.halo * ROW_BYTES // 1024) * 1024
+        return self.halos * box * self.planes + self.staged_bytes + self.inbox_bytes + EXTRA_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -211,7 +229,8 @@ class Form:
             "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "BLOCKS": self.blocks,
             "STAGED": self.staged, "UNIT": self.unit,
             "PITCH": self.halo, "KEPT": self.kept, "HALO_ROWS": self.halo_rows(problem.w), "HALOS": self.halos,
-            "SPARSE": int(self.sparse),
+            "SPARSE": int(self.sparse), "PLANES": self.planes, "WIDE": int(self.wide),
+            "BYTES": DTYPE_BYTES[problem.x_dtype],
             "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
             "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
             "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
@@ -241,8 +260,8 @@ class Form:
         Shared memory gives 128 bytes a clock, and 32 of each pixel and of each filter are read for it; of 2:4 weights
         32 of a filter for 32 channels, and 64 of a pixel: 16 clocks more than the products.
         """
-        each = 2 * (self.pixels / 2 + 16) if self.sparse else 4 * max(self.pixels / 2, self.pixels / 4 + 16)
-        return self.filters / 64 * each
+        whole = 4 * max(self.pixels / 2, self.pixels / 4 + 16) * (3 if self.planes > 1 else 1)
+        return self.filters / 64 * (2 * (self.pixels / 2 + 16) if self.sparse else whole)
 
     def steps(self, problem: ConvProblem) -> int:
         """Iterations of a tile."""
@@ -274,6 +293,7 @@ class Form:
             "c_blocks": blocks_of_channels(problem), "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
+            "images": problem.n,
         }  # fmt: skip
         for name in ("q", "pq", "groups", "s", "c_blocks"):
             sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
@@ -287,4 +307,19 @@ def iterations(problem: ConvProblem) -> int:
 
 def blocks_of_channels(problem: ConvProblem) -> int:
     """As many channels as an iteration has of one tap."""
-    return -(-problem.c // CHANNELS)
+    return -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
+
+
+class WideForm(Form):
+    """Of fp32 results: TF32 products."""
+
+    __slots__ = ()
+    wide: ClassVar[bool] = True
+
+
+class PlanesForm(WideForm):
+    """Of x and weights in two planes of halves each, for products that are exact in fp32."""
+
+    __slots__ = ()
+    planes: ClassVar[int] = 2
+    filter_bytes: ClassVar[int] = 2 * ROW_BYTES

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from convoy.engines.cuda.maps import BoxMap, PixelMap
-from convoy.engines.cuda.swapped_form import CHANNELS, Form
-from convoy.problem import ConvProblem
+from dataclasses import replace
 
-_BYTES = 2
+from convoy.engines.cuda.maps import BoxMap, PixelMap
+from convoy.engines.cuda.swapped_form import ROW_BYTES, Form
+from convoy.problem import ConvProblem
+from convoy.problem.spec import DTYPE_BYTES
 
 
 def pixel_map(problem: ConvProblem, form: Form) -> PixelMap | BoxMap:
-    """x: runs of pixels for each tap, or with a halo boxes of some rows and their neighbours."""
+    """x: runs of pixels for each tap, or with a halo boxes of some rows and their neighbours. Planes follow each other."""
     if not form.halo:
-        return PixelMap.of(problem, form.pixels // form.cluster)
-    return _boxes(
-        problem.n, problem.h, problem.w, problem.c, problem.c, (CHANNELS, form.halo, form.halo_rows(problem.w), 1)
-    )
+        return PixelMap.of(replace(problem, n=problem.n * form.planes), form.pixels // form.cluster)
+    n, h, w, c = problem.n * form.planes, problem.h, problem.w, problem.c
+    each = DTYPE_BYTES[problem.x_dtype]
+    return _boxes(n, h, w, c, c, (ROW_BYTES // each, form.halo, form.halo_rows(w), 1), each)
 
 
 def result_map(problem: ConvProblem, form: Form, pitch: int) -> BoxMap:
@@ -27,5 +28,5 @@ def result_map(problem: ConvProblem, form: Form, pitch: int) -> BoxMap:
     return _boxes(n, p, q, k, pitch, (64, columns, form.unit // columns, 1))
 
 
-def _boxes(n: int, h: int, w: int, c: int, pitch: int, box: tuple[int, int, int, int]) -> BoxMap:
-    return BoxMap((c, w, h, n), (pitch * _BYTES, w * pitch * _BYTES, h * w * pitch * _BYTES), box)
+def _boxes(n: int, h: int, w: int, c: int, pitch: int, box: tuple[int, int, int, int], each: int = 2) -> BoxMap:
+    return BoxMap((c, w, h, n), (pitch * each, w * pitch * each, h * w * pitch * each), box)

@@ -2,19 +2,21 @@
 
 struct Sizes {
   int pixels, k, pitch, p, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
-  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, images;
   u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 
 #define FILTERS (ROWS * CONSUMERS)
-#define PIXEL_BYTES (PITCH ? 0 : BN * 128)
+#define PIXEL_BYTES (PITCH ? 0 : BN * 128 * PLANES)
 #define PART_WORDS (SPARSE ? 256 : 512)  // of sixteen bytes: the values of 64 filters
-#define CHUNK_BYTES (FILTERS * (SPARSE ? 72 : 128))
+#define PLANE_WORDS (FILTERS * 8)
+#define CHUNK_BYTES (FILTERS * (SPARSE ? 72 : 128 * PLANES))
 #define STAGE_BYTES (DEPTH * PIXEL_BYTES + (DEPTH * CHUNK_BYTES + 1023) / 1024 * 1024)
-#define CHANNELS 64
+#define CHANNELS (128 / BYTES)
 #define KEPT (PITCH ? BN / (PITCH + !PITCH) * PITCH : BN)  // pixels of a tile that are in its rows
 #define HALO_COPIED (HALO_ROWS * PITCH * 128)
-#define HALO_BYTES ((HALO_COPIED + 1023) / 1024 * 1024)
+#define BOX_BYTES ((HALO_COPIED + 1023) / 1024 * 1024)
+#define HALO_BYTES (BOX_BYTES * PLANES)
 #define HALOS_BYTES (HALOS * HALO_BYTES)
 #define SHARE (BN / CLUSTER)
 #define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)
@@ -29,6 +31,14 @@ struct Sizes {
 #define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
 #define INBOX_BYTES (SPLIT == 1 ? 0 : CONSUMERS * MOST_OWNED * (SPLIT - 1) * 4096)
 #define STAGED_BYTES (STAGED != 1 ? 0 : CONSUMERS * (SPLIT == 1 ? PARTS * BN * 128 : MOST_OWNED * 2048))
+
+// A thread's sums. Of planes, the body's since they were last added to the total, and the correction's.
+struct Sums {
+  float d[PARTS][BN / 2];
+#if PLANES == 2
+  float body[PARTS][BN / 2], correction[PARTS][BN / 2];
+#endif
+};
 
 // Where things lie in shared memory, and which block of the cluster this is.
 struct Room {

@@ -48,6 +48,7 @@ DEVICE void add_sums(float (&d)[BN / 2], int item, u32 sums, u32 rank, int who, 
   }
 }
 
+#if !WIDE
 // Where a lane's residual of an item is, and its result where that is not staged.
 DEVICE Place place_of(int item, int pixel0, int filter0, int lane, int unit, const Sizes& z) {
   Place at = place(item % PAIRS * 2, pixel0, filter0 + item / PAIRS * 64, lane, z.pixels, z.k);
@@ -93,6 +94,7 @@ DEVICE void store_owned(float (&d)[PARTS][BN / 2], const Room& room, int who, in
     }
   }
 }
+#endif
 
 #if STAGED
 // What the warpgroup has put together, one copy for UNIT pixels of an item.

@@ -8,29 +8,20 @@ from dataclasses import replace
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.marking import MOST_MARKS, UNMARKED, MarkingExecutable
+from convoy.engines.triton.compiled import Build, interpreting
+from convoy.engines.triton.marking import UNMARKED, MarkingExecutable
+from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_weight
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
-from convoy.engines.triton.tensors import as_floats, checked, scratch
+from convoy.engines.triton.tensors import checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
 
-_MAXIMA = 512
-_BLOCKS = (1024, 2048, 4096)
-"""Values that a thread block has on its way at once: large images are read in few steps, of small ones every block has some."""
-
 _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 """Constants of the swapped kernel that the split one does not have."""
-
-AHEAD_BYTES = 1 << 24
-"""Weights asked for ahead, at most: a third of an H100's L2 cache, which holds the planes too."""
-
-_HEADER_BYTES = 4096
-"""The maxima and 1 / s at the workspace's start."""
 
 
 def plane_view(problem: ConvProblem) -> View:
@@ -41,18 +32,6 @@ def plane_view(problem: ConvProblem) -> View:
     return replace(view, bytes_each=2)
 
 
-def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """hi, lo (fp16) and 1 / s (fp32, one a channel) of a weight [k, c, r, s]: weight · s = hi + lo / 2048."""
-    wide = weight.double()
-    finite = torch.where(wide.isfinite(), wide.abs(), 0.0)
-    largest = finite.flatten(1).amax(dim=1).clamp_min(2.0**-112)
-    exponent = 14 - torch.floor(torch.log2(largest))
-    scaled = wide * torch.exp2(exponent)[:, None, None, None]
-    high = scaled.half()
-    low = torch.where(high.isfinite(), (scaled - high.double()) * 2048, 0.0).half()
-    return high, low, torch.exp2(-exponent).float()
-
-
 class SplitExecutable(MarkingExecutable):
     """Three launches (largest |x|, split, product), a fourth where the reduction is split; two or three where x has marks."""
 
@@ -60,36 +39,11 @@ class SplitExecutable(MarkingExecutable):
         self.elements, self.target = problem.x_spec.elements, target
         super().__init__(engine, view or plane_view(problem), tile, "fp32", problem.epilogue, target)
         self.partial_bytes = self.workspace_bytes
-        self.workspace_bytes = plane_bytes(problem) + self.partial_bytes
+        self.workspace_bytes = plane_bytes(problem.x_spec.elements) + self.partial_bytes
         if self.view.pixels == 0:
             self.workspace_bytes = 0
             return
-        from convoy.engines.triton.kernels import split
-
-        dependent = not interpreting()
-        self.block = next((block for block in _BLOCKS if _MAXIMA * block >= self.elements), _BLOCKS[-1])
-        # Elements are a multiple of 8 at least: c is.
-        even = ["elements"] if self.elements % 16 == 0 else []
-        self.maxima = Kernel(
-            Build(
-                engine, split.absolute_maxima,
-                {"x": "*fp32", "maxima": "*fp32", "w_bytes": "*i8" if dependent else "none", "elements": "i32",
-                 "weight_bytes": "i32"},
-                {"BLOCK": self.block, "WAIT": dependent}, ["x", "maxima", "w_bytes", *even], dependent=dependent,
-            ),
-            target,
-        )  # fmt: skip
-        self.planes = Kernel(
-            Build(
-                engine, split.split_planes,
-                {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
-                {"w_bytes": None, "weight_bytes": 0, "VALID": _MAXIMA, "COUNT": _MAXIMA, "BLOCK": self.block,
-                 "WAIT": dependent},
-                ["x", "maxima", "inverse", "planes", *even], dependent=dependent,
-            ),
-            target,
-        )  # fmt: skip
-        self.told: dict[int, Kernel] = {}
+        self.x = PlaneSplit(engine, self.elements, target)
 
     def _build(self, engine: str, dtype: str) -> Build:
         from convoy.engines.triton.kernels.split import split_conv
@@ -124,46 +78,18 @@ class SplitExecutable(MarkingExecutable):
         x, _, _ = checked(buffers, self.epilogue.residual, slices=True)
         room = scratch(workspace, self.workspace_bytes)
         assert room is not None
-        maxima = as_floats(room, _MAXIMA)
-        x_inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
-        planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
-        weight = buffers.constants[0]
-        ahead = min(weight.numel() * weight.element_size(), AHEAD_BYTES)
-        grid, asked = (-(-self.elements // self.block), 1, 1), None if interpreting() else weight
-        if len(buffers.args) > 1 + self.epilogue.residual:
-            maxima = buffers.args[-1][0].view(torch.float32)
-            arguments = [x, maxima, x_inverse, planes, asked, self.elements, ahead]
-            self.told[maxima.numel()](grid, arguments)
-        else:
-            self.maxima((_MAXIMA, 1, 1), [x, maxima, asked, self.elements, ahead])
-            self.planes(grid, [x, maxima, x_inverse, planes, self.elements])
+        marks = buffers.args[-1] if len(buffers.args) > 1 + self.epilogue.residual else None
+        planes, inverse = self.x.split(x, marks, buffers.constants[0], room)
         partial = room[self.workspace_bytes - self.partial_bytes :] if self.partial_bytes else None
-        self.multiply(planes, buffers, partial, (x_inverse, buffers.constants[-1]))
+        self.multiply(planes, buffers, partial, (inverse, buffers.constants[-1]))
 
     def accept_marks(self, spec: TensorSpec) -> bool:
-        """Takes the largest magnitudes from them, unless they are so many that reading them would cost more."""
-        _, lines, words = spec.shape
-        count = lines * words
-        if self.view.pixels == 0 or count > MOST_MARKS:
-            return False
-        if count not in self.told:
-            plain, dependent = self.planes.build, not interpreting()
-            signature = {**plain.signature, "w_bytes": "*i8" if dependent else "none", "weight_bytes": "i32"}
-            constants = {n: v for n, v in plain.constants.items() if n not in ("w_bytes", "weight_bytes")}
-            constants |= {"VALID": count, "COUNT": 1 << (count - 1).bit_length()}
-            even = [*plain.divisible, "w_bytes"]
-            build = replace(plain, signature=signature, constants=constants, divisible=even)
-            self.told[count] = Kernel(build, self.target)
-        return True
+        """See `PlaneSplit`."""
+        return self.view.pixels > 0 and self.x.accept_marks(spec)
 
     def x_images(self) -> int:
         """Two planes of every image."""
         return 2 * self.view.n
-
-
-def plane_bytes(problem: ConvProblem) -> int:
-    """Bytes of the header and of both planes of x, up to a multiple of 256."""
-    return _HEADER_BYTES + -(-4 * problem.x_spec.elements // 256) * 256
 
 
 class SplitFp32Engine(Engine):
@@ -204,7 +130,7 @@ class SplitFp32Engine(Engine):
         if view.pixels == 0:
             return 0
         splits, _ = tile.splits(view)
-        return plane_bytes(problem) + (4 * splits * view.pixels * view.k if splits > 1 else 0)
+        return plane_bytes(problem.x_spec.elements) + (4 * splits * view.pixels * view.k if splits > 1 else 0)
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model and the two launches that split x."""

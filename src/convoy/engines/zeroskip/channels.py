@@ -17,8 +17,8 @@ from convoy.engines.scratch import Scratch
 from convoy.engines.triton import split_fp32
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.marking import MOST_MARKS, UNMARKED, MarkingExecutable, block_pixels, mark_slices
+from convoy.engines.triton.planes import AHEAD_BYTES, split_weight
 from convoy.engines.triton.requirements import is_strict
-from convoy.engines.triton.split_fp32 import AHEAD_BYTES, split_weight
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles, workspace_bytes
 from convoy.engines.triton.tensors import checked, scratch

@@ -13,18 +13,22 @@ from emulated_cuda import address, compiled, conv, emulated_map
 from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
 from convoy.engines.cuda.source import SWAPPED, defines, swapped_text, text
+from convoy.engines.cuda.split_fp32 import of_planes, planes_in_blocks
 from convoy.engines.cuda.swapped import in_blocks
 from convoy.engines.cuda.swapped_form import Form as DenseForm
+from convoy.engines.cuda.swapped_form import PlanesForm, WideForm
 from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing
 from convoy.engines.pruned.pieces import Lists
 from convoy.engines.pruned.sparse24_form import Form
 from convoy.engines.pruned.walk import positions
+from convoy.engines.triton.planes import split_weight
 from convoy.problem import Epilogue
 
 HERE = Path(__file__).parent
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+X_SCALE = 4.0
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
@@ -32,8 +36,11 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a hos
 
 SWAPPED_RUN = """
 extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
-                   const Sizes* z, const Map* y_map, const Map* residual_map, int grid) {
-#if STAGED
+                   const Sizes* z, const Map* y_map, const Map* residual_map, const float* x_scale, const float* scales,
+                   int grid) {
+#if WIDE
+  return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z, x_scale, scales); });
+#elif STAGED
   return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z, *y_map, *residual_map); });
 #else
   return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z); });
@@ -54,7 +61,7 @@ def library(tmp_path_factory):
     build = compiled(tmp_path_factory.mktemp("swapped"))
 
     def kernel(name, macros, without=None):
-        content = defines({**macros, "BYTES": 2}) + (HERE / "emulated.h").read_text()
+        content = defines({"BYTES": 2, **macros}) + (HERE / "emulated.h").read_text()
         content += (HERE / "emulated_more.h").read_text() + "".join(text(f"{header}.cuh") for header in SWAPPED)
         content += swapped_text(name) + (HERE / "launch_swapped.h").read_text()
         assert without is None or without in content
@@ -84,9 +91,20 @@ def blocky_weight(shape, generator):
 
 def chunks_of(problem, form, weight):
     """The weight as the kernel copies it."""
+    if form.planes == 2:
+        return planes_in_blocks(weight, form)[0]
     if not form.sparse:
         return in_blocks(weight, form)
     return Packing(positions(problem.mask), form.filters, form.cluster, taps_first=form.halo > 0).pack(weight)
+
+
+def x_planes(x, weight):
+    """High and low planes of x as more images, and what the sums are to be multiplied with."""
+    scaled = x.double() * X_SCALE
+    high = scaled.half()
+    low = ((scaled - high.double()) * 2048).half()
+    planes = torch.cat((high, low)).contiguous(memory_format=torch.channels_last)
+    return planes, [torch.tensor([1 / X_SCALE]), split_weight(weight)[2]]
 
 
 def run(library, problem, form, blocks, sliced=0, without=None):
@@ -102,6 +120,9 @@ def run(library, problem, form, blocks, sliced=0, without=None):
     x = integers(problem.x_spec.shape)
     if swapped and not form.sparse:
         weight = integers(problem.weight_spec.shape)
+        if form.planes == 2:  # more bits than a half has, of one of both: products of both low planes are left out
+            large = [x, weight][problem.k % 16 > 0]
+            large += torch.randint(-2, 3, large.shape, generator=generator) * 2048.0
     else:
         weight = (sparse_weight if swapped else blocky_weight)(problem.weight_spec.shape, generator).to(dtype)
         problem = problem.with_mask(mask_of(weight))
@@ -110,9 +131,13 @@ def run(library, problem, form, blocks, sliced=0, without=None):
     n, k, p, q = problem.y_spec.shape
     whole = torch.full((n, p, q, k + 2 * sliced), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
     y = whole.narrow(1, sliced, k)
+    scales = [None, None]
     if swapped:
         chunks = chunks_of(problem, form, weight)
-        pixels = emulated_map(x, pixel_map(problem, form))
+        given, x_given = problem, x
+        if form.planes == 2:
+            given, (x_given, scales) = of_planes(problem), x_planes(x, weight)
+        pixels = emulated_map(x_given, pixel_map(given, form))
         results = emulated_map(y, result_map(problem, form, k + 2 * sliced))
         added = emulated_map(y if residual is None else residual, result_map(problem, form, k))
         last = [ctypes.byref(results), ctypes.byref(added)]
@@ -123,8 +148,9 @@ def run(library, problem, form, blocks, sliced=0, without=None):
         last = []
         held, grid = (lists.tiles, lists.pieces, lists.pack(weight)), blocks
         first = [address(x), *map(address, held)]
-    kernel = library("swapped" if swapped else "blocks", form.macros(problem), without)
-    sizes = structure("Sizes", form.sizes(problem, k + 2 * sliced))
+    kernel = library("swapped" if swapped else "blocks", form.macros(given if swapped else problem), without)
+    sizes = structure("Sizes", form.sizes(given if swapped else problem, k + 2 * sliced))
+    last += map(address, scales) if swapped else ()
     faults = kernel.run(*first, address(y), address(residual), address(bias), ctypes.byref(sizes), *last, grid)
     del held
     expected = F.conv2d(
@@ -218,6 +244,27 @@ CASES["dense, halo of odd rows in the ring"] = (
 CASES["dense, halo of odd rows split in three"] = (
     DenseForm(64, 32, 3, 2, 1, split=3, halo=15),
     conv(1, 136, 5, 14, 136, 3, 3, 1, 1, epilogue=FULL),
+)
+CASES |= {
+    f"{word}, {name}": (kind(*shape), conv(*sizes, dtype="fp32", epilogue=epilogue))
+    for name, (shape, sizes, epilogue) in {
+        "3x3": ((64, 16, 3, 1, 1), (2, 8, 9, 8, 24, 3, 3, 1, 1), FULL),
+        "tall tiles, stride, dilation": ((128, 24, 3, 1, 1), (1, 16, 13, 14, 72, 3, 2, 2, 1, 2, 3, 2, 3), FULL),
+        "split in three": ((64, 24, 3, 2, 1, 1, 3), (1, 136, 5, 7, 128, 3, 1, 1, 0), FULL),
+        "halo": ((64, 32, 4, 2, 1, 1, 1, 1, 0, 10), (2, 72, 5, 9, 136, 3, 3, 1, 1), FULL),
+        "halo split in two, no epilogue": (
+            (64, 48, 3, 1, 1, 1, 2, 1, 0, 16),
+            (1, 136, 5, 15, 72, 3, 3, 1, 1),
+            Epilogue(),
+        ),
+        "two blocks": ((64, 32, 3, 1, 1, 1, 1, 2), (2, 72, 9, 8, 40, 1, 1), FULL),
+    }.items()
+    for word, kind in (("tf32", WideForm), ("planes", PlanesForm))
+}
+CASES["tf32, pair"] = (WideForm(64, 32, 6, 1, 2, 2), conv(2, 60, 5, 7, 72, 3, 1, 1, 0, dtype="fp32", epilogue=FULL))
+CASES["tf32, halo, rows of taps"] = (
+    WideForm(64, 32, 4, 1, 1, 3, 1, 1, 0, 15),
+    conv(1, 68, 3, 14, 12, 3, 3, 1, 1, dtype="fp32", epilogue=FULL),
 )
 CASES["dense, halo split in six, an owner of nothing"] = (
     DenseForm(64, 80, 2, 1, 1, split=6, staged=2, halo=16),

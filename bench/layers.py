@@ -111,8 +111,8 @@ def main() -> None:
         if good:
             behind = sum(ratio < 1 for ratio in good)
             means.append(f"{run}: {statistics.geometric_mean(good):.2f} over {len(good)} layers, {behind} behind")
+        recorder.write()  # a run that is cut off keeps those before it
     builders.close()
-    recorder.write()
     print("geometric means over the best peer:", *means, f"{time.monotonic() - started:.0f} s", sep="\n  ")
 
 

@@ -247,7 +247,9 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
                 if form.cluster > 1 and form.units(problem) == 1:
                     continue
                 if (split - 1) * form.each(problem) < iterations(problem):
-                    yield replace(form, stages=_depth(form, problem))
+                    form = replace(form, stages=_depth(form, problem))
+                    if split == 1 or form.sum_bytes <= form.ring_bytes:
+                        yield form
 
 
 def _depth(form: Form, problem: ConvProblem) -> int:

@@ -66,6 +66,15 @@ def test_missing_bindings_are_a_reason(monkeypatch):
     assert ENGINE.supports(HALF, GPU).reason == "needs cuda-core"
 
 
+def test_what_may_be_offered_is_a_kernel():
+    """Of fp32 layers with many channels, a split's sums once had no room in the ring."""
+    for c, side, taps in ((512, 28, 3), (256, 56, 3), (512, 7, 3), (2048, 7, 1)):
+        for problem in (HALF, FLOAT, replace(HALF, n=1), replace(FLOAT, n=1)):
+            sizes = {"c": c, "k": c, "h": side, "w": side, "r": taps, "s": taps, "pad_h": taps // 2, "pad_w": taps // 2}
+            for form in implicit_gemm.forms(replace(problem, **sizes), GPU.units, limit=10_000):
+                assert Form.of(form.knobs) == form
+
+
 @pytest.mark.parametrize(
     "problem", [HALF, FLOAT, replace(HALF, k=16), replace(HALF, n=1, c=8, h=7, w=7, k=2048, r=1, s=1, pad_h=0, pad_w=0)]
 )

@@ -28,6 +28,31 @@ template <int COUNT> DEVICE void keep(float (&d)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+// Without a swizzle: eight rows of sixteen bytes follow each other; so many bytes from there to the next sixteen of these rows, and
+// to the next eight rows.
+DEVICE u64 plain_operand(u32 address, u32 across, u32 down) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(across >> 4) << 16 | (u64)(down >> 4) << 32;
+}
+DEVICE void store_eight_bytes(u32 to, u32 a, u32 b) { asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory"); }
+DEVICE void store_sixteen_bytes(u32 to, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE uint4 load_sixteen_bytes(u32 from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+  return v;
+}
+DEVICE u32 lane_value(u32 value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+// Of two pairs of half values, one by one; NaN is over every number.
+DEVICE u32 largest(u32 a, u32 b) {
+  u32 r;
+#if BF16
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#endif
+  return r;
+}
 // A value that all lanes of a warp have: kept once for them.
 DEVICE u32 uniform(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
 // For what is there more often than not: what `barrier_wait` counts is not counted for the first try.

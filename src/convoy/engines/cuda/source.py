@@ -33,12 +33,11 @@ def text(name: str) -> str:
     return (files("convoy.engines.cuda") / name).read_text(encoding="utf-8")
 
 
-def product(columns: int, dtype: str, *, fresh: bool = False) -> str:
+def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = True) -> str:
     """`multiply(d, a, b)`: d += A · B^T for 64 rows and `columns` columns of 32 bytes, both operands from shared memory.
 
-    With `fresh`, `multiply_fresh`: d = A · B^T.
+    Where it does not add, d = A · B^T.
     """
-    name, adds = ("multiply_fresh", 0) if fresh else ("multiply", 1)
     ending, transposes = INSTRUCTIONS[dtype]
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
@@ -46,7 +45,7 @@ def product(columns: int, dtype: str, *, fresh: bool = False) -> str:
     return (
         f"DEVICE void {name}(float (&d)[{count}], u64 a, u64 b) {{\n"
         f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}{ending} {{{registers}}}, '
-        f"%{count}, %{count + 1}, {adds}, 1, 1"
+        f"%{count}, %{count + 1}, {int(adds)}, 1, 1"
         f'{transposes};\\n"\n    : {outputs} : "l"(a), "l"(b));\n}}\n'
     )
 
@@ -78,12 +77,30 @@ SWAPPED: Final = ("activation", "exchange", "ring", "swapped", "staged")
 """What kernels whose rows are filters share, beside the device's two headers."""
 
 
+FIRST: Final = ("hopper", "hopper_more", "activation")
+"""What the first layer's kernel wants."""
+
+
 def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, sparse: bool = False) -> str:
     """Everything that the compiler gets for a kernel whose rows are filters; `sparse` products take 2:4 weights."""
     headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", *SWAPPED))
     columns = settings["BN"]
-    made = sparse_product(columns, dtype) if sparse else product(columns, dtype) + product(columns, dtype, fresh=True)
+    fresh = "" if sparse else product(columns, dtype, name="multiply_fresh", adds=False)
+    made = (sparse_product if sparse else product)(columns, dtype) + fresh
     return defines(settings) + headers + made + swapped_text(kernel)
+
+
+def first_source(settings: Mapping[str, int], dtype: str) -> str:
+    """The same for the first layer's kernel."""
+    headers = "".join(text(f"{name}.cuh") for name in FIRST)
+    return first_text(settings, headers + product(settings["BN"], dtype, name="multiply_plain"))
+
+
+def first_text(settings: Mapping[str, int], headers: str) -> str:
+    """The kernel behind some headers, which know nothing of its one-letter sizes."""
+    early = {name: settings[name] for name in ("BN", "BF16", "ACTIVATION")}
+    late = {name: value for name, value in settings.items() if name not in early}
+    return defines(early) + headers + defines(late) + text("first.cu")
 
 
 def swapped_text(kernel: str) -> str:

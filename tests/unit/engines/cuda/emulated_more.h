@@ -43,6 +43,39 @@ static inline float compressed(u32 at) {
 }
 // One lane's share of D[64, BN] += A · B^T over 32 columns of A, 16 of which are there. Lanes 2·HALF and 2·HALF + 1 of every four
 // have the places of columns 0 to 15 and 16 to 31: of row lane/4 in the low half of the word, of that eight below in the high.
+// An operand without a swizzle as its descriptor has it, and its element.
+DEVICE u64 plain_operand(u32 address, u32 across, u32 down) {
+  if (address % 16 || across % 16 || down % 16) faults++;
+  return (u64)(address >> 4) | (u64)(across >> 4) << 16 | (u64)(down >> 4) << 32;
+}
+static inline float plain_element(u64 operand, int row, int k) {
+  u32 at = (u32)(operand & 0x3fff) * 16, across = (u32)(operand >> 16 & 0x3fff) * 16, down = (u32)(operand >> 32 & 0x3fff) * 16;
+  u16 v;
+  std::memcpy(&v, here->memory.data() + at + row / 8 * down + row % 8 * 16 + k / 8 * across + k % 8 * 2, 2);
+  return unpack(v);
+}
+#ifdef PLAIN
+DEVICE void multiply_plain(float (&d)[BN / 2], u64 a, u64 b) {
+  int t = threadIdx.x % 128, top = t / 32 * 16 + t % 32 / 4;
+  for (int i = 0; i < BN / 2; i++) {
+    int r = top + (i / 2 % 2) * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) d[i] += plain_element(a, r, k) * plain_element(b, column, k);
+  }
+}
+#endif
+DEVICE void store_eight_bytes(u32 to, u32 a, u32 b) {
+  if (to % 8) faults++;
+  u32 v[2] = {a, b};
+  std::memcpy(here->memory.data() + to, v, 8);
+}
+DEVICE void store_sixteen_bytes(u32 to, uint4 v) { if (to % 16) faults++; std::memcpy(here->memory.data() + to, &v, 16); }
+DEVICE uint4 load_sixteen_bytes(u32 from) { uint4 v; if (from % 16) faults++; std::memcpy(&v, here->memory.data() + from, 16); return v; }
+DEVICE u32 lane_value(u32 value, int lane) { return from_lane(value, lane); }
+static inline u16 larger(u16 a, u16 b) {
+  float x = unpack(a), y = unpack(b);
+  return std::isnan(x) ? a : std::isnan(y) ? b : x > y ? a : b;
+}
+DEVICE u32 largest(u32 a, u32 b) { return larger((u16)a, (u16)b) | (u32)larger((u16)(a >> 16), (u16)(b >> 16)) << 16; }
 template <int COUNT> DEVICE void keep(float (&)[COUNT]) {}
 DEVICE void multiply_fresh(float (&d)[BN / 2], u64 a, u64 b) {
   for (float& v : d) v = 0.f;

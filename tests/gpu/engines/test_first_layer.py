@@ -1,0 +1,96 @@
+"""cuda.first_layer on the GPU: first layers of nets with what pools them, exact, the same bits every time, slices, graphs."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from exactness import faults
+
+from convoy.engines.base import Buffers
+from convoy.engines.cuda.first_layer import ENGINE, Form
+from convoy.measurement.accuracy import make_data, oracle
+from convoy.measurement.detect import detect_target
+from convoy.problem import ConvProblem, Epilogue, Pool
+
+pytestmark = pytest.mark.gpu
+
+
+def layer(*sizes, dtype="fp16", pool=None, activation="relu", bias=True):
+    types = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
+    epilogue = Epilogue(bias=bias, activation=activation, pool=pool)
+    return ConvProblem(*sizes, layout="nhwc", numerics="half", epilogue=epilogue, **types)
+
+
+PADDED, BARE = Pool("max", 3, 3, 2, 2, 1, 1), Pool("max", 3, 3, 2, 2)
+LAYERS = {
+    "resnet50": layer(2, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, pool=PADDED),
+    "resnet50, bf16, not pooled": layer(2, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, dtype="bf16"),
+    "googlenet": layer(2, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, pool=replace(BARE, ceil_mode=True)),
+    "alexnet": layer(3, 3, 224, 224, 64, 11, 11, 2, 2, 4, 4, pool=BARE),
+    "inception": layer(1, 3, 299, 299, 32, 3, 3, 0, 0, 2, 2),
+    "mobilenet": layer(2, 3, 224, 224, 32, 3, 3, 1, 1, 2, 2, activation="relu6"),
+    "efficientnet": layer(2, 3, 224, 224, 32, 3, 3, 1, 1, 2, 2, activation="silu"),
+    "odd sides, one channel": layer(3, 1, 63, 77, 40, 5, 5, 2, 2, 2, 2, pool=PADDED, activation="none", bias=False),
+    "four channels": layer(1, 4, 50, 66, 64, 7, 7, 3, 3, 2, 2, dtype="bf16", pool=BARE, activation="relu6"),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return detect_target("cuda")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_exact_in_every_form(name, target):
+    problem = LAYERS[name]
+    found = [faults(ENGINE, problem, target, knobs) for knobs in ENGINE.space(problem, target)]
+    assert not [fault for each in found for fault in each]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "alexnet", "inception"])
+def test_a_hundred_runs_give_the_same_bits_in_a_graph_and_beside_it(name, target):
+    problem = LAYERS[name]
+    executable = ENGINE.build(problem, Form(2, 1).knobs, target)
+    data = make_data(problem, 5, "normal", "cuda")
+    y = torch.full(problem.y_spec.shape, math.nan, dtype=torch.float16, device="cuda")
+    y = y.contiguous(memory_format=torch.channels_last)
+    buffers = Buffers(data.args, [y], executable.pack(data.constants))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        executable.launch(buffers, None)
+    stream.synchronize()
+    first = y.clone()
+    assert first.isfinite().all()
+    for _ in range(100):
+        y.fill_(math.nan)
+        executable.launch(buffers, None)
+        assert torch.equal(y, first)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        executable.launch(buffers, None)
+        executable.launch(buffers, None)
+    for _ in range(20):
+        y.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, first)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet"])
+def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(name, target):
+    problem = LAYERS[name]
+    executable = ENGINE.build(problem, ENGINE.space(problem, target)[0], target)
+    data = make_data(problem, 3, "integer", "cuda")
+    n, k, p, q = problem.y_spec.shape
+    whole = torch.full((n, p, q, k + 32), math.nan, device="cuda", dtype=torch.float16).permute(0, 3, 1, 2)
+    y = whole.narrow(1, 16, k)
+    assert executable.accept_slice(0, k + 32, 16)
+    executable.launch(Buffers(data.args, [y], executable.pack(data.constants)), None)
+    torch.cuda.synchronize()
+    assert torch.equal(y.double(), oracle(problem, data)[0].half().double())
+    assert int(whole.isnan().sum()) == n * p * q * 32

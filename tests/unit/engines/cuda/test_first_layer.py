@@ -1,0 +1,116 @@
+"""What cuda.first_layer takes, refuses, proposes and packs, and what NVRTC makes of it; no device needed."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from convoy.engines.cuda import first_layer
+from convoy.engines.cuda.first_layer import ENGINE, SHARED_BYTES, Form, Layer, in_slices
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
+from convoy.target import Target
+
+GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+POOL = Pool("max", 3, 3, 2, 2, 1, 1)
+TYPES = {"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics": "half", "layout": "nhwc"}
+BARE = ConvProblem(32, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, epilogue=Epilogue(bias=True, activation="relu"), **TYPES)
+POOLED = replace(BARE, epilogue=replace(BARE.epilogue, pool=POOL))
+SMALL = ConvProblem(1, 3, 299, 299, 32, 3, 3, 0, 0, 2, 2, **TYPES)
+WIDE = ConvProblem(32, 3, 224, 224, 64, 11, 11, 2, 2, 4, 4, **TYPES)
+
+
+@pytest.fixture(autouse=True)
+def _libraries_are_there(monkeypatch):
+    """Whether cuda-bindings are installed here is not what these tests ask."""
+    monkeypatch.setattr(first_layer, "absence", lambda: "")
+    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+
+
+def pooling(pool, **change):
+    return replace(POOLED, epilogue=replace(POOLED.epilogue, pool=pool, **change))
+
+
+@pytest.mark.parametrize(
+    ("problem", "target", "reason"),
+    [
+        (replace(BARE, layout="nchw"), GPU, "needs layout nhwc"),
+        (replace(BARE, direction="wgrad", epilogue=Epilogue()), GPU, "direction fprop only"),
+        (replace(BARE, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32"), GPU, "needs fp16 or bf16"),
+        (replace(BARE, c=8), GPU, "at most 4 channels"),
+        (replace(BARE, dilation_h=2), GPU, "dilation 1"),
+        (replace(BARE, epilogue=Epilogue(residual=True)), GPU, "no residual"),
+        (replace(BARE, stride_w=1), GPU, "stride of 2 or 4"),
+        (replace(BARE, k=96), GPU, "at most 64 filters"),
+        (replace(BARE, k=36), GPU, "multiple of 8"),
+        (replace(BARE, w=600), GPU, "rows of 256 results"),
+        (replace(POOLED, w=400), GPU, "rows of 184 results"),
+        (pooling(Pool("avg", 3, 3, 2, 2)), GPU, "largest of 3x3"),
+        (pooling(Pool("max", 2, 2, 2, 2)), GPU, "largest of 3x3"),
+        (pooling(Pool("max", 3, 3, 2, 2, 1, 0)), GPU, "largest of 3x3"),
+        (pooling(POOL, activation="silu"), GPU, "pools behind none, relu, relu6"),
+        (replace(BARE, r=60, pad_h=29), GPU, "no room"),
+        (BARE, replace(GPU, arch="sm_80"), "capability 9.0 or newer"),
+        (BARE, replace(GPU, arch="sm_100"), "capability 9.0 alone"),
+    ],
+)
+def test_refusals_say_why(problem, target, reason):
+    support = ENGINE.accepts(problem, target)
+    assert not support
+    assert reason in support.reason
+
+
+def test_missing_bindings_are_a_reason(monkeypatch):
+    monkeypatch.setattr(first_layer, "absence", lambda: "needs cuda-core")
+    assert ENGINE.accepts(BARE, GPU).reason == "needs cuda-core"
+
+
+@pytest.mark.parametrize("problem", [BARE, POOLED, SMALL, WIDE, replace(POOLED, n=1)])
+def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
+    assert ENGINE.accepts(problem, GPU)
+    space = list(ENGINE.space(problem, GPU))
+    assert 0 < len(space) <= 14
+    assert len(set(space)) == len(space)
+    guesses = [ENGINE.estimate_us(problem, knobs, GPU) for knobs in space]
+    assert guesses == sorted(guesses)
+    assert all(0 < guess < math.inf for guess in guesses)
+    assert all(Layer(problem, Form.of(knobs)).shared_bytes <= SHARED_BYTES for knobs in space)
+
+
+def test_a_single_image_is_cut_smaller_than_many():
+    one, many = (ENGINE.space(replace(POOLED, n=n), GPU)[0] for n in (1, 32))
+    assert Form.of(one).rows < Form.of(many).rows
+
+
+@pytest.mark.parametrize("change", [{"rows": 0}, {"rows": 65}, {"warpgroups": 3}])
+def test_knobs_that_make_no_kernel_are_refused(change):
+    with pytest.raises(InputError, match="knobs"):
+        Form.of(Knobs.of(**({"rows": 2, "warpgroups": 1} | change)))
+
+
+def test_a_form_without_room_is_refused():
+    with pytest.raises(InputError, match="shared memory"):
+        ENGINE.build(WIDE, Form(40, 2).knobs, GPU)
+
+
+def test_packed_weights_are_in_the_order_of_the_products():
+    weight = torch.arange(1, 40 * 3 * 7 * 7 + 1).reshape(40, 3, 7, 7)
+    packed = in_slices(weight, 2)
+    assert packed.shape == (7, 2, 2, 8, 8, 2, 4)
+    for k, c, r, s in ((0, 0, 0, 0), (39, 2, 6, 6), (9, 1, 3, 5), (17, 2, 4, 2)):
+        assert packed[r, s // 4, s // 2 % 2, k // 8, k % 8, s % 2, c] == weight[k, c, r, s]
+    assert packed.count_nonzero() == weight.numel()
+
+
+@pytest.mark.parametrize("layer", [BARE, POOLED, SMALL, WIDE])
+def test_every_form_compiles_without_spills_or_serialised_products(layer):
+    bindings = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        bindings.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    for knobs in ENGINE.space(layer, GPU)[:4]:
+        executable = ENGINE.build(layer, knobs, GPU)
+        assert "0 bytes spill stores" in executable.log
+        assert "serialized" not in executable.log

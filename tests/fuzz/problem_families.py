@@ -58,6 +58,7 @@ CLAIMS = {
     "triton.merged": ("piece",),
     "triton.dgrad": ("dgrad",),
     "triton.wgrad": ("wgrad",),
+    "cuda.dgrad": ("dgrad",),
     "triton.stem_wgrad": ("wgrad",),
     "triton.depthwise_gradients": ("dgrad", "wgrad"),
     "batches": ("fprop", "dgrad"),
@@ -120,6 +121,11 @@ def _vectors(draw: random.Random, most: int = 18) -> int:
 def _products(direction: str, *types: tuple[str, str]) -> Callable[[random.Random], Problem]:
     """Dense NHWC convolutions for tensor cores."""
     return lambda draw: _conv(draw, _vectors(draw), _vectors(draw), direction=direction, **_typed(draw, types or TYPES))
+
+
+def _fresh(draw: random.Random) -> Problem:
+    """Dense NHWC convolutions whose weight changes from call to call, half precision more often."""
+    return _conv(draw, _vectors(draw), _vectors(draw), fresh_weight=True, **_typed(draw, (*HALVES, *TYPES)))
 
 
 def _three_by_three(draw: random.Random) -> Problem:
@@ -387,6 +393,7 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "products": _products("fprop"),
     "products' data gradients": _products("dgrad", *TYPES[:3]),
     "products' weight gradients": _products("wgrad", *TYPES[:3]),
+    "products of fresh weights": _fresh,
     "3x3": _three_by_three,
     "first layers": _first_layers("fprop"),
     "first layers' weight gradients": _first_layers("wgrad"),

@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d as torch_conv2d
 
 from convoy import UnsupportedError, conv2d
 from convoy.engines.base import Engine
+from convoy.engines.fresh import build
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import Data, check, judge, make_data, oracle
@@ -74,10 +75,10 @@ def built(engine, problem, choices, target):
     """The first choice of knobs that compiles; the last one, the default, has to."""
     for knobs in choices[:-1]:
         try:
-            return knobs, engine.build(problem, knobs, target)
+            return knobs, build(engine, problem, knobs, target)
         except CompileError:
             continue
-    return choices[-1], engine.build(problem, choices[-1], target)
+    return choices[-1], build(engine, problem, choices[-1], target)
 
 
 def check_case(engine, device, index, problem):

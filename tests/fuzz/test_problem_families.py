@@ -16,6 +16,7 @@ from problem_families import (
 )
 from random_problems import SEED, shrink
 
+from convoy.engines.fresh import build
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
@@ -69,7 +70,7 @@ def test_pytorch_does_what_is_drawn(family):
     for index in range(4):
         problem = family_problem(SEED, family, index)
         kind = ("integer", "normal")[index % 2]
-        executable = engine.build(problem, engine.space(problem, CPU)[0], CPU)
+        executable = build(engine, problem, engine.space(problem, CPU)[0], CPU)
         verdict = judge(executable, engine.family, problem, make_data(problem, index, kind), kind)
         assert verdict.ok, f"{problem}: {verdict.reason}"
 

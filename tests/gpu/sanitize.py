@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sanitize_jobs import ENGINES, TOOLS, run_all
 from sanitize_problems import launches_of, shape_of
 
+from convoy.engines import fresh
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.piece import read
@@ -71,7 +72,8 @@ def launch(
 def launch_forward(name: str, executable: Executable, problem: Problem, dtype: torch.dtype) -> None:
     """One convolution or linear layer; a weight with a mask has its zeros."""
     epilogue, layout = problem.epilogue, getattr(problem, "layout", "nhwc")
-    weight = filled(problem.weight_spec.shape, dtype).contiguous()
+    fresh_weight = isinstance(problem, ConvProblem) and problem.fresh_weight
+    weight = filled(problem.weight_spec.shape, dtype, layout if fresh_weight else "nchw")
     if isinstance(problem, ConvProblem) and problem.mask is not None:
         weight *= torch.from_numpy(positions(problem.mask)).to(weight)
     constants = [weight, *([filled((problem.k,), dtype)] if epilogue.bias else [])]
@@ -79,8 +81,10 @@ def launch_forward(name: str, executable: Executable, problem: Problem, dtype: t
     if args[0].dim() == 4:
         args[0][:, ::3] = 0  # for engines that look for zeros
     inner = problem.conv_spec if isinstance(problem, ConvProblem) else problem.y_spec
+    args += constants if fresh_weight else []
     args += [filled(inner.shape, dtype, layout)] if epilogue.residual else []
-    launch(name, executable, args, [filled(problem.y_spec.shape, dtype, layout, torch.nan)], constants)
+    y = filled(problem.y_spec.shape, dtype, layout, torch.nan)
+    launch(name, executable, args, [y], () if fresh_weight else constants)
 
 
 def launch_gradient(name: str, executable: Executable, problem: ConvProblem, dtype: torch.dtype) -> None:
@@ -116,7 +120,7 @@ def launch_problem(name: str, executable: Executable, problem: Problem) -> None:
 def build(engine: Engine, problem: Problem, knobs: Knobs, target: Target) -> Executable | None:
     """One setting; None for one that does not compile, which a search passes over too. The first one has to."""
     try:
-        return engine.build(problem, knobs, target)
+        return fresh.build(engine, problem, knobs, target)
     except CompileError as error:
         if knobs == engine.space(problem, target)[0]:
             raise

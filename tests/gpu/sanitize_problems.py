@@ -93,7 +93,7 @@ MOST_WRITTEN = 2000
 PIECES = ("triton.batch_norm", "triton.merged", "triton.pool_backward", "triton.pooling")
 """Engines of pieces of the graph."""
 
-DIRECTIONS = {"triton.dgrad": "dgrad", "triton.wgrad": "wgrad", "triton.stem_wgrad": "wgrad"}
+DIRECTIONS = {"cuda.dgrad": "dgrad", "triton.dgrad": "dgrad", "triton.wgrad": "wgrad", "triton.stem_wgrad": "wgrad"}
 
 
 def mask(engine: str, shape: tuple[int, ...]) -> WeightMask:
@@ -201,6 +201,8 @@ def chosen_problems(name: str) -> Iterator[Problem]:
         return in_turn(problems("dgrad"), problems("wgrad"))
     if name in PIECES:
         return pieces(name)
+    if name == "cuda.fresh":
+        return (replace(p, fresh_weight=True) for p in problems("fprop") if isinstance(p, ConvProblem))
     return problems(DIRECTIONS.get(name, "fprop"))
 
 

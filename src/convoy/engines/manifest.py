@@ -73,6 +73,8 @@ MANIFEST: Final[dict[str, str]] = {
 
 WAITING: Final[dict[str, str]] = {
     "cuda.first_layer": "convoy.engines.cuda.first_layer",
+    "cuda.fresh": "convoy.engines.cuda.fresh",
+    "cuda.dgrad": "convoy.engines.cuda.dgrad",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",

@@ -5,6 +5,7 @@ import math
 import torch
 
 from convoy.engines.base import Buffers
+from convoy.engines.fresh import build
 from convoy.measurement.accuracy import judge, make_data
 
 
@@ -13,7 +14,7 @@ def faults(engine, problem, target, knobs=None):
     support = engine.accepts(problem, target)
     assert support, support.reason
     chosen = knobs or engine.space(problem, target)[0]
-    executable = engine.build(problem, chosen, target)
+    executable = build(engine, problem, chosen, target)
     assert executable.workspace_bytes == engine.workspace_bytes(problem, chosen)
     kinds = ("integer", "normal")
     # PyTorch's own kernels, which may be inside, take TF32 products for fp32 here.

@@ -15,7 +15,7 @@ from exactness import check_chain, faults
 from pruned_cases import mask_of
 
 from convoy.engines.base import Buffers
-from convoy.engines.cuda import swapped
+from convoy.engines.cuda import dgrad, fresh, swapped
 from convoy.engines.cuda.swapped_form import SHARED_BYTES, Form, iterations
 from convoy.engines.pruned import blocks, sparse24
 from convoy.measurement.accuracy import make_data, oracle
@@ -64,6 +64,7 @@ TENSOR_CORE = {
 
 
 ENGINES = {swapped.ENGINE: None, sparse24.ENGINE: two_of_four, blocks.ENGINE: in_blocks}
+UNPACKED = [fresh.ENGINE, dgrad.ENGINE]
 FORMED = [swapped.ENGINE, sparse24.ENGINE]
 """Engines of one kernel, `swapped.cu`."""
 
@@ -99,6 +100,22 @@ def test_tensor_cores_are_exact(engine, name, target):
 @pytest.mark.parametrize("name", ["3x3", "many filters", "deep"])
 def test_tensor_cores_are_exact_in_every_setting(engine, name, target):
     problem = layer(engine, name)
+    found = [faults(engine, problem, target, knobs) for knobs in engine.space(problem, target)]
+    assert not [fault for each in found for fault in each]
+
+
+def unpacked(engine, name):
+    """A problem of training: a fresh weight, or a gradient where there can be one."""
+    problem = TENSOR_CORE[name]
+    if engine is fresh.ENGINE:
+        return replace(problem, fresh_weight=True)
+    return replace(problem, direction="dgrad", epilogue=Epilogue(), stride_h=1, stride_w=1)
+
+
+@pytest.mark.parametrize("engine", UNPACKED, ids=lambda engine: engine.id)
+@pytest.mark.parametrize("name", TENSOR_CORE)
+def test_weights_as_they_lie_are_exact_in_every_setting(engine, name, target):
+    problem = unpacked(engine, name)
     found = [faults(engine, problem, target, knobs) for knobs in engine.space(problem, target)]
     assert not [fault for each in found for fault in each]
 

@@ -33,12 +33,13 @@ def text(name: str) -> str:
     return (files("convoy.engines.cuda") / name).read_text(encoding="utf-8")
 
 
-def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = True) -> str:
+def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = True, turned: bool = False) -> str:
     """`multiply(d, a, b)`: d += A · B^T for 64 rows and `columns` columns of 32 bytes, both operands from shared memory.
 
-    Where it does not add, d = A · B^T.
+    Where it does not add, d = A · B^T. A `turned` A lies as 16 rows of 64 half values.
     """
     ending, transposes = INSTRUCTIONS[dtype]
+    transposes = ", 1, 0" if turned else transposes
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -85,8 +86,10 @@ def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, spar
     """Everything that the compiler gets for a kernel whose rows are filters; `sparse` products take 2:4 weights."""
     headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", *SWAPPED))
     columns = settings["BN"]
-    fresh = "" if sparse else product(columns, dtype, name="multiply_fresh", adds=False)
-    made = (sparse_product if sparse else product)(columns, dtype) + fresh
+    made = (sparse_product if sparse else product)(columns, dtype)
+    if kernel == "swapped" and not sparse:
+        made += product(columns, dtype, name="multiply_fresh", adds=False)
+        made += product(columns, dtype, name="multiply_turned", turned=True) if dtype != "fp32" else ""
     return defines(settings) + headers + made + swapped_text(kernel)
 
 

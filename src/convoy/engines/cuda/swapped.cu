@@ -16,13 +16,14 @@
 // With SPARSE, weights are compressed: of every four channels two values, and which two as metadata. A block is two products. A
 // thread's word of metadata serves both: even pairs of lanes have the first one's, odd pairs the second's. With WIDE, results are
 // fp32, and each lane stores its own. With PLANES 2, x and the weight are two planes of halves each, high and low, and a block is
-// twelve products.
+// twelve products. With WEIGHTS, weights change from launch to launch and are copied as they lie, by boxes: 1 as [k, taps, c], 2 for a
+// gradient of x, where filters and channels change their roles and the products turn the first operand over.
 //
 // Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (pixels of a tile, a multiple of 8 * CLUSTER), STAGES, CONSUMERS,
 // CLUSTER, SPLIT (one of both is 1), DEPTH, BLOCKS, STAGED, UNIT (pixels of a split's store), PITCH (0 without), KEPT (pixels of a
-// tile that lie in its rows), HALO_ROWS, HALOS (boxes of pixels), SPARSE, PLANES, BYTES (of an operand's value), WIDE, BF16, BIAS,
-// RESIDUAL, ACTIVATION (a number), registers, multiply() and multiply_fresh() or multiply_sparse<half>(), and the files
-// swapped_*.cuh before this one.
+// tile that lie in its rows), HALO_ROWS, HALOS (boxes of pixels), SPARSE, PLANES, WEIGHTS, BYTES (of an operand's value), WIDE,
+// BF16, BIAS, RESIDUAL, ACTIVATION (a number), registers, multiply(), multiply_fresh() and multiply_turned() or multiply_sparse<half>(),
+// and the files swapped_*.cuh before this one.
 
 #if WIDE
 #define SCALES , const float* __restrict__ x_scale, const float* __restrict__ weight_scales
@@ -70,8 +71,12 @@ template <bool FRESH = false> DEVICE void products(float (&d)[PARTS][BN / 2], u3
   for (int step = 0; step < 8; step += 2)
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
+#if WEIGHTS == 2
+      multiply_turned(d[part], dense_operand(a + part * PART_WORDS + step * 64), dense_operand(b + step));  // 16 rows of 128 bytes each
+#else
       u64 rows = dense_operand(a + part * PART_WORDS + step), columns = dense_operand(b + step);
       if (FRESH && step == 0) multiply_fresh(d[part], rows, columns); else multiply(d[part], rows, columns);
+#endif
     }
 }
 #endif
@@ -247,6 +252,14 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
   }
 }
 
+#if WEIGHTS
+#define WEIGHTS_GIVEN const __grid_constant__ Map weights
+#define WEIGHTS_AT &weights
+#else
+#define WEIGHTS_GIVEN const unsigned char* weights
+#define WEIGHTS_AT weights
+#endif
+
 #if STAGED
 #define MAPS , const __grid_constant__ Map y_map, const __grid_constant__ Map residual_map
 #define MAPS_GIVEN &y_map, &residual_map
@@ -256,7 +269,7 @@ DEVICE void consume(const Room& room, int who, int first, int step, Value* __res
 #endif
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
-swapped(const __grid_constant__ Map x, const unsigned char* weights, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z MAPS SCALES) {
+swapped(const __grid_constant__ Map x, WEIGHTS_GIVEN, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z MAPS SCALES) {
   SHARED_MEMORY;
   Room room;
   room.lay_out(opaque((shared_address(shared_memory) + 1023u) & ~1023u));
@@ -301,7 +314,7 @@ swapped(const __grid_constant__ Map x, const unsigned char* weights, Value* __re
 #else
     if (threadIdx.x == 0 || (COPIERS == 2 && threadIdx.x == 64)) produce_pixels(&x, room, threadIdx.x / 64, first, step, z);
 #endif
-    if (threadIdx.x == 32) produce_weights(weights, room, first, step, z);
+    if (threadIdx.x == 32) produce_weights(WEIGHTS_AT, room, first, step, z);
 #if SPLIT > 1
     cluster_wait();
 #endif

@@ -6,7 +6,7 @@ y = activation(conv(x, weight) + bias + residual)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -84,6 +84,10 @@ class SwappedExecutable(Executable):
         """See `in_blocks`; rounded where TF32 would cut it."""
         return in_blocks(round_tf32(weight), self.form)
 
+    def weight_argument(self, weight: torch.Tensor) -> Any:
+        """What the kernel is told of the packed weight."""
+        return pointer(weight)
+
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """Where the slice keeps to sixteen bytes."""
         return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
@@ -108,8 +112,8 @@ class SwappedExecutable(Executable):
         x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
         weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
         arguments = [
-            self.pixel_map.encode(problem.x_dtype, pixels), pointer(weight), pointer(y), pointer(residual), pointer(bias),
-            structure("Sizes", form.sizes(problem, pitch_of(y))),
+            self.pixel_map.encode(problem.x_dtype, pixels), self.weight_argument(weight), pointer(y),
+            pointer(residual), pointer(bias), structure("Sizes", form.sizes(problem, pitch_of(y))),
         ]  # fmt: skip
         if form.staged:
             arguments += [

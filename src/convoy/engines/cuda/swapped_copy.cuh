@@ -74,7 +74,55 @@ DEVICE void produce_pixels(const Map* x, const Room& room, int turn, int first, 
 }
 #endif
 
-DEVICE void produce_weights(const unsigned char* weights, const Room& room, int first, int step, const Sizes& z) {
+#if WEIGHTS
+typedef const Map* Weights;
+
+// Weights as they lie, [k, taps, c]. With WEIGHTS 2 the filters are its channels and what is summed over are its filters, the taps
+// from the last one on: 64 rows of what is summed over, each of 64 filters.
+DEVICE void copy_block(u32 to, Weights weights, u32 bar, int c, int tap, int filter0, const Sizes& z) {
+#if WEIGHTS == 1
+  copy_weights(to, weights, bar, c, tap, filter0);
+#else
+#pragma unroll
+  for (int part = 0; part < FILTERS; part += 64)
+    copy_weights(to + part * 128, weights, bar, filter0 + part, z.taps - 1 - tap, c);
+#endif
+}
+
+DEVICE void produce_weights(Weights weights, const Room& room, int first, int step, const Sizes& z) {
+  Ring ring = {0, 0};
+  int count = count_of(room.rank, z), start = first_of(room.rank, z) * DEPTH;
+  wait_for_forerunner();  // which may have written them
+  for (int unit = first; unit < z.units; unit += step) {
+    int tile = quotient(unit, z.groups_factor, z.groups_shift), group = unit - tile * z.groups;
+    if (CLUSTER > 1) group = group * CLUSTER + (int)room.rank;
+#if PITCH
+    int tap = 0, c = start / 9 * CHANNELS;
+#else
+    int tap = quotient(start, z.c_blocks_factor, z.c_blocks_shift), c = (start - tap * z.c_blocks) * CHANNELS;
+#endif
+    for (int i = 0; i < count; i++) {
+      u32 bar = room.full + 8 * ring.stage, to = room.stages + ring.stage * STAGE_BYTES + DEPTH * PIXEL_BYTES;
+      barrier_wait(room.empty + 8 * ring.stage, ring.phase ^ 1);
+      barrier_expect(bar, DEPTH * CHUNK_BYTES);
+#pragma unroll
+      for (int block = 0; block < DEPTH; block++) {
+        copy_block(to + block * CHUNK_BYTES, weights, bar, c, tap, group * FILTERS, z);
+#if PITCH
+        if (++tap == 9) { tap = 0; c += CHANNELS; }
+#else
+        c += CHANNELS;
+        if (c >= z.channels) { c = 0; tap++; }
+#endif
+      }
+      ring.next();
+    }
+  }
+  if (CLUSTER > 1) drain(ring, room.empty);
+}
+#else
+typedef const unsigned char* Weights;
+DEVICE void produce_weights(Weights weights, const Room& room, int first, int step, const Sizes& z) {
   Ring ring = {0, 0};
   int count = count_of(room.rank, z);
   for (int unit = first; unit < z.units; unit += step) {
@@ -98,3 +146,4 @@ DEVICE void produce_weights(const unsigned char* weights, const Room& room, int 
   }
   if (CLUSTER > 1) drain(ring, room.empty);
 }
+#endif

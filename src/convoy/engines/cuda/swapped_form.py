@@ -73,6 +73,9 @@ class Form:
     filter_bytes: ClassVar[int] = ROW_BYTES
     """Of a filter's block."""
 
+    weights: ClassVar[int] = 0
+    """0 where the weight is packed, 1 where it is read as it lies, 2 the same for a gradient of x."""
+
     planes: ClassVar[int] = 1
     """Of x and of the weight."""
 
@@ -229,7 +232,7 @@ class Form:
             "CLUSTER": self.cluster, "SPLIT": self.split, "DEPTH": self.depth, "BLOCKS": self.blocks,
             "STAGED": self.staged, "UNIT": self.unit,
             "PITCH": self.halo, "KEPT": self.kept, "HALO_ROWS": self.halo_rows(problem.w), "HALOS": self.halos,
-            "SPARSE": int(self.sparse), "PLANES": self.planes, "WIDE": int(self.wide),
+            "SPARSE": int(self.sparse), "PLANES": self.planes, "WIDE": int(self.wide), "WEIGHTS": self.weights,
             "BYTES": DTYPE_BYTES[problem.x_dtype],
             "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias),
             "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
@@ -293,7 +296,7 @@ class Form:
             "c_blocks": blocks_of_channels(problem), "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
-            "images": problem.n,
+            "images": problem.n, "taps": problem.r * problem.s,
         }  # fmt: skip
         for name in ("q", "pq", "groups", "s", "c_blocks"):
             sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
@@ -308,6 +311,20 @@ def iterations(problem: ConvProblem) -> int:
 def blocks_of_channels(problem: ConvProblem) -> int:
     """As many channels as an iteration has of one tap."""
     return -(-problem.c * DTYPE_BYTES[problem.x_dtype] // ROW_BYTES)
+
+
+class UnpackedForm(Form):
+    """Of a weight as it lies, [k, r, s, c]."""
+
+    __slots__ = ()
+    weights: ClassVar[int] = 1
+
+
+class TurnedForm(Form):
+    """Of a weight as it lies, [c, r, s, k] of the convolution that a gradient of x is."""
+
+    __slots__ = ()
+    weights: ClassVar[int] = 2
 
 
 class WideForm(Form):

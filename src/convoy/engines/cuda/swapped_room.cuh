@@ -2,7 +2,7 @@
 
 struct Sizes {
   int pixels, k, pitch, p, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
-  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, images;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, images, taps;
   u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 

@@ -54,6 +54,14 @@ static inline float plain_element(u64 operand, int row, int k) {
   std::memcpy(&v, here->memory.data() + at + row / 8 * down + row % 8 * 16 + k / 8 * across + k % 8 * 2, 2);
   return unpack(v);
 }
+// A lies as 16 rows of 64 values: what is summed over is a row.
+DEVICE void multiply_turned(float (&d)[BN / 2], u64 a, u64 b) {
+  int t = threadIdx.x % 128, top = t / 32 * 16 + t % 32 / 4;
+  for (int i = 0; i < BN / 2; i++) {
+    int r = top + (i / 2 % 2) * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++) d[i] += element((u32)a + k * 128, r) * element((u32)b + column * 128, k);
+  }
+}
 #ifdef PLAIN
 DEVICE void multiply_plain(float (&d)[BN / 2], u64 a, u64 b) {
   int t = threadIdx.x % 128, top = t / 32 * 16 + t % 32 / 4;

@@ -12,11 +12,13 @@ from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.capture.masks import mask_of
 from convoy.engines.cuda.compiled import structure
+from convoy.engines.cuda.dgrad import BOX, turned
+from convoy.engines.cuda.maps import FilterMap
 from convoy.engines.cuda.source import SWAPPED, defines, swapped_text, text
 from convoy.engines.cuda.split_fp32 import of_planes, planes_in_blocks
 from convoy.engines.cuda.swapped import in_blocks
 from convoy.engines.cuda.swapped_form import Form as DenseForm
-from convoy.engines.cuda.swapped_form import PlanesForm, WideForm
+from convoy.engines.cuda.swapped_form import PlanesForm, TurnedForm, UnpackedForm, WideForm
 from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing
@@ -38,12 +40,17 @@ SWAPPED_RUN = """
 extern "C" int run(const Map* x, const unsigned char* weights, Value* y, const Value* residual, const Value* bias,
                    const Sizes* z, const Map* y_map, const Map* residual_map, const float* x_scale, const float* scales,
                    int grid) {
-#if WIDE
-  return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z, x_scale, scales); });
-#elif STAGED
-  return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z, *y_map, *residual_map); });
+#if WEIGHTS
+#define AT *(const Map*)weights
 #else
-  return launch(grid, [=] { swapped(*x, weights, y, residual, bias, *z); });
+#define AT weights
+#endif
+#if WIDE
+  return launch(grid, [=] { swapped(*x, AT, y, residual, bias, *z, x_scale, scales); });
+#elif STAGED
+  return launch(grid, [=] { swapped(*x, AT, y, residual, bias, *z, *y_map, *residual_map); });
+#else
+  return launch(grid, [=] { swapped(*x, AT, y, residual, bias, *z); });
 #endif
 }
 """
@@ -91,11 +98,20 @@ def blocky_weight(shape, generator):
 
 def chunks_of(problem, form, weight):
     """The weight as the kernel copies it."""
+    if form.weights:  # as it lies: the map of a weight [k, r, s, c]
+        return weight.permute(0, 2, 3, 1).contiguous()
     if form.planes == 2:
         return planes_in_blocks(weight, form)[0]
     if not form.sparse:
         return in_blocks(weight, form)
     return Packing(positions(problem.mask), form.filters, form.cluster, taps_first=form.halo > 0).pack(weight)
+
+
+def emulated_weights(weight, described):
+    """The map of a weight as it lies."""
+    found = emulated_map(weight, described)
+    found.rows = described.rows
+    return found
 
 
 def x_planes(x, weight):
@@ -141,7 +157,9 @@ def run(library, problem, form, blocks, sliced=0, without=None):
         results = emulated_map(y, result_map(problem, form, k + 2 * sliced))
         added = emulated_map(y if residual is None else residual, result_map(problem, form, k))
         last = [ctypes.byref(results), ctypes.byref(added)]
-        held, first, grid = (chunks,), [ctypes.byref(pixels), address(chunks)], blocks * form.cluster
+        boxes = emulated_weights(chunks, FilterMap.of(problem, form.filters)) if form.weights else None
+        at = ctypes.byref(boxes) if form.weights else address(chunks)
+        held, first, grid = (chunks,), [ctypes.byref(pixels), at], blocks * form.cluster
         grid = form.units(problem) * form.cluster * form.split if form.split > 1 or form.staged == 2 else grid
     else:
         lists = Lists(problem, form.filters)
@@ -261,6 +279,12 @@ CASES |= {
     }.items()
     for word, kind in (("tf32", WideForm), ("planes", PlanesForm))
 }
+CASES |= {
+    f"fresh, {name}": (UnpackedForm(**{field.name: getattr(form, field.name) for field in fields(form)}), problem)
+    for name, (form, problem) in list(CASES.items())
+    if name
+    in ("stride 2, dilation", "tall tiles, bf16", "pair", "split in three, an owner of nothing", "halo split in two")
+}
 CASES["tf32, pair"] = (WideForm(64, 32, 6, 1, 2, 2), conv(2, 60, 5, 7, 72, 3, 1, 1, 0, dtype="fp32", epilogue=FULL))
 CASES["tf32, halo, rows of taps"] = (
     WideForm(64, 32, 4, 1, 1, 3, 1, 1, 0, 15),
@@ -303,6 +327,56 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
     monkeypatch.setattr(Packing, "pack", wrong)
     y, expected, _, _ = run(library, problem, form, 1)
     assert not torch.equal(y, expected)
+
+
+GRADIENTS = {
+    "3x3": (TurnedForm(64, 24, 3, 2, 1), conv(2, 72, 9, 8, 40, 3, 3, 1, 1, direction="dgrad")),
+    "3x3, halo": (
+        TurnedForm(64, 48, 3, 2, 1, staged=1, halo=15),
+        conv(1, 136, 6, 14, 72, 3, 3, 1, 1, direction="dgrad"),
+    ),
+    "3x3, halo split in two, bf16": (
+        TurnedForm(64, 48, 3, 1, 1, depth=3, split=2, staged=1, halo=16),
+        conv(1, 24, 4, 9, 136, 3, 3, 1, 1, dtype="bf16", direction="dgrad"),
+    ),
+    "no padding, unlike sides, tall tiles": (
+        TurnedForm(128, 32, 4, 1, 1, depth=2),
+        conv(1, 136, 7, 9, 128, 3, 2, 0, 1, direction="dgrad"),
+    ),
+    "dilation": (
+        TurnedForm(64, 40, 4, 1, 1, split=3),
+        conv(1, 64, 11, 12, 72, 3, 3, 1, 2, 1, 1, 2, 3, direction="dgrad"),
+    ),
+    "1x1, pair": (TurnedForm(64, 32, 4, 1, 2, staged=1), conv(2, 200, 5, 7, 72, 1, 1, direction="dgrad")),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_of_x_is_exact(library, name):
+    form, problem = GRADIENTS[name]
+    generator, dtype = torch.Generator().manual_seed(5), DTYPES[problem.x_dtype]
+
+    def integers(shape):
+        drawn = torch.randint(-2, 3, shape, generator=generator).to(dtype)
+        return drawn.contiguous(memory_format=torch.channels_last)
+
+    made = turned(problem)
+    weight, dy = integers((problem.k, problem.c, problem.r, problem.s)), integers(made.x_spec.shape)
+    lies = weight.permute(0, 2, 3, 1).contiguous()
+    dx = torch.full(made.y_spec.shape, float("nan"), dtype=dtype).contiguous(memory_format=torch.channels_last)
+    pixels, boxes = emulated_map(dy, pixel_map(made, form)), emulated_weights(lies, FilterMap.of(problem, BOX))
+    results = emulated_map(dx, result_map(made, form, made.k))
+    grid = form.units(made) * form.cluster * form.split if form.split > 1 else 2 * form.cluster
+    faults = library("swapped", form.macros(made)).run(
+        ctypes.byref(pixels), ctypes.byref(boxes), address(dx), None, None,
+        ctypes.byref(structure("Sizes", form.sizes(made, made.k))), ctypes.byref(results), ctypes.byref(results),
+        None, None, grid,
+    )  # fmt: skip
+    assert faults == 0
+    x = torch.zeros(problem.x_spec.shape, dtype=torch.float64, requires_grad=True)
+    padding, dilation = (problem.pad_h, problem.pad_w), (problem.dilation_h, problem.dilation_w)
+    F.conv2d(x, weight.double(), None, 1, padding, dilation).backward(dy.double())
+    assert torch.equal(dx, x.grad.to(dtype))
 
 
 def test_a_planted_fault_in_dense_weights_is_seen(library, monkeypatch):

@@ -1,0 +1,88 @@
+"""cuda.dgrad: gradients of x with a stride of 1, as convolutions by `swapped.cu` (docs/kernels/cuda_swapped.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.cuda.compiled import absence
+from convoy.engines.cuda.fresh import UnpackedExecutable, whole_support
+from convoy.engines.cuda.maps import FilterMap, PixelMap
+from convoy.engines.cuda.swapped_form import TurnedForm
+from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.formed import FormedEngine
+from convoy.engines.triton.tensors import dense_nhwc
+from convoy.problem import ConvProblem, Epilogue, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+BOX = 64
+"""Rows of a box of a weight that products turn over."""
+
+
+class GradientExecutable(UnpackedExecutable):
+    """dx of one problem: a convolution of dy with the weight turned round."""
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Nothing: the weight is an argument."""
+        del constants
+        return ()
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch; none for a batch of no images."""
+        del workspace
+        dy, weight = dense_nhwc("dy", buffers.args[0]), dense_nhwc("weight", buffers.args[1])
+        if self.problem.n:
+            self.multiply(dy, Buffers((dy,), buffers.results, (weight,)))
+
+
+def turned(problem: ConvProblem) -> ConvProblem:
+    """The convolution over dy that makes dx, of stride 1: channels and filters change their roles."""
+    return replace(
+        problem, direction="fprop", c=problem.k, k=problem.c, h=problem.p, w=problem.q, epilogue=Epilogue(),
+        pad_h=(problem.r - 1) * problem.dilation_h - problem.pad_h,
+        pad_w=(problem.s - 1) * problem.dilation_w - problem.pad_w,
+    )  # fmt: skip
+
+
+class GradientEngine(FormedEngine[TurnedForm]):
+    """Data gradients of stride 1."""
+
+    id = "cuda.dgrad"
+    version = 1
+    family = "implicit_gemm"
+    trusted = False
+    quick_settings = 6
+    form = TurnedForm
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Data gradients of stride 1 in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
+        if not (found := whole_support(problem, target, "dgrad")):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if problem.stride_h * problem.stride_w != 1:
+            return Support.no(f"needs a stride of 1, got {problem.stride_h}x{problem.stride_w}")
+        reach_h, reach_w = (problem.r - 1) * problem.dilation_h, (problem.s - 1) * problem.dilation_w
+        if problem.pad_h > reach_h or problem.pad_w > reach_w:
+            return Support.no("needs padding no wider than the filter reaches")
+        if problem.n and not PixelMap.of(turned(problem), 64).fits(turned(problem)):
+            return Support.no("needs padding and filter under 128")
+        return Support.no(absence()) if absence() else Support.yes()
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[TurnedForm]:
+        """See the function of this name."""
+        return forms(turned(problem), units, TurnedForm)
+
+    def guess_us(self, problem: ConvProblem, form: TurnedForm, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(turned(problem), form, units)
+
+    def executable(self, problem: ConvProblem, form: TurnedForm, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return GradientExecutable(self.id, turned(problem), form, target, FilterMap.of(problem, BOX))
+
+
+ENGINE = GradientEngine()

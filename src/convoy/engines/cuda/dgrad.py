@@ -11,8 +11,8 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.fresh import UnpackedExecutable, whole_support
 from convoy.engines.cuda.maps import FilterMap, PixelMap
-from convoy.engines.cuda.swapped_form import TurnedForm
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.cuda.swapped_kinds import TurnedForm
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.tensors import dense_nhwc
 from convoy.problem import ConvProblem, Epilogue, Problem

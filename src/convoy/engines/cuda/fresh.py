@@ -11,8 +11,9 @@ from convoy.engines.base import Executable
 from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.maps import FilterMap, PixelMap
 from convoy.engines.cuda.swapped import SwappedExecutable
-from convoy.engines.cuda.swapped_form import Form, UnpackedForm
+from convoy.engines.cuda.swapped_form import Form
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.cuda.swapped_kinds import UnpackedForm
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.tensors import dense_nhwc

@@ -12,8 +12,8 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.swapped import SwappedExecutable, in_blocks
-from convoy.engines.cuda.swapped_form import PlanesForm
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.cuda.swapped_kinds import PlanesForm
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_weight
 from convoy.engines.triton.requirements import conv_support

@@ -14,8 +14,9 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import options, swapped_source
-from convoy.engines.cuda.swapped_form import ROW_BYTES, Form, WideForm
+from convoy.engines.cuda.swapped_form import ROW_BYTES, Form
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.cuda.swapped_kinds import WideForm
 from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.requirements import product_support

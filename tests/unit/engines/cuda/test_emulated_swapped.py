@@ -18,7 +18,7 @@ from convoy.engines.cuda.source import SWAPPED, defines, swapped_text, text
 from convoy.engines.cuda.split_fp32 import of_planes, planes_in_blocks
 from convoy.engines.cuda.swapped import in_blocks
 from convoy.engines.cuda.swapped_form import Form as DenseForm
-from convoy.engines.cuda.swapped_form import PlanesForm, TurnedForm, UnpackedForm, WideForm
+from convoy.engines.cuda.swapped_kinds import PlanesForm, TurnedForm, UnpackedForm, WideForm
 from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.pruned import blocks
 from convoy.engines.pruned.pairs import Packing

@@ -8,7 +8,8 @@ import torch
 from convoy.engines.cuda import split_fp32
 from convoy.engines.cuda.split_fp32 import ENGINE, planes_in_blocks
 from convoy.engines.cuda.swapped import in_blocks
-from convoy.engines.cuda.swapped_form import SHARED_BYTES, PlanesForm
+from convoy.engines.cuda.swapped_form import SHARED_BYTES
+from convoy.engines.cuda.swapped_kinds import PlanesForm
 from convoy.engines.triton.planes import split_weight
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs

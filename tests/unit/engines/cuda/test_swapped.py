@@ -8,8 +8,9 @@ import torch
 
 from convoy.engines.cuda import swapped
 from convoy.engines.cuda.swapped import ENGINE, in_blocks
-from convoy.engines.cuda.swapped_form import CHANNELS, SHARED_BYTES, Form, WideForm
+from convoy.engines.cuda.swapped_form import CHANNELS, SHARED_BYTES, Form
 from convoy.engines.cuda.swapped_forms import estimate_us
+from convoy.engines.cuda.swapped_kinds import WideForm
 from convoy.engines.pruned import sparse24_form
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import absence
-from convoy.engines.cuda.fresh import UnpackedExecutable, whole_support
-from convoy.engines.cuda.maps import FilterMap, PixelMap
-from convoy.engines.cuda.swapped_forms import estimate_us, forms
+from convoy.engines.cuda.fresh import UnpackedExecutable, half_product
+from convoy.engines.cuda.maps import FilterMap
+from convoy.engines.cuda.requirements import im2col
+from convoy.engines.cuda.swapped import SwappedForms
+from convoy.engines.cuda.swapped_form import Form
 from convoy.engines.cuda.swapped_kinds import TurnedForm
-from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.tensors import dense_nhwc
 from convoy.problem import ConvProblem, Epilogue, Problem
 from convoy.support import Support
@@ -48,19 +48,15 @@ def turned(problem: ConvProblem) -> ConvProblem:
     )  # fmt: skip
 
 
-class GradientEngine(FormedEngine[TurnedForm]):
+class GradientEngine(SwappedForms):
     """Data gradients of stride 1."""
 
     id = "cuda.dgrad"
-    version = 1
-    family = "implicit_gemm"
-    trusted = False
-    quick_settings = 6
     form = TurnedForm
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Data gradients of stride 1 in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
-        if not (found := whole_support(problem, target, "dgrad")):
+        if not (found := half_product(problem, target, "dgrad")):
             return found
         assert isinstance(problem, ConvProblem)
         if problem.stride_h * problem.stride_w != 1:
@@ -68,19 +64,13 @@ class GradientEngine(FormedEngine[TurnedForm]):
         reach_h, reach_w = (problem.r - 1) * problem.dilation_h, (problem.s - 1) * problem.dilation_w
         if problem.pad_h > reach_h or problem.pad_w > reach_w:
             return Support.no("needs padding no wider than the filter reaches")
-        if problem.n and not PixelMap.of(turned(problem), 64).fits(turned(problem)):
-            return Support.no("needs padding and filter under 128")
-        return Support.no(absence()) if absence() else Support.yes()
+        return im2col(turned(problem))
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[TurnedForm]:
-        """See the function of this name."""
-        return forms(turned(problem), units, TurnedForm)
+    def computed(self, problem: ConvProblem) -> ConvProblem:
+        """See `turned`."""
+        return turned(problem)
 
-    def guess_us(self, problem: ConvProblem, form: TurnedForm, units: int) -> float:
-        """See `estimate_us` above."""
-        return estimate_us(turned(problem), form, units)
-
-    def executable(self, problem: ConvProblem, form: TurnedForm, target: Target) -> Executable:
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return GradientExecutable(self.id, turned(problem), form, target, FilterMap.of(problem, BOX))
 

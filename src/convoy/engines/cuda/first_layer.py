@@ -11,7 +11,8 @@ from typing import Final, Self
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer
+from convoy.engines.cuda.compiled import Function, compile_cubin, pointer
+from convoy.engines.cuda.requirements import hopper_alone
 from convoy.engines.cuda.source import ACTIVATIONS, first_source, options
 from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.pooled import unpooled
@@ -231,11 +232,10 @@ class FirstLayerEngine(FormedEngine[Form]):
     def supports(self, problem: Problem, target: Target) -> Support:
         """First layers of up to 4 channels and 64 filters on Hopper in half types, with a maximum of 3x3 behind or none."""
         base = unpooled(problem) if isinstance(problem, ConvProblem) and problem.epilogue.pool else problem
-        if not (found := first_layer_support(base, target, MOST_CHANNELS, empty=True)):
+        found = first_layer_support(base, target, MOST_CHANNELS, empty=True)
+        if not found or not (found := hopper_alone(target)):
             return found
         assert isinstance(problem, ConvProblem)
-        if target.capability != 90:
-            return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
         if problem.x_dtype not in _TYPES:
             return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
         if problem.epilogue.residual:
@@ -255,7 +255,7 @@ class FirstLayerEngine(FormedEngine[Form]):
                 return Support.no(f"pools behind {', '.join(_MONOTONE)}, got {problem.epilogue.activation}")
         if Layer(problem, Form(1, 1)).shared_bytes > SHARED_BYTES:
             return Support.no("has no room for the weight and the rows of the image of one row of y")
-        return Support.no(absence()) if absence() else Support.yes()
+        return Support.yes()
 
     def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """Forms that have room, by their guess."""

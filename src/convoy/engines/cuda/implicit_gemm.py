@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.compiled import Function, compile_cubin, pointer, structure
 from convoy.engines.cuda.maps import ROW_BYTES, FilterMap, PixelMap
+from convoy.engines.cuda.requirements import copied_product
 from convoy.engines.cuda.source import ACTIVATIONS, options, source
 from convoy.engines.formed import FormedEngine
-from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem
@@ -321,19 +321,7 @@ class ImplicitGemmEngine(FormedEngine[Form]):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
-        if not (found := product_support(problem, target, empty=True)):
-            return found
-        assert isinstance(problem, ConvProblem)
-        if target.capability != 90:
-            return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
-        if reason := absence():
-            return Support.no(reason)
-        whole = 16 // DTYPE_BYTES[problem.x_dtype]
-        if problem.c % whole or problem.k % whole:
-            return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")
-        if not PixelMap.of(problem, 64).fits(problem):
-            return Support.no("needs padding and filter under 128, and strides up to 8")
-        return Support.yes()
+        return copied_product(problem, target)
 
     def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See the function of this name."""

@@ -9,9 +9,10 @@ from functools import cached_property
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.cuda.compiled import Function, compile_cubin, pointer, structure
 from convoy.engines.cuda.implicit_gemm import Form, ImplicitGemmExecutable, estimate_us, forms
 from convoy.engines.cuda.maps import PixelMap
+from convoy.engines.cuda.requirements import hopper_alone
 from convoy.engines.cuda.source import defines, text
 from convoy.engines.triton.requirements import first_layer_support
 from convoy.engines.triton.tensors import checked, scratch
@@ -175,11 +176,9 @@ class StemEngine(Engine):
         """At most four channels, no groups, no dilation, on Hopper; fp32 as TF32 where the numerics allow."""
         if not (found := first_layer_support(problem, target, MOST_CHANNELS, empty=True)):
             return found
+        if not (found := hopper_alone(target)):
+            return found
         assert isinstance(problem, ConvProblem)
-        if target.capability != 90:
-            return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
-        if reason := absence():
-            return Support.no(reason)
         whole = 16 // DTYPE_BYTES[problem.x_dtype]
         if problem.k % whole:
             return Support.no(f"needs k as a multiple of {whole}, got {problem.k}")

@@ -11,19 +11,17 @@ from typing import Any, Final
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import Function, absence, compile_cubin, pointer, structure
-from convoy.engines.cuda.maps import PixelMap
+from convoy.engines.cuda.compiled import Function, compile_cubin, pointer, structure
+from convoy.engines.cuda.requirements import copied_product
 from convoy.engines.cuda.source import options, swapped_source
 from convoy.engines.cuda.swapped_form import ROW_BYTES, Form
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
 from convoy.engines.cuda.swapped_kinds import WideForm
 from convoy.engines.cuda.swapped_maps import pixel_map, result_map
 from convoy.engines.formed import FormedEngine
-from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem
-from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
 from convoy.target import Target
 
@@ -130,41 +128,40 @@ class SwappedExecutable(Executable):
         self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
 
 
-class SwappedEngine(FormedEngine[Form]):
-    """Filters as rows, copies that wait for nothing, splits and halos; see `swapped.cu`."""
+class SwappedForms(FormedEngine[Form]):
+    """What engines of `swapped.cu` share: its forms, for the convolution that is computed."""
 
-    id = "cuda.swapped"
     version = 1
     family = "implicit_gemm"
     trusted = False
     quick_settings = 6
     form = Form
 
+    def computed(self, problem: ConvProblem) -> ConvProblem:
+        """What the kernel computes for a problem."""
+        return problem
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See `swapped_forms`."""
+        return forms(self.computed(problem), units, self.kind(problem))
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `swapped_forms.estimate_us`."""
+        return estimate_us(self.computed(problem), form, units)
+
+
+class SwappedEngine(SwappedForms):
+    """Filters as rows, copies that wait for nothing, splits and halos; see `swapped.cu`."""
+
+    id = "cuda.swapped"
+
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
-        if not (found := product_support(problem, target, empty=True)):
-            return found
-        assert isinstance(problem, ConvProblem)
-        if target.capability != 90:
-            return Support.no(f"is made for compute capability 9.0 alone, got {target.arch}")
-        whole = 16 // DTYPE_BYTES[problem.x_dtype]
-        if problem.c % whole or problem.k % whole:
-            return Support.no(f"needs c and k as multiples of {whole}, got {problem.c} and {problem.k}")
-        if not PixelMap.of(problem, 64).fits(problem):
-            return Support.no("needs padding and filter under 128, and strides up to 8")
-        return Support.no(absence()) if absence() else Support.yes()
+        return copied_product(problem, target)
 
     def kind(self, problem: ConvProblem) -> type[Form]:
         """Of fp32 results, forms without copies of them."""
         return WideForm if problem.x_dtype == "fp32" else Form
-
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
-        """See the function of this name."""
-        return forms(problem, units, self.kind(problem))
-
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
-        """See `estimate_us` above."""
-        return estimate_us(problem, form, units)
 
     def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""

@@ -8,17 +8,14 @@ one mask; a value where the mask has none is refused when weights are packed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 
 from convoy.engines.base import Executable
-from convoy.engines.cuda.compiled import absence
-from convoy.engines.cuda.maps import PixelMap
-from convoy.engines.cuda.swapped import SwappedExecutable
-from convoy.engines.cuda.swapped_forms import estimate_us, forms
-from convoy.engines.formed import FormedEngine
+from convoy.engines.cuda.requirements import hopper_alone, im2col
+from convoy.engines.cuda.swapped import SwappedExecutable, SwappedForms
+from convoy.engines.cuda.swapped_form import Form as DenseForm
 from convoy.engines.pruned.pairs import Packing, crowded
 from convoy.engines.pruned.requirements import hopper_convolution
 from convoy.engines.pruned.sparse24_form import Form
@@ -37,7 +34,7 @@ def _crowded(mask: WeightMask) -> int:
 class SparseExecutable(SwappedExecutable):
     """One form for one problem."""
 
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: DenseForm, target: Target) -> None:
         super().__init__(engine, problem, form, target)
         assert problem.mask is not None
         mask = positions(problem.mask)
@@ -50,7 +47,7 @@ class SparseExecutable(SwappedExecutable):
         return self.packing.pack(weight)
 
 
-class Sparse24Engine(FormedEngine[Form]):
+class Sparse24Engine(SwappedForms):
     """Sparse products of compressed weights; see `cuda/swapped.cu`."""
 
     id = "pruned.sparse24"
@@ -58,8 +55,6 @@ class Sparse24Engine(FormedEngine[Form]):
     quick_settings = 32
     """All of a space: half of these are tried before any is taken for the best."""
 
-    family = "implicit_gemm"
-    trusted = False
     reads_mask = True
     form = Form
 
@@ -69,21 +64,13 @@ class Sparse24Engine(FormedEngine[Form]):
             return support
         assert isinstance(problem, ConvProblem)
         assert problem.mask is not None
-        if not PixelMap.of(problem, 64).fits(problem):
-            return Support.no("needs padding and filter under 128, and strides up to 8")
+        if not (fits := im2col(problem)):
+            return fits
         if found := _crowded(problem.mask):
             return Support.no(f"needs at most two values in every four channels, got more in {found} fours")
-        return Support.no(absence()) if absence() else Support.yes()
+        return hopper_alone(target)
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
-        """See the function of this name."""
-        return forms(problem, units, Form)
-
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
-        """See `estimate_us` above."""
-        return estimate_us(problem, form, units)
-
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def executable(self, problem: ConvProblem, form: DenseForm, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return SparseExecutable(self.id, problem, form, target)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.cuda import first_layer
+from convoy.engines.cuda import requirements
 from convoy.engines.cuda.first_layer import ENGINE, SHARED_BYTES, Form, Layer, in_slices
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
@@ -24,7 +24,7 @@ WIDE = ConvProblem(32, 3, 224, 224, 64, 11, 11, 2, 2, 4, 4, **TYPES)
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(first_layer, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 
@@ -62,7 +62,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(first_layer, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(BARE, GPU).reason == "needs cuda-core"
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines.cuda import compiled, implicit_gemm
+from convoy.engines.cuda import compiled, implicit_gemm, requirements
 from convoy.engines.cuda.implicit_gemm import ENGINE, Form, reciprocal
 from convoy.engines.cuda.maps import PixelMap
 from convoy.engines.cuda.source import ACTIVATIONS, options, product, source
@@ -37,7 +37,7 @@ FLOAT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numer
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(implicit_gemm, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 
@@ -62,7 +62,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(implicit_gemm, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
     assert ENGINE.supports(HALF, GPU).reason == "needs cuda-core"
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.cuda import split_fp32
+from convoy.engines.cuda import requirements
 from convoy.engines.cuda.split_fp32 import ENGINE, planes_in_blocks
 from convoy.engines.cuda.swapped import in_blocks
 from convoy.engines.cuda.swapped_form import SHARED_BYTES
@@ -23,7 +23,7 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(split_fp32, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 
@@ -49,7 +49,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(split_fp32, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(LAYER, GPU).reason == "needs cuda-core"
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines.cuda import stem
+from convoy.engines.cuda import requirements
 from convoy.engines.cuda.implicit_gemm import Form
 from convoy.engines.cuda.stem import ENGINE, Windows
 from convoy.problem import ConvProblem, Epilogue
@@ -21,7 +21,7 @@ VGG = replace(HALF, r=3, s=3, pad_h=1, pad_w=1, stride_h=1, stride_w=1)
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(stem, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 

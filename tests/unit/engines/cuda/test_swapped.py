@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.cuda import swapped
+from convoy.engines.cuda import requirements
 from convoy.engines.cuda.swapped import ENGINE, in_blocks
 from convoy.engines.cuda.swapped_form import CHANNELS, SHARED_BYTES, Form
 from convoy.engines.cuda.swapped_forms import estimate_us
@@ -29,7 +29,7 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(swapped, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 
@@ -57,7 +57,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(swapped, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(LARGE, GPU).reason == "needs cuda-core"
 
 

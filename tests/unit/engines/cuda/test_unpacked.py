@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convoy.engines import fresh as fresh_weights
-from convoy.engines.cuda import dgrad, fresh
+from convoy.engines.cuda import dgrad, fresh, requirements
 from convoy.engines.cuda.dgrad import turned
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue
@@ -26,8 +26,7 @@ both = pytest.mark.parametrize(("engine", "problem"), CASES.items(), ids=lambda 
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    for module in (fresh, dgrad):
-        monkeypatch.setattr(module, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 
@@ -68,7 +67,7 @@ def test_refusals_of_one_say_why(engine, problem, reason):
 @both
 def test_other_devices_and_missing_bindings_are_reasons(engine, problem, monkeypatch):
     assert "capability 9.0 alone" in engine.accepts(problem, replace(GPU, arch="sm_100")).reason
-    monkeypatch.setattr(fresh if engine is fresh.ENGINE else dgrad, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
     assert engine.accepts(problem, GPU).reason == "needs cuda-core"
 
 

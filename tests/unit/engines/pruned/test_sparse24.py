@@ -10,11 +10,10 @@ import pytest
 import torch
 from pruned_cases import mask_of
 
-from convoy.engines.cuda import implicit_gemm
+from convoy.engines.cuda import implicit_gemm, requirements
 from convoy.engines.cuda.source import sparse_product
 from convoy.engines.cuda.swapped_form import SHARED_BYTES
 from convoy.engines.cuda.swapped_forms import estimate_us, forms
-from convoy.engines.pruned import sparse24
 from convoy.engines.pruned.pairs import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.pruned.sparse24 import ENGINE
 from convoy.engines.pruned.sparse24_form import Form
@@ -41,7 +40,7 @@ SPARSE = sparse(PLAIN)
 @pytest.fixture(autouse=True)
 def _bindings_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(sparse24, "absence", lambda: "")
+    monkeypatch.setattr(requirements, "absence", lambda: "")
 
 
 def decoded(chunks, filters, k, c, taps, dtype):
@@ -123,7 +122,7 @@ def test_refusals_say_why(problem, target, words):
 
 
 def test_without_the_packages_it_says_so(monkeypatch):
-    monkeypatch.setattr(sparse24, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(SPARSE, H100).reason == "needs cuda-core"
 
 

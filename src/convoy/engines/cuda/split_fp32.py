@@ -13,7 +13,7 @@ from convoy.engines.cuda.requirements import hopper_alone, im2col, whole_vectors
 from convoy.engines.cuda.swapped import SwappedExecutable, SwappedForms, in_blocks
 from convoy.engines.cuda.swapped_form import Form
 from convoy.engines.cuda.swapped_kinds import PlanesForm
-from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_weight
+from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_us, split_weight
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.tensors import scratch
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
@@ -22,10 +22,6 @@ from convoy.target import Target
 
 _PLANE_BYTES: Final = 2
 """Of a plane's value."""
-
-_SPLIT_US: Final = 2.0
-_SPLIT_BYTES_US: Final = 4e6
-"""The two launches that split x, as `triton.split_fp32` takes them to be: 12 bytes a value."""
 
 
 def of_planes(problem: ConvProblem) -> ConvProblem:
@@ -90,7 +86,7 @@ class SplitFp32Engine(SwappedForms):
 
     def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """The product's, and what splits x."""
-        return super().guess_us(problem, form, units) + _SPLIT_US + 12 * problem.x_spec.elements / _SPLIT_BYTES_US
+        return super().guess_us(problem, form, units) + split_us(problem.x_spec.elements)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Planes of x."""

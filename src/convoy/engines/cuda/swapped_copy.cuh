@@ -17,7 +17,7 @@ DEVICE void produce_halos(const Map* x, const Room& at, int first, int step, con
       barrier_expect(bar, HALO_COPIED * PLANES);
 #pragma unroll
       for (int plane = 0; plane < PLANES; plane++)
-        copy_box(at.halos + halo.stage * HALO_BYTES + plane * BOX_BYTES, x, bar, c0 + i * CHANNELS, -1, from.row - 1, from.image + plane * z.images);
+        copy_box(at.halos + halo.stage * HALO_BYTES + plane * BOX_BYTES, x, bar, c0 + i * CHANNELS, -1, from.row - 1, OF_PLANE(from.image, plane));
       halo.advance();
     }
   }
@@ -56,7 +56,7 @@ DEVICE void produce_pixels(const Map* x, const Room& room, int turn, int first, 
 #if CLUSTER == 1
 #pragma unroll
         for (int plane = 0; plane < PLANES; plane++)
-          copy_pixels(pixels + plane * BN * 128, x, bar, at.c, width, h, image + plane * z.images, (u16)at.right, (u16)at.down);
+          copy_pixels(pixels + plane * BN * 128, x, bar, at.c, width, h, OF_PLANE(image, plane), (u16)at.right, (u16)at.down);
 #else
         copy_pixels_to_all(pixels + room.rank * SHARE * 128, x, bar, at.c, width, h, image, (u16)at.right, (u16)at.down, (1 << CLUSTER) - 1);
 #endif

@@ -28,9 +28,7 @@ EXTRA_BYTES: Final = 1024 + 96
 """What rounding the ring's start up may cost, and barriers that are no stage's."""
 
 HALOS: Final = 3
-HALOS_OF_SPLIT: Final = 2
-"""Boxes of pixels in shared memory, where all taps read one: each is there for nine iterations. A block of a split has
-few, and no next tile's."""
+"""Boxes of pixels in shared memory, where all taps read one: each is there for nine iterations."""
 
 TAPS: Final = 9
 
@@ -84,6 +82,12 @@ class Form:
 
     splits: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8)
     """That are tried."""
+
+    halos_of_split: ClassVar[int] = 2
+    """Boxes of pixels of a block of a split, which has few of them and no next tile's."""
+
+    odd_rows: ClassVar[bool] = True
+    """Whether rows of one column more than the image's are tried, beside those of whole eights."""
 
     rows: int
     pixels: int
@@ -189,7 +193,7 @@ class Form:
         """Boxes of pixels in shared memory."""
         if not self.halo:
             return 0
-        return HALOS if self.split == 1 else HALOS_OF_SPLIT
+        return HALOS if self.split == 1 else self.halos_of_split
 
     @property
     def fixed_bytes(self) -> int:
@@ -296,8 +300,9 @@ class Form:
             "c_blocks": blocks_of_channels(problem), "span_w": problem.s * problem.dilation_w,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
             "dilation_h": problem.dilation_h, "dilation_w": problem.dilation_w,
-            "images": problem.n, "taps": problem.r * problem.s,
         }  # fmt: skip
+        sizes |= {} if self.sparse else {"images": problem.n}
+        sizes |= {"taps": problem.r * problem.s} if self.weights else {}
         for name in ("q", "pq", "groups", "s", "c_blocks"):
             sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
         return sizes

@@ -198,9 +198,9 @@ def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
     return sorted(width for width in found if width <= 256)
 
 
-def _halos(problem: ConvProblem) -> Iterator[tuple[int, int]]:
+def _halos(problem: ConvProblem, kind: type[Form]) -> Iterator[tuple[int, int]]:
     """(columns of a row, pixels of a tile) where taps may read one copy: an image's rows in so many equal parts."""
-    widths = {(problem.w // 8 + 1) * 8, problem.w + 1}
+    widths = {(problem.w // 8 + 1) * 8, *([problem.w + 1] if kind.odd_rows else [])}
     if Form(64, problem.w + 8, 2, 1, 1, staged=1, halo=problem.w + 1).fits(problem):
         rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
         found = ((columns, -(-count * columns // 8) * 8) for columns in sorted(widths) for count in sorted(rows))
@@ -224,7 +224,7 @@ def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator
                     yield from _held(form, problem, units)
                     if not kind.wide:
                         yield from _held(_staged(form, problem, units), problem, units)
-        for columns, pixels in _halos(problem) if cluster == 1 else ():
+        for columns, pixels in _halos(problem, kind) if cluster == 1 else ():
             for depth, blocks in product((1, 3) if kind.planes == 1 else (1,), (1, 2)):
                 form = kind(rows, pixels, 2, consumers, 1, depth, split, blocks, 1, columns)
                 own = kind.wide or (split > 1 and columns % 8 > 0)

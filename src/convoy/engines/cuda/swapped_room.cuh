@@ -2,7 +2,13 @@
 
 struct Sizes {
   int pixels, k, pitch, p, q, pq, groups, units, channels, iterations, each, s, c_blocks, span_w;
-  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, images, taps;
+  int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+#if !SPARSE
+  int images;
+#endif
+#if WEIGHTS
+  int taps;
+#endif
   u32 q_factor, q_shift, pq_factor, pq_shift, groups_factor, groups_shift, s_factor, s_shift, c_blocks_factor, c_blocks_shift;
 };
 
@@ -10,6 +16,11 @@ struct Sizes {
 #define PIXEL_BYTES (PITCH ? 0 : BN * 128 * PLANES)
 #define PART_WORDS (SPARSE ? 256 : 512)  // of sixteen bytes: the values of 64 filters
 #define PLANE_WORDS (FILTERS * 8)
+#if SPARSE
+#define OF_PLANE(image, plane) (image)
+#else
+#define OF_PLANE(image, plane) ((image) + (plane) * z.images)  // planes of x follow each other
+#endif
 #define CHUNK_BYTES (FILTERS * (SPARSE ? 72 : 128 * PLANES))
 #define STAGE_BYTES (DEPTH * PIXEL_BYTES + (DEPTH * CHUNK_BYTES + 1023) / 1024 * 1024)
 #define CHANNELS (128 / BYTES)

@@ -41,6 +41,11 @@ def plane_bytes(elements: int) -> int:
     return _HEADER_BYTES + -(-4 * elements // 256) * 256
 
 
+def split_us(elements: int) -> float:
+    """A guess of what splitting x takes: two launches, and 12 bytes a value through L2."""
+    return 2.0 + 12 * elements / 4e6
+
+
 class PlaneSplit:
     """Splits x: two launches (largest |x|, planes), or one where x has marks.
 

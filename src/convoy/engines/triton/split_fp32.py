@@ -10,7 +10,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.triton.compiled import Build, interpreting
 from convoy.engines.triton.marking import UNMARKED, MarkingExecutable
-from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_weight
+from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_us, split_weight
 from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
@@ -136,7 +136,7 @@ class SplitFp32Engine(Engine):
         """The tiles' cost model and the two launches that split x."""
         assert isinstance(problem, ConvProblem)
         guess = estimate_us(plane_view(problem), Tile.of(knobs), target.units, planes=3)
-        return guess + 2.0 + 12 * problem.x_spec.elements / 4e6
+        return guess + split_us(problem.x_spec.elements)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""

@@ -64,6 +64,9 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
     "cuda.swapped": "convoy.engines.cuda.swapped",
     "cuda.split_fp32": "convoy.engines.cuda.split_fp32",
+    "cuda.fresh": "convoy.engines.cuda.fresh",
+    "cuda.dgrad": "convoy.engines.cuda.dgrad",
+    "cuda.first_layer": "convoy.engines.cuda.first_layer",
     "cuda.stem": "convoy.engines.cuda.stem",
     "cuda.depthwise": "convoy.engines.cuda.depthwise",
     "padded": "convoy.engines.padded",
@@ -72,9 +75,6 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
-    "cuda.first_layer": "convoy.engines.cuda.first_layer",
-    "cuda.fresh": "convoy.engines.cuda.fresh",
-    "cuda.dgrad": "convoy.engines.cuda.dgrad",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
@@ -96,6 +96,8 @@ SLICING: Final = frozenset(
         "triton.persistent",
         "triton.merged",
         "triton.batch_norm",
+        "cuda.first_layer",
+        "cuda.fresh",
         "cuda.implicit_gemm",
         "cuda.split_fp32",
         "cuda.stem",

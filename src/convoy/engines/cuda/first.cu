@@ -2,26 +2,32 @@
 // 3x3 with stride 2 behind it, in one launch. y^T[k, pixels] = weight · windows^T: a product's rows are filters, its columns one row of
 // the convolution's results.
 //
-// A block holds the rows of the image that it needs, four channels a pixel, zeros round them. Two pixels are sixteen bytes, a unit. The
+// Rows of the image lie in shared memory as four channels a pixel, zeros round them. Two pixels are sixteen bytes, a unit. The
 // windows of neighbouring results begin a unit apart (stride 2) and overlap: without a swizzle an operand's eight rows of sixteen
 // bytes follow each other, so the units of a row of the image are eight windows' first units, and one unit further on their second
 // ones. With stride 4 every other unit lies in a plane of its own (PHASES 2). Nothing is copied for it.
 //
-// A warpgroup makes ROWS rows of y, one row of the convolution after another. With POOLED, a row's results are rounded, two
-// neighbouring ones to a word; the largest of three rows is kept, then a word's neighbour comes from the lane beside it.
+// A warpgroup makes ROWS rows of y, one row of the convolution after another, from a ring of rows of the image that is its own: while
+// products run, what the next row needs besides is put where the ring has room, and what the row after that needs is asked for.
+// With POOLED, a row's results are rounded, two neighbouring ones to a word; the largest of three rows is kept, then a word's
+// neighbour comes from the lane beside it. With PAIRED, up to 32 filters are there twice, the second time a row of y further down: R and
+// STRIDE_H are those of both rows together.
 //
 // Given by the host: C, H, W (of x), K, R, STRIDE_H, PHASES, PAD_H, PAD_W, P, Q (of the convolution), BN (Q up to a multiple of 8), STEPS
-// (pairs of units of a row of the filter), UNITS (of a plane of a row), POOLED, POOL_PAD, Y_ROWS, Y_COLUMNS, ROWS, WARPGROUPS, BLOCKS,
-// TILES (of an image), PAIRS_READ (whether two pixels begin at four bytes), BF16, BIAS, ACTIVATION (a number), multiply_plain().
+// (pairs of units of a row of the filter), UNITS (of a plane of a row), PAIRED, POOLED, POOL_PAD, Y_ROWS, Y_COLUMNS, ROWS (even with
+// PAIRED), WARPGROUPS, BLOCKS, TILES (of an image), PAIRS_READ (whether two pixels begin at four bytes), BF16, BIAS, ACTIVATION (a
+// number), multiply_plain().
 
 typedef u16 Value;
 #define GROUPS (BN / 8)
-#define STEP (POOLED ? 2 * ROWS : ROWS)  // rows of the convolution from one warpgroup to the next
-#define CONV_ROWS (POOLED ? 2 * ROWS + 1 : ROWS)
-#define IMAGE_ROWS (((WARPGROUPS - 1) * STEP + CONV_ROWS - 1) * STRIDE_H + R)
+#define AT_ONCE (PAIRED ? 2 : 1)  // rows of y of one product
+#define CONV_ROWS (POOLED ? 2 * ROWS + 1 : ROWS / AT_ONCE)
 #define PLANE_BYTES (UNITS * 16)
 #define LINE_BYTES (PHASES * PLANE_BYTES)
-#define IMAGE_BYTES (IMAGE_ROWS * LINE_BYTES)
+#define LINES (R + STRIDE_H)  // of a ring: what one row of the convolution reads, and what the next one needs besides
+#define RING_BYTES (LINES * LINE_BYTES)
+#define PAIRS ((W + 1) / 2)
+#define EACH ((STRIDE_H * PAIRS + 127) / 128)  // pairs of pixels that a thread brings for one more row
 #define SLICE_BYTES 2048  // 64 filters by 16 values
 #define WEIGHT_BYTES (R * STEPS * SLICE_BYTES)
 #define STAGED_PIXELS ((POOLED ? (GROUPS + 1) / 2 : GROUPS) * 8)
@@ -54,34 +60,59 @@ DEVICE void put_pixel(u32 line, int column, const u32 (&words)[C], int first) {
   store_eight_bytes(line + unit % PHASES * PLANE_BYTES + unit / PHASES * 16 + place % 2 * 8, values[0] | values[1] << 16, values[2] | values[3] << 16);
 }
 
-// The rows of the image from `first` on; zeros are there already.
-DEVICE void fill(u32 image, const Value* __restrict__ x, int first) {
-  const int pairs = (W + 1) / 2;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < IMAGE_ROWS * pairs; i += THREADS) {
-    int row = i / pairs, column = (i - row * pairs) * 2, h = first + row;
-    if (h < 0 || h >= H) continue;
-    u32 words[C];
-    read_pair(words, x + (long long)h * W * C, column);
-    put_pixel(image + row * LINE_BYTES, column, words, 0);
-    if (column + 1 < W) put_pixel(image + row * LINE_BYTES, column + 1, words, C);
+// This thread's pairs of the next STRIDE_H rows of the image from `line` on; zeros for rows that it has not.
+DEVICE void fetch(u32 (&words)[EACH][C], const Value* __restrict__ x, int line, int thread) {
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    int i = thread + 128 * e, row = i / PAIRS, h = line + row;
+    if (i < STRIDE_H * PAIRS && h >= 0 && h < H) {
+      read_pair(words[e], x + (long long)h * W * C, (i - row * PAIRS) * 2);
+    } else {
+#pragma unroll
+      for (int c = 0; c < C; c++) words[e][c] = 0;
+    }
   }
 }
 
-// One row of the convolution, whose first row of the image lies at `lines`.
-DEVICE void convolve(float (&d)[BN / 2], const float (&bias)[2], u32 weights, u32 lines) {
+// Puts them to the ring's rows from `slot` on.
+DEVICE void put(u32 ring, const u32 (&words)[EACH][C], int slot, int thread) {
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    int i = thread + 128 * e, row = i / PAIRS, column = (i - row * PAIRS) * 2, at = slot + row;
+    if (i >= STRIDE_H * PAIRS) continue;
+    u32 line = ring + (at < LINES ? at : at - LINES) * LINE_BYTES;
+    put_pixel(line, column, words[e], 0);
+    if (column + 1 < W) put_pixel(line, column + 1, words[e], C);
+  }
+}
+
+// The first R rows, from `line` of the image on.
+DEVICE void fill(u32 ring, const Value* __restrict__ x, int line, int thread) {
+#pragma unroll 4
+  for (int i = thread; i < R * PAIRS; i += 128) {
+    int row = i / PAIRS, column = (i - row * PAIRS) * 2, h = line + row;
+    if (h < 0 || h >= H) continue;  // zeros are there already
+    u32 words[C];
+    read_pair(words, x + (long long)h * W * C, column);
+    put_pixel(ring + row * LINE_BYTES, column, words, 0);
+    if (column + 1 < W) put_pixel(ring + row * LINE_BYTES, column + 1, words, C);
+  }
+}
+
+// Begins one row of the convolution, whose first row of the image lies in the ring's `slot`.
+DEVICE void convolve(float (&d)[BN / 2], const float (&bias)[2], u32 weights, u32 ring, int slot) {
 #pragma unroll
   for (int i = 0; i < BN / 2; i++) d[i] = bias[i / 2 % 2];
   products_begin();
 #pragma unroll
-  for (int r = 0; r < R; r++)
+  for (int r = 0; r < R; r++) {
+    u32 line = ring + (slot + r < LINES ? slot + r : slot + r - LINES) * LINE_BYTES;
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
       multiply_plain(d, plain_operand(weights + (r * STEPS + step) * SLICE_BYTES, SLICE_BYTES / 2, 128),
-               plain_operand(lines + r * LINE_BYTES + step * (32 / PHASES), PHASES == 1 ? 16 : PLANE_BYTES, 128));
+               plain_operand(line + step * (32 / PHASES), PHASES == 1 ? 16 : PLANE_BYTES, 128));
+  }
   products_commit();
-  products_wait<0>();
-  keep(d);
 }
 
 // A row's results, two neighbouring ones to a word, of this lane's two filters. What the row has not is less than everything.
@@ -112,14 +143,17 @@ DEVICE void put_pair(u32 staged, int pair, int thread, const u32 (&words)[4], bo
   if (both) put_matrices(at, words); else put_two_matrices(at, words);
 }
 
-// One row of y, as sixteen bytes a thread.
-DEVICE void copy_out(u32 staged, int who, int thread, Value* __restrict__ y, int pitch) {
+// Rows of y from `row` on, as sixteen bytes a thread.
+DEVICE void copy_out(u32 staged, int who, int thread, int row, Value* __restrict__ y, int pitch) {
+  const int each = K / 8, line = Y_COLUMNS * each;
   group_meet(who - 1);
-  for (int i = thread; i < Y_COLUMNS * (K / 8); i += 128) {
-    int pixel = i / (K / 8), eight = i % (K / 8);
-    *(uint4*)(y + (long long)pixel * pitch + eight * 8) = load_sixteen_bytes(staged + pixel * 128 + ((eight ^ pixel % 8) << 4));
+#pragma unroll 4
+  for (int i = thread; i < AT_ONCE * line; i += 128) {
+    int down = i / line, pixel = (i - down * line) / each, eight = i % each;
+    if (row + down >= Y_ROWS) break;
+    *(uint4*)(y + ((long long)(row + down) * Y_COLUMNS + pixel) * pitch + eight * 8) =
+        load_sixteen_bytes(staged + pixel * 128 + ((down * 4 + eight ^ pixel % 8) << 4));
   }
-  group_meet(who - 1);
 }
 
 #if POOLED
@@ -154,7 +188,7 @@ DEVICE u32 given_word(const u32 (&rows)[2][GROUPS], int pair, int i, int thread)
 #endif
 }
 
-DEVICE void store_row(const u32 (&rows)[2][GROUPS], u32 staged, int who, int thread, Value* __restrict__ y, int pitch) {
+DEVICE void store_rows(const u32 (&rows)[2][GROUPS], u32 staged, int who, int thread, int row, Value* __restrict__ y, int pitch) {
   const int each = POOLED ? 4 : 2;  // groups of a pair
 #pragma unroll
   for (int pair = 0; pair < (GROUPS + each - 1) / each; pair++) {
@@ -163,25 +197,35 @@ DEVICE void store_row(const u32 (&rows)[2][GROUPS], u32 staged, int who, int thr
     for (int i = 0; i < 4; i++) words[i] = given_word(rows, pair, i, thread);
     put_pair(staged, pair, thread, words, pair * each + each / 2 < GROUPS);
   }
-  copy_out(staged, who, thread, y, pitch);
+  copy_out(staged, who, thread, row, y, pitch);  // all have read it before they meet again, for the next row
 }
 
 // A warpgroup's rows of y, from the convolution's row `first` on.
-DEVICE void make_rows(u32 image, u32 weights, u32 staged, int who, int first, int y_row, const float (&bias)[2], Value* __restrict__ y, int pitch) {
-  int thread = threadIdx.x % 128;
+DEVICE void make_rows(u32 ring, u32 weights, u32 staged, int who, int first, int y_row, const float (&bias)[2], const Value* __restrict__ x,
+                      Value* __restrict__ y, int pitch) {
+  int thread = threadIdx.x % 128, line = first * STRIDE_H - PAD_H + R, slot = 0;
+  u32 words[EACH][C], rows[2][GROUPS];
   float d[BN / 2];
-  u32 rows[2][GROUPS];
+  fill(ring, x, line - R, thread);
+  fetch(words, x, line, thread);
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) rows[half][g] = LEAST | LEAST << 16;
 #pragma unroll 1
   for (int j = 0; j < CONV_ROWS; j++) {
-    bool inside = first + j >= 0 && first + j < P;
-    if (inside) convolve(d, bias, weights, image + j * STRIDE_H * LINE_BYTES);
+    publish_writes();  // products read what was written here
+    group_meet(who - 1);
+    convolve(d, bias, weights, ring, slot);
+    if (j + 1 < CONV_ROWS) put(ring, words, slot + R < LINES ? slot + R : slot + R - LINES, thread);
+    slot = slot + STRIDE_H < LINES ? slot + STRIDE_H : slot + STRIDE_H - LINES;
+    products_wait<0>();
+    keep(d);
     u32 made[2][GROUPS];
-    round_row(made, d, inside, thread);
-    int row = POOLED ? y_row + j / 2 - 1 : y_row + j;
+    round_row(made, d, first + j >= 0 && first + j < P, thread);
+    line += STRIDE_H;
+    if (j + 2 < CONV_ROWS) fetch(words, x, line, thread);
+    int row = POOLED ? y_row + j / 2 - 1 : y_row + j * AT_ONCE;
     bool whole = !POOLED || (j > 0 && j % 2 == 0);
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -189,7 +233,7 @@ DEVICE void make_rows(u32 image, u32 weights, u32 staged, int who, int first, in
       for (int g = 0; g < GROUPS; g++) rows[half][g] = POOLED ? largest(rows[half][g], made[half][g]) : made[half][g];
     if (!whole) continue;
     if (row >= Y_ROWS) return;
-    store_row(rows, staged, who, thread, y + (long long)row * Y_COLUMNS * pitch, pitch);
+    store_rows(rows, staged, who, thread, row, y, pitch);
     // A window's last row is the next one's first.
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -201,24 +245,22 @@ DEVICE void make_rows(u32 image, u32 weights, u32 staged, int who, int first, in
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 first_layer(const Value* __restrict__ x, const unsigned char* __restrict__ packed, Value* __restrict__ y, const Value* __restrict__ bias, int pitch) {
   SHARED_MEMORY;
-  u32 staged = opaque((shared_address(shared_memory) + 127u) & ~127u), weights = staged + WARPGROUPS * STAGED_PIXELS * 128, image = weights + WEIGHT_BYTES;
+  u32 staged = opaque((shared_address(shared_memory) + 127u) & ~127u), weights = staged + WARPGROUPS * STAGED_PIXELS * 128, rings = weights + WEIGHT_BYTES;
   for (int i = threadIdx.x; i < WEIGHT_BYTES / 16; i += THREADS) store_sixteen_bytes(weights + i * 16, ((const uint4*)packed)[i]);
-  for (int i = threadIdx.x; i < IMAGE_BYTES / 16; i += THREADS) store_sixteen_bytes(image + i * 16, make_uint4(0, 0, 0, 0));
-  int who = (int)uniform(threadIdx.x / 128), filter = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  for (int i = threadIdx.x; i < WARPGROUPS * RING_BYTES / 16; i += THREADS) store_sixteen_bytes(rings + i * 16, make_uint4(0, 0, 0, 0));
+  int who = (int)uniform(threadIdx.x / 128), filter = threadIdx.x % (128 / AT_ONCE) / 32 * 16 + threadIdx.x % 32 / 4;
   float added[2] = {0.f, 0.f};
 #if BIAS
 #pragma unroll
   for (int half = 0; half < 2; half++)
     if (filter + 8 * half < K) added[half] = unpack(bias[filter + 8 * half]);
 #endif
+  publish_writes();
   __syncthreads();
-  int index = blockIdx.x / TILES, y_row = (blockIdx.x - index * TILES) * WARPGROUPS * ROWS;
-  int first = (POOLED ? 2 * y_row : y_row) - POOL_PAD;
+  int index = blockIdx.x / TILES, y_row = ((blockIdx.x - index * TILES) * WARPGROUPS + who) * ROWS;
+  if (y_row >= Y_ROWS) return;
   wait_for_forerunner();
-  fill(image, x + (long long)index * H * W * C, first * STRIDE_H - PAD_H);
   let_successor_start();
-  publish_writes();  // products read what was written here
-  __syncthreads();
-  make_rows(image + who * STEP * STRIDE_H * LINE_BYTES, weights, staged + who * STAGED_PIXELS * 128, who, first + who * STEP, y_row + who * ROWS,
-            added, y + (long long)index * Y_ROWS * Y_COLUMNS * pitch, pitch);
+  make_rows(rings + who * RING_BYTES, weights, staged + who * STAGED_PIXELS * 128, who, (POOLED ? 2 * y_row : y_row / AT_ONCE) - POOL_PAD, y_row, added,
+            x + (long long)index * H * W * C, y + (long long)index * Y_ROWS * Y_COLUMNS * pitch, pitch);
 }

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, Self
 
 import torch
@@ -32,8 +33,8 @@ _SHARED_OF_UNIT: Final = 233472
 _BLOCK_BYTES: Final = 1024
 """What a multiprocessor keeps for each block."""
 
-_MOST_WARPGROUPS: Final = 4
-"""Of a multiprocessor: with 128 registers a thread."""
+_MOST_WARPGROUPS: Final = {144: 4, 192: 3, 256: 2}
+"""Of a multiprocessor, by the columns of a row of products: a thread has 128, 168 or 255 registers then."""
 
 _MOST_COLUMNS: Final = {False: 256, True: 184}
 """Of a row of products, by whether it is pooled: a thread keeps the largest of three rows then."""
@@ -43,13 +44,14 @@ _MONOTONE: Final = ("none", "relu", "relu6")
 
 _TYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _ROWS: Final = (1, 2, 3, 4, 5, 7, 8)
+_WARPGROUPS: Final = (1, 2, 4)
 
 _CLOCK_GHZ: Final = 1.6
-_LOAD_BYTES_NS: Final = 40.0
-_STORE_BYTES_NS: Final = 40.0
+_ROW_CLOCKS: Final = 300.0
+_GROUP_CLOCKS: Final = 50.0
 _MEMORY_BYTES_NS: Final = 3000.0
 _START_NS: Final = 2500.0
-"""Nothing of this is fitted yet: what the kernels of `cuda.swapped` take for the like."""
+"""Nothing of this is fitted yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +61,26 @@ class Form:
     Attributes:
         rows: of y, that a warpgroup makes.
         warpgroups: of a block.
+        paired: whether a product has the filters twice, for two rows of y.
     """
 
     rows: int
     warpgroups: int
+    paired: bool = False
 
     @property
     def knobs(self) -> Knobs:
         """As an engine's knobs."""
-        return Knobs.of(rows=self.rows, warpgroups=self.warpgroups)
+        return Knobs.of(rows=self.rows, warpgroups=self.warpgroups, paired=self.paired)
 
     @classmethod
     def of(cls, knobs: Knobs) -> Self:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
-        form = cls(knobs.integer("rows"), knobs.integer("warpgroups"))
-        if not (1 <= form.rows <= 64 and 1 <= form.warpgroups <= 2):
-            raise InputError("knobs", str(knobs), "1 to 64 rows, 1 or 2 warpgroups")
+        form = cls(knobs.integer("rows"), knobs.integer("warpgroups"), bool(knobs["paired"]))
+        if not (1 <= form.rows <= 64 and form.warpgroups in _WARPGROUPS) or (form.paired and form.rows % 2):
+            raise InputError(
+                "knobs", str(knobs), "1 to 64 rows, an even number where they are paired, 1, 2 or 4 warpgroups"
+            )
         return form
 
 
@@ -116,30 +122,67 @@ class Layer:
         return self.columns + 2 * self.steps // self.phases - 1
 
     @property
-    def conv_rows(self) -> int:
-        """Rows of the convolution that a warpgroup makes."""
-        return 2 * self.form.rows + 1 if self.pooled else self.form.rows
+    def at_once(self) -> int:
+        """Rows of y of one product."""
+        return 2 if self.form.paired else 1
 
     @property
-    def image_bytes(self) -> int:
-        """Rows of the image that a block holds."""
-        p, form = self.problem, self.form
-        step = 2 * form.rows if self.pooled else form.rows
-        lines = ((form.warpgroups - 1) * step + self.conv_rows - 1) * p.stride_h + p.r
-        return lines * self.phases * self.units * 16
+    def further(self) -> int:
+        """Rows of the image from one row of y to the next of the same product; 0 where there is none."""
+        return self.problem.stride_h if self.form.paired else 0
+
+    @property
+    def lines(self) -> int:
+        """Rows of the image that a product reads."""
+        return self.problem.r + self.further
+
+    @property
+    def fresh_lines(self) -> int:
+        """Rows of the image that the next product needs besides."""
+        return self.at_once * self.problem.stride_h
+
+    @property
+    def turns(self) -> int:
+        """Rows of the convolution that a warpgroup makes, one or two at once."""
+        return 2 * self.form.rows + 1 if self.pooled else self.form.rows // self.at_once
+
+    @property
+    def ring_bytes(self) -> int:
+        """Rows of the image that a warpgroup holds: what one product reads, and what the next needs besides."""
+        return (self.lines + self.fresh_lines) * self.phases * self.units * 16
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weight as products read it."""
+        return self.lines * self.steps * 2048
 
     @property
     def shared_bytes(self) -> int:
-        """Results that are put together, the weight, the image, and what rounding up costs."""
+        """Results that are put together, the weight, rows of the image, and what rounding up costs.
+
+        Products read 32 columns at a time, compute-sanitizer says: as many units as the last ones have too few follow.
+        """
         groups = self.columns // 8
         pixels = (-(-groups // 2) if self.pooled else groups) * 8
-        return self.form.warpgroups * pixels * 128 + self.problem.r * self.steps * 2048 + self.image_bytes + 128
+        each = pixels * 128 + self.ring_bytes
+        return self.form.warpgroups * each + self.weight_bytes + 128 + -self.columns % 32 * 16
+
+    @property
+    def most_warpgroups(self) -> int:
+        """That a multiprocessor has registers for."""
+        return next(most for columns, most in _MOST_WARPGROUPS.items() if self.columns <= columns)
 
     @property
     def blocks(self) -> int:
         """That a multiprocessor has room for."""
         room = _SHARED_OF_UNIT // (self.shared_bytes + _BLOCK_BYTES)
-        return max(1, min(room, _MOST_WARPGROUPS // self.form.warpgroups))
+        return max(1, min(room, self.most_warpgroups // self.form.warpgroups))
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for one block, and for the filters twice where they are paired."""
+        room = self.shared_bytes <= SHARED_BYTES and self.form.warpgroups <= self.most_warpgroups
+        return room and not (self.form.paired and (self.pooled or self.problem.k > FILTERS // 2))
 
     @property
     def tiles(self) -> int:
@@ -151,34 +194,41 @@ class Layer:
         p, pool = self.problem, self.problem.epilogue.pool
         _, _, y_rows, y_columns = p.y_spec.shape
         return {
-            "C": p.c, "H": p.h, "W": p.w, "K": p.k, "R": p.r, "STRIDE_H": p.stride_h, "PHASES": self.phases,
+            "C": p.c, "H": p.h, "W": p.w, "K": p.k, "R": self.lines, "STRIDE_H": self.fresh_lines, "PHASES": self.phases,
             "PAD_H": p.pad_h, "PAD_W": p.pad_w, "P": p.p, "Q": p.q, "BN": self.columns, "STEPS": self.steps,
-            "UNITS": self.units, "POOLED": int(self.pooled), "POOL_PAD": pool.pad_h if pool else 0,
-            "Y_ROWS": y_rows, "Y_COLUMNS": y_columns, "ROWS": self.form.rows, "WARPGROUPS": self.form.warpgroups,
-            "BLOCKS": self.blocks, "TILES": self.tiles, "PAIRS_READ": int(p.w % 2 == 0),
+            "UNITS": self.units, "PAIRED": int(self.form.paired), "POOLED": int(self.pooled),
+            "POOL_PAD": pool.pad_h if pool else 0, "Y_ROWS": y_rows, "Y_COLUMNS": y_columns, "ROWS": self.form.rows,
+            "WARPGROUPS": self.form.warpgroups, "BLOCKS": self.blocks, "TILES": self.tiles, "PAIRS_READ": int(p.w % 2 == 0),
             "BF16": int(p.x_dtype == "bf16"), "BIAS": int(p.epilogue.bias),
             "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation),
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:
-        """A guess in microseconds: the busiest multiprocessor's products with its loads and stores, or the memory's bytes."""
+        """A guess in microseconds: rounds of warpgroups that share a multiprocessor's tensor cores, or the memory's bytes."""
         p, form = self.problem, self.form
-        tiles = -(-p.n * self.tiles // units)
-        products = form.warpgroups * self.conv_rows * p.r * self.steps * max(self.columns / 2, 16 + self.columns / 4)
-        stored = form.warpgroups * form.rows * p.y_spec.shape[3] * p.k * 2
-        alone = products / _CLOCK_GHZ + stored / _STORE_BYTES_NS + self.image_bytes / _LOAD_BYTES_NS
-        # Blocks beside each other hide each other's loads and stores.
-        busy = alone + (tiles - 1) * max(products / _CLOCK_GHZ, alone / self.blocks)
+        groups = -(-p.n * self.tiles // units) * form.warpgroups
+        rounds = -(-groups // (self.blocks * form.warpgroups))
+        products = self.lines * self.steps * max(self.columns / 2, 16 + self.columns / 4)
+        after = _ROW_CLOCKS + self.columns / 8 * _GROUP_CLOCKS
+        row = max(products * min(groups, self.blocks * form.warpgroups), products + after)
+        busy = rounds * (self.turns * row + self.lines / self.fresh_lines * _ROW_CLOCKS) / _CLOCK_GHZ
         return (math.hypot(busy, p.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
-def in_slices(weight: torch.Tensor, steps: int) -> torch.Tensor:
+def in_slices(weight: torch.Tensor, steps: int, further: int = 0) -> torch.Tensor:
     """The weight as products read it: [r, steps, 2 units, 8 x 8 filters, 2 pixels, 4 channels], zeros for what is not there.
 
     Args:
         weight: [k, c, r, s].
         steps: pairs of units of a row of the filter.
+        further: for filters that are there twice: rows of the image from one row of y to the next.
     """
+    if further:
+        k, _, r, _ = weight.shape
+        own = weight.new_zeros(FILTERS // 2, *weight.shape[1:])
+        own[:k] = weight
+        pad = torch.nn.functional.pad
+        weight = torch.cat([pad(own, (0, 0, 0, further)), pad(own, (0, 0, further, 0))])
     k, c, r, s = weight.shape
     whole = torch.nn.functional.pad(weight, (0, 4 * steps - s, 0, 0, 0, MOST_CHANNELS - c, 0, FILTERS - k))
     parts = whole.reshape(8, 8, MOST_CHANNELS, r, steps, 2, 2)
@@ -190,15 +240,17 @@ class FirstLayerExecutable(Executable):
 
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
         self.problem, self.layer = problem, Layer(problem, form)
-        if self.layer.shared_bytes > SHARED_BYTES:
-            raise InputError("knobs", str(form.knobs), f"fewer rows: {self.layer.shared_bytes} bytes of shared memory")
+        if not self.layer.fits:
+            raise InputError(
+                "knobs", str(form.knobs), f"fewer warpgroups: {self.layer.shared_bytes} bytes of shared memory"
+            )
         text = first_source(self.layer.macros(), problem.x_dtype)
         cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.x_dtype))
         self.function = Function(engine, cubin, "first_layer", self.layer.shared_bytes)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """See `in_slices`; the bias as it is."""
-        weight = in_slices(constants[0].detach(), self.layer.steps)
+        weight = in_slices(constants[0].detach(), self.layer.steps, self.layer.further)
         return (weight, *(bias.detach().contiguous() for bias in constants[1:]))
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
@@ -253,8 +305,8 @@ class FirstLayerEngine(FormedEngine[Form]):
                 return Support.no(f"pools by the largest of 3x3 with stride 2 and one padding, got {pool}")
             if problem.epilogue.activation not in _MONOTONE:
                 return Support.no(f"pools behind {', '.join(_MONOTONE)}, got {problem.epilogue.activation}")
-        if Layer(problem, Form(1, 1)).shared_bytes > SHARED_BYTES:
-            return Support.no("has no room for the weight and the rows of the image of one row of y")
+        if not Layer(problem, Form(1, 1)).fits:
+            return Support.no("has no room for the weight and the rows of the image that a row reads")
         return Support.yes()
 
     def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
@@ -272,11 +324,10 @@ class FirstLayerEngine(FormedEngine[Form]):
 
 def _candidates(problem: ConvProblem) -> Iterator[Form]:
     most = problem.y_spec.shape[2]
-    for rows in _ROWS:
-        for warpgroups in (1, 2):
-            form = Form(rows, warpgroups)
-            if rows * warpgroups < most + rows and Layer(problem, form).shared_bytes <= SHARED_BYTES:
-                yield form
+    for rows, warpgroups, paired in product(_ROWS, _WARPGROUPS, (False, True)):
+        form = Form(rows * 2 if paired else rows, warpgroups, paired)
+        if form.rows * warpgroups < most + form.rows and Layer(problem, form).fits:
+            yield form
 
 
 ENGINE = FirstLayerEngine()

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv
 
-from convoy.engines.cuda import first_layer
 from convoy.engines.cuda.first_layer import Form, Layer, in_slices
 from convoy.engines.cuda.source import first_text, text
 from convoy.problem import Epilogue, Pool
@@ -66,7 +65,7 @@ def run(library, problem, form, sliced=0, without=None, x=None):
     n, k, p, q = problem.y_spec.shape
     whole = torch.full((n, p, q, k + 2 * sliced), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
     y = whole.narrow(1, sliced, k)
-    packed = in_slices(weight, layer.steps)
+    packed = in_slices(weight, layer.steps, layer.further)
     faults = library(layer, without).run(
         address(x), address(packed), address(y), address(bias), k + 2 * sliced, n * layer.tiles
     )
@@ -98,6 +97,17 @@ CASES = {
     "3x3, four channels, rows one by one": (Form(4, 1), conv(1, 4, 9, 22, 16, 3, 3, 1, 1, 1, 2, epilogue=full())),
     "11x11 with a stride of four": (Form(1, 1), conv(1, 3, 31, 47, 64, 11, 11, 2, 2, 4, 4, epilogue=full())),
     "11x11, pooled": (Form(2, 1), conv(1, 3, 43, 51, 64, 11, 11, 2, 2, 4, 4, dtype="bf16", epilogue=full(BARE))),
+    "7x7, four warpgroups": (Form(1, 4), conv(2, 3, 20, 26, 64, 7, 7, 3, 3, 2, 2, epilogue=full(PADDED))),
+    "3x3, two rows at once": (Form(4, 1, True), conv(2, 3, 23, 26, 32, 3, 3, 1, 1, 2, 2, epilogue=full())),
+    "3x3, two rows at once, an odd number, few filters": (
+        Form(2, 2, True),
+        conv(2, 3, 25, 31, 24, 3, 3, 0, 0, 2, 2, dtype="bf16", epilogue=full(activation="relu6")),
+    ),
+    "7x5, two rows at once, a stride of four": (
+        Form(6, 1, True),
+        conv(1, 4, 37, 44, 32, 7, 5, 3, 2, 3, 4, epilogue=full()),
+    ),
+    "rows between that nothing reads": (Form(5, 1), conv(1, 3, 27, 18, 24, 1, 3, 0, 1, 3, 2, epilogue=full())),
     "5x5 with a stride of four": (Form(2, 2), conv(1, 3, 30, 41, 16, 5, 5, 2, 2, 3, 4, epilogue=full())),
 }
 
@@ -113,6 +123,14 @@ def test_exact_on_integers(library, name):
 
 def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(library):
     form, problem = CASES["7x7, padded pooling"]
+    y, expected, outside, faults = run(library, problem, form, sliced=8)
+    assert faults == 0
+    assert torch.equal(y, expected)
+    assert outside == 0
+
+
+def test_rows_of_two_at_once_are_written_to_a_slice_too(library):
+    form, problem = CASES["3x3, two rows at once, an odd number, few filters"]
     y, expected, outside, faults = run(library, problem, form, sliced=8)
     assert faults == 0
     assert torch.equal(y, expected)
@@ -152,8 +170,7 @@ def test_shared_memory_is_what_the_kernel_lays_out():
     for form, problem in CASES.values():
         layer = Layer(problem, form)
         settings = layer.macros()
-        rows = 2 * form.rows + 1 if layer.pooled else form.rows
-        lines = (form.warpgroups - 1) * (rows - 1 if layer.pooled else rows) + rows
-        image = ((lines - 1) * problem.stride_h + problem.r) * settings["PHASES"] * settings["UNITS"] * 16
-        assert layer.image_bytes == image
-        assert layer.shared_bytes <= first_layer.SHARED_BYTES
+        ring = (settings["R"] + settings["STRIDE_H"]) * settings["PHASES"] * settings["UNITS"] * 16
+        assert layer.ring_bytes == ring
+        assert layer.shared_bytes >= form.warpgroups * ring + 32 * -(-layer.columns // 32) - layer.columns
+        assert layer.fits

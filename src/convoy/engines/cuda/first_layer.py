@@ -278,7 +278,7 @@ class FirstLayerEngine(FormedEngine[Form]):
     version = 1
     family = "implicit_gemm"
     trusted = False
-    quick_settings = 4
+    quick_settings = 8
     form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -1,53 +1,56 @@
-// Depthwise convolution, NHWC: a thread has four channels of STRIP output columns and goes down ROWS output rows. It reads every
+// Depthwise convolution, NHWC: a thread has CHANNELS (2 or 4) of STRIP output columns and goes down ROWS output rows. It reads every
 // input row of its strip once, widens it once, and adds it to all output rows that see it: their sums are in registers.
 //
-// Given by the host: BYTES (2 or 4), BF16, R, S, STRIDE_H, STRIDE_W, STRIP, ROWS, AHEAD (rows asked for before they are needed),
+// Given by the host: BYTES (2 or 4), BF16, CHANNELS, R, S, STRIDE_H, STRIDE_W, STRIP, ROWS, AHEAD (rows asked for before they are needed),
 // HELD (weights in registers), BIAS, RESIDUAL, ACTIVATION (a number), DEPENDENT, THREADS, BLOCKS (on a multiprocessor, at least).
 
 struct Sizes {
-  int threads, groups, strips, bands, h, w, p, q, pad_h, pad_w;  // groups: of four channels; bands: of ROWS output rows
+  int threads, groups, strips, bands, h, w, p, q, pad_h, pad_w;  // groups: of CHANNELS; bands: of ROWS output rows
   int still;                                                     // zero, which the compiler does not know
 };
 
 #if BYTES == 2
 typedef u16 Value;
-struct alignas(8) Four { u32 low, high; };
+struct alignas(2 * CHANNELS) Some { u32 pairs[CHANNELS / 2]; };
 #else
 typedef float Value;
-struct alignas(16) Four { float v[4]; };
+struct alignas(4 * CHANNELS) Some { float v[CHANNELS]; };
 #endif
-struct alignas(16) Floats { float v[4]; };
+struct alignas(4 * CHANNELS) Floats { float v[CHANNELS]; };
 
 #define IN_FLIGHT ((R + STRIDE_H - 1) / STRIDE_H)  // output rows that one input row belongs to, at most
 #define PERIOD (IN_FLIGHT * STRIDE_H)              // input rows after which their sums have the same registers again
 #define COLUMNS ((STRIP - 1) * STRIDE_W + S)
 #define INPUT_ROWS ((ROWS - 1) * STRIDE_H + R)
 
-DEVICE void widen(float (&v)[4], const Four& four) {
+DEVICE void widen(float (&v)[CHANNELS], const Some& some) {
+#pragma unroll
+  for (int c = 0; c < CHANNELS; c++)
 #if BYTES == 2
-  v[0] = unpack((u16)(four.low & 0xffff));
-  v[1] = unpack((u16)(four.low >> 16));
-  v[2] = unpack((u16)(four.high & 0xffff));
-  v[3] = unpack((u16)(four.high >> 16));
+    v[c] = unpack((u16)(some.pairs[c / 2] >> 16 * (c % 2) & 0xffff));
 #else
-  for (int c = 0; c < 4; c++) v[c] = four.v[c];
+    v[c] = some.v[c];
 #endif
 }
 
-DEVICE Four narrowed(const float (&v)[4]) {
+DEVICE Some narrowed(const float (&v)[CHANNELS]) {
+  Some some;
 #if BYTES == 2
-  return {pack(v[0], v[1]), pack(v[2], v[3])};
+#pragma unroll
+  for (int c = 0; c < CHANNELS; c += 2) some.pairs[c / 2] = pack(v[c], v[c + 1]);
 #else
-  return {{v[0], v[1], v[2], v[3]}};
+#pragma unroll
+  for (int c = 0; c < CHANNELS; c++) some.v[c] = v[c];
 #endif
+  return some;
 }
 
-// Four channels of the columns of a row; zeros outside the image.
-DEVICE void load_row(Four (&row)[COLUMNS], const Value* __restrict__ x, long long at, int pitch, u32 columns) {
+// This thread's channels of the columns of a row; zeros outside the image.
+DEVICE void load_row(Some (&row)[COLUMNS], const Value* __restrict__ x, long long at, int pitch, u32 columns) {
 #pragma unroll
   for (int j = 0; j < COLUMNS; j++) {
     row[j] = {};
-    if (columns >> j & 1) row[j] = *(const Four*)(x + at + (long long)j * pitch);
+    if (columns >> j & 1) row[j] = *(const Some*)(x + at + (long long)j * pitch);
   }
 }
 
@@ -55,13 +58,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __restrict__ y, const Value* __restrict__ residual, const Value* __restrict__ bias, const __grid_constant__ Sizes z) {
   int id = blockIdx.x * THREADS + threadIdx.x;
   if (id >= z.threads) return;
-  int group = id % z.groups, rest = id / z.groups, pitch = z.groups * 4;
+  int group = id % z.groups, rest = id / z.groups, pitch = z.groups * CHANNELS;
   int strip = rest % z.strips * STRIP, band = rest / z.strips % z.bands * ROWS, image = rest / z.strips / z.bands;
   int left = strip * STRIDE_W - z.pad_w, top = band * STRIDE_H - z.pad_h;
   u32 columns = 0;
 #pragma unroll
   for (int j = 0; j < COLUMNS; j++) columns |= (u32)(left + j >= 0 && left + j < z.w) << j;
-  long long input = (((long long)image * z.h + top) * z.w + left) * pitch + group * 4, line = (long long)z.w * pitch;
+  long long input = (((long long)image * z.h + top) * z.w + left) * pitch + group * CHANNELS, line = (long long)z.w * pitch;
 #if HELD
   Floats held[R * S];
 #pragma unroll
@@ -71,14 +74,14 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
   wait_for_forerunner();
   let_successor_start();
 #endif
-  float first[4] = {0.f, 0.f, 0.f, 0.f};
+  float first[CHANNELS] = {};
 #if BIAS
-  widen(first, *(const Four*)(bias + group * 4));
+  widen(first, *(const Some*)(bias + group * CHANNELS));
 #endif
-  Four ahead[AHEAD][COLUMNS];
+  Some ahead[AHEAD][COLUMNS];
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) load_row(ahead[i], x, input + i * line, pitch, i < INPUT_ROWS && top + i >= 0 && top + i < z.h ? columns : 0);
-  float sums[IN_FLIGHT][STRIP][4] = {};
+  float sums[IN_FLIGHT][STRIP][CHANNELS] = {};
 #if !HELD
   const Floats* __restrict__ weights = w + group;
 #endif
@@ -88,7 +91,7 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
     for (int u = 0; u < PERIOD; u++) {
       int i = from + u;
       if (i >= INPUT_ROWS) break;
-      float in[COLUMNS][4];
+      float in[COLUMNS][CHANNELS];
 #pragma unroll
       for (int j = 0; j < COLUMNS; j++) widen(in[j], ahead[u % AHEAD][j]);
 #if !HELD
@@ -99,6 +102,9 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
 #pragma unroll
       for (int r = 0; r < R; r++) {
         if ((u - r + R * STRIDE_H) % STRIDE_H) continue;
+#if R > 3
+        if (i < r || i - r >= ROWS * STRIDE_H) continue;  // an output row of another band
+#endif
         int slot = (u - r + R * PERIOD) / STRIDE_H % IN_FLIGHT;
 #pragma unroll
         for (int s = 0; s < S; s++) {
@@ -110,7 +116,7 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
 #pragma unroll
           for (int t = 0; t < STRIP; t++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
+            for (int c = 0; c < CHANNELS; c++) {
               float before = r == 0 && s == 0 ? first[c] : sums[slot][t][c];
               sums[slot][t][c] = fmaf(in[t * STRIDE_W + s][c], weight.v[c], before);
             }
@@ -118,24 +124,24 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
       }
       if ((u - (R - 1) + R * STRIDE_H) % STRIDE_H || i < R - 1) continue;  // the row was no output's last
       int row = band + (i - (R - 1)) / STRIDE_H, slot = (u - (R - 1) + R * PERIOD) / STRIDE_H % IN_FLIGHT;
-      long long place = (((long long)image * z.p + row) * z.q + strip) * pitch + group * 4;
+      long long place = (((long long)image * z.p + row) * z.q + strip) * pitch + group * CHANNELS;
 #pragma unroll
       for (int t = 0; t < STRIP; t++) {
         if (row >= z.p || strip + t >= z.q) continue;
-        float v[4];
+        float v[CHANNELS];
 #if RESIDUAL
-        float more[4];
-        widen(more, *(const Four*)(residual + place + (long long)t * pitch));
+        float more[CHANNELS];
+        widen(more, *(const Some*)(residual + place + (long long)t * pitch));
 #endif
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
+        for (int c = 0; c < CHANNELS; c++) {
           v[c] = sums[slot][t][c];
 #if RESIDUAL
           v[c] += more[c];
 #endif
           v[c] = activated(v[c]);
         }
-        *(Four*)(y + place + (long long)t * pitch) = narrowed(v);
+        *(Some*)(y + place + (long long)t * pitch) = narrowed(v);
       }
     }
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -21,7 +22,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 CHANNELS = 4
-"""Of a thread: 8 bytes of halves, 16 of fp32."""
+"""Of a thread, where its knobs name none: 8 bytes of halves, 16 of fp32."""
 
 THREADS = 128
 MOST_FORMS = 24
@@ -35,8 +36,8 @@ MOST_REGISTERS = 240
 FEWEST_BLOCKS = 2
 """Of a multiprocessor: with so many a thread has all 255 registers that there are."""
 
-HELD_TAPS = 9
-"""Weights of so many taps fit into registers beside the sums."""
+HELD_WEIGHTS = 50
+"""So many of a thread fit into registers beside the sums: 9 taps of four channels, 25 of two."""
 
 _MEMORY_BYTES_NS = 2800.0
 _START_NS = 1300.0
@@ -52,23 +53,26 @@ _LATENCY_NS = 800.0
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the work is cut: a thread's output columns and rows, and how many input rows it asks for ahead."""
+    """How the work is cut: a thread's output columns and rows, how many input rows it asks for ahead, and its channels."""
 
     strip: int
     rows: int
     ahead: int
+    channels: int = CHANNELS
 
     @property
     def knobs(self) -> Knobs:
         """As an engine's knobs."""
-        return Knobs.of(strip=self.strip, rows=self.rows, ahead=self.ahead)
+        more = {} if self.channels == CHANNELS else {"channels": self.channels}
+        return Knobs.of(strip=self.strip, rows=self.rows, ahead=self.ahead, **more)
 
     @staticmethod
     def of(knobs: Knobs) -> Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
-        form = Form(*(knobs.integer(name) for name in ("strip", "rows", "ahead")))
-        if min(form.strip, form.rows, form.ahead) < 1:
-            raise InputError("knobs", str(knobs), "strip, rows and ahead of at least 1")
+        channels = knobs.integer("channels") if "channels" in knobs else CHANNELS
+        form = Form(*(knobs.integer(name) for name in ("strip", "rows", "ahead")), channels)
+        if min(form.strip, form.rows, form.ahead) < 1 or form.channels not in (2, 4):
+            raise InputError("knobs", str(knobs), "strip, rows and ahead of at least 1, 2 or 4 channels")
         return form
 
     def fits(self, problem: ConvProblem) -> bool:
@@ -90,10 +94,15 @@ class Form:
 
     def registers(self, problem: ConvProblem) -> int:
         """About so many a thread: sums, a widened row, rows on their way, weights, places."""
-        sums = -(-problem.r // problem.stride_h) * self.strip * CHANNELS
-        waiting = self.ahead * self.columns(problem) * CHANNELS * DTYPE_BYTES[problem.x_dtype] // 4
-        held = min(problem.r * problem.s, 20)  # others are loaded as they are needed, some of them ahead
-        return sums + (self.columns(problem) + held) * CHANNELS + waiting + 30
+        sums = -(-problem.r // problem.stride_h) * self.strip * self.channels
+        waiting = self.ahead * self.columns(problem) * self.channels * DTYPE_BYTES[problem.x_dtype] // 4
+        held = problem.r * problem.s * self.channels
+        held = held if self.holds(problem) else min(held, 20 * self.channels)  # others are loaded as they are needed
+        return sums + self.columns(problem) * self.channels + held + waiting + 30
+
+    def holds(self, problem: ConvProblem) -> bool:
+        """Whether a thread keeps its weights in registers."""
+        return problem.r * problem.s * self.channels <= HELD_WEIGHTS
 
     def blocks(self, problem: ConvProblem) -> int:
         """Blocks of a multiprocessor that the compiler makes room for."""
@@ -101,7 +110,7 @@ class Form:
 
     def sizes(self, problem: ConvProblem) -> dict[str, int]:
         """The kernel's run-time sizes, in the order of its structure."""
-        groups, strips, bands = problem.c // CHANNELS, -(-problem.q // self.strip), -(-problem.p // self.rows)
+        groups, strips, bands = problem.c // self.channels, -(-problem.q // self.strip), -(-problem.p // self.rows)
         return {
             "threads": groups * strips * bands * problem.n, "groups": groups, "strips": strips, "bands": bands,
             "h": problem.h, "w": problem.w, "p": problem.p, "q": problem.q, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
@@ -112,38 +121,37 @@ class Form:
         """The kernel's settings."""
         epilogue = problem.epilogue
         return {
-            "BYTES": DTYPE_BYTES[problem.x_dtype], "BF16": int(problem.x_dtype == "bf16"), "R": problem.r, "S": problem.s,
-            "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "STRIP": self.strip, "ROWS": self.rows,
-            "AHEAD": self.ahead, "HELD": int(problem.r * problem.s <= HELD_TAPS), "BIAS": int(epilogue.bias),
-            "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
-            "DEPENDENT": int(dependent), "THREADS": THREADS, "BLOCKS": self.blocks(problem),
+            "BYTES": DTYPE_BYTES[problem.x_dtype], "BF16": int(problem.x_dtype == "bf16"), "CHANNELS": self.channels,
+            "R": problem.r, "S": problem.s, "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w,
+            "STRIP": self.strip, "ROWS": self.rows, "AHEAD": self.ahead, "HELD": int(self.holds(problem)),
+            "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "DEPENDENT": int(dependent), "THREADS": THREADS,
+            "BLOCKS": self.blocks(problem),
         }  # fmt: skip
 
 
 def candidates(problem: ConvProblem) -> Iterator[Form]:
     """Forms that fit into the registers."""
-    for strip in (1, 2, 4, 7):
-        for rows in (1, 2, 4, 7, 8, 14, 28):
-            for ahead in (1, 2, 3):
-                form = Form(strip, rows, ahead)
-                sensible = (strip == 1 or strip < 2 * problem.q) and (rows == 1 or rows < 2 * problem.p)
-                if sensible and form.fits(problem):
-                    yield form
+    for numbers in product((1, 2, 4, 7), (1, 2, 4, 7, 8, 14, 28), (1, 2, 3, 5), (CHANNELS, CHANNELS // 2)):
+        form = Form(*numbers)
+        sensible = all(one == 1 or one < 2 * most for one, most in ((form.strip, problem.q), (form.rows, problem.p)))
+        if sensible and form.fits(problem):
+            yield form
 
 
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's instructions, its waits for rows, or the memory's bytes."""
     threads = form.sizes(problem)["threads"]
     taps = problem.r * problem.s
-    row = form.columns(problem) * (3 + CHANNELS) + (0 if taps <= HELD_TAPS else 2 * taps / problem.stride_h)
-    output = form.strip * (CHANNELS * (taps + 3) + 4)
+    row = form.columns(problem) * (3 + form.channels) + (0 if form.holds(problem) else 2 * taps / problem.stride_h)
+    output = form.strip * (form.channels * (taps + 3) + 4)
     instructions = form.input_rows(problem) * row + form.rows * output + 120
     warps = -(-threads // 32)
     most = form.blocks(problem) * THREADS // 32  # warps of a multiprocessor at a time
     rounds = -(-warps // (units * most))
     busy = max(1.0, warps / (4 * units)) * instructions / _INSTRUCTIONS_NS
     waits = rounds * (form.input_rows(problem) / form.ahead + 1) * _ROW_NS
-    asked = form.columns(problem) * form.ahead * 32 * CHANNELS * DTYPE_BYTES[problem.x_dtype]
+    asked = form.columns(problem) * form.ahead * 32 * form.channels * DTYPE_BYTES[problem.x_dtype]
     on_the_way = min(most * units, warps) * asked / _LATENCY_NS
     read_again = form.input_rows(problem) / (
         form.rows * problem.stride_h
@@ -200,6 +208,7 @@ class DepthwiseEngine(FormedEngine[Form]):
     id = "cuda.depthwise"
     family = "direct"
     trusted = False
+    quick_settings = 8
     form = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:

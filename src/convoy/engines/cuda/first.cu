@@ -34,18 +34,30 @@ typedef u16 Value;
 #define THREADS (128 * WARPGROUPS)
 #define LEAST (BF16 ? 0xFF80u : 0xFC00u)
 
-// Two pixels of the image, from an even column on, as words of two values each.
-DEVICE void read_pair(u32 (&words)[C], const Value* __restrict__ line, int column) {
+// Two pixels of a row of the image, from an even column on, as words of two values each. Behind the last one anything may follow.
+DEVICE void read_pair(u32 (&words)[C], const Value* __restrict__ x, int h, int column) {
+  const Value* from = x + ((long long)h * W + column) * C;
 #if PAIRS_READ
-  const u32* from = (const u32*)(line + column * C);
 #pragma unroll
-  for (int i = 0; i < C; i++) words[i] = from[i];
+  for (int i = 0; i < C; i++) words[i] = ((const u32*)from)[i];
 #else
+  if (h == H - 1 && column + 2 >= W) {  // the tensor may end here
 #pragma unroll
-  for (int i = 0; i < C; i++) words[i] = 0;
+    for (int i = 0; i < C; i++) words[i] = 0;
 #pragma unroll
-  for (int i = 0; i < 2 * C; i++)
-    if (column + i / C < W) words[i / 2] |= (u32)line[column * C + i] << 16 * (i % 2);
+    for (int i = 0; i < 2 * C; i++)
+      if (column + i / C < W) words[i / 2] |= (u32)from[i] << 16 * (i % 2);
+    return;
+  }
+  int odd = (int)((size_t)from >> 1 & 1);  // whether it begins in the middle of a word
+  const u32* at = (const u32*)(from - odd);
+  u32 low = at[0];
+#pragma unroll
+  for (int i = 0; i < C; i++) {
+    u32 high = i + 1 < C || odd ? at[i + 1] : 0;
+    words[i] = odd ? low >> 16 | high << 16 : low;
+    low = high;
+  }
 #endif
 }
 
@@ -66,7 +78,7 @@ DEVICE void fetch(u32 (&words)[EACH][C], const Value* __restrict__ x, int line, 
   for (int e = 0; e < EACH; e++) {
     int i = thread + 128 * e, row = i / PAIRS, h = line + row;
     if (i < STRIDE_H * PAIRS && h >= 0 && h < H) {
-      read_pair(words[e], x + (long long)h * W * C, (i - row * PAIRS) * 2);
+      read_pair(words[e], x, h, (i - row * PAIRS) * 2);
     } else {
 #pragma unroll
       for (int c = 0; c < C; c++) words[e][c] = 0;
@@ -93,7 +105,7 @@ DEVICE void fill(u32 ring, const Value* __restrict__ x, int line, int thread) {
     int row = i / PAIRS, column = (i - row * PAIRS) * 2, h = line + row;
     if (h < 0 || h >= H) continue;  // zeros are there already
     u32 words[C];
-    read_pair(words, x + (long long)h * W * C, column);
+    read_pair(words, x, h, column);
     put_pixel(ring + row * LINE_BYTES, column, words, 0);
     if (column + 1 < W) put_pixel(ring + row * LINE_BYTES, column + 1, words, C);
   }

@@ -15,8 +15,12 @@ DIVIDING: Final = ("silu", "hardswish", "hardsigmoid", "sigmoid")
 
 
 def options(activation: str, dtype: str) -> tuple[str, ...]:
-    """NVRTC's options: where the result is rounded to a half type, a division within two units of fp32's last place will do."""
-    return ("--prec-div=false",) if activation in DIVIDING and dtype in ("fp16", "bf16") else ()
+    """NVRTC's options: where the result is rounded to a half type, a division within two units of fp32's last place will do.
+
+    See `activation.cuh` for what it makes of SiLU and the sigmoid then.
+    """
+    divides = activation in DIVIDING and dtype in ("fp16", "bf16")
+    return ("--prec-div=false", "--define-macro=HALF_RESULTS") if divides else ()
 
 
 INSTRUCTIONS: Final = {

@@ -80,6 +80,13 @@ def test_knobs_that_make_no_kernel_are_refused(name):
         Form.of(Knobs.of(**{"strip": 2, "rows": 4, "ahead": 3, name: 0}))
 
 
+def test_knobs_without_channels_are_of_four():
+    assert Form.of(Knobs.of(strip=2, rows=4, ahead=3)) == Form(2, 4, 3, 4)
+    assert "channels" not in Form(2, 4, 3).knobs
+    with pytest.raises(InputError, match="2 or 4 channels"):
+        Form.of(Knobs.of(strip=2, rows=4, ahead=3, channels=3))
+
+
 @pytest.mark.parametrize("form", [Form(2, 4, 2), Form(40, 4, 1)], ids=["rows ahead", "columns"])
 def test_forms_that_a_problem_cannot_have_are_compile_errors(form):
     with pytest.raises(CompileError, match="no kernel with"):
@@ -95,6 +102,12 @@ CASES = {
     ),
     "5x5 stride 2": (Form(3, 2, 3), conv(1, 8, 11, 12, 8, 5, 5, 2, 2, 2, 2, groups=8, epilogue=FULL)),
     "5x5, fp32": (Form(1, 5, 5), conv(1, 4, 6, 7, 4, 5, 5, 2, 2, groups=4, dtype="fp32", epilogue=FULL)),
+    "5x5, two channels": (Form(2, 3, 1, 2), conv(2, 12, 9, 8, 12, 5, 5, 2, 2, groups=12, epilogue=FULL)),
+    "5x5 stride 2, two channels, fp32": (
+        Form(4, 2, 3, 2),
+        conv(1, 4, 13, 12, 4, 5, 5, 2, 2, 2, 2, groups=4, dtype="fp32", epilogue=FULL),
+    ),
+    "3x3, two channels, bf16": (Form(7, 4, 3, 2), conv(1, 8, 7, 15, 8, 3, 3, 1, 1, groups=8, dtype="bf16")),
     "unlike sides": (Form(2, 3, 1), conv(2, 8, 8, 9, 8, 2, 3, 0, 2, 3, 1, groups=8)),
     "stride over filter": (Form(2, 2, 3), conv(1, 8, 11, 12, 8, 1, 2, 0, 0, 3, 4, groups=8)),
     "filter over image": (Form(7, 4, 1), conv(1, 4, 2, 2, 4, 5, 5, 2, 2, groups=4)),

@@ -192,7 +192,9 @@ def test_a_log_that_names_spilled_bytes_is_a_refusal(monkeypatch, count):
 
 
 def test_divisions_are_exact_in_fp32_alone():
-    assert options("silu", "fp16") == options("hardswish", "bf16") == ("--prec-div=false",)
+    assert (
+        options("silu", "fp16") == options("hardswish", "bf16") == ("--prec-div=false", "--define-macro=HALF_RESULTS")
+    )
     assert options("silu", "fp32") == options("relu", "fp16") == ()
 
 

@@ -20,6 +20,8 @@ LISTS = Path(__file__).parent / "layers"
 SINGLE = "targets"
 """The list whose layers stand one by one."""
 
+IMAGE_CHANNELS = 3
+
 PEERS = {"cudnn.best": "cuDNN, all plans", "torch.graph": "PyTorch"}
 """Other providers of single layers on a GPU."""
 
@@ -63,11 +65,13 @@ def _fastest(rows: Sequence[Row]) -> Fastest:
 
 
 def _layers(path: Path, dtype: str, numerics: str, batch: int, direction: str) -> dict[str, int]:
-    """Problems of a list, and how often each occurs."""
+    """Problems of a list, and how often each occurs; no gradient of a net's images, which training does not ask for."""
     with path.open(encoding="utf-8", newline="") as file:
         every = list(csv.DictReader(file))
     found: dict[str, int] = {}
     for row in every:
+        if direction == "dgrad" and int(row["c"]) == IMAGE_CHANNELS:
+            continue
         sizes: dict[str, Any] = {name: int(value) for name, value in row.items() if name != "count"} | {"n": batch}
         types: dict[str, Any] = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype)
         problem = ConvProblem(**sizes, **types, layout="nhwc", numerics=numerics, direction=direction)

@@ -222,7 +222,7 @@ def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.Monke
     rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
     late = {
         **rows[0],
-        "provider": "inductor.max-autotune",
+        "provider": "inductor.default",
         "ok": "false",
         "note": "TimeoutError: took longer than 300 s",
     }
@@ -230,7 +230,7 @@ def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.Monke
     page, picture = tables.latency_table([*rows, late], "t"), plots.latency_figure([*rows, late], "t")
     assert "| failed |" in page
     assert "nan" not in picture
-    assert "max-autotune" not in picture
+    assert "inductor.default" not in picture
 
 
 def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +285,15 @@ def test_layers_count_as_often_as_they_occur(
     wanted = "| targets | fp16 | fprop | 1 | 4 | cuDNN, all plans | 1.41x | 0.50x | 1 |"  # (2 * 2 * 2 / 2) ** (1 / 4)
     assert wanted in lines
     assert any("| 64→128 1x1 @8 | fp16 | 1 |" in line and line.endswith("triton.swapped | 0.50x |") for line in lines)
+
+
+def test_the_gradient_of_images_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = bench_module("gpu_layer_tables", monkeypatch)
+    path = tmp_path / "net.csv"
+    sizes = "n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w,dilation_h,dilation_w,groups,count"
+    path.write_text(f"{sizes}\n1,3,8,8,64,3,3,1,1,1,1,1,1,1,1\n1,64,8,8,64,3,3,1,1,1,1,1,1,1,3\n", encoding="utf-8")
+    numbers = {direction: len(tables._layers(path, "bf16", "half", 32, direction)) for direction in ("dgrad", "wgrad")}
+    assert numbers == {"dgrad": 1, "wgrad": 2}
 
 
 def test_a_list_without_all_of_its_layers_is_not_shown(

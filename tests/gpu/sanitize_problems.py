@@ -195,7 +195,7 @@ def chosen_problems(name: str) -> Iterator[Problem]:
         return pruned_problems(name)
     if name == "triton.pooled":
         return pooled_problems()
-    if name.startswith("zeroskip.") or name == "cuda.first_layer":
+    if name.startswith(("zeroskip.", "cuda.first_layer")):
         return in_turn(problems("fprop"), pooled_problems())
     if name == "triton.depthwise_gradients":
         return in_turn(problems("dgrad"), problems("wgrad"))

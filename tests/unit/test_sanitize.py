@@ -29,7 +29,10 @@ HALF_OR_FULL = {
         ("cuda.dgrad", "cuda.first_layer", "cuda.fresh", "pruned.sparse24", "pruned.blocks", "triton.merged"),
         ("bf16", "fp16"),
     ),
-    **dict.fromkeys(("cuda.split_fp32", "triton.split_fp32", "zeroskip.channels", "zeroskip.gather"), ("fp32",)),
+    **dict.fromkeys(
+        ("cuda.first_layer_tf32", "cuda.split_fp32", "triton.split_fp32", "zeroskip.channels", "zeroskip.gather"),
+        ("fp32",),
+    ),
 }
 """The dtypes of engines that do not take all three."""
 

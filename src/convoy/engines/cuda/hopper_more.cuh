@@ -53,6 +53,11 @@ DEVICE u32 largest(u32 a, u32 b) {
 #endif
   return r;
 }
+DEVICE float largest(float a, float b) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEVICE u32 float_as_word(float v) { return __float_as_uint(v); }
+DEVICE float word_as_float(u32 bits) { return __uint_as_float(bits); }
+// fp32's bits to the nearest value that products in TF32 take as it is.
+DEVICE u32 rounded_to_tf32(u32 bits) { u32 r; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(bits))); return r; }
 // A value that all lanes of a warp have: kept once for them.
 DEVICE u32 uniform(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
 // For what is there more often than not: what `barrier_wait` counts is not counted for the first try.

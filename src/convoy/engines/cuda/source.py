@@ -105,9 +105,11 @@ def first_source(settings: Mapping[str, int], dtype: str) -> str:
 
 def first_text(settings: Mapping[str, int], headers: str) -> str:
     """The kernel behind some headers, which know nothing of its one-letter sizes."""
-    early = {name: settings[name] for name in ("BN", "BF16", "ACTIVATION")}
+    early = {name: settings[name] for name in ("BN", "BF16", "BYTES", "ACTIVATION")}
     late = {name: value for name, value in settings.items() if name not in early}
-    return defines(early) + headers + defines(late) + text("first.cu")
+    results = "first_half" if settings["BYTES"] == 2 else "first_full"
+    parts = (f"{results}.cuh", "first_image.cuh", "first.cu")
+    return defines(early) + headers + defines(late) + "".join(text(part) for part in parts)
 
 
 def swapped_text(kernel: str) -> str:

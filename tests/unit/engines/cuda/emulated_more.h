@@ -50,9 +50,17 @@ DEVICE u64 plain_operand(u32 address, u32 across, u32 down) {
 }
 static inline float plain_element(u64 operand, int row, int k) {
   u32 at = (u32)(operand & 0x3fff) * 16, across = (u32)(operand >> 16 & 0x3fff) * 16, down = (u32)(operand >> 32 & 0x3fff) * 16;
+  const int each = 16 / BYTES;  // values of sixteen bytes
+  const uint8_t* from = here->memory.data() + at + row / 8 * down + row % 8 * 16 + k / each * across + k % each * BYTES;
+#if BYTES == 2
   u16 v;
-  std::memcpy(&v, here->memory.data() + at + row / 8 * down + row % 8 * 16 + k / 8 * across + k % 8 * 2, 2);
+  std::memcpy(&v, from, 2);
   return unpack(v);
+#else
+  float v;
+  std::memcpy(&v, from, 4);
+  return v;
+#endif
 }
 // A lies as 16 rows of 64 values: what is summed over is a row.
 DEVICE void multiply_turned(float (&d)[BN / 2], u64 a, u64 b) {
@@ -67,7 +75,7 @@ DEVICE void multiply_plain(float (&d)[BN / 2], u64 a, u64 b) {
   int t = threadIdx.x % 128, top = t / 32 * 16 + t % 32 / 4;
   for (int i = 0; i < BN / 2; i++) {
     int r = top + (i / 2 % 2) * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; k++) d[i] += plain_element(a, r, k) * plain_element(b, column, k);
+    for (int k = 0; k < 32 / BYTES; k++) d[i] += plain_element(a, r, k) * plain_element(b, column, k);
   }
 }
 #endif
@@ -84,6 +92,10 @@ static inline u16 larger(u16 a, u16 b) {
   return std::isnan(x) ? a : std::isnan(y) ? b : x > y ? a : b;
 }
 DEVICE u32 largest(u32 a, u32 b) { return larger((u16)a, (u16)b) | (u32)larger((u16)(a >> 16), (u16)(b >> 16)) << 16; }
+DEVICE float largest(float x, float y) { return std::isnan(x) ? x : std::isnan(y) ? y : x > y ? x : y; }
+DEVICE u32 float_as_word(float v) { return of(v); }
+DEVICE float word_as_float(u32 b) { return bits(b); }
+DEVICE u32 rounded_to_tf32(u32 b) { return (b + 0x1000) & ~0x1fffu; }
 template <int COUNT> DEVICE void keep(float (&)[COUNT]) {}
 DEVICE void multiply_fresh(float (&d)[BN / 2], u64 a, u64 b) {
   for (float& v : d) v = 0.f;

@@ -1,6 +1,7 @@
 """The first layer's kernel on the CPU, as `test_emulated` runs others: exact on integers, with and without a pooling."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv
 
-from convoy.engines.cuda.first_layer import Form, Layer, in_slices
+from convoy.engines.cuda.first_form import Form, Layer, in_slices
 from convoy.engines.cuda.source import first_text, text
 from convoy.problem import Epilogue, Pool
 
 HERE = Path(__file__).parent
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 PADDED, BARE, CEILED = (
     Pool("max", 3, 3, 2, 2, 1, 1), Pool("max", 3, 3, 2, 2), Pool("max", 3, 3, 2, 2, ceil_mode=True)
 )  # fmt: skip
@@ -38,7 +39,7 @@ def library(tmp_path_factory):
 
     def kernel(layer, without=None):
         settings = layer.macros()
-        headers = "#define BYTES 2\n#define PLAIN\n" + (HERE / "emulated.h").read_text()
+        headers = "#define PLAIN\n" + (HERE / "emulated.h").read_text()
         headers += (HERE / "emulated_more.h").read_text() + text("activation.cuh")
         content = first_text(settings, headers)
         assert without is None or without in content
@@ -65,7 +66,7 @@ def run(library, problem, form, sliced=0, without=None, x=None):
     n, k, p, q = problem.y_spec.shape
     whole = torch.full((n, p, q, k + 2 * sliced), float("nan"), dtype=dtype).permute(0, 3, 1, 2)
     y = whole.narrow(1, sliced, k)
-    packed = in_slices(weight, layer.steps, layer.further)
+    packed = in_slices(weight, layer)
     faults = library(layer, without).run(
         address(x), address(packed), address(y), address(bias), k + 2 * sliced, n * layer.tiles
     )
@@ -107,6 +108,28 @@ CASES = {
         Form(6, 1, True),
         conv(1, 4, 37, 44, 32, 7, 5, 3, 2, 3, 4, epilogue=full()),
     ),
+    "fp32, 7x7": (Form(2, 1), conv(2, 3, 20, 25, 64, 7, 7, 3, 3, 2, 2, dtype="fp32", epilogue=full())),
+    "fp32, 7x7, padded pooling, two warpgroups": (
+        Form(2, 2),
+        conv(2, 3, 37, 34, 40, 7, 7, 3, 3, 2, 2, dtype="fp32", epilogue=full(PADDED)),
+    ),
+    "fp32, 11x11, pooled": (
+        Form(3, 1),
+        conv(1, 3, 43, 51, 64, 11, 11, 2, 2, 4, 4, dtype="fp32", epilogue=full(BARE, "relu6")),
+    ),
+    "fp32, 5x5, pooling up to the last": (
+        Form(1, 1),
+        conv(2, 2, 27, 36, 24, 5, 5, 2, 2, 2, 2, dtype="fp32", epilogue=full(CEILED, "none")),
+    ),
+    "fp32, 3x3, two rows at once": (
+        Form(4, 1, True),
+        conv(2, 3, 23, 27, 32, 3, 3, 0, 0, 2, 2, dtype="fp32", epilogue=full()),
+    ),
+    "fp32, 3x3 with a stride of one": (Form(3, 1), conv(1, 3, 9, 14, 64, 3, 3, 1, 1, dtype="fp32", epilogue=full())),
+    "fp32, four channels, a stride of four": (
+        Form(2, 1),
+        conv(1, 4, 30, 41, 16, 5, 5, 2, 2, 3, 4, dtype="fp32", epilogue=full()),
+    ),
     "rows between that nothing reads": (Form(5, 1), conv(1, 3, 27, 18, 24, 1, 3, 0, 1, 3, 2, epilogue=full())),
     "5x5 with a stride of four": (Form(2, 2), conv(1, 3, 30, 41, 16, 5, 5, 2, 2, 3, 4, epilogue=full())),
 }
@@ -121,8 +144,9 @@ def test_exact_on_integers(library, name):
     assert outside == 0
 
 
-def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(library):
-    form, problem = CASES["7x7, padded pooling"]
+@pytest.mark.parametrize("name", ["7x7, padded pooling", "fp32, 7x7, padded pooling, two warpgroups"])
+def test_a_slice_of_a_larger_tensor_is_written_and_nothing_beside_it(library, name):
+    form, problem = CASES[name]
     y, expected, outside, faults = run(library, problem, form, sliced=8)
     assert faults == 0
     assert torch.equal(y, expected)
@@ -137,9 +161,11 @@ def test_rows_of_two_at_once_are_written_to_a_slice_too(library):
     assert outside == 0
 
 
-def test_nan_is_over_every_number(library):
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_nan_is_over_every_number(library, dtype):
     form, problem = CASES["7x7, padded pooling"]
-    x = torch.zeros(problem.x_spec.shape, dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    problem = replace(problem, **dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), dtype))
+    x = torch.zeros(problem.x_spec.shape, dtype=DTYPES[dtype]).contiguous(memory_format=torch.channels_last)
     x[1, 0, 12, 8] = float("nan")
     y, expected, _, _ = run(library, problem, form, x=x)
     assert expected.isnan().any()
@@ -154,6 +180,14 @@ def test_a_planted_fault_is_seen(library, monkeypatch):
     monkeypatch.setitem(globals(), "in_slices", lambda *given: right(*given).flip(2).contiguous())
     y, expected, _, _ = run(library, problem, form)
     assert not torch.equal(y, expected)
+
+
+def test_a_column_that_a_row_of_fp32_has_not_is_left_out_too(library):
+    form, problem = CASES["fp32, 5x5, pooling up to the last"]
+    x = torch.full(problem.x_spec.shape, -2.0).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(*run(library, problem, form, x=x)[:2])
+    planted = "|| i / 4 * 8 + thread % 4 * 2 + i % 2 >= Q"
+    assert not torch.equal(*run(library, problem, form, x=x, without=planted)[:2])
 
 
 def test_what_the_row_has_not_is_left_out_of_a_largest_value(library):

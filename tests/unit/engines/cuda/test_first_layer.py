@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.cuda import requirements
-from convoy.engines.cuda.first_layer import ENGINE, SHARED_BYTES, Form, Layer, in_slices
+from convoy.engines.cuda import first_layer_tf32, requirements
+from convoy.engines.cuda.first_form import SHARED_BYTES, Form, Layer, in_slices
+from convoy.engines.cuda.first_layer import ENGINE
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
@@ -18,6 +19,7 @@ TYPES = {"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16", "numerics
 BARE = ConvProblem(32, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2, epilogue=Epilogue(bias=True, activation="relu"), **TYPES)
 POOLED = replace(BARE, epilogue=replace(BARE.epilogue, pool=POOL))
 SMALL = ConvProblem(1, 3, 299, 299, 32, 3, 3, 0, 0, 2, 2, **TYPES)
+FULL = replace(BARE, **dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32"), numerics="as_torch")
 WIDE = ConvProblem(32, 3, 224, 224, 64, 11, 11, 2, 2, 4, 4, **TYPES)
 
 
@@ -98,21 +100,66 @@ def test_a_form_without_room_is_refused():
 
 def test_packed_weights_are_in_the_order_of_the_products():
     weight = torch.arange(1, 40 * 3 * 7 * 7 + 1).reshape(40, 3, 7, 7)
-    packed = in_slices(weight, 2)
+    packed = in_slices(weight, Layer(replace(BARE, k=40), Form(1, 1)))
     assert packed.shape == (7, 2, 2, 8, 8, 2, 4)
+    full = in_slices(weight, Layer(replace(FULL, k=40), Form(1, 1)))
+    assert full.shape == (7, 4, 2, 8, 8, 1, 4)
     for k, c, r, s in ((0, 0, 0, 0), (39, 2, 6, 6), (9, 1, 3, 5), (17, 2, 4, 2)):
         assert packed[r, s // 4, s // 2 % 2, k // 8, k % 8, s % 2, c] == weight[k, c, r, s]
-    assert packed.count_nonzero() == weight.numel()
+        assert full[r, s // 2, s % 2, k // 8, k % 8, 0, c] == weight[k, c, r, s]
+    assert packed.count_nonzero() == full.count_nonzero() == weight.numel()
 
 
-@pytest.mark.parametrize("layer", [BARE, POOLED, SMALL, WIDE])
+def test_filters_that_are_there_twice_are_a_row_of_y_apart():
+    weight = torch.arange(1, 24 * 3 * 3 * 3 + 1).reshape(24, 3, 3, 3)
+    packed = in_slices(weight, Layer(replace(SMALL, k=24), Form(2, 1, True)))
+    assert packed.shape == (5, 1, 2, 8, 8, 2, 4)
+    first, second = packed[:3, :, :, :4], packed[2:, :, :, 4:]
+    assert torch.equal(first, second)
+    assert not packed[3:, :, :, :4].any()
+    assert not packed[:2, :, :, 4:].any()
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (BARE, "needs fp32, got fp16"),
+        (replace(FULL, numerics="strict"), "numerics strict forbids"),
+        (replace(FULL, stride_w=3), "a stride of 1 or 2 or 4"),
+    ],
+)
+def test_tf32_has_an_engine_of_its_own(problem, reason):
+    engine = first_layer_tf32.ENGINE
+    assert engine.accepts(FULL, GPU)
+    assert not ENGINE.accepts(FULL, GPU)
+    assert reason in engine.accepts(problem, GPU).reason
+
+
+FULL_LAYERS = [
+    replace(
+        FULL,
+        epilogue=layer.epilogue,
+        r=layer.r,
+        s=layer.s,
+        pad_h=layer.pad_h,
+        pad_w=layer.pad_w,
+        k=layer.k,
+        stride_h=layer.stride_h,
+        stride_w=layer.stride_w,
+    )
+    for layer in (BARE, POOLED, SMALL, WIDE)
+]
+
+
+@pytest.mark.parametrize("layer", [BARE, POOLED, SMALL, WIDE, *FULL_LAYERS])
 def test_every_form_compiles_without_spills_or_serialised_products(layer):
     bindings = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         bindings.nvrtcVersion()
     except RuntimeError as error:
         pytest.skip(str(error))
-    for knobs in ENGINE.space(layer, GPU)[:4]:
-        executable = ENGINE.build(layer, knobs, GPU)
+    engine = first_layer_tf32.ENGINE if layer.x_dtype == "fp32" else ENGINE
+    for knobs in engine.space(layer, GPU)[:4]:
+        executable = engine.build(layer, knobs, GPU)
         assert "0 bytes spill stores" in executable.log
         assert "serialized" not in executable.log

@@ -26,7 +26,15 @@ OURS = sorted(
 HALF_OR_FULL = {
     **dict.fromkeys(("pruned.cuda", "pruned.csr", "pruned.direct"), ("fp16", "fp32")),
     **dict.fromkeys(
-        ("cuda.dgrad", "cuda.first_layer", "cuda.fresh", "pruned.sparse24", "pruned.blocks", "triton.merged"),
+        (
+            "cuda.depthwise_tile",
+            "cuda.dgrad",
+            "cuda.first_layer",
+            "cuda.fresh",
+            "pruned.sparse24",
+            "pruned.blocks",
+            "triton.merged",
+        ),
         ("bf16", "fp16"),
     ),
     **dict.fromkeys(

@@ -76,6 +76,7 @@ MANIFEST: Final[dict[str, str]] = {
 
 WAITING: Final[dict[str, str]] = {
     "cuda.first_layer_tf32": "convoy.engines.cuda.first_layer_tf32",
+    "cuda.depthwise_tile": "convoy.engines.cuda.depthwise_tile",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",

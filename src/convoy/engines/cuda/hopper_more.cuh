@@ -81,6 +81,8 @@ DEVICE void copy_box(u32 to, const Map* map, u32 bar, int a, int b, int c, int d
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                ::"r"(to), "l"(map), "r"(bar), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+// The same by a map without a swizzle.
+DEVICE void copy_plain_box(u32 to, const Map* map, u32 bar, int a, int b, int c, int d) { copy_box(to, map, bar, a, b, c, d); }
 DEVICE void store_box(const Map* map, u32 from, int a, int b, int c, int d) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
                ::"l"(map), "r"(from), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

@@ -94,11 +94,12 @@ class FilterMap:
 
 @dataclass(frozen=True, slots=True)
 class BoxMap:
-    """A tensor of four dimensions in plain boxes: sizes and boxes (innermost first), strides in bytes."""
+    """A tensor of four dimensions in plain boxes: sizes and boxes (innermost first), strides in bytes; rows swizzled or not."""
 
     sizes: tuple[int, int, int, int]
     strides: tuple[int, int, int]
     box: tuple[int, int, int, int]
+    swizzled: bool = True
 
     def encode(self, dtype: str, tensor: torch.Tensor) -> Any:
         """The descriptor of a tensor."""
@@ -108,7 +109,7 @@ class BoxMap:
         return _checked(
             driver.cuTensorMapEncodeTiled(
                 _kind(dtype), 4, tensor.data_ptr(), [wide(v) for v in self.sizes], [wide(v) for v in self.strides],
-                [words(v) for v in self.box], [words(1)] * 4, *_modes(),
+                [words(v) for v in self.box], [words(1)] * 4, *_modes(swizzled=self.swizzled),
             )
         )  # fmt: skip
 
@@ -121,12 +122,13 @@ def _kind(dtype: str) -> Any:
     return getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{names[dtype]}")
 
 
-def _modes() -> tuple[Any, Any, Any, Any]:
+def _modes(*, swizzled: bool = True) -> tuple[Any, Any, Any, Any]:
     from cuda.bindings import driver
 
+    swizzles = driver.CUtensorMapSwizzle
     return (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

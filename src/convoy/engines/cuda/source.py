@@ -97,6 +97,13 @@ def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, spar
     return defines(settings) + headers + made + swapped_text(kernel)
 
 
+def tile_text(settings: Mapping[str, int], headers: str) -> str:
+    """The kernel of depthwise tiles behind some headers, which know nothing of its one-letter sizes."""
+    early = {name: settings[name] for name in ("BF16", "ACTIVATION")}
+    late = {name: value for name, value in settings.items() if name not in early}
+    return defines(early) + headers + defines(late) + text("depthwise_tile.cu")
+
+
 def first_source(settings: Mapping[str, int], dtype: str) -> str:
     """The same for the first layer's kernel."""
     headers = "".join(text(f"{name}.cuh") for name in FIRST)

@@ -137,6 +137,17 @@ DEVICE void copy_box(u32 to, const Map* m, u32 bar, int a, int b, int c, int d) 
   rows_of(m, b, c, d, [&](int i, const uint8_t* at, bool inside) { row(here, to + i * 128, m, at, a, inside); });
   change(here, bar, 0, -(long)m->box[1] * m->box[2] * m->box[3] * 128);
 }
+DEVICE void copy_plain_box(u32 to, const Map* m, u32 bar, int a, int b, int c, int d) {
+  if (to % 128 || a < 0) faults++;
+  rows_of(m, b, c, d, [&](int i, const uint8_t* at, bool inside) {
+    for (int j = 0; j < 128; j += 16) {
+      bool real = inside && a + j / BYTES < m->size[0];
+      if (real) std::memcpy(here->memory.data() + to + i * 128 + j, at + a * BYTES + j, 16);
+      else std::memset(here->memory.data() + to + i * 128 + j, 0, 16);
+    }
+  });
+  change(here, bar, 0, -(long)m->box[1] * m->box[2] * m->box[3] * 128);
+}
 DEVICE void store_box(const Map* m, u32 from, int a, int b, int c, int d) {
   if (from % 1024 || a < 0 || a >= m->size[0]) faults++;
   rows_of(m, b, c, d, [&](int i, const uint8_t* at, bool inside) {

@@ -10,9 +10,12 @@
 #define STAGED_BYTES 0
 #define HALOS_BYTES 0
 #endif
+#ifndef LAUNCHED_THREADS
+#define LAUNCHED_THREADS (128 * (CONSUMERS + 1))
+#endif
 static const int TOGETHER = CLUSTER * SPLIT;
 template <typename Kernel> static int launch(int grid, Kernel kernel) {
-  const int threads = 128 * (CONSUMERS + 1);
+  const int threads = LAUNCHED_THREADS;
   faults = 0;
   for (int first = 0; first < grid; first += TOGETHER) {
     Cluster c;

@@ -1,0 +1,258 @@
+"""cuda.depthwise_tile: depthwise convolution in halves from a tile in shared memory (docs/kernels/cuda_depthwise.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, Self
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.cuda.compiled import Function, SpillError, compile_cubin, pointer
+from convoy.engines.cuda.maps import BoxMap
+from convoy.engines.cuda.requirements import hopper_alone
+from convoy.engines.cuda.source import ACTIVATIONS, options, text, tile_text
+from convoy.engines.formed import FormedEngine
+from convoy.engines.triton.requirements import conv_support
+from convoy.engines.triton.tensors import checked
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+CHANNELS: Final = 64
+"""Of a block: two a lane."""
+
+LARGEST_FILTER: Final = 25
+MOST_FORMS: Final = 24
+_PIXEL_BYTES: Final = 128
+_SHARED_BYTES: Final = 232448
+_SHARED_OF_UNIT: Final = 233472
+_BLOCK_BYTES: Final = 1024
+"""What a multiprocessor keeps for each block."""
+
+_MOST_IN_BOX: Final = 256
+_MOST_WARPS: Final = 16
+_MOST_REGISTERS: Final = 240
+_REGISTERS_OF_UNIT: Final = 65536
+
+_CLOCK_GHZ: Final = 1.7
+_IPC: Final = 0.7
+_LATENCY_NS: Final = 1000.0
+_BYTES_NS: Final = 20.0
+_MEMORY_BYTES_NS: Final = 3000.0
+_START_NS: Final = 1500.0
+"""Nothing of this is fitted yet: what `cuda.depthwise` takes, with more instructions a clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut.
+
+    Attributes:
+        tile: output rows of a block.
+        images: of a block.
+        strip: output columns of a warp.
+        rows: output rows that a warp goes down.
+    """
+
+    tile: int
+    images: int
+    strip: int
+    rows: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(tile=self.tile, images=self.images, strip=self.strip, rows=self.rows)
+
+    @classmethod
+    def of(cls, knobs: Knobs) -> Self:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = cls(*(knobs.integer(name) for name in ("tile", "images", "strip", "rows")))
+        if min(form.tile, form.images, form.strip, form.rows) < 1:
+            raise InputError("knobs", str(knobs), "tile, images, strip and rows of at least 1")
+        return form
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Sizes of a problem's kernel in one form."""
+
+    problem: ConvProblem
+    form: Form
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """Of one copy: channels, columns, rows, images."""
+        p = self.problem
+        columns, lines = (p.q - 1) * p.stride_w + p.s, (self.form.tile - 1) * p.stride_h + p.r
+        return CHANNELS, columns, lines, self.form.images
+
+    @property
+    def shared_bytes(self) -> int:
+        """The tile, its barrier, and what rounding up costs."""
+        return math.prod(self.box[1:]) * _PIXEL_BYTES + 16 + 128
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        form = self.form
+        return form.images * -(-self.problem.q // form.strip) * -(-form.tile // form.rows)
+
+    @property
+    def registers(self) -> int:
+        """About so many a thread: sums, a row as it comes and widened, weights, places."""
+        p, seen = self.problem, (self.form.strip - 1) * self.problem.stride_w + self.problem.s
+        in_flight = -(-p.r // p.stride_h)
+        return 2 * in_flight * self.form.strip + 3 * seen + 2 * p.r * p.s + 30
+
+    @property
+    def blocks(self) -> int:
+        """That a multiprocessor has room for."""
+        room = _SHARED_OF_UNIT // (self.shared_bytes + _BLOCK_BYTES)
+        return max(1, min(room, 32, _REGISTERS_OF_UNIT // (32 * self.warps * self.registers)))
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for one block."""
+        rooms = self.shared_bytes <= _SHARED_BYTES and self.registers <= _MOST_REGISTERS
+        threads = self.warps <= _MOST_WARPS and 32 * self.warps * self.registers <= _REGISTERS_OF_UNIT
+        return rooms and threads and max(self.box) <= _MOST_IN_BOX
+
+    @property
+    def grid(self) -> int:
+        """Blocks: of channels, of rows, of images."""
+        p = self.problem
+        return -(-p.c // CHANNELS) * -(-p.p // self.form.tile) * -(-p.n // self.form.images)
+
+    def map(self) -> BoxMap:
+        """What the tensor-copy unit is told of x."""
+        n, c, h, w = self.problem.x_spec.shape
+        return BoxMap((c, w, h, n), (c * 2, w * c * 2, h * w * c * 2), self.box, swizzled=False)
+
+    def macros(self, blocks: int) -> dict[str, int]:
+        """The kernel's settings."""
+        p, form = self.problem, self.form
+        return {
+            "BF16": int(p.x_dtype == "bf16"), "C": p.c, "P": p.p, "Q": p.q, "R": p.r, "S": p.s, "STRIDE_H": p.stride_h,
+            "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "TILE": form.tile, "IMAGES": form.images, "N": p.n,
+            "STRIP": form.strip, "ROWS": form.rows, "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
+        }  # fmt: skip
+
+    def guess_us(self, units: int) -> float:
+        """A guess in microseconds: rounds of blocks, each a copy and then its instructions, or the memory's bytes."""
+        p, form = self.problem, self.form
+        seen = (form.strip - 1) * p.stride_w + p.s
+        row = 3 * seen + 8
+        instructions = ((form.rows - 1) * p.stride_h + p.r) * row + form.rows * form.strip * (2 * p.r * p.s + 12)
+        together = min(self.blocks, -(-self.grid // units))
+        rounds = -(-self.grid // (units * self.blocks))
+        busy = max(1.0, together * self.warps / 4) * instructions / (_CLOCK_GHZ * _IPC)
+        copied = _LATENCY_NS + self.shared_bytes * together / _BYTES_NS
+        return (math.hypot(rounds * (busy + copied), p.bytes_min / _MEMORY_BYTES_NS) + _START_NS) / 1000
+
+
+def forms(problem: ConvProblem, units: int) -> list[Form]:
+    """Forms that have room, by their guess."""
+    return sorted(_candidates(problem), key=lambda form: Tile(problem, form).guess_us(units))[:MOST_FORMS]
+
+
+def _candidates(problem: ConvProblem) -> Iterator[Form]:
+    tiles = sorted({min(rows, problem.p) for rows in (1, 2, 4, 7, 8, 14, 28)})
+    for tile, images, strip, rows in product(tiles, (1, 2, 4), (2, 4, 7, 8), (1, 2, 4, 7, 14)):
+        form = Form(tile, images, strip, rows)
+        whole = images == 1 or (tile == problem.p and images <= problem.n)
+        if whole and rows <= tile and strip < 2 * problem.q and Tile(problem, form).fits:
+            yield form
+
+
+class DepthwiseTileExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem, self.tile = problem, Tile(problem, form)
+        if not self.tile.fits:
+            raise InputError(
+                "knobs", str(form.knobs), f"a smaller tile: {self.tile.shared_bytes} bytes of shared memory"
+            )
+        cubin, self.log = self._compiled(engine, target)
+        self.function = Function(engine, cubin, "depthwise_tile", self.tile.shared_bytes)
+
+    def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
+        """With room for as many blocks as nothing spills with."""
+        for blocks in range(self.tile.blocks, 1, -1):
+            try:
+                return self._compiled_for(blocks, engine, target)
+            except SpillError:
+                continue
+        return self._compiled_for(1, engine, target)
+
+    def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
+        headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", "activation"))
+        content = tile_text(self.tile.macros(blocks), headers)
+        return compile_cubin(engine, content, target, options(self.problem.epilogue.activation, self.problem.x_dtype))
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as fp32 [r·s, c]; the bias as it is."""
+        weight = constants[0].detach().float().reshape(self.problem.c, -1).t().contiguous()
+        return (weight, *(bias.detach().clone().contiguous() for bias in constants[1:]))
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch; none for a batch of no images."""
+        del workspace
+        if not self.problem.n:
+            return
+        x, y, residual = checked(buffers, self.problem.epilogue.residual)
+        weight, bias = buffers.constants[0], buffers.constants[1] if self.problem.epilogue.bias else None
+        arguments = [self.tile.map().encode(self.problem.x_dtype, x), *map(pointer, (weight, y, residual, bias))]
+        threads = 32 * self.tile.warps
+        self.function.launch(x.device.index or 0, self.tile.grid, threads, arguments, dependent=True)
+
+
+class DepthwiseTileEngine(FormedEngine[Form]):
+    """A tile of the image by one tensor copy, sums in registers; see `depthwise_tile.cu`."""
+
+    id = "cuda.depthwise_tile"
+    family = "direct"
+    trusted = False
+    quick_settings = 6
+    form = Form
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """As many groups as channels, a multiple of 8, in fp16 or bf16 on Hopper; at most 25 taps, no dilation."""
+        if not (found := conv_support(problem, target, 90)) or not (found := hopper_alone(target)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if problem.x_dtype not in ("fp16", "bf16"):
+            return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
+        if not problem.is_depthwise or problem.k != problem.c:
+            return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
+        if problem.c % 8:
+            return Support.no(f"needs channels as a multiple of 8, got {problem.c}")
+        if problem.r * problem.s > LARGEST_FILTER:
+            return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
+        if problem.dilation_h * problem.dilation_w != 1:
+            return Support.no("needs dilation 1")
+        if not any(True for _ in _candidates(problem)):
+            return Support.no(f"has no room for a row of {problem.q} results with the pixels that it sees")
+        return Support.yes()
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See `forms` above."""
+        return forms(problem, units)
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `Tile`."""
+        return Tile(problem, form).guess_us(units)
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return DepthwiseTileExecutable(self.id, problem, form, target)
+
+
+ENGINE = DepthwiseTileEngine()

@@ -146,6 +146,19 @@ def _first_layers(direction: str) -> Callable[[random.Random], Problem]:
     return family
 
 
+def _first_layers_tf32(draw: random.Random) -> Problem:
+    """Images of few channels as PyTorch would multiply them in fp32."""
+    axis = (draw.choice((3, 5, 7, 11)), draw.randint(0, 3), draw.choice((1, 2, 2, 4)), 1)
+    return _conv(draw, draw.randint(1, 4), _vectors(draw, 6), (axis, axis), **_typed(draw, TYPES[2:3]))
+
+
+def _depthwise_halves(draw: random.Random) -> Problem:
+    """A filter for each channel, whole vectors of halves."""
+    c, side, stride = 8 * few(draw, 20), draw.choice((3, 3, 5, 5, 2)), draw.choice((1, 1, 2, 3))
+    axis = (side, draw.choice((side // 2, side // 2, 0, side)), stride, 1)
+    return _conv(draw, c, c, (axis, axis), groups=c, **_typed(draw, HALVES))
+
+
 def _depthwise(direction: str) -> Callable[[random.Random], Problem]:
     """A filter for each channel."""
 
@@ -397,6 +410,8 @@ FAMILIES: dict[str, Callable[[random.Random], Problem]] = {
     "3x3": _three_by_three,
     "first layers": _first_layers("fprop"),
     "first layers' weight gradients": _first_layers("wgrad"),
+    "first layers in tf32": _first_layers_tf32,
+    "depthwise in halves": _depthwise_halves,
     "depthwise": _depthwise("fprop"),
     "depthwise data gradients": _depthwise("dgrad"),
     "depthwise weight gradients": _depthwise("wgrad"),

@@ -47,7 +47,7 @@ _OPTIONS: Final = {"memcheck": ("--report-api-errors", "no")}
 _SUMMARY: Final = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 _SECONDS: Final = 900
 _LINES: Final = 40
-"""Of the output of a pair that is not clean."""
+"""Of the output of a pair that is not clean: so many of what was reported first, and of the end."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,15 @@ def verdict(tool: str, code: int, text: str) -> str:
     return "failed" if code or (tool and not counts) else "clean"
 
 
+def told(text: str) -> list[str]:
+    """What a tool reported first, without the host's frames, and how it all ended."""
+    lines = [line for line in text.splitlines() if "Host Frame" not in line]
+    if len(lines) <= 2 * _LINES:
+        return lines
+    first = [line for line in lines[:-_LINES] if line.startswith("=========")]
+    return [*first[:_LINES], "...", *lines[-_LINES:]]
+
+
 def run_pair(script: Path, tool: str, engine: str) -> Outcome:
     """Run one and print its line."""
     begun = time.monotonic()
@@ -127,7 +136,7 @@ def run_all(script: Path, engines: Sequence[str], tools: Sequence[str], jobs: in
             print(Outcome(tool, engine, "left out", text=reason).line)
     bad = [outcome for outcome in (*(build.result() for build in builds), *watched) if outcome.word != "clean"]
     for outcome in bad:
-        print(f"\n{outcome.line}\n" + "\n".join(outcome.text.splitlines()[-_LINES:]))
+        print(f"\n{outcome.line}\n" + "\n".join(told(outcome.text)))
     clean = sum(outcome.word == "clean" for outcome in watched)
     print(f"\n{len(builds)} engines under {len(tools)} tools: {clean} clean, {len(bad)} not")
     return 1 if bad else 0

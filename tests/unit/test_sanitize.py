@@ -104,6 +104,15 @@ def test_outcomes_are_told_apart(jobs, tool, code, text, word):
     assert jobs.verdict(tool, code, text) == word
 
 
+def test_what_was_reported_first_is_told_beside_the_end(jobs):
+    first = "========= Invalid __shared__ read of size 512 bytes"
+    text = "\n".join([first, *["=========     Host Frame: main"] * 200, *["a traceback"] * 300, "the end"])
+    assert jobs.told(text)[:2] == [first, "..."]
+    assert jobs.told(text)[-1] == "the end"
+    assert not any("Host Frame" in line for line in jobs.told(text))
+    assert jobs.told("short\nenough") == ["short", "enough"]
+
+
 def test_a_run_ends_with_one_where_anything_is_not_clean(jobs, monkeypatch, capsys):
     def run(command, **_):
         engine, tool = command[-1], command[2] if command[0] == "compute-sanitizer" else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ablation_tables import STAGES
-from plot_page import MARGIN, WIDTH, colour, page, short, source, text
+from plot_page import MARGIN, WIDTH, colour, headline, page, short, source, text
 from tables import Row, gain_of, geometric_mean, settings
 
 
@@ -49,7 +49,7 @@ def latency_figure(rows: Sequence[Row], title: str) -> str:
     width = (WIDTH - MARGIN * (columns + 1)) / columns
     drawn = dict.fromkeys(name for panel in every for by_provider in panel.nets.values() for name in by_provider)
     providers = sorted(drawn, key=lambda name: name == "convoy")
-    parts = [text(MARGIN, 28, f"{title}, {source(rows)}", "title")]
+    parts = [headline(title, rows)]
     parts.append(
         text(MARGIN, 46, "Latency, median; the shorter the better. Bars are drawn to each net's slowest.", "small")
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from layer_floor import FLOPS_PER_US, floor, memory_rate
-from plot_page import MARGIN, OURS, PEERS, WIDTH, page, source, text
+from plot_page import MARGIN, OURS, PEERS, WIDTH, headline, page, source, text
 from tables import Row, geometric_mean
 
 
@@ -49,7 +49,7 @@ def layers_figure(rows: Sequence[Row], title: str) -> str:
     memory = memory_rate(rows[0]["device"])
     rates = ", ".join(f"{rate / 1e6:.0f} for {name}" for name, rate in FLOPS_PER_US.items())
     parts = [
-        text(MARGIN, 28, f"{title}, {source(rows)}", "title"),
+        headline(title, rows),
         text(MARGIN, 46, f"Time over the floor, layers by falling floor. Floor: bytes at {memory / 1e6:.1f} TB/s, operations "
              f"at the tensor cores' TFLOP/s ({rates}),", "small"),
         text(MARGIN, 61, f"or the shortest kernel of this run, {launch_us:.2f} us, whichever takes longest.", "small"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plot_page import MARGIN, PEERS, WIDTH, page, short, source, text
+from plot_page import MARGIN, PEERS, WIDTH, headline, page, short, source, text
 from tables import Row
 
 OPTIONS_DRAWN = ("torch.defaults", "torch.step", "torch.best", "torch.loader")
@@ -17,7 +17,7 @@ def options_figure(rows: Sequence[Row], title: str) -> str:
     for row in rows:
         if row["metric"] == "latency_ms" and row["provider"] in OPTIONS_DRAWN:
             cases.setdefault((row["subject"], row["batch"]), []).append(row)
-    parts = [text(MARGIN, 28, f"{title}, {source(rows)}", "title")]
+    parts = [headline(title, rows)]
     parts.append(
         text(MARGIN, 46, "From the defaults, option by option, to the best setting: milliseconds, median.", "small")
     )

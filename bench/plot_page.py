@@ -65,10 +65,17 @@ def page(height: float, title: str, parts: Sequence[str]) -> str:
     return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
-def source(rows: Sequence[Row]) -> str:
-    """Device and commits of some rows."""
+def source(rows: Sequence[Row], most: int | None = None) -> str:
+    """Device and commits of some rows; of more than `most`, the last ones and how many others there are."""
     commits = list(dict.fromkeys(row["commit"] for row in rows))
+    if most is not None and len(commits) > most:
+        return f"{rows[0]['device']}, commit {', '.join(commits[-most:])} and {len(commits) - most} others"
     return f"{rows[0]['device']}, commit {', '.join(commits)}"
+
+
+def headline(title: str, rows: Sequence[Row]) -> str:
+    """The line at the top, which has room for four commits; a page's own title names all."""
+    return text(MARGIN, 28, f"{title}, {source(rows, 4)}", "title")
 
 
 def colour(provider: str) -> str:

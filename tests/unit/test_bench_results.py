@@ -217,6 +217,14 @@ def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody(monkeypatch: pyte
     assert tables.gain_of({row["provider"]: row for row in ours}) is None
 
 
+def test_a_headline_has_room_for_four_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = bench_module("plot_page", monkeypatch)
+    rows = [{"device": "NVIDIA H100", "commit": f"commit{i}"} for i in (0, 0, 1, 2, 3, 4, 5)]
+    assert "commit2, commit3, commit4, commit5 and 2 others" in page.headline("t", rows)
+    assert "others" not in page.headline("t", rows[:5])
+    assert page.source(rows).endswith(", ".join(f"commit{i}" for i in range(6)))
+
+
 def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     plots, tables = bench_module("plot_latency", monkeypatch), bench_module("tables", monkeypatch)
     rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])

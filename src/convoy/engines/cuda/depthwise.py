@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -162,6 +162,40 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     return (math.hypot(busy, memory) + _START_NS) / 1000
 
 
+def by_taps(constants: Sequence[torch.Tensor]) -> Packed:
+    """The weight [c, 1, r, s] as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""
+    weight = constants[0].detach()
+    weight = weight.float().reshape(len(weight), -1).t().contiguous()
+    return (weight, *(bias.detach().clone().contiguous() for bias in constants[1:]))
+
+
+def roomiest(compiled: Callable[[int], tuple[bytes, str]], most: int, fewest: int = FEWEST_BLOCKS) -> tuple[bytes, str]:
+    """A kernel with room for as many blocks on a multiprocessor as it does not spill with.
+
+    Raises:
+        SpillError: it spills with so few too.
+    """
+    for blocks in range(most, fewest, -1):
+        try:
+            return compiled(blocks)
+        except SpillError:
+            continue
+    return compiled(min(most, fewest))
+
+
+def one_filter_a_channel(problem: ConvProblem, multiple: int) -> Support:
+    """As many groups as channels and filters, a multiple of so many; at most 25 taps, no dilation."""
+    if not problem.is_depthwise or problem.k != problem.c:
+        return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
+    if problem.c % multiple:
+        return Support.no(f"needs channels as a multiple of {multiple}, got {problem.c}")
+    if problem.r * problem.s > LARGEST_FILTER:
+        return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
+    if problem.dilation_h * problem.dilation_w != 1:
+        return Support.no("needs dilation 1")
+    return Support.yes()
+
+
 class DepthwiseExecutable(Executable):
     """One form for one problem."""
 
@@ -172,13 +206,7 @@ class DepthwiseExecutable(Executable):
 
     def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
         """With room for as many blocks as nothing spills with: which that is, the assembler's order of loads decides."""
-        most = self.form.blocks(self.problem)
-        for blocks in range(most, FEWEST_BLOCKS, -1):
-            try:
-                return self._compiled_for(blocks, engine, target)
-            except SpillError:
-                continue
-        return self._compiled_for(min(most, FEWEST_BLOCKS), engine, target)
+        return roomiest(lambda blocks: self._compiled_for(blocks, engine, target), self.form.blocks(self.problem))
 
     def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
         macros = {**self.form.macros(self.problem, dependent=self.dependent), "BLOCKS": blocks}
@@ -187,8 +215,7 @@ class DepthwiseExecutable(Executable):
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as fp32 [r·s, c]; the bias as it is, from a multiple of sixteen bytes on."""
-        weight = constants[0].detach().float().reshape(self.problem.c, -1).t().contiguous()
-        return (weight, *(b.detach().clone().contiguous() for b in constants[1:]))
+        return by_taps(constants)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""
@@ -220,14 +247,8 @@ class DepthwiseEngine(FormedEngine[Form]):
         assert isinstance(problem, ConvProblem)
         if reason := absence():
             return Support.no(reason)
-        if not problem.is_depthwise or problem.k != problem.c:
-            return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
-        if problem.c % CHANNELS:
-            return Support.no(f"needs channels as a multiple of {CHANNELS}, got {problem.c}")
-        if problem.r * problem.s > LARGEST_FILTER:
-            return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
-        if problem.dilation_h * problem.dilation_w != 1:
-            return Support.no("needs dilation 1")
+        if not (found := one_filter_a_channel(problem, CHANNELS)):
+            return found
         if not any(True for _ in candidates(problem)):
             return Support.no(f"needs a filter whose rows fit into registers, got {problem.r} x {problem.s}")
         return Support.yes()

@@ -11,7 +11,8 @@ from typing import Final, Self
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.cuda.compiled import Function, SpillError, compile_cubin, pointer
+from convoy.engines.cuda.compiled import Function, compile_cubin, pointer
+from convoy.engines.cuda.depthwise import by_taps, one_filter_a_channel, roomiest
 from convoy.engines.cuda.maps import BoxMap
 from convoy.engines.cuda.requirements import hopper_alone
 from convoy.engines.cuda.source import ACTIVATIONS, options, text, tile_text
@@ -26,7 +27,6 @@ from convoy.target import Target
 CHANNELS: Final = 64
 """Of a block: two a lane."""
 
-LARGEST_FILTER: Final = 25
 MOST_FORMS: Final = 24
 _PIXEL_BYTES: Final = 128
 _SHARED_BYTES: Final = 232448
@@ -180,17 +180,8 @@ class DepthwiseTileExecutable(Executable):
             raise InputError(
                 "knobs", str(form.knobs), f"a smaller tile: {self.tile.shared_bytes} bytes of shared memory"
             )
-        cubin, self.log = self._compiled(engine, target)
+        cubin, self.log = roomiest(lambda blocks: self._compiled_for(blocks, engine, target), self.tile.blocks, 1)
         self.function = Function(engine, cubin, "depthwise_tile", self.tile.shared_bytes)
-
-    def _compiled(self, engine: str, target: Target) -> tuple[bytes, str]:
-        """With room for as many blocks as nothing spills with."""
-        for blocks in range(self.tile.blocks, 1, -1):
-            try:
-                return self._compiled_for(blocks, engine, target)
-            except SpillError:
-                continue
-        return self._compiled_for(1, engine, target)
 
     def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
         headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", "activation"))
@@ -199,8 +190,7 @@ class DepthwiseTileExecutable(Executable):
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as fp32 [r·s, c]; the bias as it is."""
-        weight = constants[0].detach().float().reshape(self.problem.c, -1).t().contiguous()
-        return (weight, *(bias.detach().clone().contiguous() for bias in constants[1:]))
+        return by_taps(constants)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch; none for a batch of no images."""
@@ -230,14 +220,8 @@ class DepthwiseTileEngine(FormedEngine[Form]):
         assert isinstance(problem, ConvProblem)
         if problem.x_dtype not in ("fp16", "bf16"):
             return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
-        if not problem.is_depthwise or problem.k != problem.c:
-            return Support.no(f"needs groups = c = k, got {problem.groups}, {problem.c} and {problem.k}")
-        if problem.c % 8:
-            return Support.no(f"needs channels as a multiple of 8, got {problem.c}")
-        if problem.r * problem.s > LARGEST_FILTER:
-            return Support.no(f"needs at most {LARGEST_FILTER} taps, got {problem.r} x {problem.s}")
-        if problem.dilation_h * problem.dilation_w != 1:
-            return Support.no("needs dilation 1")
+        if not (found := one_filter_a_channel(problem, 8)):
+            return found
         if not any(True for _ in _candidates(problem)):
             return Support.no(f"has no room for a row of {problem.q} results with the pixels that it sees")
         return Support.yes()

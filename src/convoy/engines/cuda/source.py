@@ -99,9 +99,7 @@ def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, spar
 
 def tile_text(settings: Mapping[str, int], headers: str) -> str:
     """The kernel of depthwise tiles behind some headers, which know nothing of its one-letter sizes."""
-    early = {name: settings[name] for name in ("BF16", "ACTIVATION")}
-    late = {name: value for name, value in settings.items() if name not in early}
-    return defines(early) + headers + defines(late) + text("depthwise_tile.cu")
+    return _behind(headers, settings, ("BF16", "ACTIVATION"), "depthwise_tile.cu")
 
 
 def first_source(settings: Mapping[str, int], dtype: str) -> str:
@@ -112,10 +110,14 @@ def first_source(settings: Mapping[str, int], dtype: str) -> str:
 
 def first_text(settings: Mapping[str, int], headers: str) -> str:
     """The kernel behind some headers, which know nothing of its one-letter sizes."""
-    early = {name: settings[name] for name in ("BN", "BF16", "BYTES", "ACTIVATION")}
-    late = {name: value for name, value in settings.items() if name not in early}
     results = "first_half" if settings["BYTES"] == 2 else "first_full"
-    parts = (f"{results}.cuh", "first_image.cuh", "first.cu")
+    asked = ("BN", "BF16", "BYTES", "ACTIVATION")
+    return _behind(headers, settings, asked, f"{results}.cuh", "first_image.cuh", "first.cu")
+
+
+def _behind(headers: str, settings: Mapping[str, int], asked: Sequence[str], *parts: str) -> str:
+    early = {name: settings[name] for name in asked}  # what the headers ask
+    late = {name: value for name, value in settings.items() if name not in early}
     return defines(early) + headers + defines(late) + "".join(text(part) for part in parts)
 
 

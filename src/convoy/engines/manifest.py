@@ -67,16 +67,16 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.fresh": "convoy.engines.cuda.fresh",
     "cuda.dgrad": "convoy.engines.cuda.dgrad",
     "cuda.first_layer": "convoy.engines.cuda.first_layer",
+    "cuda.first_layer_tf32": "convoy.engines.cuda.first_layer_tf32",
     "cuda.stem": "convoy.engines.cuda.stem",
     "cuda.depthwise": "convoy.engines.cuda.depthwise",
+    "cuda.depthwise_tile": "convoy.engines.cuda.depthwise_tile",
     "padded": "convoy.engines.padded",
     "batches": "convoy.engines.batches",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
-    "cuda.first_layer_tf32": "convoy.engines.cuda.first_layer_tf32",
-    "cuda.depthwise_tile": "convoy.engines.cuda.depthwise_tile",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",
@@ -99,6 +99,7 @@ SLICING: Final = frozenset(
         "triton.merged",
         "triton.batch_norm",
         "cuda.first_layer",
+        "cuda.first_layer_tf32",
         "cuda.fresh",
         "cuda.implicit_gemm",
         "cuda.split_fp32",

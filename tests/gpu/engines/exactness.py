@@ -9,8 +9,8 @@ from convoy.engines.fresh import build
 from convoy.measurement.accuracy import judge, make_data
 
 
-def faults(engine, problem, target, knobs=None):
-    """What is wrong with an engine on integer and normal data, in words."""
+def faults(engine, problem, target, knobs=None, *, tf32=False):
+    """What is wrong with an engine on integer and normal data, in words; `tf32`: whether its products may be TF32's."""
     support = engine.accepts(problem, target)
     assert support, support.reason
     chosen = knobs or engine.space(problem, target)[0]
@@ -18,7 +18,7 @@ def faults(engine, problem, target, knobs=None):
     assert executable.workspace_bytes == engine.workspace_bytes(problem, chosen)
     kinds = ("integer", "normal")
     # PyTorch's own kernels, which may be inside, take TF32 products for fp32 here.
-    tf32 = engine.id == "pruned.channels_gpu" and problem.x_dtype == "fp32"
+    tf32 = tf32 or (engine.id == "pruned.channels_gpu" and problem.x_dtype == "fp32")
     verdicts = [
         judge(executable, engine.family, problem, make_data(problem, 1, k, "cuda"), k, tf32=tf32) for k in kinds
     ]

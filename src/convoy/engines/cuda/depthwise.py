@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Final
 
 import torch
 
@@ -23,6 +24,9 @@ from convoy.target import Target
 
 CHANNELS = 4
 """Of a thread, where its knobs name none: 8 bytes of halves, 16 of fp32."""
+
+KERNEL: Final = ("depthwise_sums.cuh", "depthwise.cu")
+"""Its text, behind the headers."""
 
 THREADS = 128
 MOST_FORMS = 24
@@ -210,7 +214,7 @@ class DepthwiseExecutable(Executable):
 
     def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
         macros = {**self.form.macros(self.problem, dependent=self.dependent), "BLOCKS": blocks}
-        content = defines(macros) + text("hopper.cuh") + text("activation.cuh") + text("depthwise.cu")
+        content = defines(macros) + "".join(map(text, ("hopper.cuh", "activation.cuh", *KERNEL)))
         return compile_cubin(engine, content, target, options(self.problem.epilogue.activation, self.problem.x_dtype))
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

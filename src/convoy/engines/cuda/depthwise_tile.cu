@@ -6,18 +6,12 @@
 // Given by the host: BF16, C, P, Q, R, S, STRIDE_H, STRIDE_W, PAD_H, PAD_W, TILE, IMAGES, N, STRIP, ROWS, BIAS, RESIDUAL, ACTIVATION (a number), BLOCKS (on
 // a multiprocessor, at least).
 
-struct alignas(8) Pair { float v[2]; };
-
 #define LINES ((TILE - 1) * STRIDE_H + R)      // rows of a tile
 #define COLUMNS ((Q - 1) * STRIDE_W + S)       // of a tile
 #define TILE_BYTES (IMAGES * LINES * COLUMNS * 128)
 #define STRIPS ((Q + STRIP - 1) / STRIP)
 #define BANDS ((TILE + ROWS - 1) / ROWS)
 #define WARPS (IMAGES * STRIPS * BANDS)
-#define IN_FLIGHT ((R + STRIDE_H - 1) / STRIDE_H)  // output rows that one input row belongs to, at most
-#define PERIOD (IN_FLIGHT * STRIDE_H)              // input rows after which their sums have the same registers again
-#define SEEN ((STRIP - 1) * STRIDE_W + S)          // columns of a strip
-#define INPUT_ROWS ((ROWS - 1) * STRIDE_H + R)     // of a band
 #define HALVES_OF(word, c) unpack((u16)((word) >> 16 * (c) & 0xffff))
 
 // A row of a strip; what lies beyond the tile belongs to results that are not stored.
@@ -27,7 +21,7 @@ DEVICE void load_row(u32 (&row)[SEEN], u32 at, int column) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
-depthwise_tile(const __grid_constant__ Map x, const Pair* __restrict__ w, u32* __restrict__ y, const u32* __restrict__ residual, const u32* __restrict__ bias) {
+depthwise_tile(const __grid_constant__ Map x, const Floats* __restrict__ w, u32* __restrict__ y, const u32* __restrict__ residual, const u32* __restrict__ bias) {
   SHARED_MEMORY;
   const int parts = (C + 63) / 64, tiles = (P + TILE - 1) / TILE;
   int part = blockIdx.x % parts, tile = blockIdx.x / parts % tiles, image = blockIdx.x / parts / tiles * IMAGES;
@@ -39,9 +33,9 @@ depthwise_tile(const __grid_constant__ Map x, const Pair* __restrict__ w, u32* _
     barrier_init_done();
   }
   __syncthreads();
-  Pair weights[R * S], first = {};
+  Floats weights[R * S], first = {};
 #pragma unroll
-  for (int tap = 0; tap < R * S; tap++) weights[tap] = there ? w[tap * (C / 2) + pair] : Pair{};
+  for (int tap = 0; tap < R * S; tap++) weights[tap] = there ? w[tap * (C / 2) + pair] : Floats{};
 #if BIAS
   if (there) first = {HALVES_OF(bias[pair], 0), HALVES_OF(bias[pair], 1)};
 #endif
@@ -75,21 +69,13 @@ depthwise_tile(const __grid_constant__ Map x, const Pair* __restrict__ w, u32* _
       if (i + 1 < INPUT_ROWS && band * STRIDE_H + i + 1 < LINES) load_row(next, at, left);
 #pragma unroll
       for (int r = 0; r < R; r++) {
-        if ((u - r + R * STRIDE_H) % STRIDE_H) continue;
+        if (!SEES(u, r)) continue;
         if (i < r || i - r >= ROWS * STRIDE_H) continue;  // an output row of another band
-        int slot = (u - r + R * PERIOD) / STRIDE_H % IN_FLIGHT;
 #pragma unroll
-        for (int s = 0; s < S; s++)
-#pragma unroll
-          for (int t = 0; t < STRIP; t++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-              float before = r == 0 && s == 0 ? first.v[c] : sums[slot][t][c];
-              sums[slot][t][c] = fmaf(in[t * STRIDE_W + s][c], weights[r * S + s].v[c], before);
-            }
+        for (int s = 0; s < S; s++) add_tap(sums[SLOT(u, r)], in, weights[r * S + s], r, s, first.v);
       }
-      if ((u - (R - 1) + R * STRIDE_H) % STRIDE_H || i < R - 1) continue;  // the row was no output's last
-      int down = band + (i - (R - 1)) / STRIDE_H, row = tile * TILE + down, slot = (u - (R - 1) + R * PERIOD) / STRIDE_H % IN_FLIGHT;
+      if (!ENDS(u, i)) continue;
+      int down = band + (i - (R - 1)) / STRIDE_H, row = tile * TILE + down, slot = SLOT(u, R - 1);
       if (!there || down >= TILE || row >= P) continue;
       long long place = (((long long)image * P + row) * Q + strip) * (C / 2) + pair;
 #pragma unroll

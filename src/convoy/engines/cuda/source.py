@@ -99,7 +99,7 @@ def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, spar
 
 def tile_text(settings: Mapping[str, int], headers: str) -> str:
     """The kernel of depthwise tiles behind some headers, which know nothing of its one-letter sizes."""
-    return _behind(headers, settings, ("BF16", "ACTIVATION"), "depthwise_tile.cu")
+    return _behind(headers, settings, ("BF16", "ACTIVATION"), "depthwise_sums.cuh", "depthwise_tile.cu")
 
 
 def first_source(settings: Mapping[str, int], dtype: str) -> str:

@@ -13,7 +13,7 @@ from emulated_cuda import address, compiled, conv
 
 from convoy.engines.cuda import depthwise
 from convoy.engines.cuda.compiled import SpillError, structure
-from convoy.engines.cuda.depthwise import ENGINE, THREADS, Form, candidates
+from convoy.engines.cuda.depthwise import ENGINE, KERNEL, THREADS, Form, candidates
 from convoy.engines.cuda.source import defines, text
 from convoy.errors import CompileError, InputError
 from convoy.problem import Epilogue, Knobs
@@ -41,7 +41,7 @@ def library(tmp_path_factory):
 
     def of(macros):
         content = defines({**macros, "BN": 8}) + (HERE / "emulated.h").read_text() + text("activation.cuh")
-        return build(content + text("depthwise.cu") + (HERE / "launch_depthwise.h").read_text())
+        return build(content + "".join(map(text, KERNEL)) + (HERE / "launch_depthwise.h").read_text())
 
     return of
 

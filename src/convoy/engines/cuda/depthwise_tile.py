@@ -57,7 +57,8 @@ _ROUND_NS: Final = 87.0
 _START_NS: Final = 978.0
 """Of another round of blocks, and of the launch.
 
-All of these are fitted to 694 timings of 31 layers on an H100 (59d335a), batch 1 and 32: root mean square of the logarithm 0.11."""
+All of these are fitted to 694 timings of 31 layers on an H100 (59d335a), batch 1 and 32 (root mean square of the logarithm
+0.11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +124,21 @@ class Tile:
         return 2 * in_flight * self.form.strip + 3 * seen + 2 * p.r * p.s + 30
 
     @property
+    def block_registers(self) -> int:
+        """Of a block: its warps get them four at a time."""
+        return 128 * -(-self.warps // 4) * self.registers
+
+    @property
     def blocks(self) -> int:
         """That a multiprocessor has room for."""
         room = _SHARED_OF_UNIT // (self.shared_bytes + _BLOCK_BYTES)
-        return max(1, min(room, 32, _REGISTERS_OF_UNIT // (32 * self.warps * self.registers)))
+        return max(1, min(room, 32, _REGISTERS_OF_UNIT // self.block_registers))
 
     @property
     def fits(self) -> bool:
         """Whether there is room for one block."""
         rooms = self.shared_bytes <= _SHARED_BYTES and self.registers <= _MOST_REGISTERS
-        threads = self.warps <= _MOST_WARPS and 32 * self.warps * self.registers <= _REGISTERS_OF_UNIT
+        threads = self.warps <= _MOST_WARPS and self.block_registers <= _REGISTERS_OF_UNIT
         return rooms and threads and max(self.box) <= _MOST_IN_BOX
 
     @property
@@ -151,9 +157,9 @@ class Tile:
         p, form = self.problem, self.form
         return {
             "BF16": int(p.x_dtype == "bf16"), "C": p.c, "P": p.p, "Q": p.q, "R": p.r, "S": p.s, "STRIDE_H": p.stride_h,
-            "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "TILE": form.tile, "IMAGES": form.images, "N": p.n,
-            "CHANNELS": 2, "STRIP": form.strip, "ROWS": form.rows, "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual),
-            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
+            "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "N": p.n, "CHANNELS": 2,
+            "TILE": form.tile, "IMAGES": form.images, "STRIP": form.strip, "ROWS": form.rows,
+            "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual), "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:

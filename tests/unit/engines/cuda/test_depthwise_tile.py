@@ -27,7 +27,7 @@ EFFICIENT = conv(32, 672, 14, 14, 672, 5, 5, 2, 2, groups=672, epilogue=SILU)
 MOBILE = conv(1, 144, 56, 56, 144, 3, 3, 1, 1, groups=144, epilogue=SILU)
 SMALL = conv(32, 1152, 7, 7, 1152, 5, 5, 2, 2, groups=1152, epilogue=SILU)
 RUN = """
-extern "C" int run(const Map* x, const Pair* w, u32* y, const u32* residual, const u32* bias, int grid) {
+extern "C" int run(const Map* x, const Floats* w, u32* y, const u32* residual, const u32* bias, int grid) {
   return launch(grid, [=] { depthwise_tile(*x, w, y, residual, bias); });
 }
 """

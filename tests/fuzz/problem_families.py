@@ -59,6 +59,7 @@ CLAIMS = {
     "triton.dgrad": ("dgrad",),
     "triton.wgrad": ("wgrad",),
     "cuda.dgrad": ("dgrad",),
+    "cuda.wgrad": ("wgrad",),
     "triton.stem_wgrad": ("wgrad",),
     "triton.depthwise_gradients": ("dgrad", "wgrad"),
     "batches": ("fprop", "dgrad"),

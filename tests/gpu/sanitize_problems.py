@@ -83,7 +83,20 @@ SEED, TRIES, MOST_FLOPS = 1, 400, 2e6
 """Of the random problems: everything is fifty times slower under the sanitizer."""
 
 COOPERATION = frozenset(
-    {"ahead", "blocks", "cluster", "consumers", "depth", "halo", "parts", "slices", "split", "splits", "staged"}
+    {
+        "ahead",
+        "blocks",
+        "cluster",
+        "consumers",
+        "depth",
+        "halo",
+        "parts",
+        "shares",
+        "slices",
+        "split",
+        "splits",
+        "staged",
+    }
 )
 """Number knobs by which blocks, warps or copies work together: more than one, or none, is another kind of setting."""
 
@@ -93,7 +106,10 @@ MOST_WRITTEN = 2000
 PIECES = ("triton.batch_norm", "triton.merged", "triton.pool_backward", "triton.pooling")
 """Engines of pieces of the graph."""
 
-DIRECTIONS = {"cuda.dgrad": "dgrad", "triton.dgrad": "dgrad", "triton.wgrad": "wgrad", "triton.stem_wgrad": "wgrad"}
+DIRECTIONS = {
+    **dict.fromkeys(("cuda.dgrad", "triton.dgrad"), "dgrad"),
+    **dict.fromkeys(("cuda.wgrad", "triton.wgrad", "triton.stem_wgrad"), "wgrad"),
+}
 
 
 def mask(engine: str, shape: tuple[int, ...]) -> WeightMask:

@@ -31,6 +31,7 @@ HALF_OR_FULL = {
             "cuda.dgrad",
             "cuda.first_layer",
             "cuda.fresh",
+            "cuda.wgrad",
             "pruned.sparse24",
             "pruned.blocks",
             "triton.merged",

@@ -77,6 +77,7 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
+    "cuda.wgrad": "convoy.engines.cuda.wgrad",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",

@@ -15,7 +15,7 @@ from convoy.target import Target
 
 pytestmark = pytest.mark.gpu
 
-OTHERS = ("triton.dgrad", "triton.wgrad", "triton.stem_wgrad", "triton.merged")
+OTHERS = ("triton.dgrad", "triton.wgrad", "triton.stem_wgrad", "triton.merged", "cuda.wgrad")
 ENGINES = [
     n for n in (*MANIFEST, *WAITING) if n.startswith(("triton.", "cuda.")) and n not in OTHERS and ".pool" not in n
 ]
@@ -276,7 +276,7 @@ def test_parallel_convolutions_in_one_launch(batch, target):
             assert torch.equal(result, F.conv2d(x.double(), weight.double()).half()), knobs
 
 
-GRADIENTS = ["triton.dgrad", "triton.wgrad", "triton.stem_wgrad"]
+GRADIENTS = ["triton.dgrad", "triton.wgrad", "triton.stem_wgrad", "cuda.wgrad"]
 GRADIENT_SHAPES = {
     "3x3": conv(2, 64, 14, 14, 96, 3, 3, 1, 1),
     "3x3 batch 32": conv(32, 128, 14, 14, 128, 3, 3, 1, 1),

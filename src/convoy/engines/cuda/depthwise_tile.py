@@ -159,7 +159,8 @@ class Tile:
             "BF16": int(p.x_dtype == "bf16"), "C": p.c, "P": p.p, "Q": p.q, "R": p.r, "S": p.s, "STRIDE_H": p.stride_h,
             "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "N": p.n, "CHANNELS": 2,
             "TILE": form.tile, "IMAGES": form.images, "STRIP": form.strip, "ROWS": form.rows,
-            "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual), "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
+            "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
         }  # fmt: skip
 
     def guess_us(self, units: int) -> float:

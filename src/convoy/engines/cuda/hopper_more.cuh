@@ -8,6 +8,12 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
+// Of this block's shared memory to that of a block of the cluster, counted at its barrier.
+DEVICE void send_bytes(u32 to, u32 rank, u32 from, u32 bytes, u32 bar) {
+  asm volatile("{\n.reg .b32 p, q;\nmapa.shared::cluster.u32 p, %0, %2;\nmapa.shared::cluster.u32 q, %1, %2;\n"
+               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [p], [%3], %4, [q];\n}\n"
+               ::"r"(to), "r"(bar), "r"(rank), "r"(from), "r"(bytes) : "memory");
+}
 DEVICE void prefetch_bytes(const unsigned char* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
@@ -23,6 +29,11 @@ DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory");
 DEVICE u32 operand_word(u32 address) { return (address & 0x3FFFF) >> 4 | 1u << 16; }
 DEVICE u64 sparse_operand(u32 word) { return (u64)word | (32ull << 32) | (2ull << 62); }
 DEVICE u64 dense_operand(u32 word) { return (u64)word | (64ull << 32) | (1ull << 62); }
+// Rows of 128 bytes in the same swizzle that a product turns over: 64 values of its rows or columns in each row, and a row for each
+// value that is summed over. So many bytes from these 64 to the next (the leading offset), and eight rows of 1024 bytes from one
+// atom to the next (the stride): PTX ISA, canonical layouts of wgmma, MN-major.
+DEVICE u32 turned_word(u32 address, u32 across) { return (address & 0x3FFFF) >> 4 | (across >> 4) << 16; }
+DEVICE u64 turned_operand(u32 word) { return (u64)word | (64ull << 32) | (1ull << 62); }
 // What products wrote may be read from here on: the compiler would read it before they have ended.
 template <int COUNT> DEVICE void keep(float (&d)[COUNT]) {
 #pragma unroll

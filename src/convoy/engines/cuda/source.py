@@ -37,13 +37,14 @@ def text(name: str) -> str:
     return (files("convoy.engines.cuda") / name).read_text(encoding="utf-8")
 
 
-def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = True, turned: bool = False) -> str:
+def product(columns: int, dtype: str, *, name: str = "multiply", adds: bool = True, turned: int = 0) -> str:
     """`multiply(d, a, b)`: d += A · B^T for 64 rows and `columns` columns of 32 bytes, both operands from shared memory.
 
-    Where it does not add, d = A · B^T. A `turned` A lies as 16 rows of 64 half values.
+    Where it does not add, d = A · B^T. Of half values, so many operands are `turned`, A before B: they lie as 16 rows of 64
+    values, further ones of B as more of these.
     """
     ending, transposes = INSTRUCTIONS[dtype]
-    transposes = ", 1, 0" if turned else transposes
+    transposes = f", 1, {turned - 1}" if turned else transposes
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
@@ -93,8 +94,20 @@ def swapped_source(kernel: str, settings: Mapping[str, int], dtype: str, *, spar
     made = (sparse_product if sparse else product)(columns, dtype)
     if kernel == "swapped" and not sparse:
         made += product(columns, dtype, name="multiply_fresh", adds=False)
-        made += product(columns, dtype, name="multiply_turned", turned=True) if dtype != "fp32" else ""
+        made += product(columns, dtype, name="multiply_turned", turned=1) if dtype != "fp32" else ""
     return defines(settings) + headers + made + swapped_text(kernel)
+
+
+def wgrad_source(settings: Mapping[str, int], dtype: str) -> str:
+    """The same for the weight's gradient."""
+    headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more"))
+    made = product(settings["BN"], dtype, name="multiply_both", turned=2)
+    return defines(settings) + headers + made + wgrad_text()
+
+
+def wgrad_text() -> str:
+    """The kernel without the device's names."""
+    return "".join(text(name) for name in ("exchange.cuh", "ring.cuh", "wgrad.cuh", "shares.cuh", "wgrad.cu"))
 
 
 def tile_text(settings: Mapping[str, int], headers: str) -> str:
@@ -123,8 +136,8 @@ def _behind(headers: str, settings: Mapping[str, int], asked: Sequence[str], *pa
 
 def swapped_text(kernel: str) -> str:
     """Such a kernel without what it shares with others, in the order of its parts."""
-    own = ("room", "copy", "split", "wide") if kernel == "swapped" else ()
-    parts = [f"swapped_{part}.cuh" for part in own]
+    own = ("shares", "swapped_room", "swapped_copy", "swapped_split", "swapped_wide") if kernel == "swapped" else ()
+    parts = [f"{part}.cuh" for part in own]
     return "".join(text(name) for name in (*parts, f"{kernel}.cu"))
 
 

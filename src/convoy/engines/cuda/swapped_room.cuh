@@ -36,10 +36,6 @@ struct Sizes {
 // whose last round it did not fill itself, and arrivals from other blocks might not come in their order.
 #define COPIERS (CLUSTER > 1 && STAGES % 2 ? 1 : 2)
 
-// A tile's sums in items of sixteen pixels and the filters of a part: each is stored by one block of a split, the owner.
-#define PAIRS ((GROUPS + 1) / 2)
-#define ITEMS (PARTS * PAIRS)
-#define MOST_OWNED ((ITEMS + SPLIT - 1) / SPLIT)
 #define INBOX_BYTES (SPLIT == 1 ? 0 : CONSUMERS * MOST_OWNED * (SPLIT - 1) * 4096)
 #define STAGED_BYTES (STAGED != 1 ? 0 : CONSUMERS * (SPLIT == 1 ? PARTS * BN * 128 : MOST_OWNED * 2048))
 

@@ -271,16 +271,7 @@ class WgradExecutable(Executable):
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch, a second where the sum is split; torch's sum over dy for the bias."""
-        x, dy = dense_nhwc("x", buffers.args[0]), dense_nhwc("dy", buffers.args[1])
-        dweight = buffers.results[0]
-        if dweight is None:
-            raise LaunchError("dweight: no tensor was given to write to")
-        dweight = dense_nhwc("dweight", dweight)
-        if self.problem.epilogue.bias:
-            dbias = buffers.results[1]
-            if dbias is None:
-                raise LaunchError("dbias: no tensor was given to write to")
-            torch.sum(dy, (0, 2, 3), out=dbias)
+        x, dy, dweight = asked(self.problem, buffers)
         if self.view.pixels == 0:
             dweight.zero_()
             return
@@ -305,6 +296,20 @@ class WgradExecutable(Executable):
         )  # fmt: skip
         if self.reduce is not None and sums is not None:
             self.reduce.launch(sums, dweight, None, None)
+
+
+def asked(problem: ConvProblem, buffers: Buffers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, dy and dweight of a launch, dense; where the bias's gradient is asked for, torch's sum over dy is begun."""
+    x, dy = dense_nhwc("x", buffers.args[0]), dense_nhwc("dy", buffers.args[1])
+    dweight = buffers.results[0]
+    if dweight is None:
+        raise LaunchError("dweight: no tensor was given to write to")
+    if problem.epilogue.bias:
+        dbias = buffers.results[1]
+        if dbias is None:
+            raise LaunchError("dbias: no tensor was given to write to")
+        torch.sum(dy, (0, 2, 3), out=dbias)
+    return x, dy, dense_nhwc("dweight", dweight)
 
 
 def partial_bytes(view: View, share: Share) -> int:

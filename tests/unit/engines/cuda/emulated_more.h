@@ -14,6 +14,16 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   std::memcpy(here->memory.data() + to, from, bytes);
   change(here, bar, 0, -(long)bytes);
 }
+// As late as it may, and from memory that has to be there still.
+DEVICE void send_bytes(u32 to, u32 rank, u32 from, u32 bytes, u32 bar) {
+  Block *peer = cluster->blocks[rank].get(), *own = here;
+  if (to % 16 || from % 16 || bytes % 16 || to + bytes > bar || from + bytes > bar) faults++;
+  reach(peer, bar, [=] {
+    if (!own->running) faults++;
+    std::memcpy(peer->memory.data() + to, own->memory.data() + from, bytes);
+    counted(peer, bar, 0, -(long)bytes);
+  });
+}
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() { cluster_sync(); }  // later than the device may go on, and every thread has to come
 DEVICE u32 shared_word(u32 at) { u32 v; std::memcpy(&v, here->memory.data() + at, 4); return v; }
@@ -69,6 +79,23 @@ DEVICE void multiply_turned(float (&d)[BN / 2], u64 a, u64 b) {
     int r = top + (i / 2 % 2) * 8, column = i / 4 * 8 + t % 4 * 2 + i % 2;
     for (int k = 0; k < 16; k++) d[i] += element((u32)a + k * 128, r) * element((u32)b + column * 128, k);
   }
+}
+// Operands that are both turned over, as their descriptors have them: address, leading and stride offsets in sixteen bytes, layout.
+// Value `at` of what is summed over at `k`: 64 values in a row of 128 bytes, eight rows an atom.
+DEVICE u32 turned_word(u32 address, u32 across) { return (address & 0x3ffff) >> 4 | (across >> 4) << 16; }
+DEVICE u64 turned_operand(u32 word) { return (u64)word | (64ull << 32) | (1ull << 62); }
+static inline float turned_element(u64 operand, int at, int k) {
+  u32 from = (u32)(operand & 0x3fff) * 16, across = (u32)(operand >> 16 & 0x3fff) * 16, down = (u32)(operand >> 32 & 0x3fff) * 16;
+  return element(from + at / 64 * across + k / 8 * down + k % 8 * 128, at % 64);
+}
+DEVICE void multiply_both(float (&d)[BN / 2], u64 a, u64 b) {
+  if (a >> 62 != 1 || b >> 62 != 1 || a % 64 || b % 64) faults++;  // the 128-byte swizzle, from an atom's beginning
+  int t = threadIdx.x % 128, top = t / 32 * 16 + t % 32 / 4;
+  float rows[2][16];
+  for (int below = 0; below < 2; below++)
+    for (int k = 0; k < 16; k++) rows[below][k] = turned_element(a, top + below * 8, k);
+  for (int i = 0; i < BN / 2; i++)
+    for (int k = 0; k < 16; k++) d[i] += rows[i / 2 % 2][k] * turned_element(b, i / 4 * 8 + t % 4 * 2 + i % 2, k);
 }
 #ifdef PLAIN
 DEVICE void multiply_plain(float (&d)[BN / 2], u64 a, u64 b) {

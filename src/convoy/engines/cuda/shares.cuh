@@ -14,7 +14,11 @@ DEVICE int quads(int item) { return item % PAIRS * 2 + 1 < GROUPS ? 2 : 1; }
 
 // Where an owner gets four of a thread's sums from another rank.
 DEVICE u32 inbox(u32 sums, int who, int owned, u32 other, int quad, int thread) {
+#if BULK  // what comes from one rank as one copy lies together
   return sums + ((((who * (SPLIT - 1) + other) * MOST_OWNED + owned) * 2 + quad) * 128 + thread) * 16;
+#else
+  return sums + ((((who * MOST_OWNED + owned) * (SPLIT - 1) + other) * 2 + quad) * 128 + thread) * 16;
+#endif
 }
 
 DEVICE u32 inbox_bytes(u32 rank) {

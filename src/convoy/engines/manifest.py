@@ -66,6 +66,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cuda.split_fp32": "convoy.engines.cuda.split_fp32",
     "cuda.fresh": "convoy.engines.cuda.fresh",
     "cuda.dgrad": "convoy.engines.cuda.dgrad",
+    "cuda.wgrad": "convoy.engines.cuda.wgrad",
     "cuda.first_layer": "convoy.engines.cuda.first_layer",
     "cuda.first_layer_tf32": "convoy.engines.cuda.first_layer_tf32",
     "cuda.stem": "convoy.engines.cuda.stem",
@@ -77,7 +78,6 @@ MANIFEST: Final[dict[str, str]] = {
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
-    "cuda.wgrad": "convoy.engines.cuda.wgrad",
     "pruned.csr": "convoy.engines.pruned.csr",
     "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
     "zeroskip.gather": "convoy.engines.zeroskip.gather",

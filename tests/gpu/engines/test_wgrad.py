@@ -67,7 +67,6 @@ TILES += [Form(64, 64, 64, 4, 2, 1, 1, 2), Form(64, 192, 64, 3, 1, 2, 1, 2), For
 TILES += [Form(128, 192, 64, 4, 2), Form(128, 192, 64, 4, 1)]
 TILES += [Form(64, 192, 112, 4, 2, split, halo=14) for split in (1, 2, 5)] + [Form(64, 192, 48, 3, 1, halo=16)]
 TILES += [Form(128, 192, 32, 3, 2, halo=14), Form(64, 192, 224, 2, 1, 3, 2, halo=15)]
-TILES += [Form(64, 128, 64, 5, 2, split, bulk=1) for split in (2, 3, 5, 8)] + [Form(128, 64, 64, 5, 2, 4, 3, bulk=1)]
 
 
 @pytest.mark.parametrize("form", TILES, ids=lambda form: str(form.knobs))

@@ -8,12 +8,6 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
-// Of this block's shared memory to that of a block of the cluster, counted at its barrier.
-DEVICE void send_bytes(u32 to, u32 rank, u32 from, u32 bytes, u32 bar) {
-  asm volatile("{\n.reg .b32 p, q;\nmapa.shared::cluster.u32 p, %0, %2;\nmapa.shared::cluster.u32 q, %1, %2;\n"
-               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [p], [%3], %4, [q];\n}\n"
-               ::"r"(to), "r"(bar), "r"(rank), "r"(from), "r"(bytes) : "memory");
-}
 DEVICE void prefetch_bytes(const unsigned char* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }

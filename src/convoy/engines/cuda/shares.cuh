@@ -14,11 +14,7 @@ DEVICE int quads(int item) { return item % PAIRS * 2 + 1 < GROUPS ? 2 : 1; }
 
 // Where an owner gets four of a thread's sums from another rank.
 DEVICE u32 inbox(u32 sums, int who, int owned, u32 other, int quad, int thread) {
-#if BULK  // what comes from one rank as one copy lies together
-  return sums + ((((who * (SPLIT - 1) + other) * MOST_OWNED + owned) * 2 + quad) * 128 + thread) * 16;
-#else
   return sums + ((((who * MOST_OWNED + owned) * (SPLIT - 1) + other) * 2 + quad) * 128 + thread) * 16;
-#endif
 }
 
 DEVICE u32 inbox_bytes(u32 rank) {
@@ -41,30 +37,6 @@ DEVICE void send_sums(const float (&d)[PARTS][BN / 2], u32 sums, u32 arrived, u3
     }
   }
 }
-
-#if BULK
-// The same through memory of this block, of which an owner gets all that a warpgroup has for it as one copy. The memory may not go
-// before the copies have read it: a block waits for its peers before it ends.
-DEVICE void send_parcels(const float (&d)[PARTS][BN / 2], u32 sums, u32 parcels, u32 arrived, u32 rank, int who, int thread) {
-#pragma unroll
-  for (int item = 0; item < ITEMS; item++) {
-    int owner = item % SPLIT;
-    if (owner == rank) continue;
-#pragma unroll
-    for (int quad = 0; quad < quads(item); quad++) {
-      const float* four = &d[item / PAIRS][item % PAIRS * 8 + quad * 4];
-      store_sixteen_bytes(inbox(parcels, who, item / SPLIT, owner < rank ? owner : owner - 1, quad, thread),
-                          make_uint4(float_as_word(four[0]), float_as_word(four[1]), float_as_word(four[2]), float_as_word(four[3])));
-    }
-  }
-  publish_writes();
-  group_meet(who);
-  u32 owner = thread < rank ? thread : thread + 1;
-  if (thread < SPLIT - 1 && owner < ITEMS)
-    send_bytes(inbox(sums, who, 0, rank < owner ? rank : rank - 1, 0, 0), owner, inbox(parcels, who, 0, thread, 0, 0),
-               (ITEMS - owner + SPLIT - 1) / SPLIT * 4096, arrived);
-}
-#endif
 
 // Adds in the order of the ranks: the same bits whoever is first.
 DEVICE void add_sums(float (&d)[BN / 2], int item, u32 sums, u32 rank, int who, int thread) {

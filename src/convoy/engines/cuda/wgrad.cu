@@ -11,8 +11,8 @@
 // zeros in the last ones. The three taps of a row read one box of x, each a pixel further on: that is the product's leading offset.
 //
 // Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (columns of a tile, a multiple of 64), PIXELS (of an iteration, a
-// multiple of 16), STAGES, CONSUMERS, SPLIT, BULK (a split's sums go as a few copies), BLOCKS, WIDE, FLAT (the pixels of x are
-// those of dy: it is copied as dy is), PITCH (0 without), BF16, registers, multiply_both(), and wgrad.cuh and shares.cuh before this file.
+// multiple of 16), STAGES, CONSUMERS, SPLIT, BLOCKS, WIDE, FLAT (the pixels of x are those of dy: it is copied as dy is), PITCH (0
+// without), BF16, registers, multiply_both(), and wgrad.cuh and shares.cuh before this file.
 
 // Units are ordered filters first, then columns: those at one time share their pixels.
 DEVICE void produce_x(const Map* x, const Room& room, int first, int step, const Sizes& z) {
@@ -138,20 +138,14 @@ DEVICE void consume(const Room& room, int who, int first, int step, const Sizes&
     // Nobody reads a ring of the cluster any more, nothing comes to it, and the barriers are there.
     cluster_arrive();
     cluster_wait();
-#if BULK
-    send_parcels(d, room.stages, room.stages + INBOX_BYTES, room.arrived, room.rank, who, thread);
-#else
     send_sums(d, room.stages, room.arrived, room.rank, who, thread);
-#endif
     if (inbox_bytes(room.rank)) barrier_wait_peers(room.arrived, 0);
-    if (BULK) cluster_arrive();
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) {
       if (item % SPLIT != room.rank) continue;
       add_sums(d[item / PAIRS], item, room.stages, room.rank, who, thread);
       store_item(&d[item / PAIRS][item % PAIRS * 8], item, filter + item / PAIRS * 64, tile, lane, z, dweight);
     }
-    if (BULK) cluster_wait();  // what was sent has been read
 #else
     if (tile.count && lane == 0) barrier_arrive(before);
 #pragma unroll
@@ -190,10 +184,8 @@ wgrad(const __grid_constant__ Map x, const __grid_constant__ Map dy, Value* __re
     if (threadIdx.x == 0) produce_x(&x, room, first, step, z);
     if (threadIdx.x == 32) produce_dy(&dy, room, first, step, z);
 #if SPLIT > 1
-    for (int i = 0; i < 1 + BULK; i++) {
-      cluster_arrive();
-      cluster_wait();
-    }
+    cluster_arrive();
+    cluster_wait();
 #endif
   } else {
     registers_more<CONSUMER_REGISTERS>();

@@ -21,7 +21,6 @@ typedef u16 Value;
 #define LINES (PITCH ? PIXELS / (PITCH + !PITCH) : 0)
 #define COPIED_BYTES (PITCH ? LINES * PITCH * 128 : BOX_BYTES)  // of a box: the rest of it is zeros
 #define X_BYTES (PITCH ? BOX_BYTES + 1024 : COLUMNS * BOX_BYTES)
-#define INBOX_BYTES (CONSUMERS * MOST_OWNED * (SPLIT - 1) * 4096)
 #define STAGE_BYTES (FILTERS / 64 * BOX_BYTES + X_BYTES)
 
 // Where things lie in shared memory, and which block of the cluster this is. Sums from other blocks come into the ring.

@@ -34,8 +34,6 @@ class Form:
         split: blocks of a cluster that share a tile, each with some of the pixels.
         shares: clusters, or blocks, that share a tile: their sums go through memory, and another kernel adds them.
         blocks: that a multiprocessor has room for, 1 or 2.
-        bulk: 1 where a split's sums go to the others by a few copies, through the ring, which has room for both; 0 where each
-            thread sends its own.
         halo: 0, or columns of a row of an iteration, for 3x3 layers of stride 1: the taps of a row read one copy of x, `columns`
             are three times 64, and `pixels` whole rows up to a multiple of 16.
     """
@@ -48,7 +46,6 @@ class Form:
     split: int = 1
     shares: int = 1
     blocks: int = 1
-    bulk: int = 0
     halo: int = 0
 
     @property
@@ -67,10 +64,8 @@ class Form:
         else:
             right &= form.pixels in (64, 128)
         right &= (form.consumers, form.blocks) in REGISTERS and 2 <= form.stages <= MOST_STAGES
-        right &= (
-            1 <= form.split <= MOST_SPLIT and 1 <= form.shares <= MOST_SHARES and form.bulk in (0, int(form.split > 1))
-        )
-        if not right or form.shared_bytes > SHARED_BYTES[form.blocks] or form.exchange_bytes > form.ring_bytes:
+        right &= 1 <= form.split <= MOST_SPLIT and 1 <= form.shares <= MOST_SHARES
+        if not right or form.shared_bytes > SHARED_BYTES[form.blocks] or form.inbox_bytes > form.ring_bytes:
             raise InputError(
                 "knobs",
                 str(knobs),
@@ -131,11 +126,6 @@ class Form:
         return self.consumers * owned * (self.split - 1) * 4096
 
     @property
-    def exchange_bytes(self) -> int:
-        """What the ring has to hold when sums are exchanged."""
-        return self.inbox_bytes * (1 + self.bulk)
-
-    @property
     def shared_bytes(self) -> int:
         """The ring, its barriers, and what rounding the ring's start up costs."""
         return self.stages * (self.stage_bytes + 16) + EXTRA_BYTES
@@ -145,7 +135,7 @@ class Form:
         fewer, more = REGISTERS[self.consumers, self.blocks]
         return {
             "ROWS": self.rows, "BN": self.columns, "PIXELS": self.pixels, "STAGES": self.stages,
-            "CONSUMERS": self.consumers, "SPLIT": self.split, "BULK": self.bulk, "BLOCKS": self.blocks,
+            "CONSUMERS": self.consumers, "SPLIT": self.split, "BLOCKS": self.blocks,
             "WIDE": int(self.shares > 1), "FLAT": int(flat(problem)), "PITCH": self.halo, "BYTES": DTYPE_BYTES[problem.x_dtype],
             "BF16": int(problem.x_dtype == "bf16"), "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip

@@ -72,8 +72,7 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
 def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
     """Forms worth trying, by their guess: first the best of each tile, of splits and shares, then any.
 
-    Two warpgroups of 64 filters and one of 128 are the same to the model: the latter are tried of the first few alone, and so are
-    both ways of a split's sums.
+    Two warpgroups of 64 filters and one of 128 are the same to the model: the latter are tried of the first few alone.
     """
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
     ordered = [form for _, _, form in sorted(found, key=lambda entry: entry[:2])]
@@ -84,8 +83,7 @@ def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
     for form in alone:
         best.setdefault((form.filters, form.columns, form.split > 1, form.shares > 1, form.halo > 0), form)
     first = list(best.values())[: limit // 2]
-    ways = [replace(form, bulk=1 - form.bulk) for form in first if form.split > 1][:4]
-    wanted = [*first, *(form for form in ways if form in alone), *twins[:2], *alone]
+    wanted = [*first, *twins[:2], *alone]
     kept = set(list(dict.fromkeys(wanted))[:limit])
     return [form for form in ordered if form in kept]
 
@@ -135,7 +133,5 @@ def _deep(problem: ConvProblem, form: Form, units: int) -> Iterator[Form]:
     work = -(-form.iterations(problem) // parts) * (-(-form.units(problem) // resident(form, units)))
     fixed = form.shared_bytes - form.stages * (form.stage_bytes + 16)
     stages = min(MOST_STAGES, (SHARED_BYTES[form.blocks] - fixed) // (form.stage_bytes + 16), max(3, work))
-    for bulk in (0, 1) if form.split > 1 else (0,):
-        made = replace(form, stages=stages, bulk=bulk)
-        if stages >= 3 and made.exchange_bytes <= made.ring_bytes:
-            yield made
+    if stages >= 3 and form.inbox_bytes <= stages * form.stage_bytes:
+        yield replace(form, stages=stages)

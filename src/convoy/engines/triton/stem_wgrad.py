@@ -10,10 +10,9 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.cuda.compiled import absence
 from convoy.engines.cuda.stem import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.triton.requirements import first_layer_support
-from convoy.engines.triton.tensors import dense_nhwc, scratch
+from convoy.engines.triton.tensors import scratch
 from convoy.engines.triton.tiles import View, conv_view
-from convoy.engines.triton.wgrad import Share, WgradExecutable, estimate_us, partial_bytes, shares, wgrad_view
-from convoy.errors import LaunchError
+from convoy.engines.triton.wgrad import Share, WgradExecutable, asked, estimate_us, partial_bytes, shares, wgrad_view
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -39,15 +38,7 @@ class StemWgradExecutable(Executable):
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """The copy, the product in one or two launches, a copy for each row of a group; torch's sum over dy for the bias."""
         problem, windows = self.problem, self.windows
-        x, dy = dense_nhwc("x", buffers.args[0]), dense_nhwc("dy", buffers.args[1])
-        dweight = buffers.results[0]
-        if dweight is None:
-            raise LaunchError("dweight: no tensor was given to write to")
-        if problem.epilogue.bias:
-            dbias = buffers.results[1]
-            if dbias is None:
-                raise LaunchError("dbias: no tensor was given to write to")
-            torch.sum(dy, (0, 2, 3), out=dbias)
+        x, dy, dweight = asked(problem, buffers)
         if problem.n == 0:
             dweight.zero_()
             return

@@ -14,16 +14,6 @@ DEVICE void copy_bytes(u32 to, const unsigned char* from, u32 bytes, u32 bar) {
   std::memcpy(here->memory.data() + to, from, bytes);
   change(here, bar, 0, -(long)bytes);
 }
-// As late as it may, and from memory that has to be there still.
-DEVICE void send_bytes(u32 to, u32 rank, u32 from, u32 bytes, u32 bar) {
-  Block *peer = cluster->blocks[rank].get(), *own = here;
-  if (to % 16 || from % 16 || bytes % 16 || to + bytes > bar || from + bytes > bar) faults++;
-  reach(peer, bar, [=] {
-    if (!own->running) faults++;
-    std::memcpy(peer->memory.data() + to, own->memory.data() + from, bytes);
-    counted(peer, bar, 0, -(long)bytes);
-  });
-}
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() { cluster_sync(); }  // later than the device may go on, and every thread has to come
 DEVICE u32 shared_word(u32 at) { u32 v; std::memcpy(&v, here->memory.data() + at, 4); return v; }

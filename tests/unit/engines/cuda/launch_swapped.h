@@ -4,7 +4,9 @@
 #endif
 #ifndef SPLIT
 #define SPLIT 1
-#define INBOX_BYTES 0
+#endif
+#ifndef INBOX_BYTES
+#define INBOX_BYTES 0  // sums from other blocks come into the ring
 #endif
 #ifndef STAGED_BYTES
 #define STAGED_BYTES 0

@@ -65,8 +65,6 @@ TILES = [
 TILES = [form for form in TILES if form.shared_bytes <= 232448 and form.inbox_bytes <= form.ring_bytes]
 TILES += [Form(64, 64, 64, 4, 2, 1, 1, 2), Form(64, 192, 64, 3, 1, 2, 1, 2), Form(128, 64, 64, 2, 2, 4, 1, 2)]
 TILES += [Form(128, 192, 64, 4, 2), Form(128, 192, 64, 4, 1)]
-TILES += [Form(64, 192, 112, 4, 2, split, halo=14) for split in (1, 2, 5)] + [Form(64, 192, 48, 3, 1, halo=16)]
-TILES += [Form(128, 192, 32, 3, 2, halo=14), Form(64, 192, 224, 2, 1, 3, 2, halo=15)]
 
 
 @pytest.mark.parametrize("form", TILES, ids=lambda form: str(form.knobs))

@@ -7,12 +7,9 @@
 // they send each other their sums, into the ring, and each adds and stores a part of the tile, in the order of the ranks. With WIDE,
 // results are fp32 and the shares of several clusters, which another kernel adds.
 //
-// With PITCH, for 3x3 layers of stride 1 and 192 columns: an iteration is some rows of an image, PITCH columns each, of which dy has
-// zeros in the last ones. The three taps of a row read one box of x, each a pixel further on: that is the product's leading offset.
-//
 // Given by the host: ROWS (filters of a warpgroup, 64 or 128), BN (columns of a tile, a multiple of 64), PIXELS (of an iteration, a
-// multiple of 16), STAGES, CONSUMERS, SPLIT, BLOCKS, WIDE, FLAT (the pixels of x are those of dy: it is copied as dy is), PITCH (0
-// without), BF16, registers, multiply_both(), and wgrad.cuh and shares.cuh before this file.
+// multiple of 16), STAGES, CONSUMERS, SPLIT, BLOCKS, WIDE, FLAT (the pixels of x are those of dy: it is copied as dy is), BF16,
+// registers, multiply_both(), and wgrad.cuh and shares.cuh before this file.
 
 // Units are ordered filters first, then columns: those at one time share their pixels.
 DEVICE void produce_x(const Map* x, const Room& room, int first, int step, const Sizes& z) {
@@ -28,17 +25,11 @@ DEVICE void produce_x(const Map* x, const Room& room, int first, int step, const
     for (int i = 0; i < tile.count; i++) {
       u32 to = room.stages + ring.stage * STAGE_BYTES + FILTERS / 64 * BOX_BYTES, bar = room.full + 8 * ring.stage;
       int pixel = (tile.first + i) * PIXELS;
-#if PITCH
-      Lines lines(tile.first + i, z);
-#elif !FLAT
+#if !FLAT
       int image = quotient(pixel, z.pq_factor, z.pq_shift), rest = pixel - image * z.pq, line = quotient(rest, z.q_factor, z.q_shift);
       int h = line * z.stride_h - z.pad_h, w = (rest - line * z.q) * z.stride_w - z.pad_w;
 #endif
       barrier_wait(room.empty + 8 * ring.stage, ring.phase ^ 1);
-#if PITCH
-      barrier_expect(bar, COPIED_BYTES);
-      copy_box(to, x, bar, at[0].c, -1, lines.line - 1 + at[0].down, lines.image);
-#else
       barrier_expect(bar, held * BOX_BYTES);
 #pragma unroll
       for (int column = 0; column < COLUMNS; column++)
@@ -47,7 +38,6 @@ DEVICE void produce_x(const Map* x, const Room& room, int first, int step, const
           copy_box(to + column * BOX_BYTES, x, bar, at[column].c, pixel, 0, 0);
 #else
           copy_pixels(to + column * BOX_BYTES, x, bar, at[column].c, w, h, image, (u16)at[column].right, (u16)at[column].down);
-#endif
 #endif
       ring.next();
     }
@@ -62,16 +52,10 @@ DEVICE void produce_dy(const Map* dy, const Room& room, int first, int step, con
     for (int i = 0; i < tile.count; i++) {
       u32 to = room.stages + ring.stage * STAGE_BYTES, bar = room.full + 8 * ring.stage;
       barrier_wait(room.empty + 8 * ring.stage, ring.phase ^ 1);
-      barrier_expect(bar, FILTERS / 64 * COPIED_BYTES);
-#if PITCH
-      Lines lines(tile.first + i, z);
-      int pixel = 0, line = lines.line, image = lines.image;
-#else
-      int pixel = (tile.first + i) * PIXELS, line = 0, image = 0;
-#endif
+      barrier_expect(bar, FILTERS / 64 * BOX_BYTES);
 #pragma unroll
       for (int part = 0; part < FILTERS / 64; part++)
-        copy_box(to + part * BOX_BYTES, dy, bar, tile.filter + part * 64, pixel, line, image);
+        copy_box(to + part * BOX_BYTES, dy, bar, tile.filter + part * 64, (tile.first + i) * PIXELS, 0, 0);
       ring.next();
     }
   }
@@ -172,9 +156,6 @@ wgrad(const __grid_constant__ Map x, const __grid_constant__ Map dy, Value* __re
 #endif
     barrier_init_done();
   }
-#if PITCH
-  clear(room);
-#endif
   if (threadIdx.x == 64) prefetch_map(&x);
   if (threadIdx.x == 96) prefetch_map(&dy);
   __syncthreads();

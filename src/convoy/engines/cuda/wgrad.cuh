@@ -18,10 +18,7 @@ typedef u16 Value;
 #define FILTERS (ROWS * CONSUMERS)
 #define BOX_BYTES (PIXELS * 128)
 #define BOX_WORDS (BOX_BYTES / 16)
-#define LINES (PITCH ? PIXELS / (PITCH + !PITCH) : 0)
-#define COPIED_BYTES (PITCH ? LINES * PITCH * 128 : BOX_BYTES)  // of a box: the rest of it is zeros
-#define X_BYTES (PITCH ? BOX_BYTES + 1024 : COLUMNS * BOX_BYTES)
-#define STAGE_BYTES (FILTERS / 64 * BOX_BYTES + X_BYTES)
+#define STAGE_BYTES (FILTERS / 64 * BOX_BYTES + COLUMNS * BOX_BYTES)
 
 // Where things lie in shared memory, and which block of the cluster this is. Sums from other blocks come into the ring.
 struct Room {
@@ -31,7 +28,7 @@ struct Room {
     full = stages + STAGES * STAGE_BYTES;
     empty = full + 8 * STAGES;
     arrived = empty + 8 * STAGES;
-    stage_word = turned_word(stages, PITCH ? 128 : BOX_BYTES);
+    stage_word = turned_word(stages, BOX_BYTES);
     rank = SPLIT == 1 ? 0 : cluster_rank();
   }
 };
@@ -54,40 +51,10 @@ struct Tile {
 struct Column {
   int tap, c, right, down;
   DEVICE_MEMBER void find(int column, const Sizes& z) {
-#if PITCH
-    // The three taps of a row follow each other, then the next channels.
-    int line = column / 3, row = quotient(line, z.c_blocks_factor, z.c_blocks_shift);
-    tap = row * 3 + column - line * 3;
-    c = (line - row * z.c_blocks) * 64;
-    right = 0;
-    down = row;
-#else
     tap = quotient(column, z.c_blocks_factor, z.c_blocks_shift);
     int row = quotient(tap, z.s_factor, z.s_shift);
     c = (column - tap * z.c_blocks) * 64;
     right = (tap - row * z.s) * z.dilation_w;
     down = row * z.dilation_h;
-#endif
   }
 };
-
-#if PITCH
-// Some rows of an image, PITCH columns each: an iteration.
-struct Lines {
-  int image, line;
-  DEVICE_MEMBER Lines(int iteration, const Sizes& z) {
-    image = quotient(iteration, z.pq_factor, z.pq_shift);  // `pq` iterations an image
-    line = (iteration - image * z.pq) * LINES;
-  }
-};
-
-// What no copy writes is zeros: behind a box's rows, and one pixel behind those of x, which the last taps read.
-DEVICE void clear(const Room& room) {
-  const int behind = (BOX_BYTES - COPIED_BYTES) / 16;
-  for (int stage = 0; stage < STAGES; stage++)
-    for (int box = 0; box <= FILTERS / 64; box++)
-      for (int i = threadIdx.x; i < behind + (box == FILTERS / 64) * 64; i += 128 * (CONSUMERS + 1))
-        store_sixteen_bytes(room.stages + stage * STAGE_BYTES + box * BOX_BYTES + COPIED_BYTES + i * 16, make_uint4(0, 0, 0, 0));
-  publish_writes();
-}
-#endif

@@ -17,7 +17,6 @@ from convoy.engines.formed import FormedEngine
 from convoy.engines.triton.swapped_launch import ReduceSplits
 from convoy.engines.triton.tensors import as_floats, scratch
 from convoy.engines.triton.wgrad import asked
-from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -34,10 +33,6 @@ class WeightGradientExecutable(Executable):
     """
 
     def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
-        if not form.fits(problem):
-            raise InputError(
-                "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
-            )
         self.problem, self.form = problem, form
         self.workspace_bytes = share_bytes(problem, form)
         text = wgrad_source(form.macros(problem), problem.x_dtype)

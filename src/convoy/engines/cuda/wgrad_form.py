@@ -15,9 +15,6 @@ from convoy.problem.spec import DTYPE_BYTES
 GROUP: Final = 64
 """Filters or channels of one copy: as many half values as the widest swizzle spans."""
 
-TAPS: Final = 3
-"""Of a row, where they read one copy of x."""
-
 MOST_SHARES: Final = 64
 
 
@@ -34,8 +31,6 @@ class Form:
         split: blocks of a cluster that share a tile, each with some of the pixels.
         shares: clusters, or blocks, that share a tile: their sums go through memory, and another kernel adds them.
         blocks: that a multiprocessor has room for, 1 or 2.
-        halo: 0, or columns of a row of an iteration, for 3x3 layers of stride 1: the taps of a row read one copy of x, `columns`
-            are three times 64, and `pixels` whole rows up to a multiple of 16.
     """
 
     rows: int
@@ -46,7 +41,6 @@ class Form:
     split: int = 1
     shares: int = 1
     blocks: int = 1
-    halo: int = 0
 
     @property
     def knobs(self) -> Knobs:
@@ -58,12 +52,9 @@ class Form:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = cls(**{field.name: knobs.integer(field.name) for field in fields(cls)})
         right = form.rows in (64, 128) and form.columns in (64, 128, 192, 256)
-        if form.halo:
-            right &= form.columns == TAPS * GROUP and 0 < form.halo <= form.pixels <= 256 and form.pixels % 16 == 0
-            right = right and form.copied > form.pixels - 16
-        else:
-            right &= form.pixels in (64, 128)
-        right &= (form.consumers, form.blocks) in REGISTERS and 2 <= form.stages <= MOST_STAGES
+        right &= (
+            form.pixels in (64, 128) and (form.consumers, form.blocks) in REGISTERS and 2 <= form.stages <= MOST_STAGES
+        )
         right &= 1 <= form.split <= MOST_SPLIT and 1 <= form.shares <= MOST_SHARES
         if not right or form.shared_bytes > SHARED_BYTES[form.blocks] or form.inbox_bytes > form.ring_bytes:
             raise InputError(
@@ -87,32 +78,7 @@ class Form:
     @property
     def stage_bytes(self) -> int:
         """Both operands of one iteration."""
-        if self.halo:  # and one more atom of zeros behind x
-            return ((self.filters // GROUP + 1) * self.pixels + 8) * ROW_BYTES
         return (self.filters + self.columns) // GROUP * self.pixels * ROW_BYTES
-
-    @property
-    def copied(self) -> int:
-        """Pixels of a copy."""
-        return self.pixels // self.halo * self.halo if self.halo else self.pixels
-
-    def lines(self, problem: ConvProblem) -> int:
-        """A halo's iterations of one image."""
-        return -(-problem.p // (self.pixels // self.halo))
-
-    def fits(self, problem: ConvProblem) -> bool:
-        """Whether the form can do the problem: a halo's taps must be neighbours, and its rows wider than the image's."""
-        if not self.halo:
-            return True
-        ones = (
-            problem.stride_h,
-            problem.stride_w,
-            problem.dilation_h,
-            problem.dilation_w,
-            problem.pad_h,
-            problem.pad_w,
-        )
-        return problem.r == problem.s == TAPS and set(ones) == {1} and problem.w < self.halo
 
     @property
     def ring_bytes(self) -> int:
@@ -136,7 +102,7 @@ class Form:
         return {
             "ROWS": self.rows, "BN": self.columns, "PIXELS": self.pixels, "STAGES": self.stages,
             "CONSUMERS": self.consumers, "SPLIT": self.split, "BLOCKS": self.blocks,
-            "WIDE": int(self.shares > 1), "FLAT": int(flat(problem)), "PITCH": self.halo, "BYTES": DTYPE_BYTES[problem.x_dtype],
+            "WIDE": int(self.shares > 1), "FLAT": int(flat(problem)), "BYTES": DTYPE_BYTES[problem.x_dtype],
             "BF16": int(problem.x_dtype == "bf16"), "PRODUCER_REGISTERS": fewer, "CONSUMER_REGISTERS": more,
         }  # fmt: skip
 
@@ -151,8 +117,6 @@ class Form:
 
     def iterations(self, problem: ConvProblem) -> int:
         """Of the whole sum."""
-        if self.halo:
-            return problem.n * self.lines(problem)
         return -(-problem.n * problem.p * problem.q // self.pixels)
 
     def sizes(self, problem: ConvProblem) -> dict[str, int]:
@@ -161,7 +125,7 @@ class Form:
         each, more = divmod(self.iterations(problem), self.shares * self.split)
         sizes = {
             "k": problem.k, "c": problem.c, "row": problem.r * problem.s * problem.c, "q": problem.q,
-            "pq": self.lines(problem) if self.halo else problem.p * problem.q, "units": self.units(problem),
+            "pq": problem.p * problem.q, "units": self.units(problem),
             "tiles_k": along_filters, "tiles_n": along_columns, "columns": groups(problem),
             "c_blocks": -(-problem.c // GROUP), "s": problem.s, "each": each, "more": more,
             "stride_h": problem.stride_h, "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
@@ -173,19 +137,11 @@ class Form:
 
     def x_map(self, problem: ConvProblem) -> PixelMap | BoxMap:
         """X, a run of pixels at a tap a copy."""
-        if self.halo:
-            return self._lines(problem, problem.c, problem.h, problem.w)
         return self._rows(problem, problem.c) if flat(problem) else PixelMap.of(problem, self.pixels)
 
     def dy_map(self, problem: ConvProblem) -> BoxMap:
         """Dy, as many pixels a copy."""
-        return self._lines(problem, problem.k, problem.p, problem.q) if self.halo else self._rows(problem, problem.k)
-
-    def _lines(self, problem: ConvProblem, channels: int, high: int, wide: int) -> BoxMap:
-        """A tensor in rows of its images."""
-        pitch = channels * DTYPE_BYTES[problem.x_dtype]
-        box = (GROUP, self.halo, self.pixels // self.halo, 1)
-        return BoxMap((channels, wide, high, problem.n), (pitch, wide * pitch, high * wide * pitch), box)
+        return self._rows(problem, problem.k)
 
     def _rows(self, problem: ConvProblem, channels: int) -> BoxMap:
         """A tensor with the pixels of dy, one after the other."""

@@ -23,7 +23,7 @@ _MEMORY_BYTES_NS: Final = 2450.0
 _START_NS: Final = 2350.0
 _REDUCE_NS: Final = 870.0
 _PARTIAL_BYTES_NS: Final = 4700.0
-"""Fitted to 524 timings of 22 layers on an H100, none with a halo (root mean square of the logarithm 0.18; 0.25 with the rates of
+"""Fitted to 524 timings of 22 layers on an H100 (root mean square of the logarithm 0.18; 0.25 with the rates of
 `swapped_forms`). Parts of an iteration are felt as the root of squares; a meeting of a cluster is in what its sums take."""
 
 _ROOM_NS: Final = 370.0
@@ -49,10 +49,10 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products, loads, exchange and stores, and the memory's bytes."""
     tiles = -(-form.units(problem) // resident(form, units))
     abreast = 2.0 if form.blocks > 1 and tiles > 1 else 1.0
-    across = (1 if form.halo else form.columns // GROUP) * form.copied * 128
+    across = form.columns // GROUP * form.pixels * 128
     step = math.hypot(
         form.filters / GROUP * form.pixels / 16 * max(form.columns / 2, form.columns / 4 + 16) / _CLOCK_GHZ,
-        (form.filters // GROUP * form.copied * 128 + across) / _LOAD_BYTES_NS,
+        (form.filters // GROUP * form.pixels * 128 + across) / _LOAD_BYTES_NS,
         0.0 if flat(problem) else across / _PIXEL_BYTES_NS,
         _LATENCY_NS / (form.stages - 0.5) / abreast,
         _STEP_NS / abreast,
@@ -81,7 +81,7 @@ def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
     alone = [form for form in ordered if form not in twins]
     best: dict[tuple[int | bool, ...], Form] = {}
     for form in alone:
-        best.setdefault((form.filters, form.columns, form.split > 1, form.shares > 1, form.halo > 0), form)
+        best.setdefault((form.filters, form.columns, form.split > 1, form.shares > 1), form)
     first = list(best.values())[: limit // 2]
     wanted = [*first, *twins[:2], *alone]
     kept = set(list(dict.fromkeys(wanted))[:limit])
@@ -104,18 +104,6 @@ def _candidates(problem: ConvProblem, units: int) -> Iterator[Form]:
                 continue
             for shares in _shares(problem, form, units):
                 yield from _deep(problem, replace(form, shares=shares), units)
-        for pixels, split in product(_halos(problem) if columns == 192 else (), range(1, most + 1)):
-            form = Form(rows, columns, pixels, 2, consumers, split, 1, blocks, halo=problem.w + 1)
-            for shares in _shares(problem, form, units):
-                yield from _deep(problem, replace(form, shares=shares), units)
-
-
-def _halos(problem: ConvProblem) -> list[int]:
-    """Pixels of an iteration where the taps of a row may read one copy: an image's rows in so many equal parts."""
-    if not Form(64, 192, problem.w + 1, 2, 1, halo=problem.w + 1).fits(problem):
-        return []
-    rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
-    return sorted({pixels for count in rows if (pixels := -(-count * (problem.w + 1) // 16) * 16) <= 256})
 
 
 def _shares(problem: ConvProblem, form: Form, units: int) -> list[int]:

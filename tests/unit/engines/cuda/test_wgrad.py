@@ -96,16 +96,6 @@ def test_forms_fit_and_their_shares_are_the_whole_sum(name):
         )
 
 
-def test_taps_of_a_row_read_one_copy_where_they_are_neighbours():
-    found = [form for form in forms(DEEP, GPU.units) if form.halo]
-    assert found
-    assert all(form.fits(DEEP) and form.copied % form.halo == 0 for form in found)
-    strided = replace(DEEP, stride_h=2, stride_w=2)
-    assert not any(form.halo for form in forms(strided, GPU.units))
-    with pytest.raises(InputError, match="3x3, stride 1"):
-        ENGINE.build(strided, found[0].knobs, GPU)
-
-
 def test_where_tiles_are_few_sums_are_split():
     best = forms(LAYERS["few columns, many pixels"], GPU.units)[0]
     assert best.split * best.shares * best.units(LAYERS["few columns, many pixels"]) // best.shares > GPU.units / 2

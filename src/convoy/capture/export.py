@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from convoy.capture.functional import functional
 from convoy.errors import CaptureError
 
 _LONGEST_MESSAGE = 2000
@@ -21,8 +22,8 @@ _LONGEST_MESSAGE = 2000
 def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """Export a module as it computes in evaluation mode, functional, for these very shapes.
 
-    The decomposition table is empty: in-place operators become functional, and everything else stays the operator that the
-    model called (conv2d, linear, batch norm, pooling, attention), so that what is not optimised runs as PyTorch runs it.
+    In-place operators become functional, and everything else stays the operator that the model called (conv2d, linear, batch
+    norm, pooling, attention), so that what is not optimised runs as PyTorch runs it.
 
     Raises:
         CaptureError: the model cannot be exported, with the exporter's own words.
@@ -42,7 +43,7 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    return torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+    return functional(torch.export.export(model, args, kwargs, strict=False))
 
 
 @contextmanager

@@ -1,0 +1,179 @@
+"""Exported programs without writes: what is rewritten call by call is the graph that PyTorch's own decomposition makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from convoy.capture import Captured, capture_inference, captured_function, functional
+from convoy.capture.functional import _IN_PLACE, _KEPT, _MAY_SHARE, aten
+from convoy.zoo import input_size, load_model
+
+NETS = ["alexnet", "googlenet", "mobilenet_v2", "densenet121", "efficientnet_b0"]
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """What is captured as it is, what is captured by PyTorch's decomposition, and whether calls were rewritten in the former."""
+
+    def capture(model: nn.Module, *args: torch.Tensor) -> tuple[Captured, Captured, bool]:
+        simple, answers = functional._is_simple, []
+        monkeypatch.setattr(functional, "_is_simple", lambda program: answers.append(simple(program)) or answers[-1])
+        found = capture_inference(model, args)
+        monkeypatch.setattr(functional, "_is_simple", lambda program: False)
+        wanted = capture_inference(model, args)
+        monkeypatch.setattr(functional, "_is_simple", simple)
+        return found, wanted, answers[0]
+
+    return capture
+
+
+def is_same(found: Captured, wanted: Captured) -> bool:
+    constants = found.constants.keys() == wanted.constants.keys()
+    constants = constants and all(
+        torch.equal(found.constants[name], wanted.constants[name]) for name in found.constants
+    )
+    return constants and found.graph == wanted.graph and found.notes == wanted.notes
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_nets_are_rewritten_to_the_same_graph(net, both):
+    size = input_size(net)
+    side = size if isinstance(size, int) else size[-1]
+    found, wanted, simple = both(load_model(net), torch.zeros(1, 3, side, side))
+    assert simple
+    assert is_same(found, wanted)
+
+
+class Calls(nn.Module):
+    """A convolution, and what a test does with it."""
+
+    def __init__(self, body, dtype=torch.float32):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1, dtype=dtype)
+        self.linear = nn.Linear(8, 8, dtype=dtype)
+        self.norm = nn.BatchNorm2d(4, dtype=dtype)
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, self.conv(x), x)
+
+
+OPERATORS = {
+    aten.adaptive_avg_pool2d.default: lambda m, y, x: F.adaptive_avg_pool2d(y, 2),
+    aten.add.Tensor: lambda m, y, x: torch.add(y, m.norm(y), alpha=2),
+    aten.avg_pool2d.default: lambda m, y, x: F.avg_pool2d(y, 2),
+    aten.batch_norm.default: lambda m, y, x: m.norm(y),
+    aten.cat.default: lambda m, y, x: torch.cat([y, x], 1),
+    aten.conv2d.default: lambda m, y, x: y,
+    aten.hardsigmoid.default: lambda m, y, x: F.hardsigmoid(y),
+    aten.hardswish.default: lambda m, y, x: F.hardswish(y),
+    aten.hardtanh.default: lambda m, y, x: F.hardtanh(y, -0.5, 0.25),
+    aten.linear.default: lambda m, y, x: m.linear(y),
+    aten.max_pool2d.default: lambda m, y, x: F.max_pool2d(y, 3, 2, 1, ceil_mode=True),
+    aten.mean.dim: lambda m, y, x: y.mean((2, 3), keepdim=True),
+    aten.mul.Tensor: lambda m, y, x: y * 2.5,
+    aten.relu.default: lambda m, y, x: F.relu(y),
+    aten.sigmoid.default: lambda m, y, x: torch.sigmoid(y),
+    aten.silu.default: lambda m, y, x: F.silu(y),
+    aten.add_.Tensor: lambda m, y, x: y.add_(F.relu(y), alpha=3),
+    aten.hardsigmoid_.default: lambda m, y, x: F.hardsigmoid(y, inplace=True),
+    aten.hardswish_.default: lambda m, y, x: F.hardswish(y, inplace=True),
+    aten.hardtanh_.default: lambda m, y, x: F.hardtanh(y, 0.0, 0.5, inplace=True),
+    aten.mul_.Tensor: lambda m, y, x: y.mul_(0.5),
+    aten.relu_.default: lambda m, y, x: F.relu(y, inplace=True),
+    aten.sigmoid_.default: lambda m, y, x: y.sigmoid_(),
+    aten.silu_.default: lambda m, y, x: F.silu(y, inplace=True),
+    aten.dropout.default: lambda m, y, x: F.dropout(y, 0.5, m.training) + 1,
+    aten.dropout_.default: lambda m, y, x: F.dropout(F.relu(y), 0.5, m.training, inplace=True) + 1,
+    aten.flatten.using_ints: lambda m, y, x: y.flatten(1, 2),
+}
+
+
+def test_every_operator_that_is_rewritten_has_a_case():
+    assert set(OPERATORS) == _KEPT | set(_IN_PLACE) | _MAY_SHARE | {aten.batch_norm.default}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("target", OPERATORS, ids=str)
+def test_operators_are_rewritten_to_the_same_graph(target, dtype, both):
+    found, wanted, simple = both(Calls(OPERATORS[target], dtype), torch.zeros(2, 3, 8, 8, dtype=dtype))
+    assert simple
+    assert is_same(found, wanted)
+
+
+def reread(m, y, x):
+    """Reads what was written by its old name."""
+    z = y * 2
+    y.relu_()
+    y.add_(z)
+    return y + z
+
+
+def two_names(m, y, x):
+    """Writes by both names."""
+    z = y.relu_()
+    y.mul_(3.0)
+    z.add_(1.5)
+    return y + z, y
+
+
+def seen_by_a_view(m, y, x):
+    flat = y.flatten(1)
+    y.relu_()
+    return flat.sum(1)
+
+
+def of_a_view(m, y, x):
+    y.flatten(1).relu_()
+    return y
+
+
+def seen_by_a_view_of_another_name(m, y, x):
+    flat = y.relu_().flatten(1)
+    y.sub_(0.5)
+    y.mul_(2.0)
+    return flat * 2
+
+
+def behind_dropout(m, y, x):
+    kept = F.dropout(y, 0.5, m.training)
+    kept.relu_()
+    return y
+
+
+def of_an_argument(m, y, x):
+    return y + x.mul_(2.0).mean(1, keepdim=True)
+
+
+def without_a_scale(m, y, x):
+    return F.batch_norm(y, m.norm.running_mean, m.norm.running_var)
+
+
+def of_another_dtype(m, y, x):
+    return y.to(torch.bfloat16).add_(x.mean(1, keepdim=True))
+
+
+SIMPLE = (reread, two_names)
+OTHERS = (seen_by_a_view, of_a_view, seen_by_a_view_of_another_name, of_an_argument, without_a_scale, of_another_dtype)
+
+
+@pytest.mark.parametrize("body", [*SIMPLE, *OTHERS], ids=lambda body: body.__name__)
+def test_writes_compute_what_pytorch_computes(body, both):
+    torch.manual_seed(3)
+    model, x = Calls(body).eval(), torch.randn(2, 3, 8, 8)
+    found, wanted, simple = both(model, x.clone())
+    assert simple == (body in SIMPLE)
+    assert is_same(found, wanted)
+    with torch.no_grad():
+        expected = model(x.clone())
+        made = captured_function(found)(x.clone())
+    torch.testing.assert_close(made, expected)
+
+
+def test_what_is_written_behind_dropout_is_left_to_pytorch(both):
+    """In evaluation mode dropout returns its operand; PyTorch's decomposition makes a copy of it."""
+    _, _, simple = both(Calls(behind_dropout), torch.zeros(2, 3, 8, 8))
+    assert not simple

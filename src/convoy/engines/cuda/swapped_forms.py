@@ -105,6 +105,10 @@ _HOPEFUL: Final = 1.2
 
 def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products and loads with its stores, and the memory's bytes."""
+    return _estimate_us(problem, form, units, problem.bytes_min)
+
+
+def _estimate_us(problem: ConvProblem, form: Form, units: int, moved: int) -> float:
     rates = _SPARSE if form.sparse else _DENSE
     blocks = form.each(problem) * form.depth
     tiles = -(-form.units(problem) // form.resident(units))
@@ -128,15 +132,17 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
         store += sent / rates.peer_bytes_ns + rates.meeting_ns
     # Of two tiles in turn, one's stores hide the next one's loads.
     busy = tiles * (loop + store + rates.tile_ns) - (tiles - 1) * rates.hidden * min(store, loop)
-    memory = problem.bytes_min / rates.memory_bytes_ns
+    memory = moved / rates.memory_bytes_ns
     start = rates.start_ns + rates.together_ns[form.cluster] - (rates.room_ns if form.blocks > 1 else 0.0)
     return (rates.felt(busy, memory) + (0.1 * min(busy, memory) if rates.sharp else 0.0) + start) / 1000
 
 
 def forms(problem: ConvProblem, units: int, kind: type[FormT], limit: int = 16) -> list[FormT]:
     """Forms worth trying, by their guess."""
+    moved = problem.bytes_min  # a thousand guesses need it
     found = [
-        (estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units, kind))
+        (_estimate_us(problem, form, units, moved), index, form)
+        for index, form in enumerate(_candidates(problem, units, kind))
     ]
     ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
     wanted = _sparse_first(ordered) if kind.sparse else _dense_first(ordered)
@@ -221,28 +227,31 @@ def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator
             if pixels < total + 32:
                 for depth, blocks in product(depths, (1, 2)):
                     form = kind(rows, pixels, 2, consumers, cluster, depth, split, blocks)
-                    yield from _held(form, problem, units)
-                    if not kind.wide:
-                        yield from _held(_staged(form, problem, units), problem, units)
+                    if _is_held(form, problem, units):
+                        yield from _deep(form, 0, problem, units)
+                        if not kind.wide:
+                            yield from _deep(form, _staging(form, problem, units), problem, units)
         for columns, pixels in _halos(problem, kind) if cluster == 1 else ():
             for depth, blocks in product((1, 3) if kind.planes == 1 else (1,), (1, 2)):
-                form = kind(rows, pixels, 2, consumers, 1, depth, split, blocks, 1, columns)
-                own = kind.wide or (split > 1 and columns % 8 > 0)
-                yield from _held(replace(form, staged=0) if own else _staged(form, problem, units), problem, units)
+                form = kind(rows, pixels, 2, consumers, 1, depth, split, blocks, 0, columns)
+                if _is_held(form, problem, units):
+                    own = kind.wide or (split > 1 and columns % 8 > 0)
+                    yield from _deep(form, 0 if own else _staging(form, problem, units), problem, units)
 
 
-def _staged(form: FormT, problem: ConvProblem, units: int) -> FormT:
-    """The form with results through the ring, where each block has one tile; residuals had better come before its end."""
+def _staging(form: Form, problem: ConvProblem, units: int) -> int:
+    """Results through the ring, where each block has one tile; residuals had better come before its end."""
     alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
-    return replace(form, staged=2 if alone else 1)
+    return 2 if alone else 1
 
 
-def _held(form: FormT, problem: ConvProblem, units: int) -> Iterator[FormT]:
-    """The form with a ring, if there are registers for its sums, and of a split no more tiles than run at one time."""
-    fits = form.sums <= _most_sums(form, problem.epilogue.activation)
-    fits &= form.blocks == 1 or form.pixels <= MOST_SHARED_PIXELS
-    if fits and (form.split == 1 or form.units(problem) <= form.resident(units)):
-        yield from _deep(form, problem, units)
+def _is_held(form: Form, problem: ConvProblem, units: int) -> bool:
+    """Whether there are registers for a form's sums, and of a split no more tiles than run at one time."""
+    if form.sums > _most_sums(form, problem.epilogue.activation):
+        return False
+    if form.blocks > 1 and form.pixels > MOST_SHARED_PIXELS:
+        return False
+    return form.split == 1 or form.units(problem) <= form.resident(units)
 
 
 def _most_sums(form: Form, activation: str) -> int:
@@ -252,14 +261,17 @@ def _most_sums(form: Form, activation: str) -> int:
     return most - 8 if form.consumers == 2 and activation in DIVIDING else most
 
 
-def _deep(form: FormT, problem: ConvProblem, units: int) -> Iterator[FormT]:
-    """The form with as many stages as there is room and work for; none where three do not fit or a block has no work."""
+def _deep(form: FormT, staged: int, problem: ConvProblem, units: int) -> Iterator[FormT]:
+    """A form that is not staged so, with a ring of as many stages as there is room and work for.
+
+    None where three do not fit or a block has no work.
+    """
     if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
         return
-    room = SHARED_BYTES[form.blocks] - form.fixed_bytes
+    room = SHARED_BYTES[form.blocks] - form.fixed_bytes - (form.result_bytes if staged == 1 else 0)
     work = form.each(problem) * -(-form.units(problem) // form.resident(units))
     stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
     if form.cluster > 1 and stages > 3:
         stages -= stages % 2  # with an odd number, one thread alone copies a cluster's pixels
-    if stages >= 3 and (form.staged < 2 or form.result_bytes <= stages * form.stage_bytes):
-        yield replace(form, stages=stages)
+    if stages >= 3 and (staged < 2 or form.result_bytes <= stages * form.stage_bytes):
+        yield replace(form, stages=stages, staged=staged)

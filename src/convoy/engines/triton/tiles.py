@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from convoy.problem import ConvProblem, Knobs, LinearProblem
 from convoy.problem.spec import DTYPE_BYTES
@@ -203,11 +204,13 @@ def boxes(view: View, sizes: Iterable[int], whole_images: bool = False) -> Itera
 _SPLITS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36)
 
 
+@lru_cache(maxsize=1024)
 def candidate_tiles(view: View, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
-                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> list[Tile]:  # fmt: skip
+                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> tuple[Tile, ...]:  # fmt: skip
     """The tiles with the best guesses, best first; at most `limit`, varied rather than alike.
 
-    Of tiles that differ in stages or split alone the best four are kept, so that the list holds different shapes.
+    Of tiles that differ in stages or split alone the best four are kept, so that the list holds different shapes. What a layer's
+    epilogues have in common is found once.
     """
     guesses: list[tuple[float, Tile]] = []
     for block_k in ks:
@@ -226,7 +229,7 @@ def candidate_tiles(view: View, *, block_cs: tuple[int, ...], pixels: tuple[int,
             continue
         kept[shape] = kept.get(shape, 0) + 1
         chosen.append(tile)
-    return chosen
+    return tuple(chosen)
 
 
 def _staged(

@@ -58,7 +58,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """The program without writes, with every composite operator kept that run-time engines know by its name.
 
     Args:
-        program: as `torch.export.export` makes it. It may be changed.
+        program: as `torch.export.export` makes it. It may be changed: its graph, and what its signature says of inputs and kinds
+            of outputs, then hold; its module and the outputs' names do not.
     """
     if not _is_simple(program):
         return program.run_decompositions({})

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convoy.capture import Captured, capture_inference, captured_function, functional
 from convoy.capture.functional import _IN_PLACE, _KEPT, _MAY_SHARE, aten
@@ -45,6 +46,31 @@ def test_nets_are_rewritten_to_the_same_graph(net, both):
     found, wanted, simple = both(load_model(net), torch.zeros(1, 3, side, side))
     assert simple
     assert is_same(found, wanted)
+
+
+def described(program):
+    """Calls and their results, as far as both programs must agree."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    parts = [value if isinstance(value, (tuple, list)) else (value,) for value in values]
+    specs = [[(p.shape, p.stride(), p.dtype, p.device) for p in many if isinstance(p, torch.Tensor)] for many in parts]
+    calls = [node.target if node.op == "call_function" else node.op for node in program.graph.nodes]
+    return list(zip(calls, specs, strict=True))
+
+
+@pytest.mark.parametrize("net", ["mobilenet_v2", "efficientnet_b0"])
+def test_on_a_gpu_that_is_not_there_they_are_the_same_too(net):
+    """Shapes, strides, dtypes and devices of what PyTorch takes for tensors on a GPU."""
+    model = load_model(net).eval().half()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        for module in model.modules():
+            for name, value in module.named_parameters(recurse=False):
+                module._parameters[name] = nn.Parameter(torch.empty_like(value, device="cuda"), requires_grad=False)
+            for name, value in module.named_buffers(recurse=False):
+                module._buffers[name] = torch.empty_like(value, device="cuda")
+        x = torch.empty(2, 3, 224, 224, dtype=torch.half, device="cuda")
+        found, wanted = (torch.export.export(model, (x,), strict=False) for _ in range(2))
+        assert functional._is_simple(found)
+        assert described(functional.functional(found)) == described(wanted.run_decompositions({}))
 
 
 class Calls(nn.Module):

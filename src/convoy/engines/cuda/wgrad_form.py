@@ -71,11 +71,6 @@ class Form:
         return self.rows * self.consumers
 
     @property
-    def sums(self) -> int:
-        """Of a thread."""
-        return self.rows // 64 * self.columns // 2
-
-    @property
     def stage_bytes(self) -> int:
         """Both operands of one iteration."""
         return (self.filters + self.columns) // GROUP * self.pixels * ROW_BYTES

@@ -15,7 +15,8 @@ from convoy.problem import ConvProblem
 _CLOCK_GHZ: Final = 1.68
 _PEER_BYTES_NS: Final = 18.4
 _STORE_BYTES_NS: Final = 37.0
-"""As fitted to dense products of `swapped.cu`, and so is `_ROOM_NS`: see `Rates` in `swapped_forms`."""
+_ROOM_NS: Final = 370.0
+"""As fitted to dense products of `swapped.cu`: see `Rates` in `swapped_forms`."""
 
 _LOAD_BYTES_NS: Final = 320.0
 _PIXEL_BYTES_NS: Final = 220.0
@@ -29,8 +30,6 @@ _PARTIAL_BYTES_NS: Final = 4500.0
 """Fitted to 330 timings of 22 layers on an H100, in which a form twice as slow as the best of its layer counts a third: of the
 first six forms the best is 0.4 percent behind the best of all in the mean, and 3 percent at most (root mean square of the
 logarithm 0.18). Parts of an iteration are felt as the root of squares; a meeting is a split's, beside the way of its sums."""
-
-_ROOM_NS: Final = 370.0
 
 MOST_SUMS: Final = {(1, 1): (192, 256), (2, 1): (192, 256), (3, 1): (96, 192), (1, 2): (128, 192), (2, 2): (64, 64)}
 """Sums of a thread and columns of a product, by the numbers of multiplying warpgroups and of blocks: beyond, the assembler spills
@@ -78,15 +77,15 @@ def forms(problem: ConvProblem, units: int, limit: int = 24) -> list[Form]:
     Two warpgroups of 64 filters and one of 128 are the same to the model: the latter are tried of the first few alone.
     """
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem, units))]
-    ordered = [form for _, _, form in sorted(found, key=lambda entry: entry[:2])]
-    same = [form for form in ordered if form.rows == 128 and form.consumers == 1]
-    twins = [form for form in same if replace(form, rows=64, consumers=2) in ordered]
+    ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
+    same = (form for form in ordered if form.rows == 128 and form.consumers == 1)
+    twins = dict.fromkeys(form for form in same if replace(form, rows=64, consumers=2) in ordered)
     alone = [form for form in ordered if form not in twins]
     best: dict[tuple[int | bool, ...], Form] = {}
     for form in alone:
         best.setdefault((form.filters, form.columns, form.split > 1, form.shares > 1), form)
     first = list(best.values())[: limit // 2]
-    wanted = [*first, *twins[:2], *alone]
+    wanted = [*first, *list(twins)[:2], *alone]
     kept = set(list(dict.fromkeys(wanted))[:limit])
     return [form for form in ordered if form in kept]
 

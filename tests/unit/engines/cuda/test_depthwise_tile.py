@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv, emulated_map
 
-from convoy.engines.cuda import depthwise_tile, requirements
+from convoy.engines.cuda import depthwise_tile
 from convoy.engines.cuda.depthwise_tile import ENGINE, Form, Tile
 from convoy.engines.cuda.source import text, tile_text
 from convoy.errors import InputError
@@ -33,11 +33,7 @@ extern "C" int run(const Map* x, const Floats* w, u32* y, const u32* residual, c
 """
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether the libraries of a GPU are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 @pytest.fixture(scope="module")

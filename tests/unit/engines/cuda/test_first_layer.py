@@ -23,11 +23,7 @@ FULL = replace(BARE, **dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp
 WIDE = ConvProblem(32, 3, 224, 224, 64, 11, 11, 2, 2, 4, 4, **TYPES)
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 def pooling(pool, **change):

@@ -34,11 +34,7 @@ HALF = ConvProblem(
 FLOAT = replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="fp32", numerics="as_torch")
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 @pytest.mark.parametrize(

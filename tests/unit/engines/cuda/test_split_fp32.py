@@ -20,11 +20,7 @@ LAYER = ConvProblem(1, 512, 28, 28, 512, 3, 3, 1, 1, layout="nhwc", numerics="st
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines.cuda import requirements
 from convoy.engines.cuda.implicit_gemm import Form
 from convoy.engines.cuda.stem import ENGINE, Windows
 from convoy.problem import ConvProblem, Epilogue
@@ -18,11 +17,7 @@ ALEXNET = replace(HALF, r=11, s=11, pad_h=2, pad_w=2, stride_h=4, stride_w=4)
 VGG = replace(HALF, r=3, s=3, pad_h=1, pad_w=1, stride_h=1, stride_w=1)
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,7 @@ WIDE = WideForm(64, 32, 4, 1, 1)
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,7 @@ FLOAT = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32") | {"numeri
 both = pytest.mark.parametrize(("engine", "problem"), CASES.items(), ids=lambda value: getattr(value, "id", ""))
 
 
-@pytest.fixture(autouse=True)
-def _libraries_are_there(monkeypatch):
-    """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+pytestmark = pytest.mark.usefixtures("libraries_are_there")
 
 
 @both

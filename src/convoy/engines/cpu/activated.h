@@ -52,13 +52,6 @@ INLINE void put_first_lanes(float *to, vec value, int64_t count) {
 
 INLINE vec chosen(mask which, vec yes, vec no) { return (vec)(((mask)yes & which) | ((mask)no & ~which)); }
 
-/* The activations that cost an instruction or two, all others as if they were none: for sums in registers. NaN stays. */
-INLINE vec activated(vec value, int64_t activation) {
-    if (activation == RELU || activation == RELU6) value = (vec)((mask)value & ~(mask)(value < all_lanes(0.0f)));
-    if (activation == RELU6) value = chosen((mask)(value > all_lanes(6.0f)), all_lanes(6.0f), value);
-    return value;
-}
-
 /* The larger and the smaller of both; NaN in `x` stays. */
 INLINE vec at_least(vec x, float bound) {
 #ifdef MASKED
@@ -74,6 +67,13 @@ INLINE vec at_most(vec x, float bound) {
 #else
     return chosen((mask)(x > all_lanes(bound)), all_lanes(bound), x);
 #endif
+}
+
+/* The activations that cost an instruction or two, all others as if they were none: for sums in registers. NaN stays. */
+INLINE vec activated(vec value, int64_t activation) {
+    if (activation == RELU || activation == RELU6) value = (vec)((mask)value & ~(mask)(value < all_lanes(0.0f)));
+    if (activation == RELU6) value = at_most(value, 6.0f);
+    return value;
 }
 
 /* x 2^n, for a whole n from -126 to 128, of which the last is infinite without an instruction for it. */

@@ -6,6 +6,7 @@ another process's arrive as they were raised.
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 
@@ -33,7 +34,7 @@ class InputError(ConvoyError, ValueError):
 
     def __init__(self, argument: str, value: object, expected: str, todo: str = "") -> None:
         self.argument, self.value, self.expected, self.todo = argument, value, expected, todo
-        shown = repr(value)
+        shown = _shown(value)
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{argument}: got {shown}, expected {expected}." + (f" {todo}" if todo else ""))
@@ -79,6 +80,28 @@ class LaunchError(ConvoyError):
 
 class DatabaseError(ConvoyError):
     """The performance database cannot be used and could not be mended."""
+
+
+class _Short(reprlib.Repr):
+    """`repr` for values of any size: no more is written than a message shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = 50
+        self.maxlevel, self.maxstring, self.maxother = 8, 200, 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write an integer of more than 4300 digits."""
+        del level
+        return repr(x) if x.bit_length() < 1000 else f"an integer of {x.bit_length()} bits"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value[:200])
+    if type(value) in (list, tuple, dict, int):
+        return _Short().repr(value)
+    return repr(value)
 
 
 def _as_raised(kind: type[ConvoyError], args: tuple[Any, ...], state: dict[str, Any]) -> ConvoyError:

@@ -46,9 +46,10 @@ def test_another_processs_error_does_not_break_its_pool() -> None:
         assert pool.submit(int, "3").result() == 3
 
 
-@pytest.mark.parametrize(
-    "value", [10**5000, [10**5000], ["x" * 10**6] * 10**5, "\x1b\udc80" * 10**6, [[[[[[]]]]]] * 10**5]
-)
+BIG: tuple[object, ...] = (10**5000, [10**5000], ["x" * 10**6] * 10**5, "\x1b\udc80" * 10**6, [[[[[[]]]]]] * 10**5)
+
+
+@pytest.mark.parametrize("value", BIG, ids=range(len(BIG)))
 def test_a_value_of_any_size_is_shown_in_one_short_line(value: object) -> None:
     shown = str(InputError("batch", value, "a positive integer"))
     assert len(shown) < 200

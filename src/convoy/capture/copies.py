@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import copy
+import logging
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
 
 import torch
 from torch import nn
+
+from convoy.errors import CaptureError
+
+_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
+_SHARED: Final = (types.ModuleType, logging.Logger, torch.Generator)
+"""Attributes that a copy has in common with its original: they cannot be copied, and `undisturbed` puts random states back."""
 
 
 def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Module:
@@ -21,9 +34,125 @@ def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Modu
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device or tensor.device, copy=True)
 
-    computed = (t for module in model.modules() for t in vars(module).values() if isinstance(t, torch.Tensor))
-    made: dict[int, torch.Tensor] = {id(t): copied(t) for t in computed if not t.is_leaf}
+    made: dict[int, Any] = {id(t): copied(t) for t in _computed(model)}
     if device is not None:
         made |= {id(p): nn.Parameter(copied(p), p.requires_grad) for p in model.parameters()}
         made |= {id(b): copied(b) for b in model.buffers()}
     return copy.deepcopy(model, made)
+
+
+def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Module:
+    """A copy that can be run without a trace on the original.
+
+    Buffers, training flags, Python attributes, and the list of hooks are the copy's own. So are its parameters, as objects: each
+    has its own `grad` and `requires_grad`, and with `share_parameters` the original's memory.
+
+    Args:
+        model: not changed.
+        share_parameters: whether parameters share memory with the original's. Leave it out where the copy may write to them.
+
+    Raises:
+        CaptureError: an attribute cannot be copied, or the copy would still hold something of the original's; with its name.
+    """
+    made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
+    made |= _stand_ins(model)
+    if share_parameters:
+        made |= {id(p): _alias(p) for p in model.parameters() if type(p) is nn.Parameter}
+    twin = _deepcopy(model, made)
+    _check_separate(model, twin)
+    return twin
+
+
+def twin_sharing_tensors(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are the original's own: for putting other layers in the place of some.
+
+    Raises:
+        CaptureError: an attribute cannot be copied.
+    """
+    made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
+    made |= _stand_ins(model)
+    made |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return _deepcopy(model, made)
+
+
+def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # copies of exported programs warn of names inside torch
+            return copy.deepcopy(model, made)
+    except Exception as error:  # __deepcopy__ and __reduce__ are the user's code
+        words = str(error).partition("\n")[0]
+        raise CaptureError(f"the model cannot be copied for tuning: {type(error).__name__}: {words}") from error
+
+
+def _computed(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Attributes that are results of other tensors; `copy.deepcopy` refuses them."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    return (value for value in held if isinstance(value, torch.Tensor) and not value.is_leaf)
+
+
+def _stand_ins(model: nn.Module) -> dict[int, Any]:
+    """In the place of attributes that cannot be copied: new locks; loggers, Python modules and process groups as they are."""
+    made: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, _LOCKS):
+                made[id(value)] = type(value)() if isinstance(value, _LOCKS[1]) else threading.Lock()
+            elif isinstance(value, _SHARED) or type(value).__name__ == "ProcessGroup":
+                made[id(value)] = value
+            elif isinstance(value, weakref.ref) and isinstance(value(), nn.Module):
+                raise CaptureError(
+                    f"{name or 'the model'} holds a weak reference to a module, {attribute}: a copy would use it"
+                )
+    return made
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    """Another parameter of the same memory and version counter, with the attributes that people set on it."""
+    with torch.no_grad():
+        alias = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    vars(alias).update(vars(parameter))
+    return alias
+
+
+def _check_separate(model: nn.Module, twin: nn.Module) -> None:
+    """Refuse a copy that holds modules or buffers of its original, as a `__deepcopy__` of the user's may make it."""
+    own = {id(module) for module in model.modules()}
+    for name, module in twin.named_modules():
+        if id(module) in own:
+            raise CaptureError(f"the model cannot be copied for tuning: {name or 'it'} copies itself as itself")
+    held = {place: name for name, tensor in model.named_buffers() if (place := _place(tensor)) is not None}
+    for name, tensor in twin.named_buffers():
+        if _place(tensor) in held:
+            raise CaptureError(f"the model cannot be copied for tuning: the copy shares the buffer {name}")
+    for (name, module), other in zip(model.named_modules(), twin.modules(), strict=False):
+        for attribute, value in vars(other).items():
+            if value is not None and _holds_original(value, own):
+                raise CaptureError(
+                    f"the model cannot be copied for tuning: {name or 'its'} attribute {attribute} of type"
+                    f" {type(value).__name__} calls {type(module).__name__} by name"
+                )
+
+
+def _place(tensor: torch.Tensor) -> int | None:
+    """Address of a tensor's memory; None where there is none to share."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # sparse tensors, tensors of other kinds
+        return None
+
+
+def _holds_original(value: Any, modules: set[int]) -> bool:
+    """Whether a function closes over one of these modules or one of their methods: copies of functions are the functions."""
+    if not isinstance(value, types.FunctionType):
+        return False
+    held = [*(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)), *(value.__defaults__ or ())]
+    return any(id(item) in modules or id(getattr(item, "__self__", None)) in modules for item in held)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty one raises
+    except ValueError:
+        return False
+    return True

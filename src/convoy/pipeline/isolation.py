@@ -1,0 +1,262 @@
+"""Isolation: tuning runs copies of a model and of its arguments, and leaves what is process-global as it was.
+
+`isolate` makes the copies. `undisturbed` is held around a public call: one thread tunes at a time, for the exporter, the logging
+and warning filters, and PyTorch's flags are the process's; and random states, environment variables and flags are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy.capture.copies import separate_copy
+from convoy.errors import CaptureError
+
+_ONE_AT_A_TIME: Final = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """Copies of a model and its arguments.
+
+    Attributes:
+        model: a copy in evaluation mode (`separate_copy`).
+        args: copies, no two of which share memory.
+        kwargs: likewise.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def another(self) -> Isolated:
+        """Another copy, of the state that this one is in now; parameters are shared again."""
+        return Isolated(separate_copy(self.model), *copied_arguments(self.args, self.kwargs))
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Fresh copies of the arguments, for a call that may change them."""
+        return copied_arguments(self.args, self.kwargs)
+
+
+def isolate(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    share_parameters: bool = True,
+    evaluate: bool = True,
+) -> Isolated:
+    """Copy a model, with its parameters' memory shared, and its arguments.
+
+    Args:
+        model: not changed.
+        args: likewise.
+        kwargs: likewise.
+        share_parameters: whether the copy's parameters lie in the original's memory. A model that overrides `train` has its own
+            in any case: some merge weights there.
+        evaluate: put the copy in evaluation mode; else it has the original's training flags.
+
+    Raises:
+        CaptureError: the model or an argument cannot be copied.
+    """
+    switched = evaluate and any(module.training for module in model.modules())
+    share = share_parameters and not (switched and any(map(_overrides_train, model.modules())))
+    twin = separate_copy(model, share_parameters=share)
+    if switched:
+        with suppress(NotImplementedError):  # the module of an ExportedProgram: its mode was fixed when it was exported
+            twin.eval()
+    return Isolated(twin, *copied_arguments(args, kwargs))
+
+
+def _overrides_train(module: nn.Module) -> bool:
+    kind = type(module)
+    inside = kind.__module__.partition(".")[0] == "torch"
+    return not inside and (kind.train is not nn.Module.train or kind.eval is not nn.Module.eval)
+
+
+def copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments whose tensors are copies with the same strides and no gradient; one that is given twice becomes two.
+
+    `torch.export` takes a tensor that is given twice for one input, and views of one tensor for views in every later call.
+
+    Raises:
+        CaptureError: an argument that is no tensor cannot be copied.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    given, named = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], spec)
+    return given, named
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    try:
+        return copy.deepcopy(leaf)
+    except Exception as error:
+        raise CaptureError(f"an argument of type {type(leaf).__name__} cannot be copied for tuning: {error}") from error
+
+
+def foreign_hook(model: nn.Module) -> str:
+    """The first hook of a forward pass that is not torch's own, in words; empty where there is none.
+
+    A program runs kernels and no modules: it would not call them. Those of `torch.nn.utils` (`weight_norm`, `prune`, ...) compute
+    weights, and are captured with the model.
+    """
+    for name, module in model.named_modules():
+        for kind in ("_forward_pre_hooks", "_forward_hooks"):
+            if any(map(_is_foreign, vars(module).get(kind, {}).values())):
+                what = "forward pre-hook" if "pre" in kind else "forward hook"
+                return f"{name or 'the model'} ({type(module).__name__}) has a {what}"
+    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+        if getattr(nn.modules.module, kind, {}):
+            return "torch.nn.modules.module holds a hook for all modules"
+    return ""
+
+
+def _is_foreign(hook: Callable[..., Any]) -> bool:
+    where = getattr(hook, "__module__", None) or type(hook).__module__
+    return not str(where).startswith(("torch.nn.utils.", "torch.nn.modules."))
+
+
+def attributes_of(model: nn.Module) -> dict[str, object]:
+    """The numbers, words and sizes of collections that a model's modules hold in Python, by `module.attribute`."""
+    found: dict[str, object] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, (bool, int, float, str, type(None))):
+                found[f"{path}.{name}" if path else name] = value
+            elif isinstance(value, (list, dict, set)) and not name.startswith("_"):
+                found[f"{path}.{name}" if path else name] = (type(value).__name__, len(value), repr_of(value))
+    return found
+
+
+def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
+    """What a flat collection of numbers and words holds; other items by their types."""
+    items = list(value.items()) if isinstance(value, dict) else list(value)
+    plain = (bool, int, float, str, type(None))
+    return tuple(item if isinstance(item, plain) else str(type(item)) for item in pytree.tree_leaves(items))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """One thread at a time; random states, environment variables and flags are afterwards as they were before.
+
+    Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth. Dynamo's own
+    lock is taken first, which a call out of `torch.compile` holds already: the order is the same for all.
+    """
+    with ExitStack() as stack:  # the first import sets an environment variable and adds a warning filter
+        stack.callback(_environment())
+        stack.callback(_flags())
+        from torch._dynamo.convert_frame import compile_lock
+    with compile_lock, _ONE_AT_A_TIME, ExitStack() as stack:
+        stack.callback(_random_states())
+        stack.callback(_environment())
+        stack.callback(_flags())
+        yield
+
+
+def _random_states() -> Callable[[], None]:
+    """What puts the random states of torch, Python and NumPy back."""
+    cpu, python = torch.get_rng_state(), random.getstate()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+
+    def restore() -> None:
+        torch.set_rng_state(cpu)
+        random.setstate(python)
+        if devices is not None:
+            torch.cuda.set_rng_state_all(devices)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
+
+    return restore
+
+
+def _environment() -> Callable[[], None]:
+    before = dict(os.environ)
+
+    def restore() -> None:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+    return restore
+
+
+def _flags() -> Callable[[], None]:
+    """What puts PyTorch's flags, the warning filters and the threshold of logging back, where a run has changed them."""
+    held = [(write, read()) for read, write in _switches()]
+    reads = [read for read, _ in _switches()]
+
+    def restore() -> None:
+        for read, (write, value) in zip(reads, held, strict=True):
+            if read() != value:
+                write(value)
+
+    return restore
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(owner, name, None), lambda value: setattr(owner, name, value)
+
+
+def _switches() -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """How each flag is read and written."""
+    backends = torch.backends
+    switches: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+        (torch.is_grad_enabled, torch._C._set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+        (sys.getrecursionlimit, sys.setrecursionlimit),
+        _attribute(backends.cudnn, "enabled"),
+        _attribute(backends.cudnn, "benchmark"),
+        _attribute(backends.cudnn, "deterministic"),
+        _attribute(backends.mkldnn, "enabled"),
+        _attribute(logging.root.manager, "disable"),
+        (lambda: list(warnings.filters), _set_filters),
+        (lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
+    ]
+    precisions = (
+        (backends.cudnn, "conv"), (backends.cudnn, "rnn"), (backends.cuda, "matmul"),
+        (backends.mkldnn, "conv"), (backends.mkldnn, "matmul"), (backends.mkldnn, "rnn"),
+    )  # fmt: skip
+    for owner, name in precisions:
+        part = getattr(owner, name, None)
+        if part is not None and hasattr(part, "fp32_precision"):
+            switches.append(_attribute(part, "fp32_precision"))
+    for device in ("cpu", "cuda"):
+        switches.append((_bound(torch.is_autocast_enabled, device), _setting(torch.set_autocast_enabled, device)))
+        switches.append((_bound(torch.get_autocast_dtype, device), _setting(torch.set_autocast_dtype, device)))
+    return switches
+
+
+def _bound(read: Callable[[str], Any], device: str) -> Callable[[], Any]:
+    return lambda: read(device)
+
+
+def _setting(write: Callable[[str, Any], None], device: str) -> Callable[[Any], None]:
+    return lambda value: write(device, value)
+
+
+def _set_filters(value: list[Any]) -> None:
+    warnings.filters[:] = value
+    warnings._filters_mutated()  # type: ignore[attr-defined] - Python's word for it in 3.11 and 3.12

@@ -144,6 +144,23 @@ def engines_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
     return entries
 
 
+CPU_ISAS = ("sse4", "avx2", "avx512")
+"""Levels that `CONVOY_MAX_CPU_ISA` may name, older first."""
+
+
+def max_cpu_isa_from_environment(environment: Mapping[str, str]) -> str:
+    """The newest instruction set that our C kernels may use, as `CONVOY_MAX_CPU_ISA` names it; empty: no limit."""
+    value = environment.get("CONVOY_MAX_CPU_ISA", "").strip().lower()
+    if value and value not in CPU_ISAS:
+        raise InputError("CONVOY_MAX_CPU_ISA", value, "one of " + ", ".join(CPU_ISAS), "Unset it for no limit.")
+    return value
+
+
+def onednn_max_cpu_isa_from_environment(environment: Mapping[str, str]) -> str:
+    """The newest instruction set that oneDNN may use, in lower case, by the two names that oneDNN reads; empty: no limit."""
+    return (environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or "").strip().lower()
+
+
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 

@@ -13,9 +13,10 @@ import torch
 from convoy.engines import unsteady
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import effective_dilation, onednn_defect, plain_convolution
+from convoy.engines.conditions import effective_dilation, plain_convolution
 from convoy.engines.flags import convolutions, without_onednn
 from convoy.engines.interpret import compile_graph
+from convoy.engines.known_defects import defect_of
 from convoy.engines.piece import MEMORY_FORMATS, Results, read, runnable
 from convoy.engines.precision import products
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
@@ -26,7 +27,7 @@ from convoy.target import Target
 class _Convolution(Executable):
     """torch.conv2d and what follows. ATen's convolution has no form that writes to a given tensor.
 
-    (The overload `aten.convolution.out` makes a new tensor and copies it.) Where oneDNN would crash or be wrong, ATen's own
+    (The overload `aten.convolution.out` makes a new tensor and copies it.) Where oneDNN has a known defect, ATen's own
     convolution does it.
     """
 
@@ -42,7 +43,7 @@ class _Convolution(Executable):
             effective_dilation(problem),
             problem.groups,
         )
-        self._avoids_onednn = self._device.type == "cpu" and bool(onednn_defect(problem))
+        self._avoids_onednn = self._device.type == "cpu" and defect_of(problem, target) is not None
         self.deterministic = deterministic or not _unsteady(problem, target)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

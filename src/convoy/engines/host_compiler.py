@@ -26,6 +26,7 @@ from typing import Final
 
 import torch
 
+from convoy.engines.instruction_sets import march, vector_floats
 from convoy.errors import CompileError
 from convoy.perfdb.location import cache_folder
 from convoy.support import Support
@@ -60,7 +61,7 @@ def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str)
     Args:
         source: one translation unit, or several that are compiled side by side and linked.
         flags: what the compiler is given besides `-shared -fPIC`; `-march=native` is allowed, for the processor is part of
-            the cache's key.
+            the cache's key; `CONVOY_MAX_CPU_ISA` puts an older processor in its place.
         name: the engine's id: beginning of the file's name, and what errors are said of.
 
     Returns:
@@ -73,6 +74,7 @@ def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str)
     if not found:
         raise CompileError(name, compiler_support().reason)
     units = (source,) if isinstance(source, str) else tuple(source)
+    flags = [march() if flag == "-march=native" else flag for flag in flags]
     key = hashlib.sha256("\0".join((*units, *flags, _identity(found))).encode()).hexdigest()[:24]
     path = compiled_folder() / f"{name}-{key}.so"
     if not is_whole(path):
@@ -102,7 +104,7 @@ def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str
 @cache
 def lanes() -> int:
     """Floats of a vector register."""
-    return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+    return vector_floats()
 
 
 @cache

@@ -17,8 +17,9 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import effective_dilation, onednn_defect, plain_convolution
+from convoy.engines.conditions import effective_dilation, plain_convolution
 from convoy.engines.flags import convolutions
+from convoy.engines.known_defects import defect_of
 from convoy.engines.piece import MEMORY_FORMATS
 from convoy.engines.precision import products
 from convoy.problem import ConvProblem, LinearProblem, Problem
@@ -179,8 +180,8 @@ class Onednn(Engine):
             support = plain_convolution(problem)
             if not support:
                 return support
-            if defect := onednn_defect(problem):
-                return Support.no(f"oneDNN {defect}")
+            if defect := defect_of(problem, target):
+                return Support.no(f"known defect {defect.name}: {defect.words}")
         return _has_dtype(problem.x_spec.dtype)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from convoy.engines.instruction_sets import limits
 from convoy.errors import InputError
 from convoy.problem.spec import FLOAT_DTYPES
 from convoy.target import Target
@@ -33,7 +34,7 @@ def detect_target(device: str) -> Target:
     """Describe a device of this machine with the software that makes or holds its kernels.
 
     torch's own precision flags, where they are not the default, are among the versions: they change what "as torch does it"
-    means, so that rows measured under one setting do not serve another.
+    means, so that rows measured under one setting do not serve another. So are limits on a CPU's instruction sets.
 
     Args:
         device: `cpu` or `cuda` (torch's current CUDA device).
@@ -110,6 +111,7 @@ def _cpu_target() -> Target:
             **_linked_libraries(torch.__config__.show()),
             cxx=compiler_version(),
             **precision_flags("cpu"),
+            **limits(),
         ),
     )
 

@@ -8,6 +8,8 @@ from typing import Final
 
 import torch
 
+from convoy.engines.instruction_sets import onednn_in_force
+from convoy.engines.known_defects import KnownDefect, defects_here
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.measurement.detect import compiler_version, cuda_absence, detect_target, installed
@@ -61,6 +63,7 @@ def findings() -> list[Finding]:
     compiler = compiler_version()
     rows.append(Finding("C++ compiler", compiler or "none", "needed for Inductor on CPUs", ok=bool(compiler)))
     rows.append(_onednn(targets[0]))
+    rows += [_defect(defect, target) for target in targets for defect in defects_here(target)]
     return rows + [_engine(engine, targets) for engine in MANIFEST]
 
 
@@ -81,8 +84,16 @@ def _package(name: str, purpose: str, *, gpu: bool) -> Finding:
 
 def _onednn(cpu: Target) -> Finding:
     there = torch.backends.mkldnn.is_available()
-    found = cpu.version("onednn") or "yes"
+    version, in_force = cpu.version("onednn") or "yes", onednn_in_force()
+    found = f"{version}, instruction set {in_force[-1]}" if in_force else version
     return Finding("oneDNN", found if there else "not in this PyTorch", "needed for the onednn engine", ok=there)
+
+
+def _defect(defect: KnownDefect, target: Target) -> Finding:
+    """A fault of a library: nothing is missing, but stock PyTorch is not to be trusted there."""
+    found = f"{defect.library} {target.version(defect.library) or 'of unknown version'}: {defect.words}"
+    means = f"stock PyTorch is wrong there, or crashes; Convoy's engines avoid it ({defect.source})"
+    return Finding(f"known defect {defect.name}", found, means, ok=True)
 
 
 def _engine(engine: str, targets: Sequence[Target]) -> Finding:

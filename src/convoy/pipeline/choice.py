@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from convoy.capture.narrow_indices import index_casts
 from convoy.engines.base import DETERMINISTIC
+from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.manifest import BASELINE, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.ir import Graph
@@ -17,6 +18,8 @@ from convoy.pipeline.launches import as_measured, priced
 from convoy.pipeline.offers import selection_problem
 from convoy.pipeline.stages import Net
 from convoy.plan import Plan, serial
+from convoy.problem import ConvProblem
+from convoy.regions import Region
 from convoy.schedule import plan_memory
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings, Solver
@@ -117,6 +120,12 @@ def _solver_name(settings: Settings) -> str:
     return f"single:{settings.only_engines[0]}"
 
 
+def convolutions_of(regions: Sequence[Region]) -> list[ConvProblem]:
+    """The problem of each convolution and gradient of a net, in its first memory format."""
+    alone = [region.problems[0] for region in regions if len(region.nodes) == 1 and region.problems]
+    return [problem for problem in alone if isinstance(problem, ConvProblem)]
+
+
 def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
     """The choice in an order that can be run, as data."""
     steps = serial(choice.problem, choice.selection)
@@ -134,6 +143,6 @@ def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str]
         bound_us=choice.selection.bound_us,
         workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
         activation_bytes=arena.size_bytes,
-        notes=(*net.captured.notes, *choice.notes, *notes),
+        notes=(*net.captured.notes, *stock_is_wrong(convolutions_of(net.regions), net.target), *choice.notes, *notes),
         border=net.border,
     )

@@ -1,0 +1,191 @@
+"""Faults of the libraries that Convoy calls, as data: where each one shows, who found it, and what to tell the user.
+
+Engines that reach the library refuse such problems (`onednn`). The baseline computes them without the library (`aten`).
+`convoy doctor` lists the defects that this machine has, and a plan's notes name the layers of the net that they reach: stock
+PyTorch is wrong there, or crashes.
+
+A defect is taken to hold in every version of its library until a row says in which one it is mended. Conditions are
+wider than the failures that were seen: refusing a good layer costs time, and trusting a bad one costs the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from convoy.engines.conditions import effective_dilation
+from convoy.engines.instruction_sets import onednn_in_force
+from convoy.problem import ConvProblem
+from convoy.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDefect:
+    """One fault of a library.
+
+    Attributes:
+        name: a short name, fixed for ever.
+        library: the library, as `Target.versions` names it.
+        seen_in: versions in which it was seen.
+        mended_in: the first version without it; empty: none is known.
+        device: `cpu` or `cuda`.
+        instruction_sets: the fault needs one of these (`instruction_sets.ONEDNN_LEVELS`); empty: it shows with any.
+        directions: of the convolution.
+        dtypes: that the products are computed in.
+        condition: whether a convolution of such a direction and dtype may show it.
+        effect: the fault in words: "oneDNN <effect>".
+        source: how it was found, with the smallest case.
+    """
+
+    name: str
+    library: str
+    seen_in: tuple[str, ...]
+    device: str
+    directions: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    condition: Callable[[ConvProblem], bool]
+    effect: str
+    source: str
+    instruction_sets: tuple[str, ...] = ()
+    mended_in: str = ""
+
+    def is_here(self, target: Target) -> bool:
+        """Whether a device with its software has the fault; a library whose version is not known has it."""
+        if target.device != self.device or not (
+            self.mended_in == "" or _is_older(target.version(self.library), self.mended_in)
+        ):
+            return False
+        return not self.instruction_sets or bool(set(self.instruction_sets) & set(onednn_in_force()))
+
+    def reaches(self, problem: ConvProblem, target: Target) -> bool:
+        """Whether the library may compute a convolution wrongly there."""
+        if problem.direction not in self.directions or _product_dtype(problem) not in self.dtypes:
+            return False
+        return self.condition(problem) and self.is_here(target)
+
+    @property
+    def words(self) -> str:
+        """The fault in a sentence without its full stop."""
+        return f"{_NAMES[self.library]} {self.effect}"
+
+
+_NAMES: Final = {"onednn": "oneDNN"}
+
+_FLOATS: Final = ("fp32", "fp16", "bf16", "fp64")
+
+
+def _fits_into_padding(problem: ConvProblem) -> bool:
+    dilation = effective_dilation(problem)[1]
+    return dilation > 1 and problem.pad_w >= dilation * (problem.s - 1) + 1
+
+
+def _is_one_channel_a_group(problem: ConvProblem) -> bool:
+    truly_depthwise = problem.k == problem.groups > 1
+    return problem.groups == problem.c and not truly_depthwise and problem.q == 1 and problem.stride_w > 1
+
+
+def _has_columns_in_padding(problem: ConvProblem) -> bool:
+    """Whether some column of the filter meets no column of the image, whatever the output."""
+    firsts = range(-problem.pad_w, problem.q * problem.stride_w - problem.pad_w, problem.stride_w)
+    columns = range(0, problem.s * problem.dilation_w, problem.dilation_w)
+    return any(all(not 0 <= first + column < problem.w for first in firsts) for column in columns)
+
+
+def _has_one_padded_output_column(problem: ConvProblem) -> bool:
+    return problem.q == 1 and problem.pad_w > 0
+
+
+KNOWN_DEFECTS: Final = (
+    KnownDefect(
+        name="onednn-dilated-filter-in-padding",
+        library="onednn",
+        seen_in=("3.10", "3.12"),
+        device="cpu",
+        directions=("fprop",),
+        dtypes=_FLOATS,
+        condition=_fits_into_padding,
+        effect="crashes where a dilated filter fits into the padding beside the image",
+        source="fuzz with PyTorch 2.11 and 2.13: 1 channel of 9x2, filter 3x2, padding 4, stride 3, dilation 3 along the width",
+    ),
+    KnownDefect(
+        name="onednn-one-channel-groups-one-output-column",
+        library="onednn",
+        seen_in=("3.10", "3.12"),
+        device="cpu",
+        directions=("fprop",),
+        dtypes=_FLOATS,
+        condition=_is_one_channel_a_group,
+        effect="is wrong for one channel a group, not depthwise, where a stride leaves one output column",
+        source="fuzz with PyTorch 2.11 and 2.13: 1 channel of 5x3, 4 filters of 3x3, padding (2, 1), stride 5 along the width",
+    ),
+    KnownDefect(
+        name="onednn-bf16-wgrad-columns-in-padding",
+        library="onednn",
+        seen_in=("3.10", "3.12"),
+        device="cpu",
+        directions=("wgrad",),
+        dtypes=("bf16",),
+        condition=_has_columns_in_padding,
+        effect="leaves bf16 weight gradients of filter columns unwritten that see padding alone",
+        source="fuzz with PyTorch 2.11 and 2.13: 2 channels of 9x1, 6 filters of 3x3, padding 1, stride 5",
+    ),
+    KnownDefect(
+        name="onednn-amx-bf16-one-output-column",
+        library="onednn",
+        seen_in=("3.12",),
+        device="cpu",
+        directions=("fprop",),
+        dtypes=("bf16",),
+        condition=_has_one_padded_output_column,
+        effect="is wrong in bf16 with AMX where a padded convolution has one output column",
+        source="fuzz with PyTorch 2.13 on an Intel CPU with AMX; with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 it is right. "
+        "2 channels of 2x7, 1 filter of 4x7, padding 3, stride (1, 2), dilation (1, 2): 3 of 5 values",
+        instruction_sets=("avx512_core_amx", "avx512_core_amx_fp16"),
+    ),
+)
+
+
+def defect_of(problem: ConvProblem, target: Target) -> KnownDefect | None:
+    """The first known defect that stock PyTorch may meet in a convolution on a target; None where there is none."""
+    return next((defect for defect in KNOWN_DEFECTS if defect.reaches(problem, target)), None)
+
+
+def defects_here(target: Target) -> tuple[KnownDefect, ...]:
+    """The defects that a device has with its software."""
+    return tuple(defect for defect in KNOWN_DEFECTS if defect.is_here(target))
+
+
+def stock_is_wrong(problems: Iterable[ConvProblem], target: Target) -> list[str]:
+    """Notes for a plan: where stock PyTorch may be wrong in a net, a line for each defect.
+
+    Args:
+        problems: of the net's convolutions.
+        target: the device.
+    """
+    met: dict[str, list[ConvProblem]] = {}
+    words: dict[str, str] = {}
+    for problem in problems:
+        if defect := defect_of(problem, target):
+            met.setdefault(defect.name, []).append(problem)
+            words[defect.name] = defect.words
+    return [
+        f"stock PyTorch may be wrong in {len(found)} convolution{'s' if len(found) > 1 else ''}: {words[name]} "
+        f"(known defect {name}), first in {found[0].key}"
+        for name, found in met.items()
+    ]
+
+
+def _product_dtype(problem: ConvProblem) -> str:
+    """The dtype in which oneDNN multiplies: torch's flag may let it round fp32 operands to bf16."""
+    if problem.x_dtype != "fp32" or problem.numerics == "strict" or not torch.backends.mkldnn.is_available():
+        return problem.x_dtype
+    return "bf16" if torch.backends.mkldnn.conv.fp32_precision == "bf16" else "fp32"
+
+
+def _is_older(version: str, other: str) -> bool:
+    """Whether a version of dotted numbers comes before another; one that is not known does."""
+    parts = [[int("".join(filter(str.isdigit, part)) or 0) for part in v.split(".")] for v in (version, other)]
+    return not version or parts[0] < parts[1]

@@ -33,7 +33,7 @@ test: lint types contracts
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 gpu-test:
-	$(PYTHON) -m pytest -m gpu tests/gpu tests/fuzz
+	$(PYTHON) bench/gpu_tests.py --folder build/gpu-tests
 
 # Every kernel of ours under compute-sanitizer's four tools, JOBS processes at a time.
 sanitize:

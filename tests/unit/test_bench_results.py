@@ -36,6 +36,7 @@ UNITS = {
     "retuning_s": "s",
     "start_s": "s",
     "comparison_s": "s",
+    "tests_s": "s",
     "tuning_memory_bytes": "B",
     "running_memory_bytes": "B",
     "tuning_limit_bytes": "B",

@@ -1,0 +1,35 @@
+"""bench/gpu_tests.py: what it reads in pytest's last line."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("last", "passed", "failed", "skipped", "ended"),
+    [
+        ("=== 3557 passed, 677 skipped, 14 warnings in 306.52s (0:05:06) ===", 3557, 0, 677, True),
+        ("=== 2 failed, 5 passed, 1 error in 3.1s ===", 5, 3, 0, True),
+        ("!!! KeyboardInterrupt !!!", 0, 0, 0, False),
+        ("", 0, 0, 0, False),
+    ],
+)
+def test_the_last_line_is_counted(
+    last: str, passed: int, failed: int, skipped: int, ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    outcome = importlib.import_module("gpu_tests").counted(f"collected 9 items\n{last}\n", 1.0)
+    assert (outcome.passed, outcome.failed, outcome.skipped, outcome.ended) == (passed, failed, skipped, ended)
+
+
+def test_every_test_on_a_gpu_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    paths = {path for phase in importlib.import_module("gpu_tests").PHASES for path in phase.paths}
+    root = BENCH.parent / "tests" / "gpu"
+    folders = {f"tests/gpu/{file.relative_to(root).parts[0]}" for file in root.rglob("test_*.py")}
+    assert folders | {"tests/fuzz"} == paths

@@ -174,6 +174,18 @@ class Engine(ABC):
         del problem, target
         return (Knobs(),)
 
+    def has_knobs(self, problem: Problem, knobs: Knobs, target: Target) -> bool:
+        """Whether knobs, from a plan file for example, are a setting of its space, so that `build` may be given them.
+
+        What zeros a time holds for (`convoy.engines.zeros`) is the tuner's knob and no part of the space.
+        """
+        if self.skips_zeros and self.zeros_kind in knobs:
+            share = knobs[self.zeros_kind]
+            if isinstance(share, bool) or not isinstance(share, int) or not 0 <= share <= 100:
+                return False
+            knobs = Knobs(tuple(item for item in knobs.items_ if item[0] != self.zeros_kind))
+        return any(_alike(knobs, offered) for offered in self.space(problem, target))
+
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Scratch bytes a launch will want."""
         del problem, knobs
@@ -204,3 +216,8 @@ class Engine(ABC):
     def config(self, knobs: Knobs | None = None) -> EngineConfig:
         """The config that names this engine with these knobs."""
         return EngineConfig(self.id, self.version, knobs or Knobs())
+
+
+def _alike(given: Knobs, offered: Knobs) -> bool:
+    """Equal with equal types: 1 and true are equal to Python, and are different texts."""
+    return given == offered and str(given) == str(offered)

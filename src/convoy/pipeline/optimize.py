@@ -36,6 +36,7 @@ from convoy.pipeline.stages import (
     prediction_notes,
     silent,
     target_for,
+    tell_changes,
 )
 from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
@@ -151,7 +152,7 @@ class _Job:
         plan, program, outcome = checked(
             NetCheck(self.model, self.args, self.kwargs, flops=flops, cuda=net.target.device == "cuda"),
             lambda: build_fastest(planned, net, settings, choice.problem),
-            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings),
+            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
         least = verdict.least_error(str(settings.numerics))
         wrong = verdict.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
@@ -251,4 +252,6 @@ def _program_for(
     shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
     if shapes != plan.inputs:
         raise PlanError("plan.inputs", plan.inputs, f"the shapes given, {shapes}", "Tune for these shapes.")
-    return build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
+    program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
+    tell_changes(plan, program.plan)
+    return program

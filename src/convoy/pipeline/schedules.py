@@ -74,7 +74,9 @@ def _build_fastest(
 
     def build(steps: Sequence[Step]) -> Program:
         candidate = dataclasses.replace(plan, steps=tuple(steps))
-        return build_program(candidate, net.captured, net.regions_by_nodes, net.target, settings, packed, ahead)
+        return build_program(
+            candidate, net.captured, net.regions_by_nodes, net.target, settings, packed, ahead, tuned=True
+        )
 
     serial = build(plan.steps)
     longest, total = critical_us(plan.steps), sum(step.median_us for step in plan.steps)
@@ -90,7 +92,7 @@ def _build_fastest(
 
     def bound_of(steps: Sequence[Step]) -> Bound:
         candidate = dataclasses.replace(plan, steps=tuple(steps))
-        return bind(candidate, net.captured, net.regions_by_nodes, net.target, settings.engines, packed)
+        return bind(candidate, net.captured, net.regions_by_nodes, net.target, settings.engines, packed, tuned=True)
 
     def challenge_all(
         words: str, steps: Sequence[Step], shares: Sequence[float] = (), model: CostModel | None = None

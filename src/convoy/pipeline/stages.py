@@ -28,6 +28,7 @@ from convoy.problem import LayoutProblem
 from convoy.regions import Region, propose
 from convoy.settings import LayoutChoice, Settings
 from convoy.target import Target
+from convoy.user_warning import warn_user
 
 Observer = Callable[[str, int, int], None]
 """Told what happens: message, how much is done, how much there is (0: unknown)."""
@@ -283,6 +284,14 @@ def check_target(plan: Plan, target: Target) -> None:
         made = f"{plan.target.get('name')} ({plan.target.get('digest')})"
         here = f"this machine and software, {target.name} ({target.digest})"
         raise PlanError("plan.target", made, here, "Tune here: `convoy optimize`.")
+
+
+def tell_changes(plan: Plan, bound: Plan) -> None:
+    """Warn the user where a saved plan runs otherwise than it was made: on the baseline in part, or without a CUDA graph."""
+    fresh = [note for note in bound.notes if note not in plan.notes]
+    if fresh:
+        more = f", and {len(fresh) - 1} more (see the plan's notes)" if len(fresh) > 1 else ""
+        warn_user(f"the plan runs otherwise than it was made: {fresh[0]}{more}; tune the model anew")
 
 
 def target_for(device: str) -> Target:

@@ -41,6 +41,7 @@ from convoy.pipeline.stages import (
     prediction_notes,
     silent,
     target_for,
+    tell_changes,
 )
 from convoy.pipeline.stock_step import StepCheck, StockStep
 from convoy.pipeline.summarize import summarize
@@ -177,7 +178,7 @@ class TrainingJob:
         plan, program, outcome = checked(
             check,
             lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),
-            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings),
+            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
         plan = dataclasses.replace(plan, notes=(*plan.notes, check.note) if check.note else plan.notes)
         wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, verdict.LEAST_ERROR)
@@ -218,6 +219,7 @@ class TrainingJob:
             raise PlanError("plan", plan.model, "a plan of this model, loss and batch", "Tune it anew.")
         settings = dataclasses.replace(self.settings, numerics=plan.numerics)
         program = build_program(plan, self.net.captured, self.net.regions_by_nodes, self.target, settings)
+        tell_changes(plan, program.plan)
         return TrainingResult(self._step(program.plan, program), program.plan, None)
 
     def _step(self, plan: Plan, program: Program) -> TrainingStep:

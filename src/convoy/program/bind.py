@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -18,17 +18,15 @@ from convoy.engines.manifest import load_engine
 from convoy.errors import PlanError
 from convoy.measurement.ahead import Ahead
 from convoy.plan.plan import Plan, Step
-from convoy.problem import ANY_LAYOUT, LayoutProblem, Problem, TensorSpec
+from convoy.problem import ANY_LAYOUT, Problem, TensorSpec
 from convoy.program.lifetimes import mark_frees
 from convoy.program.marks import link_marks
 from convoy.program.placement import Place, place_results
+from convoy.program.verify import Regions, check_order, verify_plan
 from convoy.regions import Region
-from convoy.schedule import finished_before
-from convoy.settings import MOST_STREAMS
 from convoy.target import Target
 
-Regions = Mapping[tuple[str, tuple[str, ...]], Region]
-"""A graph's regions by pattern and nodes covered: how a plan's step names one."""
+__all__ = ["Bound", "BoundStep", "PackedSteps", "Regions", "bind", "check_order"]
 
 
 @dataclass(slots=True)
@@ -67,6 +65,7 @@ class Bound:
     """A whole plan, bound.
 
     Attributes:
+        plan: what runs: the plan given, or with the baseline in steps whose engine or knobs do not hold here, and notes of them.
         steps: in order.
         slot_names: what each slot holds (`NAME` or `NAME@LAYOUT`); slot i holds input i at first.
         inputs: (spec, layout) of the inputs that the steps expect, in call order.
@@ -81,6 +80,7 @@ class Bound:
     outputs: list[int]
     workspace_bytes: int
     resident_bytes: int
+    plan: Plan | None = None
 
 
 PATIENCE_S: Final = 2.0
@@ -102,8 +102,10 @@ def bind(
     extra_engines: tuple[str, ...] = (),
     packed: PackedSteps | None = None,
     ahead: Ahead | None = None,
+    *,
+    tuned: bool = False,
 ) -> Bound:
-    """Build every executable of a plan and pack its constants.
+    """Build every executable of a plan and pack its constants, after proof that the plan computes the graph (`verify_plan`).
 
     Args:
         plan: what to run, for this very graph (the caller has compared digests).
@@ -113,18 +115,19 @@ def bind(
         extra_engines: extra engines as `id=module:Class`.
         packed: what was built and packed before for this very net; added to.
         ahead: compiles the rest elsewhere where building one by one turns out to take long.
+        tuned: this process chose the configs from what the engines offer, and need not ask them again.
 
     Raises:
-        PlanError: a step that fits no region of the graph, or reads a value that no earlier step makes.
+        PlanError: the plan does not compute the graph.
         CompileError: an engine could not build.
     """
-    check_order(plan.steps)
     graph = captured.graph
-    slots = _slots(graph.inputs, plan.steps)
-    problems = [_problem(index, step, captured, regions) for index, step in enumerate(plan.steps)]
-    constants = [_constants(index, step, captured, regions) for index, step in enumerate(plan.steps)]
-    keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
     packed = {} if packed is None else packed
+    verified = verify_plan(plan, graph, regions, target, extra_engines, ask_engines=not tuned)
+    plan, problems = verified.plan, verified.problems
+    slots = _slots(graph.inputs, plan.steps)
+    constants = [_constants(captured, region) for region in verified.regions]
+    keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
     _build(plan.steps, problems, constants, keys, packed, target, extra_engines, ahead)
     steps = [
         BoundStep(
@@ -149,16 +152,14 @@ def bind(
         outputs=outputs,
         workspace_bytes=max((b.executable.workspace_bytes for b in steps), default=0),
         resident_bytes=sum(executable.resident_bytes(weights) for executable, weights in packed.values()),
+        plan=plan,
     )
 
 
 def _slots(inputs: Sequence[str], steps: Sequence[Step]) -> dict[str, int]:
     """A slot for each input and for each value that a step makes, by the slot's name."""
     slots = {name: index for index, name in enumerate(inputs)}
-    for index, step in enumerate(steps):
-        missing = [name for name in step.args if name not in slots]
-        if missing:
-            raise PlanError(f"steps[{index}].args", missing[0], "a value that an earlier step makes")
+    for step in steps:
         for name in step.results:
             slots.setdefault(name, len(slots))
     return slots
@@ -194,30 +195,8 @@ def _build(
         clock.append(time.monotonic())
 
 
-def _region(index: int, step: Step, regions: Regions) -> Region:
-    region = regions.get((step.pattern, step.nodes))
-    if region is None:
-        expected = "a region of the model's graph"
-        raise PlanError(f"steps[{index}]", f"{step.pattern}({'+'.join(step.nodes)})", expected, "Tune the model anew.")
-    return region
-
-
-def _constants(index: int, step: Step, captured: Captured, regions: Regions) -> list[torch.Tensor]:
-    if step.kind == "convert":
-        return []
-    return [captured.constants[name] for name in _region(index, step, regions).constants]
-
-
-def _problem(index: int, step: Step, captured: Captured, regions: Regions):
-    if step.kind == "convert":
-        problem = LayoutProblem.parse(step.problem)
-        if problem.spec != captured.graph.values[step.args[0].partition("@")[0]].spec:
-            raise PlanError(f"steps[{index}].problem", step.problem, "a copy of the value that it reads")
-        return problem
-    for problem in _region(index, step, regions).problems:
-        if problem.key == step.problem:
-            return problem
-    raise PlanError(f"steps[{index}].problem", step.problem, "a problem of its region", "Tune the model anew.")
+def _constants(captured: Captured, region: Region | None) -> list[torch.Tensor]:
+    return [] if region is None else [captured.constants[name] for name in region.constants]
 
 
 def _output_slot(name: str, plan: Plan, slots: dict[str, int]) -> int:
@@ -228,21 +207,3 @@ def _output_slot(name: str, plan: Plan, slots: dict[str, int]) -> int:
         if slot_name in slots and (slot_name not in made or wanted in (ANY_LAYOUT, made[slot_name])):
             return slots[slot_name]
     raise PlanError("steps", name, f"a step that makes this output in layout {wanted}")
-
-
-def check_order(steps: Sequence[Step]) -> None:
-    """Refuse steps that could read a value before it is there.
-
-    Raises:
-        PlanError: naming the step.
-    """
-    order = [(step.stream, step.waits) for step in steps]
-    if any(stream >= MOST_STREAMS for stream, _ in order):
-        raise PlanError("steps", max(stream for stream, _ in order), f"streams under {MOST_STREAMS}")
-    known = finished_before(order, MOST_STREAMS)
-    made: dict[str, int] = {}
-    for at, step in enumerate(steps):
-        for name in step.args:
-            if name in made and made[name] > known[at][order[made[name]][0]]:
-                raise PlanError(f"steps[{at}].waits", step.waits, f"a wait for {name!r}, made on another stream")
-        made.update(dict.fromkeys(step.results, at))

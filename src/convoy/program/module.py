@@ -73,11 +73,13 @@ def build_program(
     settings: Settings,
     packed: PackedSteps | None = None,
     ahead: Ahead | None = None,
+    *,
+    tuned: bool = False,
 ) -> Program:
     """Bind a plan and make it runnable on its target's device.
 
     On a GPU the launches are captured as one CUDA graph. Where that fails they run one by one, and a note of the program's plan
-    says why. `packed` shares constants between schedules (see `bind`), and `ahead` the builders that compile what is in no cache.
+    says why. `packed`, `ahead` and `tuned` are those of `bind`.
 
     Raises:
         PlanError: the plan is for another graph.
@@ -93,7 +95,8 @@ def build_program(
     device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")
     keep_room()
     with torch.no_grad(), Ahead(target, settings) as own:
-        bound = bind(plan, captured, regions, target, settings.engines, packed, ahead or own)
+        bound = bind(plan, captured, regions, target, settings.engines, packed, ahead or own, tuned=tuned)
+        plan = bound.plan or plan
         runnable: Runnable
         if target.device == "cuda":
             runnable = GraphProgram(bound, device, static_outputs=settings.static_outputs)

@@ -156,6 +156,11 @@ class CpuWinograd(Engine):
         threads = torch.get_num_threads()
         return list({(k.integer("m"), Division.of(problem, k, threads)): k for k in reversed(every)}.values())[::-1]
 
+    def has_knobs(self, problem: Problem, knobs: Knobs, target: Target) -> bool:
+        """Every band and tile: which of them `space` leaves out as equal to another depends on the number of threads."""
+        offered = {str(Knobs.of(m=m, band_kib=kib)) for kib in BAND_KIB for m in TILES}
+        return str(knobs) in offered
+
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Each thread's band: transformed inputs and products."""
         assert isinstance(problem, ConvProblem)

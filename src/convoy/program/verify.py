@@ -1,0 +1,272 @@
+"""Proves that a plan computes its graph: every step's inputs, memory formats, problem, engine, knobs and order.
+
+A plan may come from a file, so nothing in it is believed. What each step reads and makes is derived again from the graph's
+regions and compared. A step whose engine or knobs do not hold here runs on the baseline; anything else is a PlanError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from convoy.engines.manifest import BASELINE, load_engine
+from convoy.errors import InputError, PlanError
+from convoy.graph.ir import Graph
+from convoy.plan.plan import Plan, Step
+from convoy.plan.words import title
+from convoy.problem import ANY_LAYOUT, EngineConfig, LayoutProblem, Problem
+from convoy.regions import Region
+from convoy.schedule import finished_before
+from convoy.settings import MOST_STREAMS
+from convoy.target import Target
+
+Regions = Mapping[tuple[str, tuple[str, ...]], Region]
+"""A graph's regions by pattern and nodes covered: how a plan's step names one."""
+
+FORMATS = ("nchw", "nhwc")
+"""Memory formats of torch's tensors: what a plan's 4-D values may have."""
+
+_AGAIN = "Tune the model anew."
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A plan that computes its graph.
+
+    Attributes:
+        plan: as given, with the baseline where an engine or its knobs do not hold, and a note for each.
+        problems: what each step computes.
+        regions: the region of each step; None for a copy.
+    """
+
+    plan: Plan
+    problems: tuple[Problem, ...]
+    regions: tuple[Region | None, ...]
+
+
+def verify_plan(
+    plan: Plan,
+    graph: Graph,
+    regions: Regions,
+    target: Target,
+    extra_engines: tuple[str, ...] = (),
+    *,
+    ask_engines: bool = True,
+) -> Verified:
+    """Check every step of a plan against the graph that it is for.
+
+    Args:
+        plan: what is to run, for this very graph (the caller has compared digests).
+        graph: the captured graph.
+        regions: the graph's regions.
+        target: the device that it will run on.
+        extra_engines: extra engines as `id=module:Class`.
+        ask_engines: whether to ask each engine if it offers what the plan has of it: a layer of a GPU takes up to 50 ms.
+
+    Raises:
+        PlanError: a step that is no region of the graph, or reads, makes, copies or waits for something else than its region
+            does; an output that is not made; a step that not even the baseline can do.
+    """
+    _check_border(plan, graph)
+    values = _Values(plan, graph)
+    problems: list[Problem] = []
+    found: list[Region | None] = []
+    for index, step in enumerate(plan.steps):
+        region = None if step.kind == "convert" else region_of(index, step, regions)
+        problems.append(values.copy(index, step) if region is None else values.compute(index, step, region))
+        found.append(region)
+    for name in graph.outputs:
+        values.check_output(name)
+    check_order(plan.steps)
+    _check_draws(plan.steps, graph)
+    steps: list[Step] = []
+    notes: list[str] = []
+    for index, (step, problem) in enumerate(zip(plan.steps, problems, strict=True)):
+        reason = why_not(step.config, problem, target, extra_engines) if ask_engines else ""
+        steps.append(_on_baseline(index, step, problem, target, reason) if reason else step)
+        if reason:
+            notes.append(f"{title(step)} runs as PyTorch runs it, {step.config.engine} does not: {reason}")
+    notes = [note for note in dict.fromkeys(notes) if note not in plan.notes]
+    proven = (
+        replace(plan, steps=tuple(steps), notes=(*plan.notes, *notes)) if notes or steps != list(plan.steps) else plan
+    )
+    return Verified(proven, tuple(problems), tuple(found))
+
+
+@lru_cache(maxsize=4096)
+def why_not(config: EngineConfig, problem: Problem, target: Target, extra_engines: tuple[str, ...] = ()) -> str:
+    """Why a config cannot be used for a problem here; empty where it can.
+
+    The knobs must be a setting that the engine offers for this problem on this target: whatever builds is then what the tuner
+    could have measured.
+    """
+    try:
+        engine = load_engine(config.engine, extra_engines)
+    except InputError as error:
+        return f"it is not an engine of this Convoy ({error})"
+    except ImportError as error:
+        return f"it cannot be imported ({error})"
+    if config.version != engine.version:
+        return f"the plan is for version {config.version} of it, here it is version {engine.version}"
+    try:
+        support = engine.accepts(problem, target)
+        if not support:
+            return support.reason
+        return "" if engine.has_knobs(problem, config.knobs, target) else f"it offers no knobs {config.knobs} here"
+    except Exception as error:  # an engine, the user's own too, may fail in any way when asked
+        return f"it raised {type(error).__name__} when asked: {error}"
+
+
+def _on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> Step:
+    """The same step as PyTorch runs it."""
+    engine = load_engine(BASELINE)
+    support = engine.accepts(problem, target)
+    if not support:
+        raise PlanError(f"steps[{index}].engine", step.config.engine, "an engine that can do this step", reason)
+    return replace(step, config=engine.config(engine.space(problem, target)[0]), workspace_bytes=0)
+
+
+def region_of(index: int, step: Step, regions: Regions) -> Region:
+    """The region that a step names; raises PlanError where the graph has none such."""
+    region = regions.get((step.pattern, step.nodes))
+    if region is None:
+        raise PlanError(f"steps[{index}]", title(step), "a region of the model's graph", _AGAIN)
+    return region
+
+
+def is_image(graph: Graph, value: str) -> bool:
+    """Whether a value has a memory format: it is 4-D."""
+    return len(graph.values[value].spec.shape) == 4
+
+
+def _check_border(plan: Plan, graph: Graph) -> None:
+    """Memory formats are for 4-D inputs and outputs alone."""
+    known = {*graph.inputs, *graph.outputs}
+    for name, layout in plan.border.items():
+        if name not in known or not is_image(graph, name) or layout not in FORMATS:
+            expected = "4-D inputs and outputs of the graph with one of " + ", ".join(FORMATS)
+            raise PlanError("plan.border", f"{name}: {layout}", expected, _AGAIN)
+
+
+@dataclass(slots=True)
+class _Values:
+    """The values that are there after each step: `NAME` as it was made, `NAME@LAYOUT` as a copy."""
+
+    plan: Plan
+    graph: Graph
+    formats: dict[str, str] = field(default_factory=dict[str, str])
+    covered: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        for name in self.graph.inputs:
+            silent = FORMATS[0] if is_image(self.graph, name) else ANY_LAYOUT
+            self.formats[name] = self.plan.border.get(name, silent)
+
+    def compute(self, index: int, step: Step, region: Region) -> Problem:
+        """Take in a step that computes a region; returns its problem."""
+        where = f"steps[{index}]"
+        if step.kind != "region":
+            raise PlanError(f"{where}.kind", step.kind, "region or convert", _AGAIN)
+        problem = next((one for one in region.problems if one.key == step.problem), None)
+        if problem is None:
+            raise PlanError(f"{where}.problem", step.problem, "a problem of its region", _AGAIN)
+        if step.layout != problem.layout:
+            raise PlanError(f"{where}.layout", step.layout, f"{problem.layout}, the problem's", _AGAIN)
+        twice = self.covered.intersection(region.nodes)
+        if twice:
+            raise PlanError(f"{where}.nodes", min(twice), "nodes that no earlier step computes", _AGAIN)
+        self.covered.update(region.nodes)
+        expected = tuple(self._name_in(value, problem.layout) for value in region.args)
+        if step.args != expected:
+            raise PlanError(f"{where}.args", step.args, f"what the region reads, {expected}", _AGAIN)
+        self._check_there(where, step)
+        if step.results != region.results:
+            raise PlanError(f"{where}.results", step.results, f"what the region makes, {region.results}", _AGAIN)
+        for name in region.results:
+            self._make(where, name, problem.layout if is_image(self.graph, name) else ANY_LAYOUT)
+        return problem
+
+    def copy(self, index: int, step: Step) -> LayoutProblem:
+        """Take in a step that copies a value into another memory format; returns its problem."""
+        where = f"steps[{index}]"
+        if step.pattern or step.nodes or len(step.args) != 1 or step.layout not in FORMATS:
+            raise PlanError(where, title(step) if step.args else step.layout, "a copy of one value", _AGAIN)
+        self._check_there(where, step)
+        (source,) = step.args
+        value = source.partition("@")[0]
+        if not is_image(self.graph, value):
+            raise PlanError(f"{where}.args", source, "a 4-D value", _AGAIN)
+        problem = LayoutProblem(self.graph.values[value].spec, self.formats[source], step.layout)
+        if problem.key != step.problem:
+            raise PlanError(
+                f"{where}.problem", step.problem, f"the copy of the value that it reads, {problem.key}", _AGAIN
+            )
+        made = f"{value}@{step.layout}"
+        if step.results != (made,):
+            raise PlanError(f"{where}.results", step.results, f"the copy, {made}", _AGAIN)
+        self._make(where, made, step.layout)
+        return problem
+
+    def check_output(self, name: str) -> None:
+        """Refuse a plan that does not make an output in the memory format that the caller gets."""
+        wanted = self.plan.border.get(name)
+        there = [slot for slot in (name, f"{name}@{wanted}") if slot in self.formats]
+        if not any(wanted in (None, self.formats[slot]) for slot in there):
+            raise PlanError("steps", name, f"a step that makes this output{f' in {wanted}' if wanted else ''}", _AGAIN)
+
+    def _name_in(self, value: str, layout: str) -> str:
+        """What a value is called in the memory format that a step of `layout` reads it in."""
+        if not is_image(self.graph, value) or layout == ANY_LAYOUT or self.formats.get(value) == layout:
+            return value
+        return f"{value}@{layout}"
+
+    def _check_there(self, where: str, step: Step) -> None:
+        missing = [name for name in step.args if name not in self.formats]
+        if missing:
+            raise PlanError(f"{where}.args", missing[0], "a value that an earlier step makes", _AGAIN)
+
+    def _make(self, where: str, name: str, layout: str) -> None:
+        if name in self.formats:
+            raise PlanError(f"{where}.results", name, "a value that is not there yet", _AGAIN)
+        self.formats[name] = layout
+
+
+def check_order(steps: Sequence[Step]) -> None:
+    """Refuse steps that could read a value before it is there.
+
+    Raises:
+        PlanError: naming the step.
+    """
+    known = _finished(steps)
+    made: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        for name in step.args:
+            if name in made and made[name] > known[at][steps[made[name]].stream]:
+                raise PlanError(f"steps[{at}].waits", step.waits, f"a wait for {name!r}, made on another stream")
+        made.update(dict.fromkeys(step.results, at))
+
+
+def _finished(steps: Sequence[Step]) -> list[list[int]]:
+    """For each step, by stream, the last step that has finished when it starts."""
+    for at, step in enumerate(steps):
+        if not 0 <= step.stream < MOST_STREAMS:
+            raise PlanError(f"steps[{at}].stream", step.stream, f"streams under {MOST_STREAMS}")
+        if any(not 0 <= before < at for before in step.waits) or len(set(step.waits)) < len(step.waits):
+            raise PlanError(f"steps[{at}].waits", step.waits, "indices of earlier steps, each once")
+    return finished_before([(step.stream, step.waits) for step in steps], MOST_STREAMS)
+
+
+def _check_draws(steps: Sequence[Step], graph: Graph) -> None:
+    """Random numbers are drawn in the graph's order: another order gives other numbers for the same seed."""
+    position = {node.name: at for at, node in enumerate(graph.nodes)}
+    known = _finished(steps)
+    last = -1
+    for at, step in enumerate(steps):
+        if step.pattern != "draw":
+            continue
+        if last >= 0:
+            ordered = position[steps[last].nodes[0]] < position[step.nodes[0]]
+            if not ordered or last > known[at][steps[last].stream]:
+                raise PlanError(f"steps[{at}].waits", step.waits, "random numbers drawn in the graph's order", _AGAIN)
+        last = at

@@ -44,7 +44,7 @@ class Phase:
 PHASES = (
     Phase("engines", ("tests/gpu/engines", "tests/fuzz"), ("-n", "14", "--dist", "worksteal")),
     Phase("programs", ("tests/gpu/program", "tests/gpu/prune", "tests/gpu/compare"), ("-n", "4", "--dist", "loadfile")),
-    Phase("memory", ("tests/gpu/measurement",), ("-p", "no:xdist")),
+    Phase("memory", ("tests/gpu/measurement",), ("-n", "0")),
 )
 
 

@@ -6,7 +6,9 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final, cast
+
+from convoy.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,44 @@ class Target:
         return {**asdict(self), "versions": dict(self.versions), "digest": self.digest}
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> Target:
-        """Inverse of `to_dict`; the digest is computed anew."""
+    def from_dict(data: object) -> Target:
+        """Inverse of `to_dict`; the digest is computed anew.
+
+        Raises:
+            InputError: a field that is missing or is not what it must be; it is named.
+        """
+        fields = _mapping("target", data)
+        versions = _mapping("target.versions", fields.get("versions"))
         return Target(
-            device=str(data["device"]),
-            name=str(data["name"]),
-            arch=str(data["arch"]),
-            units=int(data["units"]),
-            memory_bytes=int(data["memory_bytes"]),
-            cache_bytes=int(data["cache_bytes"]),
-            versions=tuple(sorted((str(k), str(v)) for k, v in dict(data["versions"]).items())),
+            device=_text("target.device", fields.get("device")),
+            name=_text("target.name", fields.get("name")),
+            arch=_text("target.arch", fields.get("arch")),
+            units=_count("target.units", fields.get("units")),
+            memory_bytes=_count("target.memory_bytes", fields.get("memory_bytes")),
+            cache_bytes=_count("target.cache_bytes", fields.get("cache_bytes")),
+            versions=tuple(sorted((name, _text(f"target.versions.{name}", text)) for name, text in versions.items())),
         )
+
+
+_LONGEST: Final = 1000
+
+
+def _mapping(name: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict) or len(cast("dict[str, object]", value)) > _LONGEST:
+        raise InputError(name, cast("object", value), "an object of JSON")
+    return cast("dict[str, object]", value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise InputError(name, value, f"a text of at most {_LONGEST} characters")
+    return value
+
+
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
+        raise InputError(name, value, "an integer of at least 0")
+    return value
 
 
 @cache

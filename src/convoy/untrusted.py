@@ -281,12 +281,21 @@ def gunzip(file: IO[bytes], most_bytes: int, what: str, error: type[InputError] 
     return io.BufferedReader(_Gunzip(file, most_bytes, what, error))
 
 
-def escape_controls(text: str) -> str:
+def escape_controls(text: str, *, one_line: bool = False) -> str:
     r"""Text for a terminal: control characters, bidirectional overrides and lone surrogates as `\x1b`, `\u202e`, `\udc80`.
 
-    Line feeds stay: a text of several lines is written as several lines.
+    Args:
+        text: any text.
+        one_line: escape line feeds too; otherwise a text of several lines stays one.
     """
-    return _UNPRINTABLE.sub(lambda match: _escaped(match[0]), text)
+    shown = _UNPRINTABLE.sub(lambda match: _escaped(match[0]), text)
+    return shown.replace("\n", "\\n") if one_line else shown
+
+
+def storable(text: str, longest: int) -> str:
+    """Text as a file of ours holds it: what UTF-8 cannot hold (names of files have such bytes) is replaced, the rest cut off."""
+    clean = text.encode("utf-8", "replace").decode()
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
 def _escaped(character: str) -> str:

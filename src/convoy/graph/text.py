@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -41,6 +42,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.ASCII,
 )
+_END = re.compile(r"\s*\Z")
 _SPEC = re.compile(r"\s*(\w+\[[\d,]*\])", re.ASCII)
 _WORDS: Final[dict[str, Arg]] = {"None": None, "True": True, "False": False}
 
@@ -118,7 +120,9 @@ class _Line:
         self.text, self.number, self.position = text, number, 0
 
     def error(self, expected: str) -> InputError:
-        return InputError(f"graph text, line {self.number}", self.text[self.position :].strip() or "the end", expected)
+        return InputError(
+            f"graph text, line {self.number}", self.text[self.position :][:200].strip() or "the end", expected
+        )
 
     def token(self, expected: str) -> tuple[str, str]:
         """The next token as (kind, text)."""
@@ -167,8 +171,12 @@ class _Line:
         self.position = match.end()
         return spec
 
+    def at_end(self) -> bool:
+        """Whether nothing but blanks is left; no copy of what is left is made."""
+        return _END.match(self.text, self.position) is not None
+
     def end(self) -> None:
-        if self.text[self.position :].strip():
+        if not self.at_end():
             raise self.error("the end of the line")
 
 
@@ -203,7 +211,7 @@ class _GraphReader:
         return name
 
     def _returned(self, line: _Line) -> Iterator[str]:
-        while line.text[line.position :].strip():
+        while not line.at_end():
             yield self._known(line)
             if not line.accept(","):
                 return
@@ -217,6 +225,7 @@ class _GraphReader:
     def _read_node(self, line: _Line) -> None:
         # The outputs stand first in the line, but come into being after the arguments: a node cannot read itself.
         declared: list[tuple[str, TensorSpec | None]] = []
+        names: set[str] = set()
         while not line.accept("="):
             if declared:
                 line.expect(",")
@@ -224,8 +233,9 @@ class _GraphReader:
                 declared.append(("", None))
                 continue
             name = line.ref()
-            if name in self.values or any(name == other for other, _ in declared):
+            if name in self.values or name in names:
                 raise line.error(f"a new name: %{name} is defined already")
+            names.add(name)
             line.expect(":")
             declared.append((name, line.spec()))
         op = line.word("an operator such as aten.relu.default")
@@ -237,7 +247,7 @@ class _GraphReader:
 
     def _read_call(self, line: _Line) -> tuple[list[Arg], list[tuple[str, Arg]]]:
         args: list[Arg] = []
-        kwargs: list[tuple[str, Arg]] = []
+        kwargs: dict[str, Arg] = {}
         line.expect("(")
         while not line.accept(")"):
             if args or kwargs:
@@ -245,15 +255,15 @@ class _GraphReader:
             before = line.position
             kind, text = line.token("an argument")
             if kind == "word" and line.accept("="):
-                if any(text == name for name, _ in kwargs):
+                if text in kwargs:
                     raise line.error(f"one argument {text!r}")
-                kwargs.append((text, self._read_arg(line, 0)))
+                kwargs[text] = self._read_arg(line, 0)
                 continue
             line.position = before
             if kwargs:
                 raise line.error("an argument by name, after those by name")
             args.append(self._read_arg(line, 0))
-        return args, kwargs
+        return args, list(kwargs.items())
 
     def _read_arg(self, line: _Line, depth: int) -> Arg:
         if line.accept("("):
@@ -266,7 +276,11 @@ class _GraphReader:
         if kind == "int":
             return int(text)
         if kind == "float":
-            return float(text)
+            value = float(text)
+            if math.isinf(value) and not text.endswith("inf"):
+                line.position = before
+                raise line.error("a number that a 64-bit float holds")
+            return value
         if kind == "string":
             return _unquote(line, text)
         if text in _WORDS:
@@ -292,6 +306,8 @@ class _GraphReader:
 
 def _unquote(line: _Line, text: str) -> str:
     try:
-        return str(json.loads(text))
+        found = str(json.loads(text))
+        found.encode()  # a lone surrogate has no digest
     except ValueError as error:
         raise line.error("a string with JSON's escapes") from error
+    return found

@@ -13,8 +13,10 @@ from typing import Any, Final, cast
 from convoy.errors import InputError, PlanError
 from convoy.plan.plan import PLAN_VERSION, Plan, Step
 from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
+from convoy.untrusted import read_json, storable
 
-LARGEST_BYTES: Final = 64 << 20
+LARGEST_BYTES: Final = 16 << 20
+"""A plan of a training step of 1000 launches has 1 MiB."""
 LONGEST_TEXT: Final = 4000
 LONGEST_NAME: Final = 400
 
@@ -30,48 +32,45 @@ def save(plan: Plan, path: str | Path) -> None:
     Raises:
         InputError: the path is a folder, or its folder is not there or not writable.
     """
-    path = Path(path)
-    write_text(path, json.dumps(to_dict(plan), indent=1) + "\n", "plan")
+    write_text(Path(path), json.dumps(to_dict(plan), indent=1) + "\n", "plan")
 
 
 def write_text(path: Path, text: str, argument: str) -> None:
-    """Write a file whole or not at all; raises InputError naming `argument`."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(argument, str(path), "a file in a folder that exists")
-    # Not by `tempfile`, whose files are for their owner alone: a report is for others to read, as the umask says.
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    """Write a file of UTF-8 whole or not at all; raises InputError naming `argument`.
+
+    What UTF-8 cannot hold, such as the bytes of a file's name that are none, is written as `?`.
+    """
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    except OSError as error:
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError(argument, str(path), "a file in a folder that exists")
+        # Not by `tempfile`, whose files are for their owner alone: a report is for others to read, as the umask says.
+        fresh = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+        try:
+            fresh.write_bytes(text.encode("utf-8", "replace"))
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
         raise InputError(argument, str(path), "a path that can be written", str(error)) from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> Plan:
     """Read a plan and check everything in it.
 
     Raises:
-        PlanError: no such file, no JSON, another version, or a field that is not what it must be; the field is named.
+        PlanError: no regular file, too large, no JSON, another version, or a field that is not what it must be; it is named.
     """
-    path = Path(path)
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise PlanError("plan", str(path), f"a file of at most {LARGEST_BYTES >> 20} MiB")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError("plan", str(path), "a file that can be read", str(error.strerror)) from error
-    except (ValueError, RecursionError) as error:
-        raise PlanError("plan", str(path), "a plan in JSON", str(error)[:200]) from None
-    return from_dict(data)
+    return from_dict(read_json(path, LARGEST_BYTES, "plan", PlanError))
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON's types."""
+    """A plan as JSON's types, each text such as `from_dict` takes it: a model may be named by a path that is no UTF-8."""
     data = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     data["steps"] = [_step_to_dict(step) for step in plan.steps]
-    data["inputs"], data["notes"] = list(plan.inputs), list(plan.notes)
+    data["inputs"], data["notes"] = list(plan.inputs), [storable(note, LONGEST_TEXT) for note in plan.notes]
+    data["model"] = storable(plan.model, LONGEST_TEXT)
     return {"version": data.pop("version"), **data}
 
 
@@ -107,23 +106,30 @@ def from_dict(data: object) -> Plan:
         activation_bytes=fields.integer("activation_bytes"),
         baseline=fields.boolean("baseline"),
         notes=tuple(fields.texts("notes", lambda text: len(text) <= LONGEST_TEXT)),
-        border={str(k): str(v) for k, v in fields.plain("border").items()},
+        border=_border(fields.plain("border")),
     )
     fields.finish()
-    for name, layout in plan.border.items():
-        if not _NAME.fullmatch(name) or layout not in LAYOUTS:
-            raise PlanError("plan.border", f"{name}: {layout}", "value names with " + ", ".join(LAYOUTS))
     return plan
+
+
+def _border(found: dict[str, object]) -> dict[str, str]:
+    for name, layout in found.items():
+        if not _is_name(name) or layout not in LAYOUTS:
+            raise PlanError("plan.border", (name, layout), "value names with " + ", ".join(LAYOUTS))
+    return cast("dict[str, str]", found)
 
 
 def _step(where: str, data: object, index: int) -> Step:
     fields = _Fields(where, data)
     engine = fields.text("engine", 100, _ENGINE)
     engine_version = fields.integer("engine_version")
+    text = fields.text("knobs", 500)
     try:
-        knobs = Knobs.parse(fields.text("knobs", 500))
+        knobs = Knobs.parse(text)
     except InputError as error:
         raise PlanError(f"{where}.knobs", error.value, error.expected) from None
+    if str(knobs) != text:
+        raise PlanError(f"{where}.knobs", text, f"knobs sorted by name, {knobs}")
     step = Step(
         kind=fields.text("kind", 10, re.compile("region|convert")),
         pattern=fields.text("pattern", 20, re.compile("[a-z_]*")),
@@ -139,6 +145,11 @@ def _step(where: str, data: object, index: int) -> Step:
         waits=tuple(fields.integers("waits")),
     )
     fields.finish()
+    lengths = len(step.nodes), len(step.args), len(step.results)
+    if lengths != (0, 1, 1) if step.kind == "convert" else not step.nodes:
+        raise PlanError(
+            where, step.kind, "one value copied by a step of kind convert, nodes in one of kind region", _AGAIN
+        )
     if any(wait >= index for wait in step.waits):
         raise PlanError(f"{where}.waits", step.waits, "indices of earlier steps")
     return step
@@ -149,6 +160,8 @@ def _is_name(text: str) -> bool:
 
 
 def _spec(text: str) -> bool:
+    if len(text) > LONGEST_NAME:
+        return False
     try:
         return str(TensorSpec.parse(text)) == text
     except InputError:
@@ -218,8 +231,8 @@ class _Fields:
         return found
 
     def plain(self, name: str) -> dict[str, Any]:
-        """A JSON object of bounded size."""
-        return self._take(name, lambda v: isinstance(v, dict) and len(json.dumps(v)) < LARGEST_BYTES, "a JSON object")
+        """A JSON object."""
+        return self._take(name, lambda v: isinstance(v, dict), "a JSON object")
 
     def finish(self) -> None:
         """Refuse fields that nobody asked for."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from convoy.errors import InputError
 from convoy.plan.plan import Plan, Step
+from convoy.untrusted import escape_controls
 
 
 def explain(plan: Plan, layer: str | None = None) -> str:
@@ -21,8 +22,8 @@ def explain(plan: Plan, layer: str | None = None) -> str:
     if layer is not None:
         return _explain_layer(plan, layer)
     head = [
-        f"{plan.model}: {shapes(plan.inputs)} on {plan.target.get('name', 'unknown device')}",
-        f"solver {plan.solver}, predicted {plan.total_us / 1e3:.3f} ms, no choice can be under {plan.bound_us / 1e3:.3f} ms",
+        _line(f"{plan.model}: {shapes(plan.inputs)} on {str(plan.target.get('name', 'unknown device'))[:200]}"),
+        f"solver {_line(plan.solver)}, {_predicted(plan)}",
     ]
     if plan.baseline:
         head.append("the plan is the baseline: the model runs as PyTorch runs it")
@@ -34,7 +35,16 @@ def explain(plan: Plan, layer: str | None = None) -> str:
     lines = [
         "  ".join(cell[:48].ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return "\n".join([*head, "", *(lines if plan.steps else []), *(f"note: {note}" for note in plan.notes)])
+    return "\n".join([*head, "", *(lines if plan.steps else []), *(f"note: {_line(note)}" for note in plan.notes)])
+
+
+def _predicted(plan: Plan) -> str:
+    return f"predicted {plan.total_us / 1e3:.3f} ms, no choice can be under {plan.bound_us / 1e3:.3f} ms"
+
+
+def _line(text: str) -> str:
+    """A text of a plan's file as one line without control characters, which a terminal would obey."""
+    return escape_controls(text, one_line=True)
 
 
 _SHOWN = 4
@@ -101,7 +111,7 @@ def compare(first: Plan, second: Plan) -> list[str]:
     for name in ("model", "graph_digest", "inputs", "numerics", "solver", "baseline"):
         before, after = getattr(first, name), getattr(second, name)
         if before != after:
-            lines.append(f"{name}: {before} -> {after}")
+            lines.append(_line(f"{name}: {before} -> {after}"))
     ours = {node: step for step in first.steps for node in step.nodes}
     theirs = {node: step for step in second.steps for node in step.nodes}
     for node in dict.fromkeys((*ours, *theirs)):

@@ -9,6 +9,7 @@ from convoy.errors import InputError
 
 Knob = int | str | bool
 
+_MOST_DIGITS = 20
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
@@ -37,8 +38,9 @@ class Knobs(Mapping[str, Knob]):
         values: dict[str, Knob] = {}
         for part in filter(None, text.split(",")):
             name, equals, value = part.partition("=")
-            if not equals or not name.isidentifier() or not value or set(value) - _WORD:
-                raise InputError("knobs", text, "name=value pairs separated by commas")
+            well_formed = equals and name.isascii() and name.isidentifier() and value and not set(value) - _WORD
+            if not well_formed or name in values or _is_long_number(value):
+                raise InputError("knobs", text, "name=value pairs separated by commas, each name once")
             values[name] = _read(value)
         return Knobs(tuple(sorted(values.items())))
 
@@ -66,6 +68,11 @@ class Knobs(Mapping[str, Knob]):
 
     def __str__(self) -> str:
         return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.items_)
+
+
+def _is_long_number(text: str) -> bool:
+    """Whether a text is an integer of more than 64 bits, or nearly."""
+    return len(text) > _MOST_DIGITS and text.removeprefix("-").isdigit()
 
 
 def _read(text: str) -> Knob:

@@ -31,6 +31,11 @@ ANY_LAYOUT: Final = "any"
 """Layout of values that are not 4-D: they are contiguous and never converted."""
 
 
+_LONGEST_SIDE: Final = 12
+"""Digits of a side that a text may have, and sides: more than any tensor has."""
+_MOST_SIDES: Final = 64
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape (logical order, NCHW for images) and dtype of a tensor; no data, no layout."""
@@ -62,6 +67,9 @@ class TensorSpec:
         """Inverse of `str`."""
         dtype, bracket, rest = text.partition("[")
         sides = rest[:-1].split(",") if len(rest) > 1 else []
-        if not bracket or not rest.endswith("]") or not all(s.isascii() and s.isdigit() for s in sides):
+        right = (
+            all(s.isascii() and s.isdigit() and len(s) <= _LONGEST_SIDE for s in sides) and len(sides) <= _MOST_SIDES
+        )
+        if not bracket or not rest.endswith("]") or not right:
             raise InputError("tensor spec", text, "the form fp32[1,3,224,224]")
         return TensorSpec(tuple(int(s) for s in sides), dtype)

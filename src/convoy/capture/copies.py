@@ -8,7 +8,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -41,7 +41,7 @@ def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Modu
     return copy.deepcopy(model, made)
 
 
-def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Module:
+def separate_copy(model: nn.Module, *, share_parameters: bool = True, keep: Sequence[object] = ()) -> nn.Module:
     """A copy that can be run without a trace on the original.
 
     Buffers, training flags, Python attributes, and the list of hooks are the copy's own. So are its parameters, as objects: each
@@ -50,12 +50,13 @@ def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Modu
     Args:
         model: not changed.
         share_parameters: whether parameters share memory with the original's. Leave it out where the copy may write to them.
+        keep: objects that the copy holds as they are, such as a loss function of the user's.
 
     Raises:
         CaptureError: an attribute cannot be copied, or the copy would still hold something of the original's; with its name.
     """
     made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
-    made |= _stand_ins(model)
+    made |= _stand_ins(model) | {id(value): value for value in keep}
     if share_parameters:
         made |= {id(p): _alias(p) for p in model.parameters() if type(p) is nn.Parameter}
     twin = _deepcopy(model, made)

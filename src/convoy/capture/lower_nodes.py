@@ -57,6 +57,11 @@ class NodeLowering:
         self.found[node] = self._define(wanted, node.meta["val"] if given is None else given)
         self.draft.inputs.append(str(self.found[node]))
 
+    def constant(self, node: fx.Node, tensor: torch.Tensor) -> None:
+        """Make a tensor that the traced graph holds itself, such as `torch.tensor([1.0, 2.0])` in forward, a constant."""
+        spec_of(tensor, node.name)
+        self.found[node] = self.draft.add_constant(node.name, tensor.to(self.draft.device))
+
     def _define(self, wanted: str, value: Any) -> str:
         name = self.draft.unique(wanted)
         self.draft.specs[name] = spec_of(value, name)

@@ -10,10 +10,13 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from convoy.capture.batch import FlatBatch, flatten_batch
 from convoy.capture.captured import Captured
 from convoy.capture.draft import Draft
 from convoy.capture.fold_constants import fold_constants
-from convoy.capture.joint import Joint, LossModule, ParameterNames, trace_joint
+from convoy.capture.foreign_hooks import foreign_hook, has_global_hook
+from convoy.capture.joint import Joint, ParameterNames, trace_joint
+from convoy.capture.loss_module import LossModule
 from convoy.capture.lower_nodes import NodeLowering
 from convoy.capture.narrow_indices import narrow_indices
 from convoy.capture.recognise_layers import recognise_layers
@@ -42,6 +45,10 @@ class TrainingCapture:
         updated: names of the buffers whose new values are outputs.
         counted: names of the integer buffers that every step adds one to, and that the graph leaves out.
         random: whether the step draws random numbers.
+        lifted: tensors besides parameters and buffers that the model's or the loss's code holds; some of the names above are
+            theirs (`StepTensors`).
+        reached: names of the tensors that code reads by itself: a run on a copy of the model must be handed the copy's
+            (`Substitution`).
     """
 
     captured: Captured
@@ -51,6 +58,8 @@ class TrainingCapture:
     updated: tuple[str, ...]
     counted: tuple[str, ...]
     random: bool
+    lifted: tuple[torch.Tensor, ...] = ()
+    reached: tuple[str, ...] = ()
 
 
 def capture_training(
@@ -66,14 +75,17 @@ def capture_training(
     Args:
         model: any module that AOTAutograd can trace; not changed.
         loss_fn: (output, *targets) → one number.
-        batch: (x, *targets); x may be a tuple, for a model of several arguments.
+        batch: (x, *targets); x as `call_model` takes it. Entries that are no tensors become part of the graph.
         amp: dtype of autocast, or None.
         scaled: whether the batch's last entry is a factor that the loss is multiplied by before it is derived.
 
     Raises:
         CaptureError: it cannot be traced, with the tracer's own words, or does what a graph cannot hold.
     """
-    joint = trace_joint(LossModule(model, loss_fn, amp, scaled=scaled), batch)
+    module = LossModule(model, loss_fn, amp, scaled=scaled)
+    flat = flatten_batch(batch)
+    _refuse_python(module, flat)
+    joint = trace_joint(module, batch)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     draft = _lower(joint, device)
     traced, _ = draft.finish()
@@ -84,9 +96,6 @@ def capture_training(
     _copy_what_is_returned_as_it_came(draft)
     graph, constants = draft.finish()
     verify(graph)
-    leaves = pytree.tree_leaves(batch)
-    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        raise CaptureError("batch: expected tensors alone, in tuples")
     held: list[Leaf] = [None] * len(graph.inputs)
     arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
     results = Structure(pytree.tree_structure(list(graph.outputs)), [None] * len(graph.outputs))
@@ -98,7 +107,18 @@ def capture_training(
         updated=tuple(name for name in joint.updated if name not in counted),
         counted=counted,
         random=any(draws(node) for node in graph.nodes),
+        lifted=joint.lifted,
+        reached=joint.reached,
     )
+
+
+def _refuse_python(module: LossModule, batch: FlatBatch) -> None:
+    """Refuse what Python must do in every step, and a graph cannot."""
+    hook = "a hook is registered for all modules" if has_global_hook() else foreign_hook(module)
+    if hook:
+        raise CaptureError(f"{hook}, which Python must call in every step")
+    if batch.strangers:
+        raise CaptureError(f"the batch holds a {type(batch.strangers[0]).__name__}, which a graph cannot hold")
 
 
 def _lower(joint: Joint, device: torch.device) -> Draft:
@@ -110,7 +130,9 @@ def _lower(joint: Joint, device: torch.device) -> Draft:
     for node, name in zip(placeholders, [*names, *batch], strict=True):
         lowering.input(node, name)
     for node in joint.graph.nodes:
-        if node.op == "call_function":
+        if node.op == "get_attr":
+            lowering.constant(node, joint.constants[str(node.target)])
+        elif node.op == "call_function":
             lowering.call(node)
     (output,) = (node for node in joint.graph.nodes if node.op == "output")
     returned = list(output.args[0])

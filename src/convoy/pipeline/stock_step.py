@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from convoy.capture import TrainingCapture
-from convoy.capture.copies import copy_module
-from convoy.capture.joint import LossModule
+from convoy.capture import TrainingCapture, captured_function, to_double
+from convoy.capture.copies import separate_copy
+from convoy.capture.loss_module import LossModule
+from convoy.capture.step_tensors import LIFTED, StepTensors
+from convoy.capture.substitution import Substitution
 from convoy.engines.flags import convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import verdict
@@ -23,7 +25,17 @@ from convoy.program.graph import GraphProgram
 
 
 class StockStep:
-    """Loss and gradients as PyTorch computes them, on a copy of the model."""
+    """Loss and gradients as PyTorch computes them, on a copy of the model and of what the step changes besides.
+
+    Args:
+        model: not changed.
+        loss_fn: (output, *targets) → one number.
+        amp: dtype of autocast, or None.
+        batch: (x, *targets).
+        scaled: whether the batch's last entry is a factor of the loss.
+        capture: the step as it was captured: which tensors code holds, and which parameters get a gradient. None: no tensor,
+            and all that require one.
+    """
 
     def __init__(
         self,
@@ -33,14 +45,27 @@ class StockStep:
         batch: tuple[Any, ...],
         *,
         scaled: bool,
+        capture: TrainingCapture | None = None,
     ) -> None:
-        self._module = LossModule(copy_module(model), loss_fn, amp, scaled=scaled)
-        self._batch = batch
+        original = LossModule(model, loss_fn, amp, scaled=scaled)
+        lifted = capture.lifted if capture else ()
+        self._batch, self._capture = batch, capture
+        self._module = _copied(original, share_parameters=True)
+        self._lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in lifted]
+        # Code that holds tensors of its own is handed the copies of those alone that the step learns or changes.
+        named, copies = StepTensors(original, lifted).all(), StepTensors(self._module, self._lifted).all()
+        touched = {name for name in named if not name.startswith(LIFTED)}
+        touched |= {*capture.learned, *capture.updated, *capture.counted} if capture else set()
+        reached = capture.reached if capture else ()
+        self._originals = {name: named[name] for name in reached}
+        self._stand_ins = {id(named[name]): copies[name] for name in reached if name in touched}
 
     def run(self) -> list[torch.Tensor]:
         """The loss, then the gradients of the parameters that have one."""
-        learned = [parameter for parameter in self._module.model.parameters() if parameter.requires_grad]
-        made = self._module(*self._batch)
+        learning = StepTensors(self._module, self._lifted).learning
+        learned = [learning[name] for name in (self._capture.learned if self._capture else learning)]
+        with torch.enable_grad(), Substitution(self._stand_ins) if self._stand_ins else nullcontext():
+            made = self._module(*self._batch)
         return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
 
     def exact(self) -> list[torch.Tensor]:
@@ -48,31 +73,45 @@ class StockStep:
 
         (`convoy.engines.interpret` names one.) A stock step that runs them is then as far off as it is.
         """
-        wide = copy_module(self._module).double().to(memory_format=torch.contiguous_format)
+        wide = _copied(self._module).double().to(memory_format=torch.contiguous_format)
         wide.amp = None
-        twin = StockStep.__new__(StockStep)
-        twin._module = wide
-        twin._batch = pytree.tree_map(_wide, self._batch)
-        return twin.run()
+        lifted = [_wide(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self._lifted]
+        return self._twin(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
 
     def shaken(self) -> list[torch.Tensor]:
         """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
-        module = copy_module(self._module)
-        held = [*module.parameters(), *module.buffers()]
+        module = _copied(self._module)
+        lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
+        held = list(StepTensors(module, lifted).all().values())
         leaves, spec = pytree.tree_flatten(self._batch)
         dtypes = [*(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
         shake = Shaker(unit_roundoff(dtypes, cuda=held[0].is_cuda))
         with torch.no_grad():
             for tensor in held:
                 tensor.copy_(shake(tensor))
+        batch = pytree.tree_unflatten([shake(t) if isinstance(t, torch.Tensor) else t for t in leaves], spec)
+        return self._twin(module, lifted, batch).run()
+
+    def _twin(self, module: LossModule, lifted: Sequence[torch.Tensor], batch: tuple[Any, ...]) -> StockStep:
+        """The same step with other tensors, all of which code is handed."""
         twin = StockStep.__new__(StockStep)
-        twin._module = module
-        twin._batch = pytree.tree_unflatten([shake(t) if isinstance(t, torch.Tensor) else t for t in leaves], spec)
-        return twin.run()
+        twin._module, twin._lifted, twin._batch, twin._capture = module, list(lifted), batch, self._capture
+        copies = StepTensors(module, lifted).all()
+        twin._originals = self._originals
+        twin._stand_ins = {id(tensor): copies[name] for name, tensor in self._originals.items()}
+        return twin
 
     def captured(self) -> Callable[[], object]:
         """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""
         return verdict.capture_stock(self.run, reads=self)
+
+
+def _copied(module: LossModule, *, share_parameters: bool = False) -> LossModule:
+    """A copy of the model, and of the loss where it is a module; a loss that is a function stays the same one."""
+    keep = () if isinstance(module.loss_fn, nn.Module) else (module.loss_fn,)
+    copy = separate_copy(module, share_parameters=share_parameters, keep=keep)
+    assert isinstance(copy, LossModule)
+    return copy
 
 
 def _wide(value: Any) -> Any:
@@ -92,21 +131,52 @@ def _why_not_exact(capture: TrainingCapture, flops: int, *, cuda: bool) -> str:
     return "" if cuda or flops <= verdict.ORACLE_FLOPS else "takes too long in float64 here"
 
 
-def _reference(stock: StockStep, why: str) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-    """What to compare with, PyTorch's own step or what stands for its error, and a note; empty where the first is float64."""
+def _reference(
+    stock: StockStep, why: str, of_graph: Callable[[], list[torch.Tensor]]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
+    """What to compare with, PyTorch's own step or what stands for its error, and a note; empty where the first is float64.
+
+    Args:
+        stock: PyTorch's step.
+        why: why there is no float64 run; empty where there is.
+        of_graph: the captured step in float64, for a model that does not run in it: one that casts to fp32, say.
+    """
     if not why:
         try:
             return stock.exact(), _seeded(stock.run), ""
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            torch.cuda.empty_cache()
-            why = "does not fit in float64"
+        except Exception as error:  # the user's code in a dtype that it may not have been written for
+            if is_out_of_memory(error):
+                torch.cuda.empty_cache()
+                why = "does not fit in float64"
+            else:
+                why = f"does not run in float64 ({type(error).__name__})"
+                exact = _agreeing(stock, of_graph)
+                if exact is not None:
+                    return exact, _seeded(stock.run), ""
     note = (
         f"the step {why}: its gradients were compared with PyTorch's own and not with float64, and may be as far off as"
         f" {verdict.WORST_ERROR:g} times what one rounding of every parameter changes there"
     )
     return [t.double() for t in _seeded(stock.run)], _seeded(stock.shaken), note
+
+
+def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor] | None:
+    """The captured step in float64, where PyTorch's own is no farther from it than rounding takes it; a wrong graph is not."""
+    try:
+        exact = of_graph()
+        own = _seeded(stock.run)
+        rounding = verdict.errors_against(_seeded(stock.shaken), [t.double() for t in own])
+        found = verdict.errors_against(own, exact)
+    except Exception:  # it has no float64 kernel, or no room
+        torch.cuda.empty_cache()
+        return None
+    return None if verdict.why_wrong("", found, rounding, verdict.LEAST_ERROR) else exact
+
+
+def _graph_in_double(capture: TrainingCapture, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Loss and gradients by the captured graph in float64."""
+    made = captured_function(to_double(capture.captured))(*inputs)
+    return list(made)[: 1 + len(capture.learned)]
 
 
 class StepCheck(Check):
@@ -131,7 +201,8 @@ class StepCheck(Check):
         self.cuda = inputs[0].is_cuda
         self._stock, self._inputs, self._results = stock, inputs, 1 + len(capture.learned)
         with self.context():
-            self._exact, theirs, self.note = _reference(stock, _why_not_exact(capture, flops, cuda=self.cuda))
+            why = _why_not_exact(capture, flops, cuda=self.cuda)
+            self._exact, theirs, self.note = _reference(stock, why, lambda: _graph_in_double(capture, inputs))
             self._baseline_errors = verdict.errors_against(theirs, self._exact)
 
     def context(self) -> AbstractContextManager[None]:

@@ -12,14 +12,17 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.errors import InputError
+from convoy.errors import CaptureError
 from convoy.pipeline.agreement import agree
+from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.stages import Observer, silent
-from convoy.pipeline.training_job import TrainingJob, TrainingResult
+from convoy.pipeline.training_arguments import check_training_arguments
+from convoy.pipeline.training_job import TrainingJob, TrainingResult, uncaptured_step
 from convoy.plan import Plan
-from convoy.program.step import TrainingStep
+from convoy.program.step import TrainingStep, effective_amp
 from convoy.program.step_program import StepOptions
 from convoy.settings import Effort, Settings
+from convoy.user_warning import warn_user
 
 SHARED_DEVICES: Final = ("cuda",)
 """Devices of which each process has its own, so that processes measure in shares; on a CPU they would do so on the same cores."""
@@ -42,14 +45,16 @@ def training_step(
     """Make a function that trains a model on a batch: forward pass, loss, backward pass and update in one call.
 
     The gradients are those of PyTorch up to rounding; the update is the optimizer's own. On a GPU the whole step becomes one
-    CUDA graph.
+    CUDA graph. A step that cannot be captured runs as PyTorch runs it, with a warning that says why.
 
     Args:
         model: any module, or one inside DistributedDataParallel: then gradients are averaged over its process group, and all
             processes run one plan. Parameters stay its own; its training flags are those of this moment.
-        loss_fn: (output, *targets) → one number, such as `torch.nn.functional.cross_entropy`.
-        optimizer: over the model's parameters; one that needs no closure.
-        batch: an example, (x, *targets); x may be a tuple. Its shapes, dtypes and memory format are tuned for.
+        loss_fn: (output, *targets) → one number, such as `torch.nn.functional.cross_entropy`. It may be a module, and may hold
+            tensors, which every step reads anew. Its parameters get gradients; the optimizer updates those that it was given.
+        optimizer: over parameters of the model or of the loss; one that needs no closure.
+        batch: an example, (x, *targets). x may be a tuple, given as `model(*x)`, or a dictionary, given as `model(**x)`, where
+            the model's forward takes them so. Shapes, dtypes, memory format, and entries that are no tensors, are tuned for.
         amp: run under autocast with this dtype (bf16 or fp16).
         scaler: a `torch.amp.GradScaler`, for fp16.
         clip_grad_norm: scale gradients down to this joint L2 norm before the update.
@@ -63,21 +68,19 @@ def training_step(
 
     Raises:
         InputError: arguments that cannot be used.
-        CaptureError: the model or its loss cannot be traced.
         PlanError: `plan` is of another model, shape or machine.
         SelectionError: nothing satisfies the settings: with `deterministic`, an operator that nothing computes with the same bits
             in every run, or gradients that are wrong as planned where PyTorch's own may differ from run to run.
     """
-    return train_model(
-        model,
-        loss_fn,
-        optimizer,
-        batch,
-        options=StepOptions(amp, scaler, clip_grad_norm, accumulate),
-        plan=plan,
-        settings=settings or Settings(),
-        name=name,
-    ).step
+    options = StepOptions(amp, scaler, clip_grad_norm, accumulate)
+    settings = settings or Settings()
+    try:
+        return train_model(
+            model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name
+        ).step
+    except CaptureError as error:
+        warn_user(f"{error}: PyTorch's own step runs")
+        return uncaptured_step(model, loss_fn, optimizer, batch, options, name, f"not captured: {error}")
 
 
 def train_model(
@@ -94,10 +97,12 @@ def train_model(
 ) -> TrainingResult:
     """`training_step`, with everything that was found out; `observer` is told of the progress."""
     options = options or StepOptions()
-    _check_arguments(model, batch, options)
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):  # tuning draws numbers, which training must not notice
-        return _train_model(model, loss_fn, optimizer, batch, options, plan, settings, name, observer)
+    check_training_arguments(model, loss_fn, optimizer, batch, options)
+    device = next(model.parameters()).device
+    amp = effective_amp(options.amp, device)
+    # Copies are run and numbers are drawn, which training must not notice.
+    with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        return _train_model(model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer)
 
 
 def _train_model(
@@ -106,6 +111,7 @@ def _train_model(
     optimizer: torch.optim.Optimizer,
     batch: tuple[Any, ...],
     options: StepOptions,
+    amp: torch.dtype | None,
     plan: str | Path | None,
     settings: Settings,
     name: str,
@@ -115,7 +121,7 @@ def _train_model(
         options = dataclasses.replace(options, group=model.process_group)
         model = model.module
     replayed = plans.load(Path(plan)) if plan is not None else None
-    job = TrainingJob(model, loss_fn, optimizer, batch, options, settings, name or type(model).__name__, replayed)
+    job = TrainingJob(model, loss_fn, optimizer, batch, options, amp, settings, name or type(model).__name__, replayed)
     if options.group is not None and replayed is None:
         found: list[TrainingResult] = []
 
@@ -129,16 +135,3 @@ def _train_model(
         agreed = agree(tune, options.group, job.target, measure_share if shared else None)
         return found[0] if found else job.replay(agreed)
     return job.tune(observer) if replayed is None else job.replay(replayed)
-
-
-def _check_arguments(model: nn.Module, batch: tuple[Any, ...], options: StepOptions) -> None:
-    if not isinstance(batch, tuple) or len(batch) < 1:
-        raise InputError("batch", type(batch).__name__, "a tuple (x, *targets)")
-    if options.accumulate < 1:
-        raise InputError("accumulate", options.accumulate, "an integer of at least 1")
-    if options.clip_grad_norm is not None and not options.clip_grad_norm > 0:
-        raise InputError("clip_grad_norm", options.clip_grad_norm, "a positive number, or None")
-    if options.amp not in (None, torch.float16, torch.bfloat16):
-        raise InputError("amp", options.amp, "torch.bfloat16, torch.float16 or None")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("model", type(model).__name__, "a model with a parameter that requires a gradient")

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from convoy import plan as plans
 from convoy.capture import TrainingCapture, capture_training
+from convoy.capture.batch import flatten_batch
+from convoy.capture.loss_module import LossModule
+from convoy.capture.step_tensors import StepTensors
 from convoy.errors import PlanError
 from convoy.graph.text import digest
 from convoy.measurement import Peaks, SearchResult, protocol_for
@@ -48,7 +50,7 @@ from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import texts_of
 from convoy.program import Program, build_program
-from convoy.program.module import eager_of, signature_of
+from convoy.program.module import eager_of
 from convoy.program.step import TrainingStep
 from convoy.program.step_program import StepOptions, StepProgram
 from convoy.report.summary import Summary
@@ -82,6 +84,7 @@ class TrainingJob:
         optimizer: torch.optim.Optimizer,
         batch: tuple[Any, ...],
         options: StepOptions,
+        amp: torch.dtype | None,
         settings: Settings,
         name: str,
         replayed: Plan | None,
@@ -90,8 +93,10 @@ class TrainingJob:
         self.batch, self.options, self.settings = batch, options, settings
         self.target: Target = target_for(device_of(model, batch, {}))
         scaled = options.scaler is not None
+        self.amp = amp
         self.given = options.given(batch)
-        self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=options.amp, scaled=scaled)
+        self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=self.amp, scaled=scaled)
+        self.tensors = StepTensors(LossModule(model, loss_fn, self.amp, scaled=scaled), self.capture.lifted)
         self.net = self._net(name, replayed)
 
     def _net(self, name: str, replayed: Plan | None) -> Net:
@@ -103,12 +108,12 @@ class TrainingJob:
         capture = self.capture
         graph = capture.captured.graph
         border = input_formats(capture.captured, self.inputs())
-        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        parameters, buffers = self.tensors.parameters, self.tensors.buffers
         returned = [*(parameters[n] for n in capture.learned), *(buffers[n] for n in capture.updated)]
         for value, tensor in zip(graph.outputs[1:], returned, strict=True):
             if tensor.dim() == 4:
                 border[value] = memory_format(tensor)
-        images = [value for value in graph.inputs if value.startswith("batch.")]
+        images = graph.inputs[len(capture.parameters) + len(capture.buffers) :]
         first = next((border[value] for value in images if value in border), "nchw")
         sent = [one.args for one in self._collectives()] if replayed is None else plans.cast_together(replayed.steps)
         net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
@@ -117,12 +122,12 @@ class TrainingJob:
 
     def inputs(self) -> list[torch.Tensor]:
         """Parameters, buffers and batch, in the graph's order."""
-        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        parameters, buffers = self.tensors.parameters, self.tensors.buffers
         held = [
             *(parameters[n].detach() for n in self.capture.parameters),
             *(buffers[n] for n in self.capture.buffers),
         ]
-        return [*held, *pytree.tree_leaves(self.given)]
+        return [*held, *flatten_batch(self.given).tensors]
 
     def measure_share(self, observer: Observer, index: int, count: int) -> bytes:
         """Measure one of several shares; what was measured, as an export of the database."""
@@ -171,9 +176,8 @@ class TrainingJob:
         watch("checking the whole step", 0, 0)
         net, settings = self.net, self.settings
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
-        stock = StockStep(
-            self.model, self.loss_fn, self.options.amp, self.given, scaled=self.options.scaler is not None
-        )
+        scaled = self.options.scaler is not None
+        stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
         check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
         plan, program, outcome = checked(
             check,
@@ -225,5 +229,27 @@ class TrainingJob:
     def _step(self, plan: Plan, program: Program) -> TrainingStep:
         # Not the captured form: the whole step is captured, with the update.
         runnable = eager_of(program.runnable) if program.runnable else None
-        bound = StepProgram(plan, self.capture, runnable, signature_of(self.batch, {}))
+        bound = StepProgram(plan, self.capture, runnable, flatten_batch(self.batch).signature, self.amp)
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
+
+
+def uncaptured_step(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    options: StepOptions,
+    name: str,
+    note: str,
+) -> TrainingStep:
+    """PyTorch's own step, for what could not be captured; its plan has no steps, and `note` among its notes."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        options = dataclasses.replace(options, group=model.process_group)
+        model = model.module
+    flat = flatten_batch(tuple(batch))
+    inputs = tuple(f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.") for tensor in flat.tensors)
+    plan = Plan(
+        model=name or type(model).__name__, graph_digest="", inputs=inputs, target={}, numerics="as_torch", steps=(),
+        solver="none", baseline=True, notes=(note,),
+    )  # fmt: skip
+    return TrainingStep(model, loss_fn, optimizer, options, StepProgram(plan, None, None, flat.signature))

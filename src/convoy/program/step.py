@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,17 +9,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from convoy import plan as plans
-from convoy.capture.joint import LossModule
+from convoy.capture import TrainingCapture
+from convoy.capture.batch import FlatBatch, flatten_batch
+from convoy.capture.loss_module import LossModule
+from convoy.capture.step_tensors import StepTensors
+from convoy.errors import InputError
 from convoy.plan.plan import Plan
 from convoy.program.capturable import has_state, why_not_capturable
 from convoy.program.completion import all_made
 from convoy.program.eager import EagerProgram
 from convoy.program.footing import Footing
 from convoy.program.gradients import has_hooks, put_gradients
-from convoy.program.module import signature_of
 from convoy.program.overlap import Overlap
 from convoy.program.parting import release_before_parting
 from convoy.program.recording import FAILURES, first_line
@@ -29,6 +30,7 @@ from convoy.program.step_program import StepOptions, StepProgram
 from convoy.program.step_update import StepUpdate
 from convoy.program.stock import StockWork
 from convoy.program.updates import OvertakenError, Updates, pays_early, updates_of
+from convoy.user_warning import warn_user
 
 
 class TrainingStep:
@@ -36,7 +38,8 @@ class TrainingStep:
 
     Parameters, buffers, gradients and optimizer state stay the model's and the optimizer's own tensors, so `state_dict`,
     checkpoints, learning-rate schedules and hooks on parameters work as always. A batch of another shape, and a model whose
-    training flags were changed, run as stock PyTorch would run them, with one warning.
+    training flags were changed, run as stock PyTorch would run them, with one warning. Tensors that the loss holds, such as class
+    weights in a closure, are read anew in every step.
 
     On a GPU the step becomes one CUDA graph as soon as the optimizer has its state, mostly with the second call, the update
     included; where gradients are accumulated, one graph each for the first, the middle and the last call. `notes` says why
@@ -62,7 +65,8 @@ class TrainingStep:
         self.program = program
         self.notes: list[str] = list(program.plan.notes)
         self._stock = LossModule(model, loss_fn, options.amp, scaled=options.scaler is not None)
-        self._footing = Footing(model)
+        self._footing = Footing(self._stock)
+        self._tensors = self._tensors_now()
         self._flags = self._footing.flags()
         self._warned: set[str] = set()
         self._micro = 0
@@ -109,7 +113,9 @@ class TrainingStep:
         """
         last = self._micro + 1 == self.options.accumulate
         batch = (x, *targets)
-        reason = self._why_stock(batch)
+        flat = flatten_batch(batch)
+        refuse_empty(flat)
+        reason = self._why_stock(flat)
         if reason:
             if self.program.runnable is not None:  # else PyTorch's step runs in any case
                 self._warn_once(reason)
@@ -126,28 +132,40 @@ class TrainingStep:
 
     def _launch(self, batch: tuple[Any, ...], *, first: bool, last: bool) -> torch.Tensor:
         """One micro-batch kernel by kernel."""
+        plain = self.program.capture is None or self._footing.device.type != "cuda"
         if self.program.runnable is None:
-            if self._footing.device.type != "cuda" or has_hooks(self._footing.parameters):
+            if plain or has_hooks(self._parameters()):
                 return self._run_stock(batch, update=last)
+            self._forget_gradients(first=first)
             return self._stock_work(batch)(self._leaves(batch), first=first, last=last)
+        self._forget_gradients(first=first)
         with torch.no_grad():
             return self._work(self._leaves(batch), first=first, last=last)
 
+    def _forget_gradients(self, *, first: bool) -> None:
+        """As `zero_grad` does: gradients of parameters that this step gives none, which the optimizer would take for new."""
+        if not first:
+            return
+        made = {id(parameter) for parameter in self._learned()} if self.program.runnable is not None else set()
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in made:
+                    parameter.grad = None
+
     def _stock_work(self, batch: tuple[Any, ...]) -> StockWork:
         """PyTorch's step on a batch's tensors."""
-        _, structure = pytree.tree_flatten(self.options.given(batch))
-        learned = [p for p in self.model.parameters() if p.requires_grad]
-        return StockWork(self._stock, structure, learned, self.options.accumulate, self._update)
+        rebuild = flatten_batch(self.options.given(batch)).rebuild
+        return StockWork(self._stock, rebuild, self._learning(), self.options.accumulate, self._update)
 
     def _work(
         self, batch: Sequence[torch.Tensor], *, first: bool, last: bool, updates: Updates | None = None
     ) -> torch.Tensor:
         """Everything, on torch's current stream; without gradient mode. What a CUDA graph captures."""
-        runnable, capture = self.program.runnable, self.program.capture
+        runnable, capture = self.program.runnable, self._capture_of()
         assert runnable is not None
-        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        parameters, buffers = self._tensors.parameters, self._tensors.buffers
         inputs = [*(parameters[n].detach() for n in capture.parameters), *(buffers[n] for n in capture.buffers), *batch]
-        overlap = None if has_hooks(self._footing.parameters) else self._overlap
+        overlap = None if has_hooks(self._parameters()) else self._overlap
         loss, *made = runnable(inputs, updates or overlap)
         gradients, statistics = made[: len(capture.learned)], made[len(capture.learned) :]
         if statistics:
@@ -156,7 +174,7 @@ class TrainingStep:
             torch._foreach_add_([buffers[name] for name in capture.counted], 1)
         if self.options.accumulate > 1:
             torch._foreach_mul_(gradients, 1 / self.options.accumulate)
-        learned = [parameters[name] for name in capture.learned]
+        learned = self._learned()
         put_gradients(learned, gradients, add=not first)
         if last and updates is None:
             self._update(learned, averaged=overlap is not None)
@@ -167,34 +185,41 @@ class TrainingStep:
 
         Accumulated gradients are complete only with the last micro-batch's, and hooks are for a process's own gradients.
         """
-        runnable, count = self.program.runnable, len(self.program.capture.learned)
+        runnable = self.program.runnable
         wanted = self.options.overlap and self.options.accumulate == 1
-        if self._update.averages is None or runnable is None or not wanted or not all_made(runnable.bound, count):
+        if self._update.averages is None or runnable is None or not wanted:
+            return None
+        count = len(self._capture_of().learned)
+        if not all_made(runnable.bound, count):
             return None
         return Overlap(runnable.bound, count, self._update.averages)
 
     def _leaves(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
-        return list(pytree.tree_leaves(self.options.given(batch)))
+        return flatten_batch(self.options.given(batch)).tensors
 
     def _run_stock(self, batch: tuple[Any, ...], *, update: bool) -> torch.Tensor:
         """The same step by PyTorch's autograd, hooks and all."""
+        learning = list(self._tensors_now().learning.values())
         if self._micro == 0:
             self.optimizer.zero_grad(set_to_none=True)
-        made = self._stock(*self.options.given(batch))
-        (made[0] / self.options.accumulate).backward()
+            for parameter in learning:
+                parameter.grad = None
+        with torch.enable_grad():
+            made = self._stock(*self.options.given(batch))
+            (made[0] / self.options.accumulate).backward()
         if update:
             with torch.no_grad():
-                self._update([p for p in self.model.parameters() if p.requires_grad])
+                self._update(learning)
         return made[-1].detach()
 
     # --- one CUDA graph -------------------------------------------------------------------------------------------------
 
     def _wants_graph(self) -> bool:
         """Whether this call is to be replayed: on a GPU, where nothing speaks against it, once the optimizer has its state."""
-        if self._graph_refused or self._footing.device.type != "cuda":
+        if self._graph_refused or self.program.capture is None or self._footing.device.type != "cuda":
             return False
         reason = why_not_capturable(self.optimizer, scaled=self._update.scaler is not None)
-        if has_hooks(self._footing.parameters):
+        if has_hooks(self._parameters()):
             reason = "a parameter has hooks, which Python must call"
         if reason:
             self._graph_refused = True
@@ -228,7 +253,7 @@ class TrainingStep:
             made = self._capture_program(runnable, leaves)
         if self.group is not None:
             release_before_parting(self)
-        self._footing = Footing(self.model, self.optimizer)
+        self._footing = Footing(self._stock, self.optimizer)
         return made
 
     def _capture_program(self, runnable: EagerProgram, leaves: Sequence[torch.Tensor]) -> StepGraph:
@@ -252,7 +277,7 @@ class TrainingStep:
         return StepGraph(
             work,
             leaves,
-            self.model,
+            self._parameters(),
             self.optimizer,
             scaler=self._update.scaler,
             micro=self.options.accumulate,
@@ -262,7 +287,7 @@ class TrainingStep:
 
     def _updates_of(self, runnable: EagerProgram) -> Updates | None:
         """What updates parameters while the backward pass goes on; None where an update wants all gradients."""
-        options, capture = self.options, self.program.capture
+        options, capture = self.options, self._capture_of()
         together = (options.scaler, options.clip_grad_norm) != (None, None)
         late = self._update.averages is not None and self._overlap is None
         learned = self._learned()
@@ -274,18 +299,41 @@ class TrainingStep:
         taken = (*runnable.streams, *self._update.streams)
         return updates_of(runnable.bound, learned, slots, self.optimizer, taken, self._overlap)
 
+    # --- the step's tensors ---------------------------------------------------------------------------------------------
+
+    def _capture_of(self) -> TrainingCapture:
+        """What was captured."""
+        assert self.program.capture is not None
+        return self.program.capture
+
+    def _tensors_now(self) -> StepTensors:
+        """The tensors that the model and its loss hold at present."""
+        return StepTensors(self._stock, self.program.capture.lifted if self.program.capture else ())
+
     def _learned(self) -> list[nn.Parameter]:
-        parameters = dict(self.model.named_parameters())
-        return [parameters[name] for name in self.program.capture.learned]
+        """The parameters that the captured step gives gradients."""
+        return [self._tensors.parameters[name] for name in self._capture_of().learned]  # type: ignore[misc]
+
+    def _learning(self) -> list[nn.Parameter]:
+        """The parameters that require a gradient."""
+        return list(self._tensors.learning.values())
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self._tensors.parameters.values())  # type: ignore[arg-type]
 
     # --- when stock PyTorch runs ----------------------------------------------------------------------------------------
 
-    def _why_stock(self, batch: tuple[Any, ...]) -> str | None:
+    def _why_stock(self, batch: FlatBatch) -> str | None:
         """Why PyTorch's autograd must run in place of what was made for the step; None where it need not."""
-        if signature_of(batch, {}) != self.program.signature:
-            return "no plan for this batch's shapes or dtypes: the stock step runs"
+        if batch.signature != self.program.signature:
+            return "no plan for this batch's shapes, dtypes or other values: the stock step runs"
+        if any(tensor.requires_grad for tensor in batch.tensors):
+            return "a tensor of the batch requires a gradient: the stock step runs"
+        if effective_amp(self.options.amp, self._footing.device) != self.program.amp:
+            return "autocast is not as it was when the step was made: the stock step runs; pass `amp` to training_step"
         if self._footing.moved():
-            self._footing = Footing(self.model)
+            self._footing = Footing(self._stock)
+            self._tensors = self._tensors_now()
             self._graph = None
         if self._footing.flags() != self._flags:
             return "training or requires_grad flags were changed after capture: the stock step runs"
@@ -294,4 +342,26 @@ class TrainingStep:
     def _warn_once(self, reason: str) -> None:
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"convoy: {reason}", stacklevel=4)
+            warn_user(reason)
+
+
+def refuse_empty(batch: FlatBatch) -> None:
+    """Refuse a batch without images: a mean over none of them is not a number, and so would be the weights. Targets may be empty.
+
+    Raises:
+        InputError: the batch has no tensor, or its first one has no first side or one of 0.
+    """
+    if not batch.tensors:
+        raise InputError("batch", "no tensor", "at least one tensor", "Pass (x, *targets).")
+    first = batch.tensors[0]
+    if not first.is_nested and 0 in first.shape[:1]:
+        raise InputError(
+            "batch", f"a tensor of shape {list(first.shape)}", "at least one image", "Leave the batch out."
+        )
+
+
+def effective_amp(amp: torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast that a step runs under: its own, else that of a region around the call; None without."""
+    if amp is not None:
+        return amp
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None

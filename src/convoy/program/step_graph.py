@@ -29,7 +29,7 @@ class StepGraph:
     Args:
         work: the step.
         example: a batch.
-        model: whose parameters and buffers the step reads and writes in place.
+        parameters: those that the step may give gradients.
         optimizer: its state is there already, from a step that was not captured.
         scaler: a gradient scaler that is on, or None.
         micro: calls to an update.
@@ -44,7 +44,7 @@ class StepGraph:
         self,
         work: Work,
         example: Sequence[torch.Tensor],
-        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         *,
         scaler: torch.amp.GradScaler | None = None,
@@ -68,7 +68,7 @@ class StepGraph:
                     loss = work(self._batch, first=phase[0], last=phase[1])
                 self._graphs[phase] = graph, loss
                 pool = graph.pool()  # the graphs are replayed one after another: they share their memory
-        self._gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+        self._gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def __call__(self, batch: Sequence[torch.Tensor], index: int = 0) -> torch.Tensor:
         """Train on a batch of the example's shapes, call `index` of an update; gives the loss, in a tensor of its own."""

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 from convoy.capture import TrainingCapture
 from convoy.plan.plan import Plan
 from convoy.program.eager import EagerProgram
-from convoy.program.module import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,14 @@ class StepProgram:
 
     Attributes:
         plan: what it runs.
-        capture: the graph's inputs and outputs by name.
+        capture: the graph's inputs and outputs by name; None where the step could not be captured.
         runnable: (parameters, buffers, batch) → (loss, gradients, new buffers); None where stock PyTorch runs.
-        signature: the batches that it serves.
+        signature: the batches that it serves (`convoy.capture.batch`).
+        amp: dtype of autocast, the option's or that of an autocast region around `training_step`; None without.
     """
 
     plan: Plan
-    capture: TrainingCapture
+    capture: TrainingCapture | None
     runnable: EagerProgram | None
-    signature: Signature
+    signature: tuple[Any, ...]
+    amp: torch.dtype | None = None

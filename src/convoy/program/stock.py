@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from convoy.capture.joint import LossModule
+from convoy.capture.loss_module import LossModule
 from convoy.engines.flags import convolutions
 from convoy.program.gradients import put_gradients
 
@@ -21,7 +21,7 @@ class StockWork:
 
     Args:
         module: model, loss and autocast.
-        structure: how a batch's tensors make up what the module takes.
+        rebuild: a batch's tensors → what the module takes.
         learned: parameters that get a gradient.
         accumulate: micro-batches to an update.
         update: what follows the last micro-batch's gradients.
@@ -30,18 +30,18 @@ class StockWork:
     def __init__(
         self,
         module: LossModule,
-        structure: pytree.TreeSpec,
+        rebuild: Callable[[Sequence[torch.Tensor]], tuple[Any, ...]],
         learned: Sequence[nn.Parameter],
         accumulate: int,
         update: Callable[[Sequence[nn.Parameter]], None],
     ) -> None:
-        self._module, self._structure, self._learned = module, structure, learned
+        self._module, self._rebuild, self._learned = module, rebuild, learned
         self._accumulate, self._update = accumulate, update
 
     def __call__(self, batch: Sequence[torch.Tensor], *, first: bool, last: bool) -> torch.Tensor:
         """Batch → loss; `first` makes the gradients anew, `last` updates."""
         with torch.enable_grad(), convolutions("as_torch", self._learned[0].device):
-            made = self._module(*pytree.tree_unflatten(list(batch), self._structure))
+            made = self._module(*self._rebuild(batch))
             found = torch.autograd.grad(made[0] / self._accumulate, self._learned, allow_unused=True)
         used = [
             (p, like(p, gradient)) for p, gradient in zip(self._learned, found, strict=True) if gradient is not None

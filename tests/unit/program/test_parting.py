@@ -128,7 +128,7 @@ def test_a_released_graph_is_reset_behind_its_launches(monkeypatch: pytest.Monke
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     example = [torch.zeros(1)]
-    graph = StepGraph(lambda batch, **_: batch[0], example, model, optimizer, micro=3)  # type: ignore[arg-type]
+    graph = StepGraph(lambda batch, **_: batch[0], example, list(model.parameters()), optimizer, micro=3)  # type: ignore[arg-type]
     graph(example)
     told.clear()
     graph.release()

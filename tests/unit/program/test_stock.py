@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils import _pytree as pytree
 
-from convoy.capture.joint import LossModule
+from convoy.capture.loss_module import LossModule
 from convoy.program.stock import StockWork, like
 
 
@@ -33,14 +32,13 @@ def test_steps_are_those_of_a_loop(accumulate: int) -> None:
     twin = copy.deepcopy(model)
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin))
     batch = torch.randn(4, 3, 8, 8), torch.arange(4)
-    leaves, structure = pytree.tree_flatten(batch)
     learned = [p for p in model.parameters() if p.requires_grad]
     module = LossModule(model, cross_entropy, None, scaled=False)
-    work = StockWork(module, structure, learned, accumulate, lambda _: ours.step())
+    work = StockWork(module, tuple, learned, accumulate, lambda _: ours.step())
     for _ in range(2):
         theirs.zero_grad(set_to_none=True)
         for micro in range(accumulate):
-            loss = work(leaves, first=micro == 0, last=micro == accumulate - 1)
+            loss = work(batch, first=micro == 0, last=micro == accumulate - 1)
             wanted = cross_entropy(twin(batch[0]), batch[1])
             (wanted / accumulate).backward()
             assert torch.equal(loss, wanted.detach())

@@ -20,7 +20,7 @@ from convoy.target import Target
 MINE = {"--plan": "mine.plan.json", "--report": "mine.html", "--json": "mine.json"}
 OUTPUTS = tuple(word for pair in MINE.items() for word in pair)
 LINEAR = "linear:n1c2k3:fp32:as_torch:none"
-SMALL = ("net.py:small", "--size", "16")
+SMALL = ("net.py:small", "--trust", "--size", "16")
 
 
 @pytest.fixture(autouse=True)
@@ -72,17 +72,41 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
         (("timm:nobody",), "model: got 'timm:nobody'"),
         (("absent.py:small",), "model: got 'absent.py', expected a Python file that is there"),
         (("net.py",), "path/to/file.py:factory"),
-        (("net.py:nobody",), "It has: Small, Other, small, other, fixed, fails, words."),
-        (("net.py:fails",), "RuntimeError: no such luck and a second line"),
-        (("net.py:words",), "a factory of an nn.Module, not of a str"),
-        (("raises.py:small",), "a bad day"),
+        (
+            (
+                "net.py:nobody",
+                "--trust",
+            ),
+            "It has: Small, Other, small, other, fixed, fails, words.",
+        ),
+        (
+            (
+                "net.py:fails",
+                "--trust",
+            ),
+            "RuntimeError: no such luck and a second line",
+        ),
+        (
+            (
+                "net.py:words",
+                "--trust",
+            ),
+            "a factory of an nn.Module, not of a str",
+        ),
+        (
+            (
+                "raises.py:small",
+                "--trust",
+            ),
+            "a bad day",
+        ),
         (("absent.pt2",), "a .pt2 file that is there"),
         (("noise.pt2",), "torch.export.save"),
-        (("net.py:small", "--input", "no_image.png"), "input: got 'no_image.png', expected an image"),
-        (("net.py:small", "--input", "absent.png"), "input: got 'absent.png'"),
-        (("net.py:small", "--input", "empty"), "a folder with images in it"),
+        (("net.py:small", "--trust", "--input", "no_image.png"), "input: got 'no_image.png', expected an image"),
+        (("net.py:small", "--trust", "--input", "absent.png"), "input: got 'absent.png'"),
+        (("net.py:small", "--trust", "--input", "empty"), "a folder with images in it"),
         ((*SMALL, "--batch", "0"), "batch: got 0"),
-        (("net.py:small", "--size", "-3"), "size: got -3"),
+        (("net.py:small", "--trust", "--size", "-3"), "size: got -3"),
         ((*SMALL, "--dtype", "fp8"), "dtype: got 'fp8', expected one of bf16, fp16, fp32"),
         ((*SMALL, "--device", "tpu"), "device: got 'tpu', expected one of cpu, cuda"),
         ((*SMALL, "--memory-budget", "lots"), "memory_budget: got 'lots', expected a size such as 256MiB"),
@@ -153,7 +177,7 @@ def test_a_single_engine_must_be_named(convoy_command: Command, plan: Path) -> N
     assert "exactly one engine id" in line
 
 
-@pytest.mark.parametrize("words", [("net.py:fixed", "--size", "20"), ("alexnet", "--size", "16")])
+@pytest.mark.parametrize("words", [("net.py:fixed", "--trust", "--size", "20"), ("alexnet", "--size", "16")])
 @pytest.mark.parametrize("command", ["optimize", "layers", "run"])
 def test_a_shape_that_does_not_fit(convoy_command: Command, plan: Path, command: str, words: tuple[str, ...]) -> None:
     more = {"optimize": OUTPUTS, "layers": (), "run": ("--plan", plan)}
@@ -189,8 +213,8 @@ def test_a_plan_that_fits_runs(convoy_command: Command, plan: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("net.py:other", "--size", "16"), "plan of this model"),
-        (("net.py:small", "--size", "24"), "plan.inputs"),
+        (("net.py:other", "--trust", "--size", "16"), "plan of this model"),
+        (("net.py:small", "--trust", "--size", "24"), "plan.inputs"),
         ((*SMALL, "--batch", "3"), "plan.inputs"),
         ((*SMALL, "--dtype", "bf16"), "plan"),
         ((*SMALL, "--input", "no_image.png"), "input: got 'no_image.png'"),
@@ -274,7 +298,7 @@ def test_doctor_tells_of_an_engine_that_cannot_be_loaded(
     [
         (("engines", "--problem", "conv:what"), "problem"),
         (("layers", "nobody_net"), "nobody_net"),
-        (("layers", "net.py:small", "--dtype", "fp8"), "dtype"),
+        (("layers", "net.py:small", "--trust", "--dtype", "fp8"), "dtype"),
     ],
 )
 def test_the_other_commands_refuse(convoy_command: Command, words: tuple[str, ...], expected: str) -> None:

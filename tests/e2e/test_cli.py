@@ -51,7 +51,7 @@ def test_help_is_quick_to_import_and_names_every_command() -> None:
 
 def test_optimize_run_explain(folder: Path) -> None:
     outputs = ("--plan", "p.json", "--report", "r.html", "--json", "s.json")
-    done = convoy(folder, "optimize", "net.py:small", "--size", "16", *outputs)
+    done = convoy(folder, "optimize", "net.py:small", "--trust", "--size", "16", *outputs)
     assert done.returncode == 0, done.stderr
     assert "speed-up" in done.stdout
     summary = json.loads((folder / "s.json").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ def test_optimize_run_explain(folder: Path) -> None:
     explained = convoy(folder, "explain", "p.json")
     assert explained.returncode == 0
     assert "predicted" in explained.stdout
-    ran = convoy(folder, "run", "net.py:small", "--plan", "p.json", "--size", "16")
+    ran = convoy(folder, "run", "net.py:small", "--trust", "--plan", "p.json", "--size", "16")
     assert ran.returncode == 0, ran.stderr
     assert "largest output" in ran.stdout
 
@@ -71,14 +71,14 @@ def test_optimize_run_explain(folder: Path) -> None:
     ("words", "expected"),
     [
         (("optimize", "nobody_net"), "model"),
-        (("optimize", "net.py:small", "--input", "no_image.png"), "no_image.png"),
-        (("optimize", "net.py:small", "--size", "16", "--device", "cuda"), "device"),
-        (("optimize", "net.py:small", "--size", "16", "--dtype", "fp8"), "dtype"),
-        (("optimize", "net.py:small", "--size", "16", "--memory-budget", "lots"), "memory_budget"),
-        (("optimize", "net.py:small", "--size", "16", "--engine", "nobody"), "only_engines"),
-        (("optimize", "net.py:small", "--size", "16", "--plan", "missing/p.json"), "--plan"),
-        (("optimize", "net.py:small", "--size", "0"), "size"),
-        (("run", "net.py:small", "--plan", "bad.plan.json"), "plan"),
+        (("optimize", "net.py:small", "--trust", "--input", "no_image.png"), "no_image.png"),
+        (("optimize", "net.py:small", "--trust", "--size", "16", "--device", "cuda"), "device"),
+        (("optimize", "net.py:small", "--trust", "--size", "16", "--dtype", "fp8"), "dtype"),
+        (("optimize", "net.py:small", "--trust", "--size", "16", "--memory-budget", "lots"), "memory_budget"),
+        (("optimize", "net.py:small", "--trust", "--size", "16", "--engine", "nobody"), "only_engines"),
+        (("optimize", "net.py:small", "--trust", "--size", "16", "--plan", "missing/p.json"), "--plan"),
+        (("optimize", "net.py:small", "--trust", "--size", "0"), "size"),
+        (("run", "net.py:small", "--trust", "--plan", "bad.plan.json"), "plan"),
         (("explain", "absent.json"), "absent.json"),
         (("engines", "--problem", "conv:what"), "problem"),
         (("db", "import", "absent.csv"), "absent.csv"),
@@ -97,10 +97,10 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(folder: Path, words: tupl
 
 
 def test_layers_engines_doctor_db(folder: Path) -> None:
-    listed = convoy(folder, "layers", "net.py:small", "--size", "16", "--keys")
+    listed = convoy(folder, "layers", "net.py:small", "--trust", "--size", "16", "--keys")
     key = listed.stdout.splitlines()[0]
     assert key.startswith("conv:fprop:n1c3h16w16k8")
-    assert "2 layers" in convoy(folder, "layers", "net.py:small", "--size", "16").stdout
+    assert "2 layers" in convoy(folder, "layers", "net.py:small", "--trust", "--size", "16").stdout
     assert "aten" in convoy(folder, "engines", "--problem", key, "--device", "cpu").stdout
     assert "torch" in convoy(folder, "doctor").stdout
     assert convoy(folder, "db", "info").returncode == 0

@@ -21,7 +21,7 @@ from convoy.pipeline import verdict
 from convoy.plan import load as load_plan
 from convoy.zoo import load_model
 
-SMALL = ("net.py:small", "--size", "16", "--device", "cpu")
+SMALL = ("net.py:small", "--trust", "--size", "16", "--device", "cpu")
 ONE = ("--engine", "onednn")
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 
@@ -98,7 +98,7 @@ def test_photographs_and_weights(convoy_command: Command, folder: Path, always_f
     for index in range(3):
         noise = np.random.default_rng(index).integers(0, 255, (20, 30, 3), dtype=np.uint8)
         Image.fromarray(noise).save(folder / "photographs" / f"{index}.png")
-    state = load_model(f"{folder / 'net.py'}:small").state_dict()
+    state = load_model(f"{folder / 'net.py'}:small", trust=True).state_dict()
     save_file({name: t * 2 for name, t in state.items()}, folder / "double.safetensors")
     words = (*SMALL, "--input", "photographs", "--weights", "double.safetensors", "--plan", "photographs.plan.json")
     convoy_command.works("optimize", *words, *ONE, "--json", "photographs.json")
@@ -109,7 +109,7 @@ def test_photographs_and_weights(convoy_command: Command, folder: Path, always_f
 def test_a_saved_program_is_optimised(
     convoy_command: Command, folder: Path, always_faster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load_model(f"{folder / 'net.py'}:small")
+    model = load_model(f"{folder / 'net.py'}:small", trust=True)
     torch.export.save(torch.export.export(model, (torch.randn(2, 3, 16, 16),)), str(folder / "net.pt2"))
     words = ("net.pt2", "--device", "cpu", "--plan", "program.plan.json")
     convoy_command.works("optimize", *words, *ONE, "--json", "program.json")
@@ -122,7 +122,7 @@ def test_a_saved_program_is_optimised(
 
 
 def test_the_plan_of_a_sequential_model_can_be_loaded(convoy_command: Command, always_faster: None) -> None:
-    words = ("net.py:fixed", "--size", "16", "--device", "cpu", "--plan", "sequential.plan.json")
+    words = ("net.py:fixed", "--trust", "--size", "16", "--device", "cpu", "--plan", "sequential.plan.json")
     convoy_command.works("optimize", *words, *ONE)
     assert "largest output" in convoy_command.works("run", *words)
 
@@ -156,7 +156,7 @@ def test_explain_compares(convoy_command: Command, plans: tuple[Path, Path]) -> 
 
 
 def test_keys_of_layers_are_problems_of_engines(convoy_command: Command) -> None:
-    keys = convoy_command.works("layers", "net.py:small", "--size", "16", "--keys").split()
+    keys = convoy_command.works("layers", "net.py:small", "--trust", "--size", "16", "--keys").split()
     assert len(keys) == 3
     for key in keys:
         lines = convoy_command.works("engines", "--problem", key, "--device", "cpu").splitlines()
@@ -168,7 +168,7 @@ def test_keys_of_layers_are_problems_of_engines(convoy_command: Command) -> None
 
 
 def test_layers_count_operations(convoy_command: Command) -> None:
-    out = convoy_command.works("layers", "net.py:small", "--size", "16", "--batch", "2")
+    out = convoy_command.works("layers", "net.py:small", "--trust", "--size", "16", "--batch", "2")
     first = 2 * 2 * 16 * 16 * 8 * 3 * 9 / 1e6
     assert re.search(rf"first .* {first:.1f} ", out)
     assert "3 layers" in out

@@ -20,7 +20,7 @@ OUTPUTS = ("--plan", "fault.plan.json", "--report", "fault.html", "--json", "fau
 def db(convoy_command: Command, tmp_path: Path) -> Path:
     """A database with the rows of another net in it."""
     path = tmp_path / "own.db"
-    convoy_command.works("optimize", "net.py:other", *WORDS, "--db", path)
+    convoy_command.works("optimize", "net.py:other", "--trust", *WORDS, "--db", path)
     return path
 
 
@@ -67,7 +67,7 @@ def test_the_user_gets_a_working_model_and_nothing_is_lost(
     monkeypatch.setattr(verdict, "is_faster", lambda *_: True)  # the plan is to be run, whatever the clock says
     with monkeypatch.context() as patch:
         spoil_connections(patch, db, spoil)
-        out = convoy_command.works("optimize", "net.py:small", *WORDS, "--db", db, *OUTPUTS)
+        out = convoy_command.works("optimize", "net.py:small", "--trust", *WORDS, "--db", db, *OUTPUTS)
     (note,) = [line for line in out.splitlines() if "cannot be used for writing" in line]
     assert note.startswith("note: ")
     assert "kept in memory" in out
@@ -76,14 +76,16 @@ def test_the_user_gets_a_working_model_and_nothing_is_lost(
     assert found["rel_l2_error"] < 1e-5
     assert says in " ".join(found["notes"])
     assert (folder / "fault.html").stat().st_size > 1000
-    assert "largest output" in convoy_command.works("run", "net.py:small", "--plan", "fault.plan.json", "--size", "16")
+    assert "largest output" in convoy_command.works(
+        "run", "net.py:small", "--trust", "--plan", "fault.plan.json", "--size", "16"
+    )
     assert set(before) <= set(rows(db))
     assert not list(db.parent.glob("*.bad-*"))
 
 
 def test_a_database_where_no_file_can_be_made(convoy_command: Command, folder: Path) -> None:
     path = Path("/proc/convoy/perf.db")  # nobody may make a file there, root neither
-    out = convoy_command.works("optimize", "net.py:other", *WORDS, "--db", path, *OUTPUTS)
+    out = convoy_command.works("optimize", "net.py:other", "--trust", *WORDS, "--db", path, *OUTPUTS)
     assert "note: " in out
     assert "cannot be used for writing" in out
     assert summary(folder / "fault.json")["tuning"]["measured"] > 0
@@ -92,7 +94,7 @@ def test_a_database_where_no_file_can_be_made(convoy_command: Command, folder: P
 
 def test_a_damaged_database_is_moved_aside_with_one_warning(convoy_command: Command, db: Path, folder: Path) -> None:
     db.write_bytes(b"noise" * 5000)
-    out = convoy_command.works("optimize", "net.py:other", *WORDS, "--db", db, *OUTPUTS)
+    out = convoy_command.works("optimize", "net.py:other", "--trust", *WORDS, "--db", db, *OUTPUTS)
     assert len([line for line in out.splitlines() if "was damaged" in line]) == 1
     assert summary(folder / "fault.json")["tuning"]["measured"] > 0
     (bad,) = db.parent.glob("own.db.bad-*")

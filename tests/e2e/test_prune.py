@@ -11,7 +11,7 @@ from command import Command
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-SMALL = ("prune", "net.py:small", "--size", "16")
+SMALL = ("prune", "net.py:small", "--trust", "--size", "16")
 DATA = ("--finetune", "synthetic:24", "--evaluate", "synthetic:12", "--batch", "8")
 
 

@@ -13,7 +13,20 @@ from command import Command, summary
 
 from convoy import plan as plans
 
-NET = ("net.py:small", "--batch", "2", "--size", "8", "--engine", "gemm", "--effort", "none", "--solver", "baseline")
+NET = (
+    "net.py:small",
+    "--trust",
+    "--batch",
+    "2",
+    "--size",
+    "8",
+    "--engine",
+    "gemm",
+    "--effort",
+    "none",
+    "--solver",
+    "baseline",
+)
 """With the baseline's plan nothing is fallen back from, whatever the clock says."""
 
 

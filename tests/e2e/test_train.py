@@ -16,7 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from convoy import plan as plans
 
-NET = ("net.py:small",)
+NET = (
+    "net.py:small",
+    "--trust",
+)
 DATA = ("--data", "synthetic:48", "--batch", "8", "--size", "12", "--lr", "0.05")
 
 

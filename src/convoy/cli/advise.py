@@ -33,13 +33,15 @@ def run(
     size: int | None,
     dtype: str,
     device: str | None,
+    *,
+    trust: bool,
 ) -> Advice:
     """Measure what pruning would bring; patterns are those that are tried by default, or the one asked for."""
     from convoy.prune import PATTERNS, advise, parse_pattern
 
     patterns = PATTERNS if pattern is None else (str(parse_pattern(pattern)),)
     where = options.pick_device(device)
-    module = options.load(model, weights, dtype, where)
+    module = options.load(model, weights, dtype, where, trust=trust)
     args = options.example(module, model, None, batch, size, dtype, where)
 
     from convoy.capture import capture_inference

@@ -34,6 +34,7 @@ def compare(
     dtype: options.Dtype = "fp32",
     device: options.Device = None,
     weights: options.Weights = None,
+    trust: options.Trust = False,
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of a CPU for each framework; by default PyTorch's own.")
     ] = None,
@@ -81,7 +82,7 @@ def compare(
     where, count = options.pick_target(device, dtype).device, _threads(threads)
     mode = "training" if train else "inference"
     cases = [
-        Case(model, weights or "", n, size or 0, dtype, mode, where, count, effort, tune_seconds, str(db or ""))
+        Case(model, weights or "", n, size or 0, dtype, mode, where, count, effort, tune_seconds, str(db or ""), trust)
         for n in batches
     ]
     memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
@@ -144,8 +145,8 @@ def _check_dtype(dtype: str, kind: str) -> None:
 
 
 def requested(kind: str, cases: list[Any], rounds: int) -> dict[str, Any]:
-    """What a run file is of. Batch sizes and the database's place are no part of it: a run goes on with others."""
-    about = {name: value for name, value in cases[0].to_dict().items() if name not in ("batch", "db")}
+    """What a run file is of. Batch sizes, trust and the database's place are no part: a run goes on with others."""
+    about = {name: value for name, value in cases[0].to_dict().items() if name not in ("batch", "db", "trust")}
     return {"command": kind, **about, "rounds": rounds}
 
 
@@ -174,7 +175,7 @@ def _load(case: Any) -> None:
     """Make the model once: a name that is none is the user's error and no framework's, and leaves no run file."""
     from convoy.zoo import load_model
 
-    load_model(case.model, weights=case.weights or None)
+    load_model(case.model, weights=case.weights or None, trust=case.trust)
 
 
 def _observe(message: str, done: int, total: int) -> None:

@@ -14,10 +14,11 @@ def layers(
     batch: options.Batch = None,
     size: options.Size = None,
     dtype: options.Dtype = "fp32",
+    trust: options.Trust = False,
     keys: Annotated[bool, typer.Option("--keys", help="Print problem keys, for `convoy engines --problem`.")] = False,
 ) -> None:
     """List MODEL's convolutions and linear layers: shapes, operations, least bytes."""
-    module = options.load(model, None, dtype, "cpu")
+    module = options.load(model, None, dtype, "cpu", trust=trust)
     args = options.example(module, model, None, batch, size, dtype, "cpu")
 
     from convoy.capture import capture_inference

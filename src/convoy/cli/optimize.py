@@ -58,6 +58,7 @@ def optimize(
     ] = False,
     amp: Annotated[str | None, typer.Option("--amp", help="With --train: bf16 or fp16, run under autocast.")] = None,
     weights: options.Weights = None,
+    trust: options.Trust = False,
     plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write the HTML report to this file.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write everything found out to this file.")] = None,
@@ -85,7 +86,7 @@ def optimize(
     named = {"plan": plan, "report": report, "json": json_path, "timeline": timeline}
     options.check_outputs({f"--{name}": path for name, path in named.items()})
     where = options.pick_device(device)
-    module = options.load(model, weights, dtype, where)
+    module = options.load(model, weights, dtype, where, trust=trust)
     args = options.example(module, model, images, batch, size, dtype, where)
 
     from convoy.perfdb import default_path

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     typer.Argument(
-        help="alexnet or any torchvision name, timm:NAME, resnet20_cifar10, path/to/file.py:factory, or a saved .pt2 program."
+        help="alexnet or any torchvision name, timm:NAME, resnet20_cifar10, FILE.py:FACTORY (with --trust), or a .pt2 program."
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Allow the file that MODEL names to run code: any .py file, a .pt2 that holds pickles."
     ),
 ]
 Input = Annotated[
@@ -87,12 +93,12 @@ def settings_from(**words: Any) -> Settings:
     return Settings(**{name: value for name, value in words.items() if value is not None})
 
 
-def load(model: str, weights: str | None, dtype: str, device: str) -> nn.Module:
-    """The model in evaluation mode, on its device."""
+def load(model: str, weights: str | None, dtype: str, device: str, *, trust: bool) -> nn.Module:
+    """The model in evaluation mode, on its device; where it is trusted, its file may run code."""
     from convoy.zoo import load_model
 
     pick_target(device, dtype)
-    return load_model(model, weights=weights, dtype=dtype).to(device)
+    return load_model(model, weights=weights, dtype=dtype, trust=trust).to(device)
 
 
 def example(

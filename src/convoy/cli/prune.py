@@ -34,6 +34,7 @@ def prune(
         str | None, typer.Option("--skip", help="Layers to leave as they are: names, first, last; with commas.")
     ] = None,
     weights: options.Weights = None,
+    trust: options.Trust = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the pruned weights to this .safetensors file.")
     ] = None,
@@ -69,7 +70,8 @@ def prune(
 
         measured.refuse({"--sparsity": sparsity, "--out": out, "--finetune": finetune, "--evaluate": evaluate})
         settings = options.settings_from(effort=effort, numerics=numerics, db=db)
-        measured.show(measured.run(model, weights, pattern, settings, batch, size, dtype, device), as_json)
+        advice = measured.run(model, weights, pattern, settings, batch, size, dtype, device, trust=trust)
+        measured.show(advice, as_json)
         return
     from convoy.pipeline.finetune import Schedule
     from convoy.prune import Recipe
@@ -83,7 +85,7 @@ def prune(
     check_files(out, weights)
     check_weights_given(model, weights)
     where = options.pick_device(device)
-    module = options.load(model, weights, "fp32", where)
+    module = options.load(model, weights, "fp32", where, trust=trust)
     summary = run(module, model, recipe, schedule, finetune, evaluate, images, size, where)
     save(module, out, summary)
     show(summary, out, as_json)

@@ -19,13 +19,14 @@ def run(
     dtype: options.Dtype = "fp32",
     device: options.Device = None,
     weights: options.Weights = None,
+    trust: options.Trust = False,
 ) -> None:
     """Run MODEL by a saved PLAN, measuring nothing: print the best class of each image and the time of a call."""
     from convoy.plan import load as load_plan
 
     load_plan(plan)  # refuse a bad plan before the model is loaded
     where = options.pick_device(device)
-    module = options.load(model, weights, dtype, where)
+    module = options.load(model, weights, dtype, where, trust=trust)
     args = options.example(module, model, images, batch, size, dtype, where)
 
     import torch

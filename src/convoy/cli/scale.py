@@ -33,6 +33,7 @@ def scale(
         str, typer.Option("--dtype", help="fp32; or fp16 or bf16: autocast with fp32 parameters.")
     ] = "fp32",
     size: options.Size = None,
+    trust: options.Trust = False,
     providers: Annotated[
         str, typer.Option("--providers", help="Who trains, separated by commas: torch.ddp, convoy.")
     ] = "torch.ddp,convoy",
@@ -84,9 +85,12 @@ def scale(
         round_s=seconds,
         effort=str(settings.effort),
         db=str(db or ""),
+        trust=trust,
     )
     request.check(_available(where))
-    options.load(model, None, "fp32", "cpu")  # a name that is none is the user's error, and not four processes'
+    options.load(
+        model, None, "fp32", "cpu", trust=trust
+    )  # a name that is none is the user's error, and not four processes'
 
     from convoy.compare.lock import claim
     from convoy.measurement import detect_target

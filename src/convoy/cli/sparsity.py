@@ -17,6 +17,7 @@ def sparsity(
     limit: Annotated[int | None, typer.Option("--images", help="Look at the first so many images alone.")] = None,
     size: options.Size = None,
     weights: options.Weights = None,
+    trust: options.Trust = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write a page with the plot to this file.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
 ) -> None:
@@ -24,7 +25,7 @@ def sparsity(
     if limit is not None and limit < 1:
         raise InputError("--images", limit, "an integer of at least 1")
     options.check_outputs({"--report": report, "--json": json_path})
-    module = options.load(model, weights, "fp32", "cpu")
+    module = options.load(model, weights, "fp32", "cpu", trust=trust)
     args = options.example(module, model, images, limit, size, "fp32", "cpu")
 
     from convoy.capture import capture_inference

@@ -49,6 +49,7 @@ def study(
     engines: Annotated[
         str | None, typer.Option("--engines", help="Only these engines beside the baseline, separated by commas.")
     ] = None,
+    trust: options.Trust = False,
     dtype: options.Dtype = "fp32",
     numerics: options.Numerics = "as_torch",
     device: options.Device = None,
@@ -105,7 +106,7 @@ def study(
         run = _start(target, settings, request, output, notes, again=again)
         with StudySession(target, settings, database, run, output, seconds) as session:
             session.layers(points, energy=energy)
-            session.nets(nets, dtype, batch)
+            session.nets(nets, dtype, batch, trust=trust)
         notes.look()
         session.note(notes)
         session.tell(points, criteria=not no_criteria)

@@ -96,7 +96,7 @@ class StudySession:
             self.left.append(what)
         return late
 
-    def nets(self, names: Sequence[str], dtype: str, batch: int | None = None) -> None:
+    def nets(self, names: Sequence[str], dtype: str, batch: int | None = None, *, trust: bool = False) -> None:
         """Compare strategies on whole nets."""
         if not names:
             return
@@ -106,7 +106,7 @@ class StudySession:
         for name in names:
             if self._late(name):
                 continue
-            module = options.load(name, None, dtype, self.target.device)
+            module = options.load(name, None, dtype, self.target.device, trust=trust)
             args = options.example(module, name, None, batch, None, dtype, self.target.device)
             with options.fitting(module, args):
                 net = capture_net(name, module, args, {}, self.settings, self.target)

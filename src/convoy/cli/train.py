@@ -42,6 +42,7 @@ def train(
     seed: Annotated[int, typer.Option("--seed", help="Seed of order, augmentation and dropout.")] = 0,
     device: options.Device = None,
     weights: options.Weights = None,
+    trust: options.Trust = False,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Write the state to this file after each epoch.")
     ] = None,
@@ -77,7 +78,7 @@ def train(
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
 
     with processes(options.pick_device(device)) as place:
-        source = Source(model, weights, data, size, images)
+        source = Source(model, weights, data, size, images, trust)
         run(source, recipe, settings, save_plan, *place)  # what it holds is gone before the processes part
 
 
@@ -90,6 +91,7 @@ class Source:
     data: str
     size: int | None
     images: int | None
+    trust: bool
 
 
 def run(
@@ -110,7 +112,7 @@ def run(
     from convoy.pipeline.fit import fit
     from convoy.zoo import load_dataset
 
-    module = options.load(source.model, source.weights, "fp32", where)
+    module = options.load(source.model, source.weights, "fp32", where, trust=source.trust)
     read_for = needs_of(module, source.model, source.size, where)
     dataset = load_dataset(source.data, "train", limit=source.images, **read_for)
     test = load_dataset(source.data, "test", limit=source.images, **read_for) if rank == 0 else None

@@ -30,6 +30,7 @@ class Case:
         effort: how much Convoy may tune (`none`, `quick`, `full`).
         tune_s: seconds after which Convoy stops to measure and predicts what is left; 0: it measures everything.
         db: Convoy's performance database; empty: the user's.
+        trust: the model's file may run code.
     """
 
     model: str
@@ -43,6 +44,7 @@ class Case:
     effort: str = "quick"
     tune_s: float = 0.0
     db: str = ""
+    trust: bool = False
 
     @property
     def training(self) -> bool:

@@ -54,7 +54,7 @@ def make(case: Case, folder: Path, turn: Turn = nullcontext) -> dict[str, Any]:
     Raises:
         InputError: no such model, weights, dtype or size.
     """
-    model = load_model(case.model, weights=case.weights or None)
+    model = load_model(case.model, weights=case.weights or None, trust=case.trust)
     x = _input(model, case)
     classes = _classes(model, x)
     labels = torch.arange(case.batch) * 7919 % max(1, classes)
@@ -88,7 +88,7 @@ def export_onnx(case: Case, material: Material) -> None:
     own = case.model.endswith(".pt2")
     dtype = "fp16" if case.dtype == "fp16" else "fp32"
     weights = case.weights if case.weights == "DEFAULT" else str(material.weights_path)
-    model = load_model(case.model, weights=None if own else weights, dtype=dtype)
+    model = load_model(case.model, weights=None if own else weights, dtype=dtype, trust=case.trust)
     x = torch.from_numpy(material.input()).to(parse_dtype(dtype))
     torch.onnx.export(model, (x,), str(material.onnx_path), dynamo=True, external_data=False, verbose=False)
 

@@ -72,6 +72,7 @@ class ScaleRequest:
         rounds: timed rounds.
         effort: how much Convoy's step may tune.
         db: the performance database; empty: the default one.
+        trust: the model's file may run code.
     """
 
     model: str
@@ -90,6 +91,7 @@ class ScaleRequest:
     rounds: int = 7
     effort: str = "quick"
     db: str = ""
+    trust: bool = False
 
     def check(self, available: int) -> None:
         """Refuse what cannot be.

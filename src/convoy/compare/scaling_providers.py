@@ -77,7 +77,7 @@ class Setup:
     def of(request: Mapping[str, Any], batch: int, device: torch.device) -> Setup:
         """What a request trains, made on a device."""
         name = request["model"]
-        model = load_model(name).to(device).to(memory_format=torch.channels_last)
+        model = load_model(name, trust=request["trust"]).to(device).to(memory_format=torch.channels_last)
         wanted = preprocessing(name)
         args = example_args(model, batch=batch, size=request["size"] or None, default_size=wanted.size)
         host = args[0].contiguous(memory_format=torch.channels_last)

@@ -1,52 +1,63 @@
-"""A saved torch.export program (.pt2), read as data."""
+"""A saved torch.export program (.pt2) as a module: read as data, or, where the user trusts it, as PyTorch reads it."""
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-import pickle
-import re
-import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from convoy.errors import InputError
+from convoy.untrusted import escape_controls, read_bytes
+from convoy.zoo.pt2.load import read_program
+from convoy.zoo.pt2.refusal import RefusedError
+from convoy.zoo.pt2.sizes import check_sizes
 
-EXPRESSION = re.compile(r"(?:[A-Za-z_]\w*\(|[su]\d+|\d+(?:\.\d+)?|True|False|oo|[\s+\-*/%(),<>=!&|~])*", re.ASCII)
-"""What a symbolic size may look like: calls of plain names, symbols, numbers, operators; no attributes, no text."""
+MOST_BYTES: Final = 16 << 30
+"""Of one file; it is read into memory, so that what is checked is what is loaded."""
 
 
-def load_program(file: Path, dtype: torch.dtype) -> nn.Module:
+def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.Module:
     """Load a program as a module in evaluation mode; `example_input_array` holds its example inputs where it has some.
+
+    A program with dynamic shapes takes every size that it was exported for.
 
     Args:
         file: as `torch.export.save` wrote it.
         dtype: what its floating-point parameters must have.
+        trust: the file may hold code, which is run: `torch.export.load` reads it as it is.
 
     Raises:
-        InputError: it is not there, is no such program, holds anything but data, or has another dtype.
+        InputError: it is not there, is no such program, holds anything but data and is not trusted, or has another dtype.
     """
-    if not file.is_file():
-        raise InputError("model", str(file), "a .pt2 file that is there")
-    _vet(file)
-    log = logging.getLogger("torch.export")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it logs a traceback for what becomes one line here
+    data = read_bytes(file, MOST_BYTES, "model")
     try:
-        program = torch.export.load(str(file))
-    except (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        program = _load(io.BytesIO(data)) if trust else None
+        checked = None if trust else read_program(data)
+        del data
+        if checked is not None:
+            program = _load(checked.archive)
+    except RefusedError as refused:
+        raise _refused(file, refused) from refused
+    except Exception as error:  # a damaged program makes torch fail in any way
         raise _unreadable(file, error) from error
-    finally:
-        log.setLevel(level)
+    assert program is not None
     other = {p.dtype for p in program.parameters() if p.is_floating_point()} - {dtype}
     if other:
         raise InputError("dtype", str(dtype), f"{other.pop()}, which {file} was exported in")
-    module = program.module()
+    try:
+        with _quiet():
+            module = program.module(check_guards=checked is None)
+    except Exception as error:  # as above
+        raise _unreadable(file, error) from error
+    if checked is not None:
+        check_sizes(module, program, checked.sizes)
     # An exported module refuses .eval() and .train(): its mode is what it was exported in. Those of every module, which set
     # flags that its graph does not read, let it go where any module goes.
     for name in ("eval", "train"):
@@ -59,64 +70,30 @@ def load_program(file: Path, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _vet(file: Path) -> None:
-    """Refuse archives in which torch would find code: pickles beyond tensors, libraries, expressions beyond arithmetic.
+def _load(file: Any) -> ExportedProgram:
+    with _quiet():
+        return torch.export.load(file)
 
-    `torch.export.load` falls back to the unrestricted unpickler, and reads symbolic sizes by evaluating them.
-    """
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.export's log off the screen: it writes a traceback for what becomes one line here."""
+    log = logging.getLogger("torch.export")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            for name in names:
-                base = name.rpartition("/")[2]
-                if (
-                    base.startswith("custom_obj_")
-                    or "/aotinductor/" in name
-                    or base.endswith((".so", ".dll", ".dylib"))
-                ):
-                    raise InputError(
-                        "model", str(file), "a program of tensors and operators alone", f"It holds {name}."
-                    )
-                if base.endswith(".json"):
-                    _vet_json(archive, name, file)
-                elif base.endswith(".pt"):
-                    _vet_pickle(archive.read(name), name, file)
-    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise _unreadable(file, error) from error
+        yield
+    finally:
+        log.setLevel(level)
 
 
-def _vet_json(archive: zipfile.ZipFile, name: str, file: Path) -> None:
-    for entry in _objects(json.loads(archive.read(name) or b"null")):
-        expression = entry.get("expr_str")
-        if isinstance(expression, str) and (EXPRESSION.fullmatch(expression) is None or "__" in expression):
-            raise InputError("model", str(file), "symbolic sizes that are arithmetic", f"It has {expression!r}.")
-        if entry.get("use_pickle") is True:
-            path = f"{name.rpartition('/')[0]}/{entry.get('path_name')}"
-            if path not in archive.namelist():
-                raise InputError("model", str(file), "a whole program", f"It lacks {path}.")
-            _vet_pickle(archive.read(path), path, file)
-
-
-def _vet_pickle(data: bytes, name: str, file: Path) -> None:
-    if not data:
-        return
-    try:
-        torch.load(io.BytesIO(data), weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise InputError("model", str(file), "tensors alone in its pickles", f"{name} holds more.") from error
-
-
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _objects(item)
+def _refused(file: Path, refused: RefusedError) -> InputError:
+    if not refused.is_code:
+        return InputError("model", str(file), "a whole program written by torch.export.save", refused.found)
+    todo = f"{refused.found} If you trust whoever made the file, allow it to run code: --trust (trust=True)."
+    return InputError("model", str(file), "a program of plain tensors and PyTorch's own operators", todo)
 
 
 def _unreadable(file: Path, error: BaseException) -> InputError:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first = escape_controls((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]
     return InputError("model", str(file), "a program written by torch.export.save", f"Reading it failed: {first}")

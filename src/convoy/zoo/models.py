@@ -38,31 +38,43 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def load_model(
-    name: str, *, weights: str | Path | None = None, dtype: str = "fp32", num_classes: int | None = None
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    dtype: str = "fp32",
+    num_classes: int | None = None,
+    trust: bool = False,
 ) -> nn.Module:
     """Make the module that a name stands for, in evaluation mode, on the CPU.
 
     Args:
         name: a torchvision name (`alexnet`), `timm:NAME`, a net of `convoy.zoo.cifar` (`resnet20_cifar10`),
-            `path/to/file.py:factory` (a function without arguments, or a class, that gives an `nn.Module`; the file is the
-            user's own code and is run), or a program saved by `torch.export.save` (`net.pt2`).
+            `path/to/file.py:factory` (a function without arguments, or a class, that gives an `nn.Module`; needs `trust`),
+            or a program saved by `torch.export.save` (`net.pt2`).
         weights: `DEFAULT` (torchvision's or timm's own, by their own download), a .safetensors file with exactly the
             model's names and shapes, or None: a random initialisation with a fixed seed that keeps activations near unit
             scale and batch-norm statistics non-trivial, so that a numerical error shows. A .pt2 has weights of its own.
         dtype: `fp32`, `fp16`, `bf16` or `fp64`; a .pt2 must have been exported in it.
         num_classes: outputs of the last layer, for torchvision and timm; None: as the weights file has it, else the
             model's own default.
+        trust: run the code of the file that `name` stands for: a Python file always is code; a .pt2 file is read as data
+            without this, and refused where it holds more (SECURITY.md).
 
     Raises:
-        InputError: naming what is not there or does not fit.
+        InputError: naming what is not there, does not fit or is not trusted.
     """
     kind = parse_dtype(dtype)
     if num_classes is not None and num_classes < 1:
         raise InputError("num_classes", num_classes, "an integer of at least 1, or None")
     if is_exported(name):
         _refuse(weights, num_classes, "a .pt2 has its own weights and classes")
-        return load_program(Path(name), kind)
+        return load_program(Path(name), kind, trust=trust)
     file, factory = split_factory(name)
+    if file is not None and not file.is_file():
+        raise InputError("model", str(file), "a Python file that is there")
+    if file is not None and not trust:
+        todo = "A Python file is code. Allow it to run, if you trust whoever wrote it: --trust (trust=True)."
+        raise InputError("model", name, "a model that needs no code, or trust", todo)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         if file is not None:
@@ -196,8 +208,6 @@ def _timm_builder(name: str) -> Callable[[int | None], nn.Module]:
 
 def _from_file(file: Path, factory: str) -> nn.Module:
     """Run the user's file as a module of its own and call its factory; the file's folder is importable meanwhile."""
-    if not file.is_file():
-        raise InputError("model", str(file), "a Python file that is there")
     spec = importlib.util.spec_from_file_location(f"convoy_user_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise InputError("model", str(file), "a Python file that can be imported")

@@ -505,7 +505,9 @@ def scaled(monkeypatch, tmp_path: Path, *words: str, row=lambda job: result_row(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.setattr(scaling_launch, "run", start)
-    done = CliRunner().invoke(app, ["scale", "net.py:net", "--gpus", "1,2", "--batch", "4", "--device", "cpu", *words])
+    done = CliRunner().invoke(
+        app, ["scale", "net.py:net", "--trust", "--gpus", "1,2", "--batch", "4", "--device", "cpu", *words]
+    )
     assert done.exception is None, done.output
     return started, done.output if "--node-rank" in words else done.stdout
 

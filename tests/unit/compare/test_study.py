@@ -513,7 +513,7 @@ def test_curves_that_were_not_reached_keep_their_rows(tmp_path: Path, in_process
 def test_strategies_of_a_batch_at_effort_none_say_what_is_predicted(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
-    words = ["study", "--strategies", "net.py:net", "--batch", "3", "--effort", "none", "--device", "cpu"]
+    words = ["study", "--strategies", "net.py:net", "--trust", "--batch", "3", "--effort", "none", "--device", "cpu"]
     done = CliRunner().invoke(app, [*words, "--db", str(tmp_path / "perf.db"), "--report", "page.html"])
     assert done.exit_code == 0, done.output
     (rows,) = [read(tmp_path / "study.json").rows]

@@ -105,13 +105,13 @@ def test_bad_arguments_are_named() -> None:
 
 
 def test_a_files_factory(file: Path) -> None:
-    model = load_model(f"{file}:Net", dtype="fp64")
+    model = load_model(f"{file}:Net", dtype="fp64", trust=True)
     (x,) = example_args(model, dtype="fp64")
     assert x.shape == (2, 5, 9, 9)
     assert x.dtype == torch.float64
     assert model(x).shape == (2, 7, 7, 7)
     assert example_args(model, batch=3, size=11)[0].shape == (3, 5, 11, 11)
-    assert isinstance(load_model(f"{file}:READY"), nn.Conv2d)
+    assert isinstance(load_model(f"{file}:READY", trust=True), nn.Conv2d)
     assert split_factory("a:b/c.py:make") == (Path("a:b/c.py"), "make")
 
 
@@ -121,14 +121,14 @@ def test_a_files_factory(file: Path) -> None:
 )
 def test_a_factory_that_does_not_do(file: Path, factory: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_model(f"{file}:{factory}")
+        load_model(f"{file}:{factory}", trust=True)
     assert expected in str(caught.value)
 
 
 def test_a_factory_has_neither_default_weights_nor_classes(file: Path) -> None:
     for words in ({"weights": "DEFAULT"}, {"num_classes": 3}):
         with pytest.raises(InputError, match="factory gives its own classes"):
-            load_model(f"{file}:Net", **words)
+            load_model(f"{file}:Net", trust=True, **words)
 
 
 @pytest.mark.parametrize(("argument", "value"), [("batch", 0), ("size", -1)])

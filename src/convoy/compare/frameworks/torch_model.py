@@ -45,7 +45,8 @@ def load_net(case: Case, material: Material, layout: str = "nchw", *, keep_memor
     own = case.model.endswith(".pt2")
     dtype = "fp32" if case.training else case.dtype
     weights = case.weights if case.weights == "DEFAULT" else str(material.weights_path)
-    model = load_model(case.model, weights=None if own else weights, dtype=dtype).to(case.device)
+    model = load_model(case.model, weights=None if own else weights, dtype=dtype, trust=case.trust)
+    model = model.to(case.device)
     x = torch.from_numpy(material.input()).to(case.device, parse_dtype(dtype))
     labels = torch.from_numpy(material.labels()).to(case.device)
     if layout != "nchw":

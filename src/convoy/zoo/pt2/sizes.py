@@ -1,0 +1,89 @@
+"""Sizes that a program's inputs may have: what a file says of its dynamic shapes, checked before each call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from convoy.zoo.pt2.expressions import evaluate, symbol_in
+from convoy.zoo.pt2.program import DynamicSizes
+from convoy.zoo.pt2.refusal import RefusedError
+
+
+def check_sizes(module: nn.Module, program: ExportedProgram, sizes: DynamicSizes) -> None:
+    """Let a program's module refuse inputs of sizes that it was not exported for.
+
+    Args:
+        module: what `program.module(check_guards=False)` gave; its own check, of the example's sizes, is switched off.
+        program: the program.
+        sizes: which sizes may vary, and how far.
+    """
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    module.validate_inputs = False  # type: ignore[assignment]
+    module.register_forward_pre_hook(SizeCheck(tuple(names), sizes), with_kwargs=True)
+
+
+@dataclass(frozen=True)
+class SizeCheck:
+    """A forward pre-hook that raises RuntimeError, as PyTorch's own check does.
+
+    Attributes:
+        names: of the inputs, in the order in which the arguments' leaves come.
+        sizes: which sizes may vary, and how far.
+        passed: shapes that passed before.
+    """
+
+    names: tuple[str, ...]
+    sizes: DynamicSizes
+    passed: set[tuple[torch.Size, ...]] = field(default_factory=set, compare=False)
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the inputs of a call."""
+        keywords = {name: kwargs[name] for name in self.sizes.keywords if name in kwargs}
+        leaves = pytree.tree_leaves((args, keywords))
+        shapes = tuple(leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if shapes not in self.passed:
+            self._check(list(self._pairs(leaves)))
+            self.passed.add(shapes)
+
+    def _check(self, pairs: list[tuple[str, int, int | str, int]]) -> None:
+        symbols: dict[str, int] = {}
+        for name, dim, wanted, size in pairs:
+            symbol = symbol_in(wanted) if isinstance(wanted, str) else None
+            if symbol is not None:
+                least, most = self.sizes.ranges.get(symbol, (None, None))
+                first = symbols.setdefault(symbol, size)
+                if first != size or (least or 0) > size or (most is not None and most < size):
+                    bounds = f"{first}" if first != size else f"{least or 0} to {'any' if most is None else most}"
+                    raise RuntimeError(f"input {name}: size {size} in dimension {dim}, exported for {bounds}")
+        for name, dim, wanted, size in pairs:
+            value = wanted if isinstance(wanted, int) else self._value(wanted, symbols)
+            if value is not None and value != size:
+                raise RuntimeError(f"input {name}: size {size} in dimension {dim}, exported for {value}")
+        given = {(name, dim): size for name, dim, _, size in pairs}
+        for guard in self.sizes.guards:
+            if not guard.holds(given):
+                raise RuntimeError(f"the inputs' sizes do not fit what the program was exported for: {guard.text}")
+
+    def _pairs(self, leaves: list[Any]) -> Iterator[tuple[str, int, int | str, int]]:
+        for name, leaf in zip(self.names, leaves, strict=False):  # the wrong number of them is the module's own error
+            sizes = self.sizes.inputs.get(name)
+            if sizes is None or not isinstance(leaf, torch.Tensor):
+                continue
+            if leaf.dim() != len(sizes):
+                raise RuntimeError(f"input {name}: {leaf.dim()} dimensions, exported for {len(sizes)}")
+            for dim, wanted in enumerate(sizes):
+                yield name, dim, wanted, int(leaf.shape[dim])
+
+    @staticmethod
+    def _value(expression: str, symbols: dict[str, int]) -> int | None:
+        try:
+            return evaluate(expression, symbols)
+        except RefusedError:  # a symbol that no input has by itself
+            return None

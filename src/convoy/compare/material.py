@@ -35,6 +35,7 @@ from convoy.compare.frameworks.torch_model import (
     set_flags,
     train_without_dropout,
 )
+from convoy.compare.rounded import rounding_limits
 from convoy.errors import InputError
 from convoy.pipeline.verdict import ORACLE_FLOPS, exact_outputs, float_outputs
 from convoy.zoo import example_args, input_size, load_model, parse_dtype
@@ -127,12 +128,13 @@ def _inference(case: Case, model: nn.Module, x: torch.Tensor, folder: Path, oper
         set_flags(case.device)
         kind = parse_dtype(case.dtype)
         keep = wanted["out0"].shape[0]
+        explained = rounding_limits(case, Net(model, x, x), {name: t.numpy() for name, t in wanted.items()})
         stock = outputs_of(model.to(kind)(x[:keep].to(kind)))
     save_file({name: t.contiguous() for name, t in wanted.items()}, folder / "exact.safetensors")
     error = relative_error(stock, {name: t.numpy() for name, t in wanted.items()})
     return {
         "stock_error": error,
-        "limits": {"out": max(LEAST_ERROR[case.dtype], WORSE * error)},
+        "limits": {"out": max(LEAST_ERROR[case.dtype], WORSE * error, explained["out"])},
         "reference": "float64",
     }
 
@@ -154,13 +156,14 @@ def _training(case: Case, model: nn.Module, x: torch.Tensor, labels: torch.Tenso
     set_flags(case.device)
     if not affordable:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    explained = rounding_limits(case, Net(model, x, labels), exact)
     step = Step(Net(model, x, labels), case)
     stock = check_step(step, step.gradients)
     error = relative_error(part(stock, "grad:"), part(exact, "grad:"))
     off = max(loss_error(stock, exact, name) for name in ("loss0", "loss1"))
     limits = {
-        "grad": max(LEAST_GRADIENT_ERROR[case.dtype], WORSE_STEP * error),
-        "loss": max(LOSS_ERROR[case.dtype], WORSE_STEP * off),
+        "grad": max(LEAST_GRADIENT_ERROR[case.dtype], WORSE_STEP * error, explained["grad"]),
+        "loss": max(LOSS_ERROR[case.dtype], WORSE_STEP * off, explained["loss"]),
     }
     return {"stock_error": error, "limits": limits, "reference": "float64" if affordable else "fp32"}
 

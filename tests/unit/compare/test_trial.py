@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from convoy.compare import rounded, trial
+from convoy.compare import material, rounded, trial
 from convoy.compare.case import Case
 from convoy.compare.child import WrongResultError
 from convoy.compare.frameworks.base import Material
+from convoy.compare.frameworks.torch_model import load_net
 from convoy.compare.loader import Pictures
 from convoy.compare.material import make, read
 from convoy.compare.torch_options import OPTIONS
@@ -81,6 +83,31 @@ def test_a_net_that_rounding_hardly_moves_is_held_to_the_least(materials: dict[s
     assert rounded.half_limits(case(mode), materials[mode], "bf16") == {name: rounded.LEAST[name] for name in effects}
     exact = rounded._effects(case(mode), materials[mode], "fp32")
     assert max(exact.values()) < 1e-5  # the same net, unrounded
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_one_rounding_explains_an_error_that_stock_pytorch_need_not_have(
+    materials: dict[str, Material], mode: str
+) -> None:
+    exact = materials[mode].exact()
+    net = load_net(case(mode), materials[mode], keep_memory=False)
+    before = [tensor.clone() for tensor in (*net.model.parameters(), *net.model.buffers(), net.x)]
+    explained = rounded.rounding_limits(case(mode), net, exact)
+    assert set(explained) == ({"out"} if mode == "inference" else {"grad", "loss"})
+    assert all(0 < limit < 1e-4 for limit in explained.values())
+    coarse = rounded.rounding_limits(dataclasses.replace(case(mode), dtype="bf16"), net, exact)
+    name = next(iter(explained))
+    assert coarse[name] > 100 * explained[name]
+    after = (*net.model.parameters(), *net.model.buffers(), net.x)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_step_may_be_as_far_off_as_rounding_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(material, "rounding_limits", lambda *_: {"grad": 0.02, "loss": 0.03, "out": 0.04})
+    for mode, wanted in (("training", {"grad": 0.02, "loss": 0.03}), ("inference", {"out": 0.04})):
+        (tmp_path / mode).mkdir()
+        made = material.make(case(mode), tmp_path / mode)
+        assert made["limits"] == wanted
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,17 @@ def without_pooling(problem: ConvProblem) -> Support:
     return Support.yes() if pool is None else Support.no(f"has no pooling in its epilogue, got {pool}")
 
 
+def transforms_allowed(problem: ConvProblem) -> Support:
+    """No under numerics `strict`: for engines that compute on transformed tiles (Winograd, FFT).
+
+    Their rounding follows the largest value of a tile, and not the terms of a sum: beside 1e4, a sum of small terms may lose
+    every digit. A transform may also overflow where the sum is finite.
+    """
+    if problem.numerics != "strict":
+        return Support.yes()
+    return Support.no("rounds by the largest value of a tile, which numerics strict forbids")
+
+
 def compute_dtype(problem: ConvProblem | LinearProblem) -> torch.dtype:
     """The dtype of transforms and sums: fp64 for fp64 storage, else fp32."""
     return torch.float64 if problem.x_spec.dtype == "fp64" else torch.float32

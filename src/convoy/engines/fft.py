@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convoy.engines.base import Knobs
-from convoy.engines.conditions import plain_convolution
+from convoy.engines.conditions import plain_convolution, transforms_allowed
 from convoy.engines.spectral import SpectralConvolution, fast_length, padded_sides, spectrum_fits
 from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.problem import ConvProblem, Problem
@@ -23,6 +23,8 @@ class Fft(TorchEngine):
         """Any dense convolution whose weight has a spectrum of fair size."""
         support = plain_convolution(problem)
         if not support or not isinstance(problem, ConvProblem):
+            return support
+        if not (support := transforms_allowed(problem)):
             return support
         return spectrum_fits(problem, *_sides(problem), target)
 

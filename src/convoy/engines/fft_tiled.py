@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from convoy.engines.base import Knobs
-from convoy.engines.conditions import plain_convolution
+from convoy.engines.conditions import plain_convolution, transforms_allowed
 from convoy.engines.spectral import SpectralConvolution, padded_sides, span, spectrum_fits
 from convoy.engines.torch_engine import TorchEngine, TorchExecutable
 from convoy.problem import ConvProblem, Problem
@@ -27,6 +27,8 @@ class FftTiled(TorchEngine):
         """Any dense convolution on an image larger than a tile."""
         support = plain_convolution(problem)
         if not support or not isinstance(problem, ConvProblem):
+            return support
+        if not (support := transforms_allowed(problem)):
             return support
         tiles = _tiles(problem)
         if not tiles:

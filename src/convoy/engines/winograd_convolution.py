@@ -17,7 +17,7 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Packed
-from convoy.engines.conditions import compute_dtype, plain_convolution
+from convoy.engines.conditions import compute_dtype, plain_convolution, transforms_allowed
 from convoy.engines.precision import products
 from convoy.engines.roofline import Work
 from convoy.engines.scratch import Scratch
@@ -182,7 +182,7 @@ def chunks(problem: ConvProblem, tile: Tile, device: str) -> list[tuple[int, int
 
 
 def winograd_support(problem: Problem) -> Support:
-    """Whether F(m x m, 3x3) applies: a dense 3x3 filter at stride 1."""
+    """Whether F(m x m, 3x3) applies: a dense 3x3 filter at stride 1, and numerics that allow its rounding."""
     support = plain_convolution(problem)
     if not support or not isinstance(problem, ConvProblem):
         return support
@@ -194,4 +194,4 @@ def winograd_support(problem: Problem) -> Support:
             return Support.no(f"needs {name} 1, got {sides[0]}x{sides[1]}")
     if problem.groups != 1:
         return Support.no(f"needs groups = 1, got {problem.groups}: a tile's products are too small to pay")
-    return Support.yes()
+    return transforms_allowed(problem)

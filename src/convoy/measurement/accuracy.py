@@ -75,9 +75,9 @@ class Verdict:
 def bound(problem: Problem, family: str, *, tf32: bool = False) -> float:
     """The relative L2 error that a result may have on ordinary data.
 
-    - fp32, numerics `strict`: 0.6 · 2^-23 · sqrt(reduction length) for direct methods and at least two roundings, times the
-      family's factor. `as_torch`: twice that, because libraries order their sums as they like; where TF32 may be used, its
-      products of 11-bit significands (2^-10, which also covers hardware that truncates).
+    - fp32, numerics `strict`: 0.6 · 2^-23 · sqrt(reduction length) and at least two roundings, whatever the family.
+      `as_torch`: twice that, because libraries order their sums as they like, times the family's factor; where TF32 may be used,
+      its products of 11-bit significands (2^-10, which also covers hardware that truncates).
     - Activations that are no plain cut (silu, gelu, sigmoid and their kind) are approximated: four roundings more.
     - fp64: the same, in units of 2^-52.
     - fp16 and bf16 storage: its rounding, once for each unfused step; sums are fp32's, which on tensor cores truncate
@@ -95,7 +95,7 @@ def bound(problem: Problem, family: str, *, tf32: bool = False) -> float:
     length = max(problem.reduction_length, 1) if known else 64
     numerics = problem.numerics if known else "as_torch"
     dtype = storage_dtype(problem)
-    factor = FAMILY_FACTOR.get(family, 1.0)
+    factor = 1.0 if numerics == "strict" else FAMILY_FACTOR.get(family, 1.0)
     direct = max(0.6 * 2.0**-23 * math.sqrt(length), 2.0**-22) * factor
     if not known or problem.epilogue.activation not in EXACT_ACTIVATIONS:
         direct += 2.0**-21
@@ -257,7 +257,7 @@ def _error(
                 "check needs `data` for kind `cancelling`: errors are taken against the sum of |x||weight|"
             )
         scale = max(terms_norm(problem, data, index, 1), float(wanted.norm()))  # sigmoid makes 0.5 of nothing
-        if family in FAMILY_FACTOR:
+        if _spreads(problem, family):
             scale = max(scale, spread_norm(problem, data, index))
         return relative_error(found, wanted, scale)
     error = relative_error(found, wanted)
@@ -266,9 +266,14 @@ def _error(
     scale = norm = float(torch.nan_to_num(wanted).norm())
     if wanted.numel() <= SMALL or norm == 0:
         scale = max(scale, terms_norm(problem, data, index, 2))
-    if family in FAMILY_FACTOR:
+    if _spreads(problem, family):
         scale = max(scale, spread_norm(problem, data, index))
     return relative_error(found, wanted, scale) if scale > norm else error
+
+
+def _spreads(problem: ConvProblem | LinearProblem, family: str) -> bool:
+    """Whether a method may spread its rounding over whole tiles: Winograd and FFT, but not under `strict`."""
+    return family in FAMILY_FACTOR and problem.numerics != "strict"
 
 
 def _allowance(problem: Problem, data: Data | None, index: int, wanted: torch.Tensor) -> float:

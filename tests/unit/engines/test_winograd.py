@@ -50,7 +50,7 @@ def test_the_second_position_reaches_every_output_once(tile):
 @pytest.mark.parametrize("tile", [F2, F4], ids=["F2", "F4"])
 @pytest.mark.parametrize(("images", "rows"), [(1, 1), (1, 2), (1, 3), (2, 4), (3, 4), (5, 4)])
 def test_the_size_of_a_chunk_changes_nothing(tile, images, rows, layout):
-    problem = ConvProblem(5, 3, 13, 7, 4, 3, 3, 1, 2, layout=layout, numerics="strict")
+    problem = ConvProblem(5, 3, 13, 7, 4, 3, 3, 1, 2, layout=layout)
     executable = WinogradConvolution(problem, tile, images, rows, torch.float32)
     verdict = judge(executable, "winograd", problem, make_data(problem, 1), "normal")
     assert verdict.ok, verdict.reason
@@ -66,10 +66,9 @@ def test_chunks_fit_a_cache_on_a_cpu_and_are_whole_on_a_gpu():
     assert chunks(small, F4, "cpu")[0] == (8, 4)
 
 
-@pytest.mark.parametrize("engine", [winograd2.ENGINE, winograd4.ENGINE], ids=lambda e: e.id)
-def test_strict_products_do_not_follow_torchs_flags(engine):
+def test_products_of_f4_do_not_follow_torchs_flags():
     """Where this CPU has bf16 products, torch's `medium` precision would use them."""
-    problem = ConvProblem(1, 256, 12, 12, 64, 3, 3, 1, 1, numerics="strict")
+    problem, engine = ConvProblem(1, 256, 12, 12, 64, 3, 3, 1, 1), winograd4.ENGINE
     data = make_data(problem, 1)
     executable = engine.build(problem, engine.space(problem, CPU)[0], CPU)
     before = torch.backends.mkldnn.matmul.fp32_precision
@@ -83,7 +82,7 @@ def test_strict_products_do_not_follow_torchs_flags(engine):
 
 
 def test_f4_is_less_exact_than_f2_and_both_are_worth_their_bounds():
-    problem = ConvProblem(1, 128, 16, 16, 32, 3, 3, 1, 1, numerics="strict")
+    problem = ConvProblem(1, 128, 16, 16, 32, 3, 3, 1, 1)
     data = make_data(problem, 1)
     (exact,) = oracle(problem, data)
     errors = []
@@ -121,6 +120,10 @@ def test_f2_offers_half_products_for_half_tensors_alone():
         (ConvProblem(1, 4, 9, 9, 4, 3, 3, dilation_w=2), "needs dilation 1, got 1x2"),
         (ConvProblem(1, 4, 5, 5, 4, 3, 3, groups=2), "needs groups = 1, got 2: a tile's products are too small to pay"),
         (ConvProblem(1, 4, 5, 5, 4, 3, 3, direction="dgrad"), "computes fprop, got dgrad"),
+        (
+            ConvProblem(1, 4, 5, 5, 4, 3, 3, numerics="strict"),
+            "rounds by the largest value of a tile, which numerics strict forbids",
+        ),
     ],
 )
 @pytest.mark.parametrize("engine", [winograd2.ENGINE, winograd4.ENGINE], ids=lambda e: e.id)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from convoy.cli import app
+from convoy.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.cli import main
+from convoy.cli import entry
 
 if __name__ == "__main__":
-    main()
+    entry()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import runpy
 import signal
@@ -15,34 +14,36 @@ from typing import Any
 
 import pytest
 import torch
+from forked import joined, start, wait_for
 
 from convoy import cli
+from convoy.pipeline.checkpoint import FORMAT
+from convoy.pipeline.summed_file import read_summed
 
 NET = '''
-"""A net with all that a checkpoint must keep; it notes each step. While there is a file `stall`, torch.save stops half way."""
+"""A net with all that a checkpoint must keep; it notes each step. While there is a file `stall`, a checkpoint is half written."""
 
-import io
 import time
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import nn
 
 HERE = Path(__file__).parent
-save = torch.save
+save = safetensors.torch.save_file
 
 
-def halting(state, path):
-    if not (HERE / "stall").exists():
-        return save(state, path)
-    whole = io.BytesIO()
-    save(state, whole)
-    Path(path).write_bytes(whole.getvalue()[: whole.tell() // 2])
-    (HERE / "stalled").touch()
-    time.sleep(3600)
+def halting(tensors, path, metadata):
+    save(tensors, path, metadata)
+    if (HERE / "stall").exists():
+        with Path(path).open("r+b") as file:
+            file.truncate(Path(path).stat().st_size // 2)
+        (HERE / "stalled").touch()
+        time.sleep(3600)
 
 
-torch.save = halting
+safetensors.torch.save_file = halting
 
 
 class Small(nn.Module):
@@ -61,6 +62,8 @@ def small():
     torch.manual_seed(0)
     return Small()
 '''
+pytestmark = pytest.mark.xdist_group("forked")
+
 EPOCHS, STEPS, EVERY = 20, 6, 2
 WORDS = ("--data", "synthetic:48", "--batch", "8", "--size", "10", "--lr", "0.05", "--device", "cpu", "--stock")
 
@@ -114,44 +117,14 @@ dist.destroy_process_group()
 '''
 
 
-@pytest.fixture(scope="module")
-def start() -> Callable[..., BaseProcess]:
-    """Run a function in a process of its own, forked from one that has imported everything: a new one takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["pytest", "pydantic", "convoy.cli.progress", "convoy.pipeline.fit", "torch._dynamo"]
-    )
-
-    def run(target: Callable[..., object], *args: object) -> BaseProcess:
-        process = context.Process(target=target, args=args, daemon=True)
-        process.start()
-        return process
-
-    return run
-
-
-def wait_for(what: Callable[[], bool], process: BaseProcess, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert process.is_alive(), f"it ended with {process.exitcode}"
-        assert time.monotonic() < end, "it did not come so far in time"
-        time.sleep(0.001)
-
-
-def joined(process: BaseProcess) -> int | None:
-    """How a process ended."""
-    process.join(60)
-    return process.exitcode
-
-
 class Trainer:
     """`convoy train` in a folder: how many steps it has begun, and where its checkpoint is."""
 
-    def __init__(self, folder: Path, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
         (folder / "net.py").write_text(NET, encoding="utf-8")
         self.folder, self.checkpoint = folder, folder / "state.pt"
-        self._start, self._monkeypatch = start, monkeypatch
+        self._monkeypatch = monkeypatch
 
     def go_on(self) -> BaseProcess:
         files = (
@@ -163,14 +136,14 @@ class Trainer:
         )
         words = ("convoy", "train", *files, *WORDS, "--epochs", EPOCHS, "--checkpoint-every", EVERY, "--resume")
         self._monkeypatch.setattr(sys, "argv", [str(word) for word in words])  # a forked process is given it
-        return self._start(cli.main)
+        return start(cli.main)
 
     def steps(self) -> int:
         path = self.folder / "steps"
         return path.stat().st_size if path.exists() else 0
 
     def state(self) -> dict[str, Any]:
-        return torch.load(self.checkpoint, weights_only=True)
+        return read_summed(self.checkpoint, FORMAT, "checkpoint", most_bytes=1 << 30)
 
     def position(self) -> int:
         """Steps that the checkpoint holds."""
@@ -202,10 +175,8 @@ def same(ours: Any, theirs: Any) -> bool:
     return ours == theirs
 
 
-def test_killed_at_any_moment_it_ends_with_the_same_bits(
-    tmp_path: Path, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, trainer = (Trainer(tmp_path / name, start, monkeypatch) for name in ("whole", "killed"))
+def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, trainer = (Trainer(tmp_path / name, monkeypatch) for name in ("whole", "killed"))
     assert joined(whole.go_on()) == 0
     assert (whole.steps(), whole.position()) == (EPOCHS * STEPS, EPOCHS * STEPS)
 
@@ -230,14 +201,12 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(
     assert not list(trainer.folder.glob(".state.pt.*"))
 
 
-def test_each_of_two_processes_goes_on_with_its_own_random_numbers(
-    tmp_path: Path, start: Callable[..., BaseProcess]
-) -> None:
+def test_each_of_two_processes_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:
     (tmp_path / "process.py").write_text(PROCESS, encoding="utf-8")
     both = [start(runpy.run_path, str(tmp_path / "process.py"), {"rank": r, "folder": tmp_path}) for r in range(2)]
     assert [joined(process) for process in both] == [0, 0]
     (whole, resumed), others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert same(resumed, whole)
     assert all(map(same, others, (whole, resumed)))
-    first, second = torch.load(tmp_path / "state.pt", weights_only=True)["random"]
+    first, second = read_summed(tmp_path / "state.pt", FORMAT, "checkpoint", most_bytes=1 << 30)["random"]
     assert not torch.equal(first["cpu"], second["cpu"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import interrupt, options
 from convoy.errors import InputError
 from convoy.settings import Effort, parse_bytes
 
@@ -88,6 +88,7 @@ def compare(
     memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
     limits = Limits(timeout, memory, rounds, seconds, jobs)
     request = requested(kind, cases, rounds)
+    interrupt.unwinds()  # ends the frameworks' processes
     if option_names is not None:
         found = _options(cases, option_names, path, request, limits, again)
     else:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from convoy.cli import interrupt
+
+_CLEAR: Final = b"\r\x1b[2K\x1b[?25h"
+"""Empties the terminal's line and shows its cursor, which rich hides."""
 
 
 class Bar:
@@ -17,12 +24,15 @@ class Bar:
         columns = (TextColumn("{task.description:<44.44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("capturing the model", total=None)
+        self._drawn = ExitStack()
 
     def __call__(self, message: str, done: int, total: int) -> None:
         """Show what is being done."""
         self._progress.update(self._task, description=message, completed=done, total=total or None)
 
     def __enter__(self) -> Self:
+        if not self._progress.disable:  # not by rich, whose thread may hold the locks that it needs to stop
+            self._drawn.enter_context(interrupt.cleaned_up(lambda: os.write(2, _CLEAR)))
         self._progress.start()
         return self
 
@@ -30,3 +40,4 @@ class Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+        self._drawn.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import interrupt, options
 from convoy.cli.compare import file_word
 from convoy.errors import InputError
 
@@ -95,6 +95,7 @@ def scale(
     from convoy.compare.lock import claim
     from convoy.measurement import detect_target
 
+    interrupt.unwinds()  # ends torchrun
     with claim(detect_target(where), options.tell, count=max(request.gpus)) as notes:
         _measure(request, _start(request, path, notes, again=again), path, report, notes)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import interrupt, options
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def study(
         "strategies": nets, "direction": directions, "engines": names, **about, "effort": str(settings.effort),
         "batch": batch or 0, "energy": energy,
     }  # fmt: skip
+    interrupt.unwinds()  # writes the run file
     with claim(target, options.tell) as notes, Database.open(settings.db) as database:
         for note in database.warnings:
             options.tell(f"warning: {note}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import interrupt, options
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,9 +77,47 @@ def train(
     settings = options.settings_from(effort=effort, numerics=numerics, db=db)
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
 
-    with processes(options.pick_device(device)) as place:
+    with _interruptible(checkpoint, resume=resume), processes(options.pick_device(device)) as place:
         source = Source(model, weights, data, size, images, trust)
         run(source, recipe, settings, save_plan, *place)  # what it holds is gone before the processes part
+
+
+@contextmanager
+def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
+    """Ctrl-C removes the checkpoint that is being written, and tells what the last one holds."""
+    if checkpoint is None:
+        interrupt.keeps(lambda: f"nothing of this training is kept (see --checkpoint); {interrupt.MEASURED}")
+        yield
+        return
+    another = None if resume else _identity(checkpoint)
+
+    def kept() -> str:
+        from convoy.pipeline.checkpoint import position_in
+
+        there = _identity(checkpoint)
+        if there is None or there == another:
+            return f"this training has not written {checkpoint} yet"
+        position = position_in(checkpoint)
+        made = f"{position.epoch} epochs and {position.step} steps" if position else "the last checkpoint"
+        return f"{checkpoint} holds {made}; go on with --resume"
+
+    def remove() -> None:
+        from convoy.pipeline.checkpoint import remove_unfinished
+
+        remove_unfinished(checkpoint)
+
+    interrupt.keeps(kept)
+    with interrupt.cleaned_up(remove):
+        yield
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Another one for each file that takes this one's place; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

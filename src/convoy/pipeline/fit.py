@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -107,7 +108,9 @@ class _Fit:
         self.optimizer = torch.optim.SGD(
             learning, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
-        self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, recipe.epochs * self.steps)
+        self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self.optimizer, recipe.epochs * self._updates(self.steps)
+        )
         self.position = Position(0, 0)
         if recipe.resume and recipe.checkpoint is not None and recipe.checkpoint.exists():
             self.position = self._resume(recipe.checkpoint)
@@ -137,7 +140,8 @@ class _Fit:
             if self.step is None:
                 self.step = self._make_step(batch)
             losses.append(self.step(*batch))
-            self.cosine.step()
+            if (index + 1) % recipe.accumulate == 0:
+                self.cosine.step()
             if len(losses) == 1:  # the first builds, captures, and initialises the optimizer
                 self._wait()
                 begun = time.perf_counter()
@@ -224,8 +228,21 @@ class _Fit:
         """
         spread = isinstance(self.model, nn.parallel.DistributedDataParallel)
         rank = torch.distributed.get_rank(self.model.process_group) if spread else 0
-        found = read_checkpoint(path, self.own, self.optimizer, self.cosine, self.device, rank)
-        return found._replace(step=found.step - found.step % self.recipe.accumulate)
+        length = self.cosine.T_max
+        found = read_checkpoint(path, self.own, self.optimizer, self.cosine, self.device, rank, self.steps)
+        step = found.step - found.step % self.recipe.accumulate
+        position = Position(found.epoch + 1, 0) if step == self.steps else Position(found.epoch, step)
+        made = position.epoch * self._updates(self.steps) + self._updates(position.step)
+        if (length, made) != (self.cosine.T_max, self.cosine.last_epoch):
+            # Of another number of epochs, or of batches to an update: on along the new curve, from where it is by now.
+            self.cosine.T_max, self.cosine.last_epoch = length, made
+            for group, base in zip(self.optimizer.param_groups, self.cosine.base_lrs, strict=True):
+                group["lr"] = base * (1 + math.cos(math.pi * min(made / length, 1.0))) / 2
+        return position
+
+    def _updates(self, steps: int) -> int:
+        """So many steps' updates, each of which the schedule sees."""
+        return steps // self.recipe.accumulate
 
 
 def classification_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:

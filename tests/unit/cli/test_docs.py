@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from convoy.cli import app
+from convoy.cli.commands import app
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli import app
+from convoy.cli.commands import app
 
 FACTORY = """
 import torch

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from examples import compare_run, figures, options_run
 
-from convoy.cli import app
+from convoy.cli.commands import app
 from convoy.compare import ablation, children, comparison
 from convoy.compare.rows import Row
 from convoy.compare.runfile import Run, write

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli import app
+from convoy.cli.commands import app
 from convoy.compare.difference import causes, difference
 from convoy.compare.difference_page import difference_sheet
 from convoy.compare.rows import Figure, Row

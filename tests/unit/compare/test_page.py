@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
 
-from convoy.cli import app
+from convoy.cli.commands import app
 from convoy.compare.page import sheet_of
 from convoy.compare.runfile import Run, write
 from convoy.errors import InputError

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from convoy.cli import app
+from convoy.cli.commands import app
 from convoy.compare import Figure, read, scaling_launch, scaling_measure, scaling_worker
 from convoy.compare.scaling import Job, ScaleRequest, jobs, result_row, with_efficiency
 from convoy.compare.scaling_clocks import collective_ms, union_us

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from convoy.cli import app
+from convoy.cli.commands import app
 from convoy.cli.study_session import StudySession
 from convoy.compare import Figure, Row, Run, read, study_energy, write
 from convoy.compare.criteria import Check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,51 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path):
 def test_a_checkpoint_that_runs_code_is_not_loaded(tmp_path: Path):
     class Evil:
         def __reduce__(self) -> Any:
-            return print, ("run",)
+            return (tmp_path / "run").touch, ()
 
     file = tmp_path / "state.pt"
     torch.save({"format": Evil()}, file)
-    with pytest.raises(InputError, match="whole"):
+    with pytest.raises(InputError, match="checkpoint"):
         list(fit(net(), images(), dataclasses.replace(STOCK, checkpoint=file, resume=True)))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("stock", [True, False])
+def test_the_rate_falls_with_each_update(plan: Path, accumulate: int, *, stock: bool):
+    """PyTorch warns where a schedule goes on before the optimizer does."""
+    recipe = dataclasses.replace(STOCK, accumulate=accumulate, stock=stock, plan=None if stock else plan)
+    rates: list[float] = []
+    training = module._Fit(net(), images(), recipe, SETTINGS, None, lambda *_: rates.append(rate()), None)
+
+    def rate() -> float:
+        return training.optimizer.param_groups[0]["lr"]
+
+    list(training.run())
+    updates = 2 * (5 // accumulate)
+    curve = [0.05 * (1 + math.cos(math.pi * done / updates)) / 2 for done in range(updates + 1)]
+    made = [step for _ in range(2) for step in range(accumulate * (5 // accumulate))]
+    wanted = [curve[(index + 1) // accumulate] for index in range(len(made))]
+    assert rates == pytest.approx(wanted, abs=1e-9)
+
+
+def test_more_epochs_than_were_planned_go_on_along_the_new_curve(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state", epochs=1)
+    list(fit(net(), images(), recipe))
+    more = dataclasses.replace(recipe, epochs=4, resume=True)
+    training = module._Fit(net(), images(), more, SETTINGS, None, lambda *_: None, None)
+    wanted = 0.05 * (1 + math.cos(math.pi / 4)) / 2
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
+    assert [epoch.number for epoch in training.run()] == [2, 3, 4]
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_checkpoint_of_larger_epochs_is_refused(tmp_path: Path):
+    recipe = dataclasses.replace(STOCK, checkpoint=tmp_path / "state", every=1)
+    stopped(net(), recipe, 4)
+    with pytest.raises(InputError, match="4 steps of an epoch are made, which has 2 here"):
+        fit(net(), images(), dataclasses.replace(recipe, batch=20, resume=True))
 
 
 def test_a_loss_that_is_no_number_ends_the_training():

@@ -1,0 +1,89 @@
+"""Every command, and how a command ends. Heavy modules are imported by the commands that use them."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from typing import Annotated
+
+import typer
+
+from convoy._version import __version__
+from convoy.cli import (
+    compare,
+    db,
+    doctor,
+    engines,
+    explain,
+    interrupt,
+    layers,
+    optimize,
+    prune,
+    report,
+    run,
+    scale,
+    sparsity,
+    study,
+    train,
+)
+from convoy.errors import ConvoyError
+
+app = typer.Typer(
+    name="convoy",
+    help="Makes convolutional networks run faster on the machine they are on, and says why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("optimize")(optimize.optimize)
+app.command("run")(run.run)
+app.command("train")(train.train)
+app.command("prune")(prune.prune)
+app.command("sparsity")(sparsity.sparsity)
+app.command("explain")(explain.explain)
+app.command("layers")(layers.layers)
+app.command("engines")(engines.engines)
+app.add_typer(db.app, name="db")
+app.command("compare")(compare.compare)
+app.command("study")(study.study)
+app.command("scale")(scale.scale)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def run() -> int:
+    """Run the command that `sys.argv` names; its exit code. What went wrong is said on standard error."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # what libraries deprecate is for programmers
+    try:
+        app()
+    except ConvoyError as error:
+        if not interrupt.was_interrupted():
+            # What a user can mend is one line, whatever a library's own words in it look like; a compiler's log stays whole.
+            typer.echo(f"convoy: {' '.join(str(error).split()) if error.exit_code == 2 else error}", err=True)
+        return error.exit_code
+    except SystemExit as end:  # typer turns a KeyboardInterrupt into the code of one, and says nothing
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if not interrupt.was_interrupted():
+            typer.echo(f"convoy: internal error: {type(error).__name__}: {error}", err=True)
+            traceback.print_exc()
+        return 1
+    return 0

@@ -1,0 +1,161 @@
+"""Tensors and plain values in one safetensors file, with a SHA-256 over all of them. Nothing in such a file is run.
+
+The values stand in the file's metadata, as JSON in which a tensor is its name:
+
+    format   given by whoever writes
+    state    the values
+    sha256   of `state`, and of each tensor's name, dtype, shape and bytes, in the order of names
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors
+import safetensors.torch
+import torch
+
+from convoy.errors import InputError
+from convoy.untrusted import escape_controls, open_file, parse_json, read_bytes
+
+TOKEN_BYTES: Final = 4
+"""Of the name under which a file is written until it is whole."""
+
+MOST_HEADER_BYTES: Final = 32 << 20
+"""Of a file's names, shapes and plain values together: enough for 200,000 tensors."""
+
+_ZIP: Final = b"PK\x03\x04"
+
+
+def write_summed(path: Path, form: str, state: Mapping[str, Any]) -> None:
+    """Write a file; one that is there is replaced only when the new one is whole.
+
+    Args:
+        path: the file.
+        form: a word for the format and its version.
+        state: dicts, lists, tuples, tensors, strings, numbers, booleans and None.
+
+    Raises:
+        OSError, RuntimeError, ValueError, KeyError: it cannot be written, or `state` holds something else.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(_encoded(state, "", tensors), allow_nan=False)
+    metadata = {"format": form, "state": text, "sha256": _sum(text, tensors)}
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(TOKEN_BYTES)}")
+    try:
+        safetensors.torch.save_file(tensors, fresh, metadata)
+        fresh.replace(path)
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+
+
+def read_summed(path: Path, form: str, argument: str, *, most_bytes: int) -> Any:
+    """Read a file that `write_summed` wrote; tensors are in host memory.
+
+    Args:
+        path: the file.
+        form: its format.
+        argument: what to call it in errors.
+        most_bytes: files that are larger are refused before they are read.
+
+    Raises:
+        InputError: no file of this format, or one that is damaged.
+    """
+    data = read_bytes(path, most_bytes, argument)
+    try:
+        metadata = _metadata(data, argument)
+        if metadata.get("format") != form:
+            raise InputError(argument, str(path), f"a file of the format {form!r}", _other_format(data, metadata))
+        tensors = safetensors.torch.load(data)
+        del data
+        text = metadata.get("state", "")
+        if _sum(text, tensors) != metadata.get("sha256"):
+            raise ValueError("its contents do not match their SHA-256")
+        return _decoded(parse_json(text, argument), tensors)
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        if isinstance(error, InputError) and error.value == str(path):
+            raise
+        reason = escape_controls(" ".join(str(error).split())[:200] or type(error).__name__)
+        raise InputError(argument, str(path), "a file that is whole", f"It cannot be read: {reason}") from error
+
+
+def read_values(path: Path, argument: str, *, most_bytes: int) -> Any:
+    """The plain values of a file, without its tensors (None in their places) and without a look at its sum.
+
+    Raises:
+        OSError, RuntimeError, ValueError, KeyError, TypeError: it cannot be read.
+    """
+    with open_file(path, most_bytes, argument) as file:
+        head = file.read(8)
+        data = head + file.read(min(int.from_bytes(head, "little"), MOST_HEADER_BYTES))
+    return _decoded(parse_json(_metadata(data, argument)["state"], argument), None)
+
+
+def _metadata(data: bytes, argument: str) -> dict[str, str]:
+    if data[:4] == _ZIP:
+        return {}
+    length = int.from_bytes(data[:8], "little")
+    if length > min(MOST_HEADER_BYTES, len(data) - 8):
+        raise ValueError("its header is longer than a safetensors file's")
+    header = parse_json(data[8 : 8 + length], argument)
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    return found if isinstance(found, dict) and all(isinstance(word, str) for word in found.values()) else {}
+
+
+def _other_format(data: bytes, metadata: Mapping[str, str]) -> str:
+    if data[:4] == _ZIP:
+        return "torch.save wrote it, which keeps no sum of the contents. Start anew, with another file."
+    return f"It says {metadata['format'][:100]!r}." if "format" in metadata else ""
+
+
+def _sum(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _encoded(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """JSON of a value; its tensors are put beside it, each with memory of its own."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        name = where
+        while name in tensors:
+            name += "+"
+        own = value.detach().cpu().contiguous()
+        shared = any(own.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values())
+        tensors[name] = own.clone() if shared else own
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"dict": [[key, _encoded(each, f"{where}/{key}".lstrip("/"), tensors)] for key, each in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_encoded(each, f"{where}/{index}", tensors) for index, each in enumerate(value)]}
+    raise ValueError(f"{where} is a {type(value).__name__}, which such a file cannot hold")
+
+
+def _decoded(value: Any, tensors: Mapping[str, torch.Tensor] | None) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("its values are malformed")
+        return value
+    ((kind, held),) = value.items()
+    if kind == "tensor":
+        return None if tensors is None else tensors[held]
+    if kind == "dict":
+        return {key: _decoded(each, tensors) for key, each in held}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(_decoded(each, tensors) for each in held)
+    raise ValueError("its values are malformed")

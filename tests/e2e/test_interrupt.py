@@ -74,11 +74,35 @@ from convoy import cli
 cli.entry()
 """
 
-TRAIN = ("train", "net.py:small", "--data", "synthetic:16", "--batch", "8", "--size", "8", "--epochs", "100000")
+TRAIN = (
+    "train",
+    "net.py:small",
+    "--trust",
+    "--data",
+    "synthetic:16",
+    "--batch",
+    "8",
+    "--size",
+    "8",
+    "--epochs",
+    "100000",
+)
 COMMANDS = {
     "train": (*TRAIN, "--effort", "none", "--device", "cpu", "--checkpoint", "state"),
-    "optimize": ("optimize", "net.py:small", "--size", "16", "--device", "cpu", "--effort", "none", "--plan", "p.json"),
-    "run": ("run", "net.py:small", "--plan", "given.json", "--size", "16", "--device", "cpu"),
+    "optimize": (
+        "optimize",
+        "net.py:small",
+        "--trust",
+        "--size",
+        "16",
+        "--device",
+        "cpu",
+        "--effort",
+        "none",
+        "--plan",
+        "p.json",
+    ),
+    "run": ("run", "net.py:small", "--trust", "--plan", "given.json", "--size", "16", "--device", "cpu"),
 }
 
 WORDS = ("optimize", "net.py:small", "--trust", "--size", "16", "--engine", "onednn")

@@ -65,7 +65,20 @@ def small():
 pytestmark = pytest.mark.xdist_group("forked")
 
 EPOCHS, STEPS, EVERY = 20, 6, 2
-WORDS = ("--data", "synthetic:48", "--batch", "8", "--size", "10", "--lr", "0.05", "--device", "cpu", "--stock")
+WORDS = (
+    "--trust",
+    "--data",
+    "synthetic:48",
+    "--batch",
+    "8",
+    "--size",
+    "10",
+    "--lr",
+    "0.05",
+    "--device",
+    "cpu",
+    "--stock",
+)
 
 PROCESS = '''
 """One of two processes: a training from start to end, and one that is stopped and goes on."""

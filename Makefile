@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test lint types contracts gpu-test sanitize clean
+.PHONY: venv demo test lint types contracts gpu-test fuzz sanitize clean
 
 venv: $(STAMP)
 
@@ -34,6 +34,10 @@ test: lint types contracts
 
 gpu-test:
 	$(PYTHON) bench/gpu_tests.py --folder build/gpu-tests
+
+# A million damaged files for every loader: nothing but a ConvoyError, no hanging, little memory. Failing files are kept.
+fuzz: venv
+	$(BIN)/python tests/fuzz/mutate_files.py --count 1000000 --jobs 2
 
 # Every kernel of ours under compute-sanitizer's four tools, JOBS processes at a time.
 sanitize:

@@ -81,12 +81,21 @@ def read_bytes(path: str | Path, most_bytes: int, what: str, error: type[InputEr
     """
     with open_file(path, most_bytes, what, error) as file:
         try:
-            data = file.read(most_bytes + 1)
+            data = read_at_most(file, most_bytes + 1)
         except OSError as cause:
             raise error(what, str(path), "a file that can be read", str(cause.strerror)) from cause
     if len(data) > most_bytes:
         raise error(what, str(path), f"a file of at most {_size(most_bytes)}")
     return data
+
+
+def read_at_most(file: IO[bytes], most_bytes: int) -> bytes:
+    """The next bytes of a file: memory is taken for those that are there, not for the limit."""
+    parts: list[bytes] = []
+    while most_bytes and (part := file.read(min(most_bytes, _CHUNK))):
+        parts.append(part)
+        most_bytes -= len(part)
+    return b"".join(parts)
 
 
 def read_text(path: str | Path, most_bytes: int, what: str, error: type[InputError] = InputError) -> str:

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from convoy.untrusted import read_at_most
+
 Cell = int | float | str | bytes | None
 
 MAGIC: Final = b"SQLite format 3\0"
 HEADER_BYTES: Final = 100
 PAGE_BYTES: Final = 4096
 """What Convoy creates its files with, and what is assumed where the header is lost."""
+
+MOST_BYTES: Final = 256 << 20
+"""Of a damaged file and of its log: what lies behind is not looked at. All results of a GPU that ship take 12 MB as text."""
 
 _TABLE_LEAF: Final = 0x0D
 _WAL_HEADER_BYTES: Final = 32
@@ -75,13 +80,19 @@ def read_records(path: Path) -> Iterator[tuple[Cell, ...]]:
 
 
 def _read_pages(path: Path) -> dict[int, bytes]:
-    data = path.read_bytes()
+    data = _read_start(path)
     size = _page_bytes(data[:HEADER_BYTES]) or PAGE_BYTES
     pages = {at // size + 1: data[at : at + size].ljust(size, b"\0") for at in range(0, len(data), size)}
     log = path.with_name(path.name + "-wal")
-    if log.exists():
-        pages |= _log_pages(log.read_bytes(), size)
+    if log.is_file():
+        pages |= _log_pages(_read_start(log), size)
     return pages
+
+
+def _read_start(path: Path) -> bytes:
+    """A file's content as far as it is looked at."""
+    with path.open("rb") as file:
+        return read_at_most(file, MOST_BYTES)
 
 
 def _log_pages(log: bytes, size: int) -> dict[int, bytes]:

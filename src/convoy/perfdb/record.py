@@ -20,6 +20,7 @@ from convoy.errors import InputError
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, parse_problem
 from convoy.target import Target
+from convoy.untrusted import parse_json
 
 Value = str | int | float | bool
 
@@ -211,10 +212,9 @@ def read_target(digest: str, text: str) -> Target:
     """Check a target's JSON against its digest; raises InputError when it is not one or has another digest."""
     _check_text("target", text, LONGEST_TARGET)
     try:
-        data = json.loads(text)
-        target = Target.from_dict(data)
-    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise InputError("target", text, "a target's fields as JSON", f"It says {error!r}.") from None
+        target = Target.from_dict(parse_json(text, "target"))
+    except InputError as error:
+        raise InputError("target", text, "a target's fields as JSON", f"It says: {error}") from None
     if target.digest != digest:
         raise InputError("target", digest, f"the digest of its fields, {target.digest}")
     return target

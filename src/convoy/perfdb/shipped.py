@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from convoy.errors import InputError
-from convoy.perfdb.record import check_digest, read_target, target_json
+from convoy.perfdb.record import LONGEST_TARGET, check_digest, read_target, target_json
 from convoy.perfdb.row import Measurement
 from convoy.perfdb.transfer import Table, read_table, write_rows
 from convoy.target import Target
@@ -116,7 +116,8 @@ def shipped_descriptions(folder: Traversable | None = None) -> dict[str, Target]
         entry = folder.joinpath(digest + TARGET_SUFFIX)
         with suppress(InputError, UnicodeDecodeError):
             if entry.is_file():
-                found[digest] = read_target(digest, entry.read_text(encoding="utf-8").strip())
+                with entry.open("rb") as file:
+                    found[digest] = read_target(digest, file.read(LONGEST_TARGET + 2).decode("utf-8").strip())
     return found
 
 

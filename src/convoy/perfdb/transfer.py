@@ -11,10 +11,10 @@ import io
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, cast
 
@@ -22,11 +22,20 @@ from convoy.errors import InputError
 from convoy.perfdb.record import COLUMNS, DEFAULTS, Value, read_record, read_target, read_text, target_json, to_record
 from convoy.perfdb.row import Measurement
 from convoy.perfdb.sql import SCHEMA_VERSION
+from convoy.untrusted import gunzip, open_file, parse_json
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 
 _LONGEST_LINE: Final = 8 << 20
 """A text of 2^20 characters, six bytes each where JSON escapes them, and room to spare."""
+MOST_BYTES: Final = 256 << 20
+"""Of an export, before and after decompression: 100 times the rows of a well-known GPU."""
+MOST_ROWS: Final = 200_000
+"""Of an export: six times the rows of a well-known GPU; they take about 1 KiB of memory each."""
+_MOST_OTHERS: Final = 20_000
+"""Texts and targets of an export."""
+_MOST_TEXT: Final = 64 << 20
+"""Characters of all texts of an export."""
 _MOST_REFUSALS: Final = 1000
 """With more bad lines than this, the file is something else."""
 _INTEGER: Final = re.compile(r"[0-9]{1,18}")
@@ -59,17 +68,22 @@ class Incoming:
     texts: dict[str, str] = field(default_factory=dict[str, str])
     targets: dict[str, str] = field(default_factory=dict[str, str])
     refused: list[Refusal] = field(default_factory=list[Refusal])
+    characters: int = 0
 
     def take(self, line: int, table: object, record: Mapping[str, object]) -> None:
         """Check one record and keep it, or the reason against it.
 
         Raises:
-            InputError: after a thousand refusals.
+            InputError: after a thousand refusals, and where there is more than memory should hold.
         """
         try:
             self._take(table, record)
         except InputError as error:
             self.refuse(line, str(error))
+        others = max(len(self.texts), len(self.targets))
+        if len(self.rows) > MOST_ROWS or others > _MOST_OTHERS or self.characters > _MOST_TEXT:
+            expected = f"at most {MOST_ROWS} rows and {_MOST_OTHERS} texts of {_MOST_TEXT} characters"
+            raise InputError("file", f"line {line}", expected, "Export it in parts: --engine, --problem, --target.")
 
     def refuse(self, line: int, reason: str) -> None:
         """Note why a line was not taken in."""
@@ -83,13 +97,14 @@ class Incoming:
         elif table == "texts":
             key, text = read_text(_word(record, "key"), _word(record, "text"))
             self.texts[key] = text
+            self.characters += len(text)
         elif table == "targets":
             content = json.dumps(record.get("json"))
             target = read_target(_word(record, "digest"), content)
             self.targets[target.digest] = target_json(target)
         elif table == "database":
             version = record.get("schema_version")
-            if not isinstance(version, int) or version > SCHEMA_VERSION:
+            if isinstance(version, bool) or not isinstance(version, int) or version > SCHEMA_VERSION:
                 raise InputError(
                     "schema_version", version, f"at most {SCHEMA_VERSION}", "Install a newer Convoy to read it."
                 )
@@ -188,40 +203,36 @@ def read_table(file: IO[bytes], name: str) -> Table:
     with _text(file, name) as lines:
         reader = csv.reader(lines, strict=True)
         header = _header(reader, name)
-        return Table(name, header, list(_split(reader, header, refuse)))
+        split = list(islice(_split(reader, header, refuse), MOST_ROWS + 1))
+    if len(split) > MOST_ROWS:
+        raise InputError(name, len(split), f"at most {MOST_ROWS} rows")
+    return Table(name, header, split)
 
 
 def read_file(path: Path) -> Incoming:
     """Everything that an export offers.
 
     Raises:
-        InputError: if it is not there, cannot be decoded, or is no export at all.
+        InputError: if it is no regular file, is too large, cannot be decoded, or is no export at all.
     """
-    file_form(path)
+    form, _ = file_form(path)
+    incoming = Incoming()
     try:
-        with path.open("rb") as file:
-            return _read(file, path.name)
+        with open_file(path, MOST_BYTES, "file") as file, _text(file, path.name) as lines:
+            (_read_csv if form == "csv" else _read_json_lines)(lines, path.name, incoming)
     except OSError as error:
         raise InputError("file", str(path), "an export that can be read", f"It says: {error}.") from None
-
-
-def _read(file: IO[bytes], name: str) -> Incoming:
-    incoming = Incoming()
-    with _text(file, name) as lines:
-        (_read_csv if file_form(Path(name))[0] == "csv" else _read_json_lines)(lines, name, incoming)
     return incoming
 
 
 @contextmanager
 def _text(file: IO[bytes], name: str) -> Generator[Iterator[str]]:
     """The lines of a file, which may be compressed; raises InputError where it cannot be decoded."""
+    raw = gunzip(file, MOST_BYTES, name) if file_form(Path(name))[1] else file
     try:
-        with gzip.GzipFile(fileobj=file) if file_form(Path(name))[1] else file as raw:
-            yield _lines(io.TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8-sig", newline=""), name)
+        yield _lines(io.TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8-sig", newline=""), name)
     except UnicodeDecodeError as error:
         raise InputError(name, f"bytes at {error.start}", "text in UTF-8") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(name, str(error), "a whole gzip file") from None
 
 
 def _lines(text: io.TextIOWrapper, name: str) -> Iterator[str]:
@@ -240,7 +251,10 @@ def _read_csv(lines: Iterator[str], name: str, incoming: Incoming) -> None:
 
 def _header(reader: _Reader, name: str) -> list[str]:
     """The first line, which names the columns."""
-    header = next(reader, list[str]())
+    try:
+        header = next(reader, list[str]())
+    except csv.Error as error:
+        raise InputError(name, "line 1", "a first line with the columns' names", f"It says: {error}.") from None
     needed = [column for column in COLUMNS if column not in DEFAULTS]
     if len(set(header)) < len(header) or not set(needed) <= set(header) <= set(COLUMNS):
         raise InputError(name, ",".join(header), "a first line with the columns " + ",".join(COLUMNS))
@@ -286,9 +300,9 @@ def _read_json_lines(lines: Iterator[str], name: str, incoming: Incoming) -> Non
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            incoming.refuse(number, f"no JSON: {error}")
+            record = parse_json(line, "record")
+        except InputError as error:
+            incoming.refuse(number, str(error))
             continue
         if not isinstance(record, dict):
             incoming.refuse(number, "no JSON object")

@@ -1,0 +1,282 @@
+"""Every loader of files from elsewhere, with good files to mutate. A new loader is one function here, marked with `@loader`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+Load = Callable[[Path], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How files of one kind are read.
+
+    Attributes:
+        name: of the kind.
+        suffix: of its files' names.
+        load: reads a file, and does with it what a command would; raises ConvoyError alone.
+        seeds: contents of good files.
+        share: of the mutations of `make fuzz` that it gets, beside the others' shares.
+        unwrap: the part of a file that is mutated inside its wrapping (what gzip compresses), with `wrap` as its inverse.
+        wrap: see `unwrap`.
+    """
+
+    name: str
+    suffix: str
+    load: Load
+    seeds: list[bytes]
+    share: float = 1.0
+    unwrap: Callable[[bytes], bytes] | None = None
+    wrap: Callable[[bytes], bytes] | None = None
+
+
+_MAKERS: dict[str, Callable[[], Loader]] = {}
+
+
+def loader(make: Callable[[], Loader]) -> Callable[[], Loader]:
+    """Register a loader by the name of the function that makes it."""
+    _MAKERS[make.__name__] = make
+    return make
+
+
+def names() -> list[str]:
+    """Of all loaders."""
+    return list(_MAKERS)
+
+
+def made(name: str) -> Loader:
+    """A loader, with what it imports."""
+    return _MAKERS[name]()
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------------
+
+
+def _plan_text() -> bytes:
+    from convoy import plan as plans
+    from convoy.plan import Plan, Step
+    from convoy.problem import ConvProblem, EngineConfig, Knobs
+
+    first = ConvProblem(1, 3, 8, 8, 4, 3, 3, layout="nhwc")
+    steps = (
+        Step("convert", "", (), ("x",), ("x@nhwc",), "layout:nchw:nhwc:fp32[1,3,8,8]", EngineConfig("aten"), "nhwc", 1.5),
+        Step(
+            "region", "conv", ("conv", "relu"), ("x@nhwc",), ("relu",), first.key,
+            EngineConfig("triton.implicit_gemm", 3, Knobs.of(block_m=64, flat=True)), "nhwc", 7.25, 4096, 1, (0,),
+        ),
+    )  # fmt: skip
+    target = {"device": "cpu", "name": "a CPU", "digest": "f" * 16, "versions": {"torch": "2.13.0"}}
+    plan = Plan(
+        "net", "0123456789abcdef", ("fp32[1,3,8,8]",), target, "as_torch", steps, "exact", 8.75, 8.75, 4096, 1024,
+        notes=("a note",), border={"x": "nchw", "relu": "nchw"},
+    )  # fmt: skip
+    return json.dumps(plans.to_dict(plan), indent=1).encode()
+
+
+@loader
+def plan() -> Loader:
+    """`convoy explain`, of the whole plan and of a layer, and against itself."""
+    from convoy import plan as plans
+
+    def load(path: Path) -> object:
+        found = plans.load(path)
+        text = plans.explain(found)
+        assert all(character.isprintable() or character == "\n" for character in text), "control characters"
+        for step in found.steps:
+            if step.nodes:
+                plans.explain(found, step.nodes[0])
+        return plans.compare(found, found), plans.to_dict(found)
+
+    return Loader("plan", ".json", load, [_plan_text()])
+
+
+# --- rows of the performance database ---------------------------------------------------------------------------------------
+
+
+def _rows(path: Path) -> object:
+    from convoy.errors import InputError
+    from convoy.perfdb.transfer import read_file
+
+    found = read_file(path)
+    if found.refused:
+        raise InputError(path.name, f"line {found.refused[0].line}", "well-formed rows", found.refused[0].reason)
+    return found
+
+
+def _csv() -> bytes:
+    import tempfile
+
+    from convoy.perfdb.row import Measurement, Status
+    from convoy.perfdb.transfer import write_rows
+    from convoy.problem import ConvProblem, EngineConfig, Knobs
+
+    key = ConvProblem(1, 3, 8, 8, 4, 3, 3).key
+    rows = [
+        Measurement(
+            key, EngineConfig("aten", 2), "0" * 16, "p1", Status.OK, 9, 12.5, 0.25, 1e-7, 64, 128, date="2026-01-02"
+        ),
+        Measurement(
+            key, EngineConfig("gemm", 1, Knobs.of(images=1)), "0" * 16, "p1", Status.TIMEOUT, reason='too "slow", it is'
+        ),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.csv"
+        write_rows(rows, file)
+        return file.read_bytes()
+
+
+def _json_lines() -> bytes:
+    from convoy.perfdb.record import to_record
+    from convoy.perfdb.row import Measurement, Status
+    from convoy.problem import ConvProblem, EngineConfig, SubgraphProblem
+    from convoy.target import Target
+
+    target = Target("cpu", "a CPU", "avx2", 4, 8 << 30, 1 << 20, (("torch", "2.13.0"),))
+    row = Measurement(
+        ConvProblem(1, 3, 8, 8, 4, 3, 3).key, EngineConfig("aten", 2), target.digest, "p1", Status.OK, 9, 12.5
+    )
+    piece = SubgraphProblem(
+        "graph 1\ninput %v0: fp32[1,4]\n%v1: fp32[1,4] = aten.relu.default(%v0)\nreturn %v1\n", "any"
+    )
+    lines = [
+        {"table": "database", "schema_version": 1},
+        {"table": "targets", "digest": target.digest, "json": target.to_dict()},
+        {"table": "texts", "key": piece.key, "text": piece.text},
+        {"table": "measurements", **to_record(row)},
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, 1, mtime=0)
+
+
+@loader
+def rows_csv() -> Loader:
+    """`convoy db import rows.csv`."""
+    return Loader("rows_csv", ".csv", _rows, [_csv()])
+
+
+@loader
+def rows_json_lines() -> Loader:
+    """`convoy db import rows.jsonl`."""
+    return Loader("rows_json_lines", ".jsonl", _rows, [_json_lines()])
+
+
+@loader
+def rows_csv_gz() -> Loader:
+    """`convoy db import rows.csv.gz`: gzip's own bytes damaged."""
+    return Loader("rows_csv_gz", ".csv.gz", _rows, [_gzip(_csv())])
+
+
+@loader
+def rows_json_lines_gz() -> Loader:
+    """`convoy db import rows.jsonl.gz`: a whole gzip file of damaged lines."""
+    return Loader("rows_json_lines_gz", ".jsonl.gz", _rows, [_gzip(_json_lines())], unwrap=gzip.decompress, wrap=_gzip)
+
+
+@loader
+def shipped() -> Loader:
+    """Rows that ship with the package, each checked when it is asked for."""
+    from convoy.perfdb.shipped import Shelf
+    from convoy.perfdb.transfer import read_table
+
+    def load(path: Path) -> object:
+        with path.open("rb") as file:
+            return Shelf(read_table(file, path.name), "0" * 16).rows()
+
+    return Loader("shipped", ".csv.gz", load, [_gzip(_csv())], unwrap=gzip.decompress, wrap=_gzip)
+
+
+@loader
+def target() -> Loader:
+    """A target's description, beside shipped rows and in the database."""
+    from convoy.perfdb.record import read_target
+    from convoy.target import Target
+
+    known = Target("cpu", "a CPU", "avx2", 4, 8 << 30, 1 << 20, (("torch", "2.13.0"),))
+
+    def load(path: Path) -> object:
+        return read_target(known.digest, _text(path))
+
+    return Loader("target", ".json", load, [json.dumps(known.to_dict()).encode()])
+
+
+@loader
+def database() -> Loader:
+    """`convoy db merge`: another database, which may be damaged; what it holds of good rows is taken in."""
+    import tempfile
+
+    from convoy.perfdb import Database
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows, file = Path(folder) / "rows.jsonl", Path(folder) / "perf.db"
+        rows.write_bytes(_json_lines())
+        with Database.open(file, shipped=False) as made_here:
+            made_here.import_(rows)
+        content = file.read_bytes()
+
+    def load(path: Path) -> object:
+        with Database(None, shipped=False) as own:
+            return own.merge(path, partial=True)
+
+    return Loader("database", ".db", load, [content], share=0.1)
+
+
+# --- texts inside of files --------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "replace")
+
+
+def _lines(*texts: str) -> list[bytes]:
+    return [text.encode() for text in texts]
+
+
+@loader
+def graph_text() -> Loader:
+    """A graph's text, as the database keeps it of pieces."""
+    from convoy.graph.text import digest, parse_graph
+    from convoy.graph.verify import verify
+
+    def load(path: Path) -> object:
+        graph = parse_graph(_text(path))
+        verify(graph)
+        return digest(graph)
+
+    text = (
+        "graph 1\ninput %x: fp32[1,3,8,8]\nconstant %w: fp32[4,3,3,3]\n"
+        "%y: fp32[1,4,8,8] = conv2d(%x, %w, None, (1, 1), (1, 1), (1, 1), 1)\n"
+        "%p: fp32[1,4,4,4], _ = aten.max_pool2d_with_indices.default(%y, (2, 2)) as %q\n"
+        '%z: fp32[1,4,4,4] = aten.add.Tensor(%p, 1.5, alpha=-2, mode="a\\"b", dtype=dtype.fp32)\nreturn %z, %x\n'
+    )
+    return Loader("graph_text", ".txt", load, _lines(text))
+
+
+@loader
+def problem_key() -> Loader:
+    """Problems' keys and knobs, as rows and plans hold them."""
+    from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Pool, WeightMask, parse_problem
+
+    def load(path: Path) -> object:
+        text = _text(path)
+        if text.startswith("mask:"):
+            return WeightMask.parse(text)
+        return parse_problem(text) if ":" in text else Knobs.parse(text)
+
+    pooled = ConvProblem(1, 3, 8, 8, 4, 3, 3, epilogue=Epilogue(True, False, "relu", Pool("max", 2, 2, 2, 2)))
+    mask = WeightMask((2, 1, 2, 2), b"\xf0")
+    return Loader(
+        "problem_key", ".txt", load,
+        _lines(pooled.key, LinearProblem(1, 2, 3).key, "layout:nchw:nhwc:fp32[1,3,8,8]", mask.text, "block_m=64,pdl=true"),
+    )  # fmt: skip
+
+
+def every() -> Iterator[Loader]:
+    """All loaders."""
+    return map(made, names())

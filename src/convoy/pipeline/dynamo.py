@@ -2,73 +2,111 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
 
-from convoy.pipeline.traced import compile_for_training
+from convoy.errors import InputError
+from convoy.pipeline.inference_graph import InferenceGraph
+from convoy.pipeline.stages import competing_engines
+from convoy.pipeline.traced import compile_passes
+from convoy.program.recording import first_line
+from convoy.user_warning import warn_user
 from convoy.settings import Settings
 
-
-class _Closed(nn.Module):
-    """A Dynamo graph whose parameters and buffers are its own again; called with the remaining inputs alone.
-
-    Dynamo lifts them to inputs and marks them as static; convolution weights must be constants to be packed once.
-    """
-
-    def __init__(self, graph_module: fx.GraphModule, inputs: Sequence[Any], static: Sequence[bool]) -> None:
-        super().__init__()
-        self.graph_module = graph_module
-        self.static = list(static)
-        for index, (tensor, is_static) in enumerate(zip(inputs, static, strict=True)):
-            if not is_static:
-                continue
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(f"p{index}", tensor)
-            else:
-                self.register_buffer(f"p{index}", tensor)
-
-    def forward(self, *free: Any) -> Any:
-        rest = iter(free)
-        return self.graph_module(*(getattr(self, f"p{i}") if s else next(rest) for i, s in enumerate(self.static)))
+_OPTIONS: Final = tuple(field.name for field in fields(Settings))
 
 
 def dynamo_backend(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph (registered as the backend `convoy` by entry point).
 
-    A graph that needs gradients is cut into a forward and a backward pass, and each is tuned when it is first called. Graphs
-    with symbolic shapes run as Dynamo caught them, with one warning.
+    A graph that needs gradients is cut into a forward and a backward pass, and each is tuned when it is first called, as is a
+    graph without gradients, whose weights are packed. What cannot be captured runs as Dynamo caught it, with one warning.
 
     Args:
-        graph_module: the graph, parameters lifted to inputs.
+        graph_module: the graph, parameters and buffers lifted to inputs.
         example_inputs: tensors in the graph's input order.
         options: fields of `convoy.Settings` by name, as `torch.compile(..., options={...})` passes them.
+        mode: Inductor's modes mean nothing here; only `default` is taken.
 
     Returns:
         A function of all the graph's inputs.
+
+    Raises:
+        InputError: an option that there is not, or a value that it does not take; Dynamo wraps it in BackendCompilerFailed.
     """
-    from convoy.pipeline.optimize import optimize_model
+    settings = settings_of(options or {}, mode)
+    reason = _why_not(example_inputs)
+    if not reason:
+        try:
+            passes = compile_passes(graph_module, example_inputs, settings)
+        except Exception as error:  # AOTAutograd runs the user's operators on fake tensors: anything may come out of it
+            reason = first_line(error)
+        else:
+            if not passes.is_plain or _autocasts():
+                return passes.run
+            return InferenceGraph(graph_module, _weights_at(graph_module, example_inputs), settings)
+    warn_user(f"torch.compile: PyTorch runs a graph as Dynamo caught it: {reason}")
+    return graph_module.forward
 
+
+def settings_of(options: Mapping[str, Any], mode: str | None = None) -> Settings:
+    """The settings that a backend's options name.
+
+    Raises:
+        InputError: naming the option.
+    """
+    if mode not in (None, "default"):
+        raise InputError("mode", mode, "no mode with this backend", 'Pass options={"effort": "full"} to measure more.')
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(str(name), _OPTIONS, 1)
+            todo = f"Did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"options[{name!r}]", options[name], "one of " + ", ".join(_OPTIONS), todo)
+    settings = Settings(**options)
+    competing_engines(settings)
+    return settings
+
+
+def _why_not(inputs: Sequence[Any]) -> str:
+    """Why a graph with these inputs is not for Convoy; empty where it is."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for value in inputs:
+        if isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and _is_symbolic(value)):
+            return "its shapes are symbolic; torch.compile(dynamic=False) compiles each shape by itself"
+        if not isinstance(value, torch.Tensor):
+            return f"an input is a {type(value).__name__}, not a tensor"
+        if isinstance(value, FakeTensor):
+            return "its inputs are fake tensors, which hold no numbers"
+        if type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+            return f"an input is a {type(value).__name__}, a tensor with operators of its own"
+    return ""
+
+
+def _is_symbolic(tensor: torch.Tensor) -> bool:
+    return any(isinstance(side, torch.SymInt) for side in tensor.shape)
+
+
+def _autocasts() -> bool:
+    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+
+
+def _weights_at(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Inputs that Dynamo marks as a module's own, or that are parameters."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    static = ["_dynamo_static_input_type" in node.meta.get("tensor_dict", {}) for node in placeholders]
-    settings = Settings(**(options or {}))
-    if any(not isinstance(value, torch.Tensor) for value in example_inputs):
-        reason = "symbolic shapes are not supported"
-        warnings.warn(f"convoy: {reason}: this graph runs as PyTorch runs it", stacklevel=2)
-        return graph_module.forward
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in example_inputs):
-        return compile_for_training(graph_module, example_inputs, settings)
-    closed = _Closed(graph_module, example_inputs, static).eval()
-    free = [index for index, is_static in enumerate(static) if not is_static]
-    result = optimize_model(closed, tuple(example_inputs[i] for i in free), name="torch.compile", settings=settings)
-    program = result.program
-
-    def run(*inputs: Any) -> Any:
-        return program(*[inputs[i] for i in free])
-
-    return run
+    return [
+        index
+        for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+        if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}) or isinstance(value, nn.Parameter)
+    ]

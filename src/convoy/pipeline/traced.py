@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +14,14 @@ from torch import fx
 
 from convoy.capture import Captured, capture_traced, captured_function, to_double
 from convoy.engines.flags import convolutions
-from convoy.errors import CaptureError
+from convoy.errors import SelectionError
 from convoy.graph.randomness import draws
 from convoy.measurement import SearchResult
 from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.ambient import without_modes
 from convoy.pipeline.choice import make_plan, select
 from convoy.pipeline.proof import proven
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
@@ -40,6 +40,8 @@ from convoy.pipeline.stages import (
 from convoy.plan import Plan
 from convoy.program import GraphProgram
 from convoy.program.module import Runnable, eager_of
+from convoy.program.recording import first_line
+from convoy.user_warning import warn_user
 from convoy.settings import Settings
 
 
@@ -87,11 +89,16 @@ class TracedGraph:
 
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         try:
-            captured = capture_traced(self._module, args)
-        except CaptureError as error:
-            warnings.warn(f"convoy: {self._name} pass: {error}: PyTorch runs it as it was traced", stacklevel=4)
+            with without_modes():
+                captured = capture_traced(self._module, args)
+                runnable = self._runnable(captured, [arg.detach() for arg in args])
+        except SelectionError:
+            raise  # a budget or a promise that was asked for cannot be kept
+        except Exception as error:  # whatever a user's operators, a compiler or a device make of it
+            if is_out_of_memory(error):
+                torch.cuda.empty_cache()
+            warn_user(f"torch.compile: PyTorch runs the {self._name} pass as it was traced: {first_line(error)}")
             return self._stock
-        runnable = self._runnable(captured, [arg.detach() for arg in args])
         if runnable is None:
             return self._stock
         return lambda args: captured.unflatten_outputs(runnable(args))
@@ -162,10 +169,9 @@ class TracedGraph:
         if not any(draws(node) for node in captured.graph.nodes):
             try:
                 return verdict.float_outputs(captured_function(to_double(captured))(*args)), stock
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            torch.cuda.empty_cache()
+            except Exception as error:  # a dtype that is written into the graph, or no room
+                if is_out_of_memory(error):
+                    torch.cuda.empty_cache()
         made = (node.meta.get("val") for node in self._module.graph.nodes)
         dtypes = {value.dtype for value in made if isinstance(value, torch.Tensor)}
         shake = Shaker(unit_roundoff(dtypes, cuda=args[0].is_cuda))
@@ -188,16 +194,39 @@ def _net(
     return make_net(name, captured, border, first, settings, target)
 
 
-def compile_for_training(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
-) -> Callable[..., Any]:
-    """A function with gradients: AOTAutograd cuts the graph in a forward and a backward pass, and each gets a plan."""
+@dataclass(frozen=True, slots=True)
+class CompiledPasses:
+    """What AOTAutograd made of a graph.
+
+    Attributes:
+        run: takes all the graph's inputs; it writes to those that the graph writes to.
+        is_plain: whether there is no backward pass, no input is written to, and no result is a view of an input.
+    """
+
+    run: Callable[..., Any]
+    is_plain: bool
+
+
+def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> CompiledPasses:
+    """Have AOTAutograd cut a graph in forward and backward pass; each is tuned in its first call.
+
+    AOTAutograd makes passes functional: what the graph writes to its inputs it copies back after the call, and results that are
+    views of inputs it makes anew of those.
+
+    Args:
+        graph_module: the graph that Dynamo caught.
+        example_inputs: its inputs.
+        settings: what may be done.
+    """
     from torch._dynamo.backends.common import aot_autograd
+
+    plain: list[bool] = []
 
     def compiler(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
         def compile_pass(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             del inputs  # fake tensors: the first call brings real ones
-            graph = TracedGraph(module, settings, name)
+            plain.append(name == "inference" and _is_plain())
+            graph = TracedGraph(module, settings, "forward" if name == "inference" else name)
 
             def run(args: list[Any]) -> Any:
                 return graph(args)
@@ -207,4 +236,19 @@ def compile_for_training(
 
         return compile_pass
 
-    return aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))(graph_module, example_inputs)
+    compilers = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
+    backend = aot_autograd(**{argument: compiler(name) for argument, name in compilers.items()})
+    return CompiledPasses(backend(graph_module, example_inputs), plain == [True])
+
+
+def _is_plain() -> bool:
+    """Whether the graph that AOTAutograd compiles now writes to no input and returns no view of one."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return False
+    written = any(given.mutates_data or given.mutates_metadata for given in metadata.input_info)
+    return not written and all(made.output_type is OutputType.non_alias for made in metadata.output_info)

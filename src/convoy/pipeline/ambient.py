@@ -1,0 +1,46 @@
+"""without_modes: what a caller's thread has switched on must not take part in tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def without_modes(*, autocast: bool = True) -> Iterator[None]:
+    """Run as in a fresh thread: no gradients, no inference mode, no dispatch or function modes, no traced graph around.
+
+    AOTAutograd calls a compiled forward pass the first time under a dispatch mode of its own, in which Inductor cannot trace. A
+    user may have set a default device, which is a function mode, or count operators by a dispatch mode.
+
+    Args:
+        autocast: whether the caller's autocast is switched off as well.
+    """
+    from torch._guards import tracing
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with ExitStack() as stack:
+        stack.enter_context(tracing(None))
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(_without_function_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for device in ("cpu", "cuda") if autocast else ():
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def _without_function_modes() -> Iterator[None]:
+    """Take all function modes off the thread's stack for a while. Disabling them would disable the exporter's own too."""
+    from torch._C import _len_torch_function_stack
+    from torch.overrides import _pop_mode, _push_mode
+
+    modes = [_pop_mode() for _ in range(_len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)

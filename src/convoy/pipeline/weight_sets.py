@@ -1,0 +1,122 @@
+"""WeightSets: what was packed for which weights.
+
+Dynamo compiles a class's forward once, and runs the one graph for all instances of the class, each with its own weights.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+
+_version = attrgetter("_version")
+
+MOST_SETS: Final = 64
+"""Sets of weights that are packed at once for one graph: more than blocks of one class in any usual net."""
+
+WORTH_PACKING: Final = 8
+"""Calls that packed weights must serve for packing to have been worth it: it takes about as long as some calls."""
+
+MOST_PATIENCE: Final = 256
+"""Calls in which weights must have stayed the same before they are packed again, at most."""
+
+
+@dataclass(slots=True, eq=False)
+class PackedWeights:
+    """One set of weights: what runs with it, and how long it must stay the same before it is packed again.
+
+    Attributes:
+        versions: of the tensors, when they were packed.
+        run: computes with the packed values; None where they are not packed yet.
+        calls: that `run` has served.
+        patience: calls that the weights must stay the same before they are packed.
+        seen: their versions in the last call that found `run` out of date.
+        waited: calls since they last changed.
+        left: calls that PyTorch computed since they were packed.
+        refs: one a tensor; any tensor's end takes the set out.
+    """
+
+    versions: int = -1
+    run: Callable[..., Any] | None = None
+    calls: int = 0
+    patience: int = 0
+    seen: int = -1
+    waited: int = 0
+    left: int = 0
+    refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list[weakref.ref[torch.Tensor]])
+
+    def is_current(self, versions: int) -> bool:
+        """Whether `run` computes with the weights' present values; counts a call where it does."""
+        if self.run is None or versions != self.versions:
+            return False
+        self.calls += 1
+        return True
+
+    def is_due(self, versions: int) -> bool:
+        """Whether the weights, which `run` does not have, are to be packed in this call; else PyTorch computes it.
+
+        Weights that change after few calls, as in a training loop that evaluates now and then, must stay the same for longer
+        and longer before they are packed again.
+        """
+        if versions != self.seen:
+            if self.run is not None:
+                lasted = self.calls >= WORTH_PACKING
+                self.patience = 0 if lasted else min(MOST_PATIENCE, max(1, 2 * self.patience))
+                self.run, self.calls, self.left = None, 0, 0
+            self.seen, self.waited = versions, 0
+        self.waited += 1
+        due = self.waited > self.patience
+        self.left += not due
+        return due
+
+
+class WeightSets:
+    """Sets of weights by the tensors' identity, the least recently used one dropped first. It keeps no tensor alive.
+
+    Args:
+        most: sets to keep.
+
+    Attributes:
+        wasted: sets that ended before they had served `WORTH_PACKING` calls.
+    """
+
+    def __init__(self, most: int = MOST_SETS) -> None:
+        self._most = most
+        self._sets: OrderedDict[tuple[int, ...], PackedWeights] = OrderedDict()
+        self.wasted = 0
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def of(self, weights: Sequence[torch.Tensor]) -> PackedWeights:
+        """The entry of these very tensors; a new one where there is none."""
+        # A tensor's id is its own for as long as it lives, and its end takes the entry out.
+        key = tuple(map(id, weights))
+        found = self._sets.get(key)
+        if found is None:
+            found = PackedWeights(patience=WORTH_PACKING if self.wasted >= WORTH_PACKING else 0)
+            found.refs = [weakref.ref(tensor, lambda _: self._drop(key)) for tensor in weights]
+            self._sets[key] = found
+            while len(self._sets) > self._most:
+                self._drop(next(iter(self._sets)))
+        else:
+            self._sets.move_to_end(key)
+        return found
+
+    def _drop(self, key: tuple[int, ...]) -> None:
+        dropped = self._sets.pop(key, None)
+        if dropped is not None and dropped.calls < WORTH_PACKING:
+            self.wasted += 1
+
+
+def versions_of(weights: Sequence[torch.Tensor]) -> int:
+    """A number that grows with every change of the tensors in place that PyTorch counts."""
+    try:
+        return sum(map(_version, weights))
+    except RuntimeError:  # tensors made in inference mode count no changes
+        return sum(tensor._version for tensor in weights if not tensor.is_inference())

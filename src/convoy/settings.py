@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Final, SupportsFloat, SupportsIndex, cast
 
 from convoy.errors import InputError
 
@@ -97,30 +99,126 @@ class Settings:
     keep_freed_memory: bool = True
 
     def __post_init__(self) -> None:
-        for name, kind in (("numerics", Numerics), ("effort", Effort), ("solver", Solver), ("layout", LayoutChoice)):
-            value = getattr(self, name)
-            if value not in {str(member) for member in kind}:
-                raise InputError(name, value, "one of " + ", ".join(kind))
-            object.__setattr__(self, name, kind(value))
-        for name in ("memory_budget_bytes", "tuning_memory_bytes"):
-            size = getattr(self, name)
-            if size is not None and size <= 0:
-                raise InputError(name, size, "a positive number of bytes, or None")
-        if not 1 <= self.streams <= MOST_STREAMS:
-            raise InputError("streams", self.streams, f"an integer from 1 to {MOST_STREAMS}")
-        if not self.stream_memory >= 1:
-            raise InputError("stream_memory", self.stream_memory, "a number of at least 1")
-        if self.db is not None and not isinstance(self.db, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError("db", self.db, "a path, or None")
-        object.__setattr__(self, "db", None if self.db is None else Path(self.db))
-        if not self.tune_s > 0:
-            raise InputError("tune_s", self.tune_s, "a positive number of seconds")
-        if not self.timeout_s > 0:
-            raise InputError("timeout_s", self.timeout_s, "a positive number of seconds")
+        """Refuse what is of a wrong type or out of range, and give every field its own type.
+
+        Raises:
+            InputError: naming the field.
+        """
+        for name, read in _READERS.items():
+            object.__setattr__(self, name, read(name, getattr(self, name)))
+
+
+def checked_settings(settings: object) -> Settings:
+    """The settings that a public call was given; the defaults for None.
+
+    Raises:
+        InputError: anything else than `Settings`.
+    """
+    if settings is None:
+        return Settings()
+    if not isinstance(settings, Settings):
+        todo = "Pass convoy.Settings(**settings)." if isinstance(settings, Mapping) else ""
+        raise InputError("settings", cast("object", settings), "convoy.Settings, or None", todo)
+    return settings
+
+
+def _word(kind: type[StrEnum]) -> Callable[[str, object], StrEnum]:
+    def read(name: str, value: object) -> StrEnum:
+        if not isinstance(value, str) or value not in {str(member) for member in kind}:
+            raise InputError(name, value, "one of " + ", ".join(kind))
+        return kind(value)
+
+    return read
+
+
+def _flag(name: str, value: object) -> bool:
+    # NumPy's booleans are no `bool`, and equal one.
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise InputError(name, value, "True or False")
+
+
+def _integer(
+    low: int, high: int | None, expected: str, *, optional: bool = False
+) -> Callable[[str, object], int | None]:
+    def read(name: str, value: object) -> int | None:
+        if value is None and optional:
+            return None
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+            found = operator.index(value)
+            if low <= found and (high is None or found <= high):
+                return found
+        raise InputError(name, value, expected)
+
+    return read
+
+
+def _number(low: float, expected: str, *, open_end: bool, finite: bool) -> Callable[[str, object], float]:
+    """Reads a number of at least `low`, or above it with `open_end`; NaN is none."""
+
+    def read(name: str, value: object) -> float:
+        if isinstance(value, (SupportsFloat, SupportsIndex)) and not isinstance(value, (bool, str)):
+            try:
+                found = float(value)
+            except (OverflowError, TypeError, ValueError):
+                found = math.nan
+            if (found > low if open_end else found >= low) and not (finite and math.isinf(found)):
+                return found
+        raise InputError(name, value, expected)
+
+    return read
+
+
+def _names(example: str) -> Callable[[str, object], tuple[str, ...]]:
+    def read(name: str, value: object) -> tuple[str, ...]:
+        if isinstance(value, (tuple, list, set, frozenset)):
+            found = cast("Collection[object]", value)
+            if all(isinstance(item, str) and item for item in found):
+                kept = tuple(cast("Collection[str]", found))
+                return tuple(sorted(kept)) if isinstance(value, (set, frozenset)) else kept
+        todo = f"Write ({value!r},)." if isinstance(value, str) else ""
+        raise InputError(name, cast("object", value), f"a tuple of words, such as {example}", todo)
+
+    return read
+
+
+def _path(name: str, value: object) -> Path | None:
+    if value is None:
+        return None
+    if isinstance(value, (str, os.PathLike)):
+        found = os.fspath(cast("str | os.PathLike[str]", value))
+        if isinstance(found, str) and found and "\0" not in found:  # pyright: ignore[reportUnnecessaryIsInstance]
+            return Path(found)
+    raise InputError(name, cast("object", value), "a path, or None")
 
 
 MOST_STREAMS = 16
 """More never helped, and each has a workspace of its own."""
+
+_BYTES: Final = _integer(1, None, "a positive integer of bytes, or None", optional=True)
+
+_READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
+    "numerics": _word(Numerics),
+    "effort": _word(Effort),
+    "tune_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
+    "solver": _word(Solver),
+    "layout": _word(LayoutChoice),
+    "memory_budget_bytes": _BYTES,
+    "tuning_memory_bytes": _BYTES,
+    "deterministic": _flag,
+    "static_outputs": _flag,
+    "isolate": _flag,
+    "streams": _integer(1, MOST_STREAMS, f"an integer from 1 to {MOST_STREAMS}"),
+    "stream_memory": _number(1, "a number of at least 1", open_end=False, finite=False),
+    "timeout_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
+    "only_engines": _names("('onednn', 'cpu.direct')"),
+    "deny_engines": _names("('inductor',)"),
+    "db": _path,
+    "engines": _names("('mine=my.module:MyEngine',)"),
+    "progress": _flag,
+    "keep_freed_memory": _flag,
+}
+"""For each field what gives its value the field's own type, or refuses it."""
 
 
 def database_from_environment(environment: Mapping[str, str]) -> Path | None:

@@ -34,7 +34,9 @@ def _level_of_user() -> int:
 
 
 def _is_inside(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    if "__name__" not in frame.f_globals:  # code that AOTAutograd makes, under names of its own
+        return True
+    package = str(frame.f_globals["__name__"]).partition(".")[0]
     if package in _BETWEEN or frame.f_code.co_filename.startswith(_OWN):
         return True
     # Code that torch and Python make as text, such as the forward of a torch.fx graph, belongs to no file of the user's.

@@ -7,10 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from convoy.errors import CompileError, InputError, UnsupportedError
-from convoy.settings import Effort, Settings, database_from_environment, engines_from_environment, parse_bytes
+from convoy.settings import (
+    Effort,
+    Settings,
+    checked_settings,
+    database_from_environment,
+    engines_from_environment,
+    parse_bytes,
+)
 from convoy.support import Support
 from convoy.target import Target
 
@@ -26,18 +34,85 @@ def test_settings_take_words_and_refuse_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("name", "value"),
     [
-        {"memory_budget_bytes": 0},
-        {"tuning_memory_bytes": -1},
-        {"timeout_s": 0.0},
-        {"timeout_s": float("nan")},
-        {"tune_s": 0.0},
+        ("effort", None),
+        ("effort", 3),
+        ("numerics", ["strict"]),
+        ("solver", True),
+        ("tune_s", "3"),
+        ("tune_s", 0.0),
+        ("tune_s", -1),
+        ("tune_s", float("nan")),
+        ("tune_s", None),
+        ("tune_s", True),
+        ("timeout_s", 0.0),
+        ("timeout_s", float("nan")),
+        ("timeout_s", 1j),
+        ("streams", None),
+        ("streams", True),
+        ("streams", 2.0),
+        ("streams", "4"),
+        ("streams", 0),
+        ("streams", 17),
+        ("stream_memory", 0.5),
+        ("stream_memory", float("nan")),
+        ("stream_memory", "2"),
+        ("deterministic", "no"),
+        ("deterministic", 1),
+        ("static_outputs", None),
+        ("isolate", 0),
+        ("progress", "yes"),
+        ("keep_freed_memory", []),
+        ("memory_budget_bytes", 0),
+        ("memory_budget_bytes", "1GiB"),
+        ("memory_budget_bytes", 1e9),
+        ("tuning_memory_bytes", -1),
+        ("tuning_memory_bytes", True),
+        ("only_engines", "aten"),
+        ("only_engines", None),
+        ("only_engines", (1,)),
+        ("deny_engines", ("",)),
+        ("engines", {"mine": "my.module:Mine"}),
+        ("db", 3),
+        ("db", b"perf.db"),
+        ("db", ""),
     ],
 )
-def test_settings_refuse_values_out_of_range(values: dict[str, float]) -> None:
-    with pytest.raises(InputError):
-        Settings(**values)
+def test_settings_name_the_field_that_is_wrong(name: str, value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        Settings(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.argument == name
+    assert str(caught.value).startswith(f"{name}: got ")
+
+
+def test_every_field_is_checked() -> None:
+    for field in dataclasses.fields(Settings):
+        with pytest.raises(InputError) as caught:
+            Settings(**{field.name: object()})  # type: ignore[arg-type]
+        assert caught.value.argument == field.name
+
+
+def test_settings_take_what_means_the_same() -> None:
+    numbers = Settings(
+        tune_s=np.float32(2), streams=np.int64(3), tuning_memory_bytes=np.int32(5), isolate=np.bool_(False)
+    )
+    assert (numbers.tune_s, numbers.streams, numbers.tuning_memory_bytes, numbers.isolate) == (2.0, 3, 5, False)
+    assert {type(numbers.tune_s), type(numbers.streams), type(numbers.isolate)} == {float, int, bool}
+    assert Settings(tune_s=3).tune_s == 3.0
+    assert Settings(only_engines=["aten"], deny_engines={"b", "a"}).deny_engines == ("a", "b")  # type: ignore[arg-type]
+    assert Settings(db="a/b.db").db == Path("a/b.db")  # type: ignore[arg-type]
+    assert Settings(db=None).db is None
+
+
+def test_settings_of_a_call() -> None:
+    given = Settings(effort=Effort.NONE)
+    assert checked_settings(given) is given
+    assert checked_settings(None) == Settings()
+    with pytest.raises(InputError, match=r"settings: got .*convoy.Settings\(\*\*settings\)"):
+        checked_settings({"effort": "none"})
+    with pytest.raises(InputError, match="settings: got 'none'"):
+        checked_settings("none")
 
 
 def test_environment() -> None:

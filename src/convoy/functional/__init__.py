@@ -12,7 +12,7 @@ from convoy.functional.arguments import Size, autocast, check_dtypes, check_tens
 from convoy.functional.autograd import FORMATS, Convolution, on
 from convoy.functional.choice import pick, with_mask
 from convoy.measurement.detect import detect_target
-from convoy.settings import Settings
+from convoy.settings import Settings, checked_settings
 from convoy.target import Target
 
 __all__ = ["conv2d", "engines"]
@@ -67,7 +67,7 @@ def conv2d(
         InputError: an argument that torch would refuse too, an unknown engine, tensors on different devices.
         UnsupportedError: the engine cannot do it; with the engine's reason.
     """
-    settings = settings or Settings()
+    settings = checked_settings(settings)
     check_tensors(x, weight, bias)
     x, weight, bias = autocast(x, weight, bias)
     check_dtypes(x, weight, bias)

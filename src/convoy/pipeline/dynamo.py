@@ -15,8 +15,8 @@ from convoy.pipeline.inference_graph import InferenceGraph
 from convoy.pipeline.stages import competing_engines
 from convoy.pipeline.traced import compile_passes
 from convoy.program.recording import first_line
-from convoy.user_warning import warn_user
 from convoy.settings import Settings
+from convoy.user_warning import warn_user
 
 _OPTIONS: Final = tuple(field.name for field in fields(Settings))
 

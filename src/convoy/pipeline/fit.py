@@ -28,7 +28,7 @@ from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training import training_step
 from convoy.program.step import TrainingStep
 from convoy.prune.accuracy import accuracy, class_scores
-from convoy.settings import Settings
+from convoy.settings import Settings, checked_settings
 from convoy.zoo import Dataset
 
 
@@ -79,7 +79,7 @@ def fit(
         InputError: fewer images than a batch, fewer batches than an update, a checkpoint of another model.
         ConvoyError: the loss became NaN or infinite.
     """
-    return _Fit(model, images, recipe, settings or Settings(), test, observer or silent, on_plan).run()
+    return _Fit(model, images, recipe, checked_settings(settings), test, observer or silent, on_plan).run()
 
 
 class _Fit:

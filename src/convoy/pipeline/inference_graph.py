@@ -13,15 +13,17 @@ from torch import fx, nn
 from convoy.errors import PlanError, SelectionError
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.ambient import without_modes
+from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.optimize import optimize_model
 from convoy.pipeline.rounding import seeded
 from convoy.pipeline.stages import capture_net, device_of, target_for
+from convoy.pipeline.strided import strided
 from convoy.pipeline.weight_sets import WeightSets, versions_of
 from convoy.plan import Plan
 from convoy.program import Program, build_program
 from convoy.program.recording import first_line
-from convoy.user_warning import warn_user
 from convoy.settings import Settings
+from convoy.user_warning import warn_user
 
 LONGEST_WAIT: Final = 8
 """Calls in a row that PyTorch computes because weights change, before the user is told."""
@@ -87,7 +89,7 @@ class InferenceGraph:
             return self._module(*inputs)
         with torch.inference_mode(False), torch.no_grad():
             made = run(self._free(inputs))
-        return tuple(map(_strided, made, self._strides))
+        return tuple(map(strided, made, self._strides))
 
     def _free(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         held = set(self._weights_at)
@@ -124,7 +126,7 @@ class InferenceGraph:
     def _packed(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """Tune, or pack under the plan that is there; None where PyTorch runs the graph from now on."""
         try:
-            with without_modes():
+            with undisturbed(), without_modes():
                 closed = Closed(self._module, inputs, self._weights_at).eval()
                 program = self._program(closed, self._free(inputs))
                 if program.runnable is not None and not self._strides:
@@ -162,10 +164,3 @@ class InferenceGraph:
         """The strides of PyTorch's own results."""
         with seeded():
             return [tensor.stride() for tensor in self._module(*inputs)]
-
-
-def _strided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides: itself where it has them."""
-    if tensor.stride() == stride:
-        return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -44,7 +44,7 @@ from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.program.module import signature_of
 from convoy.report.summary import Summary
-from convoy.settings import Settings
+from convoy.settings import Settings, checked_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def optimize(
     """
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     label = name or type(model).__name__
-    return optimize_model(model, given, name=label, settings=settings or Settings(), kwargs=kwargs).program
+    return optimize_model(model, given, name=label, settings=checked_settings(settings), kwargs=kwargs).program
 
 
 def optimize_model(
@@ -216,7 +216,7 @@ def load(
     Raises:
         PlanError: the plan is malformed or was made for another model, shape, device or version.
     """
-    settings = settings or Settings()
+    settings = checked_settings(settings)
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     first = plans.load(Path(paths[0]))

@@ -23,6 +23,7 @@ from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.ambient import without_modes
 from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.proof import proven
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
 from convoy.pipeline.schedules import build_fastest
@@ -37,12 +38,13 @@ from convoy.pipeline.stages import (
     silent,
     target_for,
 )
+from convoy.pipeline.strided import strided
 from convoy.plan import Plan
 from convoy.program import GraphProgram
 from convoy.program.module import Runnable, eager_of
 from convoy.program.recording import first_line
-from convoy.user_warning import warn_user
 from convoy.settings import Settings
+from convoy.user_warning import warn_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,15 @@ class TracedGraph:
         module: the graph.
         settings: what may be done.
         name: what to call it: `forward` or `backward`.
+        visible: how many of its results, the first ones, leave the compiled function: those have PyTorch's strides.
 
     Attributes:
         plan: what it runs; None before the first call and where it could not be captured.
     """
 
-    def __init__(self, module: fx.GraphModule, settings: Settings, name: str) -> None:
+    def __init__(self, module: fx.GraphModule, settings: Settings, name: str, visible: int = 0) -> None:
         self._module, self._settings, self._name = module, settings, name
+        self._strides = _strides(module)[:visible]
         self._lock = threading.Lock()
         self._run: Callable[[Sequence[Any]], Any] | None = None
         self.plan: Plan | None = None
@@ -89,7 +93,7 @@ class TracedGraph:
 
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         try:
-            with without_modes():
+            with undisturbed(), without_modes():
                 captured = capture_traced(self._module, args)
                 runnable = self._runnable(captured, [arg.detach() for arg in args])
         except SelectionError:
@@ -101,7 +105,14 @@ class TracedGraph:
             return self._stock
         if runnable is None:
             return self._stock
-        return lambda args: captured.unflatten_outputs(runnable(args))
+        return lambda args: self._as_traced(captured.unflatten_outputs(runnable(args)))
+
+    def _as_traced(self, made: list[Any]) -> list[Any]:
+        """Results with the strides that were traced, where they leave the compiled function."""
+        for index, stride in enumerate(self._strides):
+            if isinstance(made[index], torch.Tensor):
+                made[index] = strided(made[index], stride)
+        return made
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
         """Tune; None where the plan is wrong as a whole or not faster than PyTorch.
@@ -180,6 +191,13 @@ class TracedGraph:
         return [tensor.double() for tensor in stock], theirs
 
 
+def _strides(module: fx.GraphModule) -> list[tuple[int, ...]]:
+    """The strides of a traced graph's results; no sides for those that are no tensors."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    made = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]]
+    return [tuple(value.stride()) if isinstance(value, torch.Tensor) else () for value in made]
+
+
 def _net(
     name: str, module: fx.GraphModule, captured: Captured, args: list[torch.Tensor], settings: Settings, target: Any
 ) -> Net:
@@ -226,7 +244,8 @@ def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
         def compile_pass(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             del inputs  # fake tensors: the first call brings real ones
             plain.append(name == "inference" and _is_plain())
-            graph = TracedGraph(module, settings, "forward" if name == "inference" else name)
+            visible = 0 if name == "backward" else _visible()
+            graph = TracedGraph(module, settings, "forward" if name == "inference" else name, visible)
 
             def run(args: list[Any]) -> Any:
                 return graph(args)
@@ -244,11 +263,24 @@ def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
 def _is_plain() -> bool:
     """Whether the graph that AOTAutograd compiles now writes to no input and returns no view of one."""
     from torch._functorch._aot_autograd.schemas import OutputType
-    from torch._guards import TracingContext
 
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = _metadata()
     if metadata is None:
         return False
     written = any(given.mutates_data or given.mutates_metadata for given in metadata.input_info)
     return not written and all(made.output_type is OutputType.non_alias for made in metadata.output_info)
+
+
+def _visible() -> int:
+    """How many results of the forward pass that AOTAutograd compiles now leave it; the others are for the backward pass."""
+    metadata = _metadata()
+    if metadata is None:
+        return 0
+    return metadata.num_mutated_inp_runtime_indices + metadata.num_outputs + metadata.num_intermediate_bases
+
+
+def _metadata() -> Any:
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata

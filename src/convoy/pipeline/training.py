@@ -21,7 +21,7 @@ from convoy.pipeline.training_job import TrainingJob, TrainingResult, uncaptured
 from convoy.plan import Plan
 from convoy.program.step import TrainingStep, effective_amp
 from convoy.program.step_program import StepOptions
-from convoy.settings import Effort, Settings
+from convoy.settings import Effort, Settings, checked_settings
 from convoy.user_warning import warn_user
 
 SHARED_DEVICES: Final = ("cuda",)
@@ -73,7 +73,7 @@ def training_step(
             in every run, or gradients that are wrong as planned where PyTorch's own may differ from run to run.
     """
     options = StepOptions(amp, scaler, clip_grad_norm, accumulate)
-    settings = settings or Settings()
+    settings = checked_settings(settings)
     try:
         return train_model(
             model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name

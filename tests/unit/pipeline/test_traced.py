@@ -131,7 +131,7 @@ def test_what_a_graph_cannot_hold_runs_as_it_was_traced_with_a_warning(graphs: l
 
     model = Complex()
     compiled = torch.compile(model, backend="convoy", options={**OPTIONS, "db": db})
-    with pytest.warns(UserWarning, match="PyTorch runs it as it was traced"):
+    with pytest.warns(UserWarning, match="PyTorch runs the forward pass as it was traced"):
         loss = compiled(torch.randn(4, 16)).sum()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

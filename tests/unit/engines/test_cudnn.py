@@ -160,12 +160,12 @@ TF32 = [
 ]
 
 
-def test_strict_numerics_take_no_tensor_cores_and_transforms_last(install):
+def test_exact_numerics_take_no_tensor_cores_and_transforms_last_and_strict_ones_none(install):
     install(*TF32)
     everything = [(f"eng{i}", False) for i in range(1, 6)]
     exact = [("eng5", False), ("eng2", False), ("eng4", False)]
     assert names(PLAIN) == everything
-    assert names(replace(PLAIN, numerics="strict")) == exact
+    assert names(replace(PLAIN, numerics="strict")) == exact[:1]
     assert names(PLAIN, replace(H100, versions=(("cudnn_tf32", "off"),))) == exact
     assert names(replace(PLAIN, numerics="half"), replace(H100, versions=(("cudnn_tf32", "off"),))) == everything
     assert names(typed(PLAIN, "fp16", numerics="strict")) == everything
@@ -177,6 +177,17 @@ def test_strict_numerics_build_no_tensor_cores_either(install):
     assert ENGINE.build(PLAIN, knobs, H100).deterministic
     with pytest.raises(CompileError, match="rounds operands"):
         ENGINE.build(replace(PLAIN, numerics="strict"), knobs, H100)
+
+
+def test_strict_numerics_build_no_transforms_either(install):
+    install(*TF32)
+    exact_here = replace(H100, versions=(("cudnn_tf32", "off"),))
+    for number in (2, 4):
+        knobs = Knobs.of(plan=f"eng{number}", fused=False)
+        assert ENGINE.build(PLAIN, knobs, exact_here) is not None
+        with pytest.raises(CompileError, match="rounds by the largest value of a tile"):
+            ENGINE.build(replace(PLAIN, numerics="strict"), knobs, H100)
+    assert ENGINE.build(replace(PLAIN, numerics="strict"), Knobs.of(plan="eng5", fused=False), H100).deterministic
 
 
 def test_denied_engines_are_neither_offered_nor_built(install, monkeypatch):

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Knobs
-from convoy.engines.conditions import plain_convolution
+from convoy.engines.conditions import plain_convolution, transforms_allowed
 from convoy.engines.cudnn import library, plans
 from convoy.engines.cudnn.executable import Convolution
 from convoy.engines.cudnn.graphs import fused_part
@@ -108,6 +108,9 @@ class Cudnn(Engine):
             facts = plans.facts(problem, fused, plan, torch.cuda.current_device())
             if _is_exact(problem, target) and not facts.exact:
                 raise CompileError(self.id, f"plan {plan.name} rounds operands or sums, and {problem} wants fp32")
+            allowed = transforms_allowed(problem) if problem.x_dtype == "fp32" else Support.yes()
+            if not allowed and plans.transforms(problem, fused, plan, torch.cuda.current_device()):
+                raise CompileError(self.id, f"plan {plan.name} {allowed.reason}")
             graph, index = plans.graph_of(problem, fused, plan)
             graph.build_plan_at_index(index)
             wanted = int(graph.get_workspace_size_plan_at_index(index))

@@ -112,17 +112,18 @@ def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[
     Args:
         problem: what is computed.
         fused: what of its epilogue is in the graph.
-        exact: whether fp32 products must be fp32: plans with an `INEXACT` note are left out, and those that transform tiles
-            come last.
+        exact: whether fp32 products must be fp32: plans with an `INEXACT` note are left out. Those that transform tiles are
+            left out too under numerics `strict`, and come last elsewhere.
 
     Raises:
         library.errors(): cuDNN refuses the graph, or fails.
     """
-    found = _survey(problem, fused, INEXACT if exact else ())
     if not exact:
-        return found
-    direct = set(_survey(problem, fused, INEXACT + TRANSFORMING))
-    return tuple(sorted(found, key=lambda plan: plan not in direct))
+        return _survey(problem, fused, ())
+    direct = _survey(problem, fused, INEXACT + TRANSFORMING)
+    if problem.numerics == "strict":
+        return direct
+    return tuple(sorted(_survey(problem, fused, INEXACT), key=lambda plan: plan not in direct))
 
 
 def _survey(problem: ConvProblem, fused: Epilogue, without: Iterable[str]) -> tuple[Plan, ...]:
@@ -243,6 +244,13 @@ def facts(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> Fac
             raise
         raise _absent(problem, plan, library.first_line(error)) from error
     raise _absent(problem, plan, "its engine refuses these knobs")
+
+
+@lru_cache(maxsize=8192)
+def transforms(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> bool:
+    """Whether a plan that cuDNN has computes on transformed tiles; arguments as of `facts`."""
+    del device
+    return _probe_without(problem, fused, plan, TRANSFORMING) is None
 
 
 def _absent(problem: ConvProblem, plan: Plan, reason: str) -> InputError:

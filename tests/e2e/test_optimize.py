@@ -146,12 +146,13 @@ class AsOnAGpu(GraphProgram):
 
 def test_on_a_gpu_the_weights_are_looked_at_behind_the_launch(net, x, settings, tmp_path, monkeypatch) -> None:
     fast = run_plan(net, x, settings, tmp_path / "p.json")
-    program, seen, looked = fast.programs[0], [], fast._versions
+    program, seen, state = fast.programs[0], [], fast._serving.state
+    looked = state.change
     right = fast(x)
     program.runnable = AsOnAGpu(program.runnable, seen)
-    monkeypatch.setattr(fast, "_versions", lambda: seen.append("looked") or looked())
+    monkeypatch.setattr(state, "change", lambda: seen.append("checked") or looked())
     assert torch.equal(fast(x), right)
-    assert seen == ["launched", "looked"]
+    assert seen == ["launched", "checked"]
     with torch.no_grad():
         net.left[0].weight.mul_(2)
     with pytest.warns(UserWarning, match="refresh"):

@@ -79,7 +79,7 @@ class SwappedModule(OptimizedModule):
     """A model whose layers were swapped one by one: it runs as it is, for any shape that its layers take."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
-        super().__init__(model, Program(plan, None, None), (), _no_tuner)
+        super().__init__(model, Program(plan, None, None), (), {}, _no_tuner)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model with its swapped layers."""

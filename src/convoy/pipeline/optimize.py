@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.capture.export import evaluation_mode
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import Peaks, SearchResult
@@ -42,9 +43,9 @@ from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
-from convoy.program.module import signature_of
 from convoy.report.summary import Summary
 from convoy.settings import Settings, checked_settings
+from convoy.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +106,35 @@ def optimize_model(
     kwargs = kwargs or {}
     watch = observer or silent
     target = target_for(device_of(model, args, kwargs))
-    training = model.training
-    model.eval()
-    try:
-        try:
-            net = capture_net(name, model, args, kwargs, settings, target)
-        except CaptureError as error:
-            from convoy.pipeline.modules import optimize_modules
+    with evaluation_mode(model):
+        result = _optimize_model(model, args, kwargs, name, settings, target, watch)
+    result.program.renew()  # with the training flags that the user gave
+    return result
 
-            return optimize_modules(
-                model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error)
-            )
-        limited = memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
-        with limited, Database.open(settings.db) as database:
-            ceilings = measured_ceilings(target)
-            clock = Stopwatch()
-            found = measure(net, settings, database, watch)
-            job = _Job(model, args, kwargs, net, found, settings, ceilings)
-            build = partial(job.build, database, clock, watch)
-            return job.conclude(proven(build, net, found, settings, database, watch))
-    finally:
-        model.train(training)
+
+def _optimize_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    settings: Settings,
+    target: Target,
+    watch: Observer,
+) -> Result:
+    try:
+        net = capture_net(name, model, args, kwargs, settings, target)
+    except CaptureError as error:
+        from convoy.pipeline.modules import optimize_modules
+
+        return optimize_modules(model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error))
+    limited = memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
+    with limited, Database.open(settings.db) as database:
+        ceilings = measured_ceilings(target)
+        clock = Stopwatch()
+        found = measure(net, settings, database, watch)
+        job = _Job(model, args, kwargs, net, found, settings, ceilings)
+        build = partial(job.build, database, clock, watch)
+        return job.conclude(proven(build, net, found, settings, database, watch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +183,7 @@ class _Job:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        module = OptimizedModule(self.model, program, signature_of(self.args, self.kwargs), _tuner(net.name, settings))
-        module.eval()
+        module = OptimizedModule(self.model, program, self.args, self.kwargs, _Tuner(net.name, settings))
         inputs = net.captured.flatten_inputs(self.args, self.kwargs)
         plan, timeline = timeline_of(plan, program, inputs)
         summary = summarize(
@@ -185,15 +193,17 @@ class _Job:
         return Result(module, plan, summary)
 
 
-def _tuner(name: str, settings: Settings) -> Callable[..., Program]:
-    """What an OptimizedModule calls for further shapes (no plan) or for new weights (its plan)."""
+@dataclass(frozen=True, slots=True)
+class _Tuner:
+    """What an OptimizedModule calls for further shapes (no plan) or for new weights (its plan). It can be pickled."""
 
-    def tune(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:
+    name: str
+    settings: Settings
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:
         if plan is not None:
-            return _program_for(plan, model, args, kwargs, settings)
-        return optimize_model(model, args, name=name, settings=settings, kwargs=kwargs).program.programs[0]
-
-    return tune
+            return _program_for(plan, model, args, kwargs, self.settings)
+        return optimize_model(model, args, name=self.name, settings=self.settings, kwargs=kwargs).program.programs[0]
 
 
 def load(
@@ -220,18 +230,13 @@ def load(
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     first = plans.load(Path(paths[0]))
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         program = _program_for(first, model, given, kwargs or {}, settings)
-    finally:
-        model.train(training)
-    module = OptimizedModule(model, program, signature_of(given, kwargs or {}), _tuner(first.model, settings))
-    module.eval()
+    module = OptimizedModule(model, program, given, kwargs or {}, _Tuner(first.model, settings))
     for further in paths[1:]:
         plan = plans.load(Path(further))
         others = tuple(zeros_of(text, given[0].device) for text in plan.inputs)
-        module.add(signature_of(others, {}), _program_for(plan, model, others, {}, settings))
+        module.add(others, {}, _program_for(plan, model, others, {}, settings))
     return module
 
 

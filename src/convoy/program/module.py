@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -19,17 +17,14 @@ from convoy.measurement.ahead import Ahead
 from convoy.measurement.heap import keep_freed_memory
 from convoy.measurement.room import keep_room
 from convoy.plan.plan import Plan
+from convoy.program import calls
 from convoy.program.bind import PackedSteps, Regions, bind
 from convoy.program.chained import ChainedProgram
 from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
+from convoy.program.serving import Served, Serving, Tuner
 from convoy.settings import Settings
 from convoy.target import Target
-
-_VERSION = attrgetter("_version")
-
-Signature = tuple[Any, ...]
-"""What a call's arguments must equal for a program to serve it: shapes, dtypes, devices, and the values of the rest."""
 
 
 class Runnable(Protocol):
@@ -48,6 +43,7 @@ class Program:
         captured: the graph, and how its arguments and results nest; its constants were packed and are not kept.
         runnable: what runs it; None where the plan is the baseline and the stock module runs.
         resident_bytes: bytes of packed constants.
+        autocast: where autocast was on when it was made; it computes that.
     """
 
     def __init__(
@@ -57,12 +53,16 @@ class Program:
         self.captured = None if captured is None else dataclasses.replace(captured, constants={})
         self.runnable = runnable
         self.resident_bytes = resident_bytes
+        self.autocast = calls.autocast_state()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run on arguments of the captured structure."""
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], strides: calls.Strides | str = "as made") -> Any:
+        """Run on arguments of the captured structure; outputs that lie otherwise than `strides` says are copied."""
         if self.runnable is None or self.captured is None:
             raise InputError("plan", "baseline", "a plan with steps")
-        return self.captured.unflatten_outputs(self.runnable(self.captured.flatten_inputs(args, kwargs)))
+        made = self.runnable(self.captured.flatten_inputs(args, kwargs))
+        if not isinstance(strides, str):
+            made = [calls.in_strides(tensor, wanted) for tensor, wanted in zip(made, strides, strict=True)]
+        return self.captured.unflatten_outputs(made)
 
 
 def build_program(
@@ -117,48 +117,46 @@ def _with_refusal(plan: Plan, refused: str) -> Plan:
 class OptimizedModule(nn.Module):
     """Runs a tuned program where one fits the call, the stock module where none does, and says so once.
 
-    It computes inference results: outputs carry no gradient. The stock module runs instead when an input requires a
-    gradient, when the module is in training mode, when a parameter was changed after tuning (`refresh` packs the new
-    values), and for shapes that have no plan (`tune` makes one).
+    It computes inference results: outputs carry no gradient. The stock module runs instead when an input requires a gradient,
+    when the module is in training mode, when something that the program depends on was changed (`refresh` packs the new
+    values), inside autocast or a transform of `torch.func`, and for shapes that have no plan (`tune` makes one).
+    `docs/stale-weights.md` lists the changes that are noticed. While tracing (`torch.compile`, `torch.export`, `torch.jit`)
+    the stock module is traced.
+
+    A fallback computes evaluation, as the program does, although the stock module may have been in training mode when it was
+    tuned. Training mode that is switched on later counts: by `train()` here, or on the stock module or a part of it.
 
     Args:
         model: the stock module; its parameters stay its own.
         program: the first program.
-        signature: the call that it serves.
+        args: the arguments that it was made for.
+        kwargs: keyword arguments likewise.
         tuner: makes a program for further arguments.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        program: Program,
-        signature: Signature,
-        tuner: Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan | None], Program],
+        self, model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], tuner: Tuner
     ) -> None:
         super().__init__()
         self.model = model
-        self._programs: dict[Signature, Program] = {signature: program}
-        self._tuner = tuner
-        self._warned: set[str] = set()
-        # Tensors made in inference mode count no versions.
-        self._tensors = [t for t in (*model.parameters(), *model.buffers()) if not t.is_inference()]
-        self._stamp = self._versions()
-        self.training = model.training
+        self._serving = Serving(model, tuner)
+        self._serving.add(args, kwargs, program)
+        self.training = False
 
     @property
     def plan(self) -> Plan:
         """The first plan."""
-        return next(iter(self._programs.values())).plan
+        return self.programs[0].plan
 
     @property
     def plans(self) -> list[Plan]:
         """All plans, one for each tuned shape."""
-        return [program.plan for program in self._programs.values()]
+        return [program.plan for program in self.programs]
 
     @property
     def programs(self) -> list[Program]:
         """All programs, one for each tuned shape."""
-        return list(self._programs.values())
+        return self._serving.programs
 
     def explain(self, layer: str | None = None) -> str:
         """The plan in words: every step's engine, layout and time, or all that is known of one layer."""
@@ -176,67 +174,88 @@ class OptimizedModule(nn.Module):
 
     def tune(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Plan:
         """Make a plan for arguments of other shapes; later calls with such arguments use it."""
-        program = self._tuner(self.model, args, kwargs or {}, None)
-        self._programs[signature_of(args, kwargs or {})] = program
+        program = self._serving.tuner(self.model, args, kwargs or {}, None)
+        self._serving.add(args, kwargs or {}, program)
         return program.plan
 
-    def add(self, signature: Signature, program: Program) -> None:
-        """Serve calls of a further signature by a program."""
-        self._programs[signature] = program
+    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], program: Program) -> None:
+        """Serve calls with arguments like these by a program."""
+        self._serving.add(args, kwargs, program)
 
     def refresh(self) -> None:
-        """Pack the parameters' present values anew, under the plans that are there."""
-        for signature, program in list(self._programs.items()):
-            args, kwargs = _example(signature)
-            self._programs[signature] = self._tuner(self.model, args, kwargs, program.plan)
-        self._stamp = self._versions()
+        """Make the programs fit the stock module as it is now.
+
+        The parameters' present values are packed under the plans that are there. A shape for which the module computes
+        something else by now, because a layer was swapped or a dtype changed, is tuned anew.
+        """
+        self._serving.refresh(self.model)
+
+    def renew(self) -> None:
+        """Take the stock module as it is now for what the programs were made from."""
+        self._serving.renew(self.model)
+
+    def stale(self) -> str | None:
+        """What was changed since the programs were made, such as "0.weight was changed in place"; None if nothing was."""
+        return self._serving.state.change()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock module's forward, by the program that fits."""
-        program = self._programs.get(signature_of(args, kwargs))
-        reason = self._why_stock(program, args, kwargs)
-        if reason is None and program is not None:
-            # A GPU has its work before the versions of all parameters are looked at, which takes tens of microseconds: ResNet-50
-            # has 320 tensors. Where they have changed, what it makes is thrown away.
-            with torch.no_grad():
-                made = program(args, kwargs) if isinstance(program.runnable, GraphProgram) else None
-                reason = self._why_stale()
-                if reason is None:
-                    return program(args, kwargs) if made is None else made
-        if reason:
-            self._warn_once(reason)
-        return self.model(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.model(*args, **kwargs)
+        serving = self._serving
+        tensors = tuple(calls.tensors_of((args, kwargs)))
+        found = serving.find(args, kwargs)
+        served = None if found is None else found[0]
+        reason = self._why_stock(served, tensors)
+        if reason is not None or found is None or served is None:
+            return self._run_stock(args, kwargs, reason or "")
+        strides = tuple([tensor.stride() for tensor in tensors])
+        wanted = served.outputs(strides)
+        if wanted == "stock":
+            return self._run_stock(args, kwargs, _OTHER_STRIDES)
+        given = serving.arranged(served, args, kwargs) if found[1] else (args, kwargs)
+        # A GPU has its work before the module's state is looked at, which takes tens of microseconds (ResNet-50 has 320
+        # tensors). If the state has changed, the result is thrown away.
+        with torch.no_grad():
+            ahead = isinstance(served.program.runnable, GraphProgram) and wanted != "unknown"
+            made = served.program(*given, wanted) if ahead else None
+            reason = serving.why_stale()
+            if reason is None and wanted != "unknown":
+                return made if ahead else served.program(*given, wanted)
+        made = self._run_stock(args, kwargs, reason or "", kind="stale")
+        if reason is None:
+            served.learn(strides, made)
+        return made
 
-    def train(self, mode: bool = True) -> OptimizedModule:
-        """Training mode runs the stock module."""
-        super().train(mode)
-        return self
-
-    def _why_stock(self, program: Program | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _why_stock(self, served: Served | None, tensors: Sequence[torch.Tensor]) -> str | None:
         """Why the stock module must run; empty where it need not be said; None where the program may run."""
-        if program is None:
-            return "no plan for these input shapes or dtypes: the stock module runs; call .tune(args) to make one"
-        if program.runnable is None:
+        if served is not None and served.program.runnable is None:
             return ""
+        reason = calls.why_not_plain(tensors)
+        if reason is not None:
+            return f"{reason}: the stock module runs"
+        if served is None:
+            return "no plan for these input shapes or dtypes: the stock module runs; call .tune(args) to make one"
         if self.training:
             return "the module is in training mode: the stock module runs; call .eval()"
-        if torch.is_grad_enabled() and any(t.requires_grad for t in _tensors((args, kwargs))):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return "an input requires a gradient: the stock module runs"
-        return None
+        reason = calls.why_modes(served.program.autocast)
+        return None if reason is None else f"{reason}: the stock module runs"
 
-    def _why_stale(self) -> str | None:
-        """Why what was packed is out of date; None where it is not."""
-        if self._versions() == self._stamp:
-            return None
-        return "parameters were changed after tuning: the stock module runs; call .refresh()"
+    def _run_stock(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, kind: str = "") -> Any:
+        if reason:
+            self._serving.warn(kind or reason, reason)
+        if self.training:
+            return self.model(*args, **kwargs)
+        with self._serving.evaluating(self.model):
+            return self.model(*args, **kwargs)
 
-    def _warn_once(self, reason: str) -> None:
-        if reason not in self._warned:
-            self._warned.add(reason)
-            warnings.warn(f"convoy: {reason}", stacklevel=4)
 
-    def _versions(self) -> int:
-        return sum(map(_VERSION, self._tensors))
+_OTHER_STRIDES: Final = (
+    "the inputs have other strides than were tuned for, and outputs in the strides that PyTorch gives them cannot be copied, or "
+    "the inputs come in too many strides: the stock module runs; call .contiguous() on the inputs, or .tune(args)"
+)
 
 
 def eager_of(runnable: Runnable) -> EagerProgram:
@@ -244,47 +263,3 @@ def eager_of(runnable: Runnable) -> EagerProgram:
     eager = runnable.eager if isinstance(runnable, GraphProgram) else runnable
     assert isinstance(eager, EagerProgram)
     return eager
-
-
-def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
-    """The signature of a call: nested tuples with tensors replaced by shape, dtype and device."""
-    return tuple(map(_sign, args)), tuple((name, _sign(kwargs[name])) for name in sorted(kwargs))
-
-
-def _sign(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return ("tensor", tuple(value.shape), value.dtype, value.device)
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *map(_sign, value))
-    if isinstance(value, dict):
-        return ("dict", *((key, _sign(item)) for key, item in value.items()))
-    return ("value", value if isinstance(value, (int, float, str, bool, type(None))) else id(value))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-
-
-def _example(signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a signature, zero-filled: what capture needs to see shapes."""
-    args, kwargs = signature
-    return tuple(map(_unsign, args)), {name: _unsign(value) for name, value in kwargs}
-
-
-def _unsign(entry: Any) -> Any:
-    kind, *rest = entry
-    if kind == "tensor":
-        shape, dtype, device = rest
-        return torch.zeros(shape, dtype=dtype, device=device)
-    if kind in ("tuple", "list"):
-        items = [_unsign(item) for item in rest]
-        return tuple(items) if kind == "tuple" else items
-    if kind == "dict":
-        return {key: _unsign(item) for key, item in rest}
-    return rest[0]

@@ -17,11 +17,13 @@ from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import InputError
 from convoy.plan.plan import Plan
+from convoy.program import calls
 from convoy.program.capturable import has_state, why_not_capturable
+from convoy.program.capture_guard import CaptureGuard
 from convoy.program.completion import all_made
 from convoy.program.eager import EagerProgram
-from convoy.program.footing import Footing
 from convoy.program.gradients import has_hooks, put_gradients
+from convoy.program.module_state import ModuleState
 from convoy.program.overlap import Overlap
 from convoy.program.parting import release_before_parting
 from convoy.program.recording import FAILURES, first_line
@@ -65,15 +67,16 @@ class TrainingStep:
         self.program = program
         self.notes: list[str] = list(program.plan.notes)
         self._stock = LossModule(model, loss_fn, options.amp, scaled=options.scaler is not None)
-        self._footing = Footing(self._stock)
+        lifted = self.program.capture.lifted if self.program.capture else ()
+        self._state = ModuleState(self._stock, learned=self._stock, inputs=lifted)
+        self._guard = CaptureGuard(self._stock)
         self._tensors = self._tensors_now()
-        self._flags = self._footing.flags()
         self._warned: set[str] = set()
         self._micro = 0
         self._graph: StepGraph | None = None
         self._graph_refused = False
         self._warm = False  # whether a whole update was made launch by launch
-        self._update = StepUpdate(optimizer, options, self._footing.device)
+        self._update = StepUpdate(optimizer, options, self._guard.device)
         self._overlap = self._make_overlap()
 
     @property
@@ -132,7 +135,7 @@ class TrainingStep:
 
     def _launch(self, batch: tuple[Any, ...], *, first: bool, last: bool) -> torch.Tensor:
         """One micro-batch kernel by kernel."""
-        plain = self.program.capture is None or self._footing.device.type != "cuda"
+        plain = self.program.capture is None or self._guard.device.type != "cuda"
         if self.program.runnable is None:
             if plain or has_hooks(self._parameters()):
                 return self._run_stock(batch, update=last)
@@ -216,7 +219,7 @@ class TrainingStep:
 
     def _wants_graph(self) -> bool:
         """Whether this call is to be replayed: on a GPU, where nothing speaks against it, once the optimizer has its state."""
-        if self._graph_refused or self.program.capture is None or self._footing.device.type != "cuda":
+        if self._graph_refused or self.program.capture is None or self._guard.device.type != "cuda":
             return False
         reason = why_not_capturable(self.optimizer, scaled=self._update.scaler is not None)
         if has_hooks(self._parameters()):
@@ -253,7 +256,7 @@ class TrainingStep:
             made = self._capture_program(runnable, leaves)
         if self.group is not None:
             release_before_parting(self)
-        self._footing = Footing(self._stock, self.optimizer)
+        self._guard = CaptureGuard(self._stock, self.optimizer)
         return made
 
     def _capture_program(self, runnable: EagerProgram, leaves: Sequence[torch.Tensor]) -> StepGraph:
@@ -329,14 +332,18 @@ class TrainingStep:
             return "no plan for this batch's shapes, dtypes or other values: the stock step runs"
         if any(tensor.requires_grad for tensor in batch.tensors):
             return "a tensor of the batch requires a gradient: the stock step runs"
-        if effective_amp(self.options.amp, self._footing.device) != self.program.amp:
+        if effective_amp(self.options.amp, self._guard.device) != self.program.amp:
             return "autocast is not as it was when the step was made: the stock step runs; pass `amp` to training_step"
-        if self._footing.moved():
-            self._footing = Footing(self._stock)
+        reason = calls.why_not_plain(batch.tensors) or calls.why_modes()
+        if reason is not None:
+            return f"{reason}: the stock step runs"
+        change = self._state.change()
+        if change is not None:
+            return f"{change} after capture: the stock step runs; call convoy.training_step anew"
+        if self._guard.is_invalid():
+            self._guard = CaptureGuard(self._stock)
             self._tensors = self._tensors_now()
             self._graph = None
-        if self._footing.flags() != self._flags:
-            return "training or requires_grad flags were changed after capture: the stock step runs"
         return None
 
     def _warn_once(self, reason: str) -> None:

@@ -24,7 +24,7 @@ class StepGraph:
     """A captured step: one graph, or, where gradients are accumulated, one each for the first, the middle and the last call.
 
     The learning rate is a tensor that the graph reads: a schedule's new value is filled in before a replay. Everything else is
-    held fixed, and a `Footing` says when it has changed.
+    held fixed, and a `CaptureGuard` says when it has changed.
 
     Args:
         work: the step.

@@ -172,7 +172,7 @@ def test_a_changed_mode_runs_the_stock_step(plan: Path):
     step = convoy.training_step(model, cross_entropy, sgd(model), batches(1)[0], plan=plan)
     model.bn.eval()
     mean = model.bn.running_mean.clone()
-    with pytest.warns(UserWarning, match="flags were changed"):
+    with pytest.warns(UserWarning, match="training flag of .* was changed"):
         step(*batches(1)[0])
     assert torch.equal(mean, model.bn.running_mean)
 

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.program.capturable import capturable, has_state, options, why_not_capturable
-from convoy.program.footing import Footing
+from convoy.program.capture_guard import CaptureGuard
 from convoy.program.gradients import clip
+from convoy.program.module_state import ModuleState
 
 Maker = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -178,23 +179,22 @@ def test_what_a_graph_rests_on_is_watched(change: str):
     optimizer = OPTIMIZERS["sgd"](model)
     give_gradients(model, 0)
     optimizer.step()
-    footing = Footing(model, optimizer)
+    guard = CaptureGuard(model, optimizer)
     give_gradients(model, 1)
     optimizer.step()
     optimizer.param_groups[0]["lr"] = 0.5
-    assert not footing.moved()
+    assert not guard.is_invalid()
     changes(model, optimizer)[change]()
-    assert footing.moved()
-    assert not Footing(model, optimizer).moved()
+    assert guard.is_invalid()
+    assert not CaptureGuard(model, optimizer).is_invalid()
 
 
 def test_flags_are_watched():
     model = net()
-    footing = Footing(model)
-    flags = footing.flags()
+    state = ModuleState(model, learned=model)
     for index, change in itertools.product(range(2), (True, False)):
         (model[1].train if index else model[3].weight.requires_grad_)(not change)
-        assert (footing.flags() != flags) == change
+        assert (state.change() is not None) == change
 
 
 def test_options_leave_out_what_may_change():

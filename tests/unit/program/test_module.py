@@ -7,7 +7,7 @@ import torch
 from convoy.plan.plan import Step
 from convoy.problem import EngineConfig, TensorSpec
 from convoy.program.bind import BoundStep, mark_frees
-from convoy.program.module import _example, signature_of
+from convoy.program.calls import Example, signature_of
 
 
 def test_signatures_tell_shapes_dtypes_structure_and_values_apart() -> None:
@@ -28,8 +28,8 @@ def test_signatures_tell_shapes_dtypes_structure_and_values_apart() -> None:
     ]
     signatures = [signature_of(args, kwargs) for args, kwargs in calls]
     assert len(set(signatures)) == len(calls)
-    for signature in signatures:
-        assert signature_of(*_example(signature)) == signature
+    for call, signature in zip(calls, signatures, strict=True):
+        assert signature_of(*Example.of(*call).zeros()) == signature
 
 
 def bound(args: tuple[int, ...], results: tuple[int, ...]) -> BoundStep:

@@ -110,7 +110,7 @@ def test_a_step_lets_go_of_its_graph_before_its_group_ends(
     batch = torch.randn(4, 3, 6, 6), torch.arange(4)
     step = convoy.training_step(model, cross_entropy, optimizer, batch, settings=settings)
     monkeypatch.setattr(steps, "StepGraph", Graph)
-    monkeypatch.setattr(step._footing, "device", torch.device("cuda"))  # so it wants a graph
+    monkeypatch.setattr(step._guard, "device", torch.device("cuda"))  # so it wants a graph
     step(*batch)
     step(*batch)
     graph = step._graph

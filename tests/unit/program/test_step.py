@@ -61,7 +61,7 @@ class Refuses:
 
 def as_if_on_gpu(step: TrainingStep) -> TrainingStep:
     """A step that takes its device for a GPU, and so wants a graph."""
-    step._footing.device = torch.device("cuda")
+    step._guard.device = torch.device("cuda")
     return step
 
 

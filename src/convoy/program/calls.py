@@ -1,0 +1,241 @@
+"""Calls: which arguments a program serves, in which form they were given, and where torch's modes keep it from running."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.autograd import forward_ad
+
+Signature = tuple[Any, ...]
+"""What a call's arguments must equal for a program to serve it: shapes, dtypes, devices, and the values of the rest."""
+
+Strides = tuple[tuple[int, ...], ...]
+"""Strides of a call's tensors, in order."""
+
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+
+_VALUES: Final = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+
+
+class _Same:
+    """An argument that is compared by identity."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
+    """The signature of a call: nested tuples with tensors replaced by shape, dtype and device."""
+    return tuple(map(_sign, args)), tuple((name, _sign(kwargs[name])) for name in sorted(kwargs))
+
+
+def _sign(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if not is_plain(value):
+            return ("other tensor", _Same(value))
+        return ("tensor", tuple(value.shape), value.dtype, value.device)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_sign, value))
+    if isinstance(value, dict):
+        return (type(value), *((key, _sign(item)) for key, item in value.items()))
+    return ("value", type(value), value if isinstance(value, _VALUES) else _Same(value))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is dense memory that a kernel may read by its address, as no FakeTensor, sparse or nested tensor is."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_neg() or tensor.is_conj())
+    )
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Nested tuples, lists and dicts with each tensor replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        items = [map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        made = {key: map_tensors(function, item) for key, item in value.items()}
+        return made if type(value) is dict else type(value)(made)
+    return value
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor share memory, as those of an expanded one do."""
+    sides = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    reach = 0
+    for stride, size in sides:
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The tensor itself where it has these strides, a copy where it has not."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The arguments that a program was made for, without their values.
+
+    Attributes:
+        args: positional arguments; tensors are on the meta device.
+        kwargs: keyword arguments likewise.
+        devices: of the tensors, in order.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    devices: tuple[torch.device, ...]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
+        """The example of a call."""
+        devices = tuple(tensor.device for tensor in tensors_of((args, dict(kwargs))))
+        return Example(map_tensors(_without_values, args), map_tensors(_without_values, dict(kwargs)), devices)
+
+    @property
+    def strides(self) -> Strides:
+        """Strides of the tensors."""
+        return tuple(tensor.stride() for tensor in tensors_of((self.args, self.kwargs)))
+
+    def zeros(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of zeros of the same shapes, strides, dtypes and devices."""
+        devices = iter(self.devices)
+
+        def zero(tensor: torch.Tensor) -> torch.Tensor:
+            # As a view: an expanded tensor, whose elements share memory, cannot be filled.
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+            flat = torch.zeros(count, dtype=tensor.dtype, device=next(devices))
+            return flat.as_strided(tensor.shape, tensor.stride())
+
+        return map_tensors(zero, self.args), map_tensors(zero, self.kwargs)
+
+    def arranged(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by name, in this example's form: the same ones by position and by keyword."""
+        names = list(bound)[: len(self.args)]
+        return tuple(bound[name] for name in names), {name: bound[name] for name in self.kwargs}
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    if not is_plain(tensor):
+        return torch.empty(0, dtype=tensor.dtype, device="meta")
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+class ForwardSignature:
+    """Parameters of a module's forward, so that `f(a, b)` and `f(a=a, b=b)` are the same call.
+
+    Args:
+        forward: the method.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        try:
+            self._signature: inspect.Signature | None = inspect.signature(forward)
+        except (TypeError, ValueError):  # such as a function in C without one
+            self._signature = None
+            return
+        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            self._signature = None
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Arguments by parameter name in order, defaults included; None where they do not fit, or where it is not known."""
+        if self._signature is None:
+            return None
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+
+# --- torch's modes around a call ----------------------------------------------------------------------------------------------
+
+Autocast = tuple[tuple[str, torch.dtype], ...]
+"""Device types for which autocast is on, with its dtype."""
+
+_DEVICES: Final = ("cpu", "cuda")
+
+
+def autocast_state() -> Autocast:
+    """Where autocast is on at this moment."""
+    if not torch._C._is_any_autocast_enabled():
+        return ()
+    return tuple((d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d))
+
+
+@contextlib.contextmanager
+def autocast_as(state: Autocast) -> Iterator[None]:
+    """Autocast on where a state has it on, and off elsewhere."""
+    wanted = dict(state)
+    with contextlib.ExitStack() as stack:
+        for device in _DEVICES:
+            dtype = wanted.get(device)
+            if dtype is not None or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
+        yield
+
+
+def why_modes(autocast: Autocast | None = None) -> str | None:
+    """Why torch's modes keep a program from running; None where they do not.
+
+    Args:
+        autocast: the state under which the program was made; None where autocast does not matter.
+    """
+    now = autocast_state()
+    if autocast is not None and now != autocast:
+        return f"autocast is {_shown(now)} and was {_shown(autocast)} when the program was made"
+    if torch._C._are_functorch_transforms_active():
+        return "the call is inside a transform of torch.func"
+    if torch._C._len_torch_dispatch_stack():
+        return "a torch dispatch mode is active"
+    if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+        return "forward-mode differentiation is active"
+    return None
+
+
+def why_not_plain(tensors: Sequence[torch.Tensor]) -> str | None:
+    """Why a kernel cannot read these tensors; None where it can."""
+    for tensor in tensors:
+        if not is_plain(tensor):
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            return f"an input is a {type(tensor).__name__} ({kind}), which has no plain memory"
+    return None
+
+
+def _shown(autocast: Autocast) -> str:
+    return ", ".join(f"{dtype} on {device}" for device, dtype in autocast) or "off"

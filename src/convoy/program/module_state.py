@@ -1,0 +1,294 @@
+"""ModuleState: what a program assumes about the module that it was made from, and what has changed since."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter, getitem, is_
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.utils.hooks import RemovableHandle
+
+from convoy.program.calls import is_plain
+
+MOST_ITEMS: Final = 10_000
+"""A longer list, dict or set in an attribute is compared by identity, not by its items."""
+
+DEEPEST: Final = 6
+"""Levels of nested lists, dicts, sets and tuples that are looked into."""
+
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS: Final = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+_OWN: Final = frozenset(nn.Module().__dict__) - {"training"}
+"""What every module's `__dict__` holds; the dicts among them that matter are compared one by one."""
+
+_VERSION: Final = attrgetter("_version")
+_REQUIRES_GRAD: Final = attrgetter("requires_grad")
+_FORWARD: Final = attrgetter("forward")
+_POINTER: Final = torch.Tensor.data_ptr
+
+Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+
+
+class ModuleState:
+    """A snapshot of a module: its submodules, parameters, buffers, attributes, training flags and hooks.
+
+    The check must cost less than a replay of the program (ResNet-50: 151 modules, 320 tensors). So the live containers are
+    found once, and lists of them are compared with lists of copies, which Python does in C, by identity first.
+
+    Args:
+        module: the module.
+        learned: the part of it whose parameters and buffers are a training program's inputs: their values may change, a buffer
+            may be replaced by one like it, and every training flag and every `requires_grad` counts. Without it all values
+            count, and evaluation mode that is switched on is no change, because the program computes evaluation.
+        inputs: further tensors that are inputs of the training program.
+
+    Not seen: values written through `.data`, a pointer or NumPy; values in inference tensors; what Python reaches through
+    closures, globals and other objects' attributes. `docs/stale-weights.md` lists every kind of change.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, learned: nn.Module | None = None, inputs: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self._module, self._learned, self._inputs = module, learned, inputs
+        self._take()
+
+    def _take(self) -> None:
+        """Take the snapshot."""
+        found = _Found()
+        found.add(self._module, "", 0)
+        self._modules, self._names = found.modules, found.names
+        self._live, self._paths = found.containers, found.paths
+        self._kept = [_copied(live) for live in self._live]
+        self._empty = found.empty
+        self._classes = list(map(type, self._modules))
+        self._distinct = list(dict.fromkeys(self._classes))
+        self._forwards = list(map(_FORWARD, self._distinct))
+        # A tensor of one element compares equal to another of the same value: these are compared by identity besides.
+        single = [(live, name, value) for live, name, value in found.held if _is_single(value)]
+        self._single = tuple([list(column) for column in zip(*single, strict=True)] or [[], [], []])
+        self._tensors = list({id(value): (path, value) for path, value in found.tensors}.values())
+        fixed = self._tensors
+        self._parameters: list[torch.Tensor] = []
+        if self._learned is not None:
+            free = {id(tensor) for tensor in (*self._learned.parameters(), *self._learned.buffers(), *self._inputs)}
+            fixed = [(path, tensor) for path, tensor in fixed if id(tensor) not in free]
+            self._parameters = [tensor for _, tensor in self._tensors if isinstance(tensor, nn.Parameter)]
+        self._requires_grad = list(map(_REQUIRES_GRAD, self._parameters))
+        # Tensors made in inference mode count no versions.
+        self._counted = [(path, tensor) for path, tensor in fixed if not tensor.is_inference()]
+        self._versioned = [tensor for _, tensor in self._counted]
+        self._versions = list(map(_VERSION, self._versioned))
+        self._sum = sum(self._versions)
+        self._placed = [(path, tensor) for path, tensor in fixed if has_pointer(tensor)]
+        self._addressed = [tensor for _, tensor in self._placed]
+        self._pointers = list(map(_POINTER, self._addressed))
+        # While these live, nothing else can be given their memory: an equal address is the same memory.
+        self._held = [tensor.detach() for tensor in self._addressed]
+        self._hooks = self._hooks_now()
+        self._handles = RemovableHandle.next_id
+
+    def change(self) -> str | None:
+        """The first change since the snapshot in words, such as "0.weight was changed in place"; None if there is none."""
+        if self._is_same():
+            return None
+        found = next(self._changes(), None)
+        if found is None:  # only what the program allows for was changed
+            self._take()
+        return found
+
+    def trains(self) -> bool:
+        """Whether training mode was switched on since, on the module or a part of it."""
+        own = zip(self._live, self._kept, strict=True)
+        return any(
+            isinstance(live, dict)
+            and isinstance(kept, dict)
+            and live.get("training") is True
+            and kept.get("training") is False
+            for live, kept in own
+        )
+
+    def _is_same(self) -> bool:
+        try:
+            return (
+                self._live == self._kept
+                and not any(self._empty)
+                and self._handles == RemovableHandle.next_id
+                and list(map(type, self._modules)) == self._classes
+                and list(map(_FORWARD, self._distinct)) == self._forwards
+                and all(map(is_, map(getitem, *self._single[:2]), self._single[2]))
+                and list(map(_REQUIRES_GRAD, self._parameters)) == self._requires_grad
+                and sum(map(_VERSION, self._versioned)) == self._sum
+                and list(map(_POINTER, self._addressed)) == self._pointers
+            )
+        except Exception:  # an attribute's own __eq__ raised, as a tensor's does: it is another object
+            return False
+
+    # --- the change in words ------------------------------------------------------------------------------------------------
+
+    def _changes(self) -> Iterator[str]:
+        for path, live, kept in zip(self._paths, self._live, self._kept, strict=True):
+            yield from self._container_changes(path, live, kept)
+        if any(self._empty):
+            yield "a parameter, buffer or submodule was added"
+        for name, module, kind in zip(self._names, self._modules, self._classes, strict=True):
+            if type(module) is not kind:
+                yield f"{_shown(name)} became a {type(module).__name__}"
+        for kind, forward in zip(self._distinct, self._forwards, strict=True):
+            if kind.forward is not forward:
+                yield f"{kind.__name__}.forward was replaced"
+        if self._hooks_now() != self._hooks:
+            yield "a hook was registered or removed"
+        yield from (f"{_shown(path)}.requires_grad was changed" for path in self._flag_changes())
+        for (path, tensor), version in zip(self._counted, self._versions, strict=True):
+            if tensor._version != version:
+                yield f"{_shown(path)} was changed in place"
+        for (path, tensor), pointer in zip(self._placed, self._pointers, strict=True):
+            if not has_pointer(tensor) or tensor.data_ptr() != pointer:
+                yield f"{_shown(path)} lies in other memory"
+
+    def _container_changes(self, path: str, live: Container, kept: Container) -> Iterator[str]:
+        if not isinstance(live, dict) or not isinstance(kept, dict):
+            if not _is_equal(live, kept):
+                yield f"{_shown(path)} was changed"
+            return
+        for key in dict.fromkeys((*kept, *live)):
+            before, now = kept.get(key, _MISSING), live.get(key, _MISSING)
+            if before is now or (not isinstance(before, torch.Tensor) and _is_equal(before, now)):
+                continue
+            if self._is_allowed(key, before, now):
+                continue
+            if key == "training":
+                yield f"the training flag of {_shown(path)} was changed"
+                continue
+            how = "was removed" if now is _MISSING else "was added" if before is _MISSING else "was changed"
+            yield f"{_shown(_joined(path, key))} {how}"
+
+    def _is_allowed(self, key: object, before: object, now: object) -> bool:
+        if self._learned is None:
+            return key == "training" and now is False
+        if (
+            not isinstance(before, torch.Tensor)
+            or not isinstance(now, torch.Tensor)
+            or isinstance(before, nn.Parameter)
+        ):
+            return False
+        kind = (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device)
+        # `Module.to` replaces buffers, and a program's input is what the name stands for.
+        return kind and is_plain(now) and any(now is buffer for buffer in self._learned.buffers())
+
+    def _flag_changes(self) -> Iterator[str]:
+        paths = {id(tensor): path for path, tensor in self._tensors}
+        for tensor, before in zip(self._parameters, self._requires_grad, strict=True):
+            if tensor.requires_grad != before:
+                yield paths[id(tensor)]
+
+    def _hooks_now(self) -> list[tuple[int, str, tuple[Any, ...]]]:
+        """All hooks that a call of the module runs: (module's index, kind, hooks); -1 for hooks of all modules."""
+        everywhere = ((-1, kind, getattr(nn_module, kind, {})) for kind in GLOBAL_HOOKS)
+        own = ((index, kind, getattr(m, kind, {})) for index, m in enumerate(self._modules) for kind in HOOKS)
+        return [(index, kind, tuple(hooks.items())) for index, kind, hooks in (*everywhere, *own) if hooks]
+
+
+class _Found:
+    """What a walk through a module finds, each once: containers with their paths, modules with their names, tensors."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.names: list[str] = []
+        self.containers: list[Container] = []
+        self.paths: list[str] = []
+        self.empty: list[Container] = []
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.held: list[tuple[Any, Any, torch.Tensor]] = []
+        self._seen: set[int] = set()
+
+    def add(self, value: object, path: str, depth: int) -> None:
+        """Look into a value: a tensor, a module, a container of such; anything else is compared where it is held."""
+        if isinstance(value, torch.Tensor):
+            self.tensors.append((path, value))
+        elif isinstance(value, nn.Module):
+            self._add_module(value, path)
+        elif isinstance(value, (dict, list, set, deque, tuple)) and depth < DEEPEST and len(value) <= MOST_ITEMS:  # pyright: ignore[reportUnknownArgumentType]
+            self._add_container(value, path, depth)  # pyright: ignore[reportUnknownArgumentType]
+
+    def _add_module(self, module: nn.Module, path: str) -> None:
+        if self._is_new(module):
+            self.modules.append(module)
+            self.names.append(path)
+            own = vars(module)
+            self.containers.append(own)
+            self.paths.append(path)
+            for kind in ("_parameters", "_buffers", "_modules"):
+                part = own.get(kind)
+                if isinstance(part, dict):
+                    if part:
+                        self._add_container(part, path, 0)  # pyright: ignore[reportUnknownArgumentType]
+                    else:
+                        self.empty.append(part)  # pyright: ignore[reportUnknownArgumentType]
+            for name, value in list(own.items()):
+                if name not in _OWN:
+                    self._add_item(own, name, value, path, 0)
+
+    def _add_container(self, container: Any, path: str, depth: int) -> None:
+        if self._is_new(container):
+            if not isinstance(container, tuple):
+                self.containers.append(container)
+                self.paths.append(path)
+            pairs: Iterable[tuple[Any, Any]] = (
+                container.items() if isinstance(container, dict) else enumerate(container)
+            )
+            for key, value in list(pairs):
+                self._add_item(container, key, value, path, depth)
+
+    def _add_item(self, container: Any, key: Any, value: object, path: str, depth: int) -> None:
+        if isinstance(value, torch.Tensor) and isinstance(container, (dict, list)):
+            self.held.append((container, key, value))  # pyright: ignore[reportUnknownArgumentType]
+        self.add(value, _joined(path, key), depth + 1)
+
+    def _is_new(self, value: object) -> bool:
+        new = id(value) not in self._seen
+        self._seen.add(id(value))
+        return new
+
+
+_MISSING: Final = object()
+
+
+def has_pointer(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is plain memory, whose address says where its values lie; one that `torch.func` has wrapped is not."""
+    return is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _copied(container: Container) -> Container:
+    kinds = (dict, list, set, deque)
+    return next(kind(container) for kind in kinds if isinstance(container, kind))  # pyright: ignore
+
+
+def _is_equal(one: object, other: object) -> bool:
+    try:
+        return bool(one is other or one == other)
+    except Exception:  # arrays have no one truth value
+        return False
+
+
+def _is_single(tensor: torch.Tensor) -> bool:
+    return type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.numel() <= 1
+
+
+def _joined(path: str, key: object) -> str:
+    name = str(key) if isinstance(key, (str, int)) else "..."
+    return f"{path}.{name}" if path else name
+
+
+def _shown(path: str) -> str:
+    return path or "the module"

@@ -1,0 +1,379 @@
+"""Every kind of change to a module behind an optimised one: seen, and PyTorch's result; docs/stale-weights.md lists them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations, prune
+
+import convoy
+from convoy.pipeline import verdict
+from convoy.program.module import OptimizedModule
+from convoy.program.step import TrainingStep
+from convoy.program.step_program import StepOptions, StepProgram
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+Y = torch.tensor([1, 3])
+
+
+class Scaled(nn.Module):
+    """A layer with state of every kind that is no parameter."""
+
+    def __init__(self, offset: torch.Tensor | float) -> None:
+        super().__init__()
+        self.factor = 1.5
+        self.steps = [1.0, 2.0]
+        self.table = {"shift": (0.25, [0.5])}
+        self.offset = offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shift, further = self.table["shift"]
+        return x * self.factor + self.steps[0] + self.offset + shift + further[0]
+
+
+class Net(nn.Module):
+    def __init__(self, offset: torch.Tensor | float) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.act: nn.Module = nn.ReLU()
+        self.scaled = Scaled(offset)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.pool = nn.AvgPool2d(2)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.scaled(self.pool(self.act(self.norm(self.conv(x))))).flatten(1) * self.gain)
+
+
+def net(*, plain_tensor: bool = True) -> Net:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Net(torch.tensor(0.5) if plain_tensor else 0.5).eval()
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
+    return convoy.Settings(effort="none", db=tmp_path_factory.mktemp("stale") / "perf.db")
+
+
+@pytest.fixture(scope="module")
+def plan(settings: convoy.Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan with steps, whatever the clock says."""
+    path = tmp_path_factory.mktemp("plan") / "net.json"
+    forced = dataclasses.replace(settings, deterministic=True, solver="greedy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        fast = convoy.optimize(net(), (X,), settings=forced)
+    assert not fast.plan.baseline
+    fast.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def step_program(settings: convoy.Settings) -> StepProgram:
+    """A program with steps of its own, whatever the clock says; it serves every model with these parameters."""
+    model = net(plain_tensor=False).train()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        step = convoy.training_step(model, cross_entropy, sgd(model), (X, Y), settings=settings)
+    assert not step.plan.baseline
+    return step.program
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def scale_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor * 2 for name, tensor in model.state_dict().items()}
+
+
+def load_in_place(model: Net) -> None:
+    model.load_state_dict(scale_state(model))
+
+
+def assign(model: Net) -> None:
+    model.load_state_dict(scale_state(model), assign=True)
+
+
+def write(model: Net) -> None:
+    with torch.no_grad():
+        model.conv.weight.mul_(0.5)
+
+
+def write_buffer(model: Net) -> None:
+    model.norm.running_mean.add_(1)
+
+
+def replace_parameter(model: Net) -> None:
+    model.conv.weight = nn.Parameter(model.conv.weight.detach() * 3)
+
+
+def replace_single(model: Net) -> None:
+    """By one of the same value, whose later change must be seen as well."""
+    model.gain = nn.Parameter(torch.ones(1))
+    with torch.no_grad():
+        model.gain.mul_(4)
+
+
+def set_data(model: Net) -> None:
+    model.conv.weight.data = model.conv.weight.data * 3
+
+
+def from_vector(model: Net) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 0.5, model.parameters())
+
+
+def half_and_back(model: Net) -> None:
+    """Rounds; allocators like to give the same address again."""
+    model.half().float()
+
+
+def swap_data(model: Net) -> None:
+    one, other = model.norm.weight, model.norm.bias
+    one.data, other.data = other.data, one.data
+
+
+def replace_layer(model: Net) -> None:
+    model.act = nn.Sigmoid()
+
+
+def replace_head(model: Net) -> None:
+    model.head = nn.Linear(64, 7)
+
+
+def change_class(model: Net) -> None:
+    model.act.__class__ = nn.Sigmoid
+
+
+def replace_forward(model: Net) -> None:
+    model.act.forward = torch.sigmoid  # type: ignore[method-assign]
+
+
+def change_eps(model: Net) -> None:
+    model.norm.eps = 1.0
+
+
+def change_stride(model: Net) -> None:
+    model.pool.stride = 1
+    model.pool.kernel_size = 1
+    model.pool = nn.AvgPool2d(2)
+    model.pool.divisor_override = 3
+
+
+def change_attribute(model: Net) -> None:
+    model.scaled.factor = 2.5
+
+
+def change_list(model: Net) -> None:
+    model.scaled.steps[0] = 3.0
+
+
+def change_nested(model: Net) -> None:
+    model.scaled.table["shift"][1].insert(0, 7.0)
+
+
+def change_plain_tensor(model: Net) -> None:
+    model.scaled.offset.add_(1)
+
+
+def replace_plain_tensor(model: Net) -> None:
+    model.scaled.offset = torch.tensor(2.5)
+
+
+def forward_hook(model: Net) -> None:
+    model.act.register_forward_hook(lambda module, args, output: output * 2)
+
+
+def pre_hook(model: Net) -> None:
+    model.act.register_forward_pre_hook(lambda module, args: (args[0] - 0.1,))
+
+
+def weight_norm(model: Net) -> None:
+    parametrizations.weight_norm(model.conv)
+    with torch.no_grad():
+        model.conv.parametrizations.weight.original0.mul_(2)
+
+
+def old_weight_norm(model: Net) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(model.conv)
+    with torch.no_grad():
+        model.conv.weight_g.mul_(2)
+
+
+def prune_later(model: Net) -> None:
+    prune.l1_unstructured(model.conv, "weight", amount=0.5)
+
+
+def train_inner(model: Net) -> None:
+    model.norm.train(not model.norm.training)
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    function.__name__: function
+    for function in (
+        load_in_place, assign, write, write_buffer, replace_parameter, replace_single, set_data, from_vector, half_and_back,
+        swap_data, replace_layer, replace_head, change_class, replace_forward, change_eps, change_stride, change_attribute,
+        change_list, change_nested, change_plain_tensor, replace_plain_tensor, forward_hook, pre_hook, weight_norm,
+        old_weight_norm, prune_later, train_inner,
+    )
+}  # fmt: skip
+
+
+@pytest.fixture
+def fast(plan: Path, settings: convoy.Settings) -> OptimizedModule:
+    return convoy.load(net(), plan, (X,), settings=settings)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_falls_back_until_refresh(name: str, fast: OptimizedModule):
+    model = fast.model
+    before = fast(X)
+    CHANGES[name](model)
+    saved = copy.deepcopy(model.norm.state_dict())
+    with torch.no_grad():
+        wanted = model(X)
+        assert wanted.shape != before.shape or not torch.equal(wanted, before)
+        with pytest.warns(UserWarning, match="refresh") as said:
+            assert torch.equal(fast(X), wanted)
+        assert [one.filename for one in said] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.norm.load_state_dict(saved)
+            assert torch.equal(fast(X), wanted)  # and says so once
+
+
+REFRESHED = sorted(set(CHANGES) - {"train_inner"})
+"""A program computes evaluation: training mode falls back for as long as it is on."""
+
+
+@pytest.mark.parametrize("name", REFRESHED)
+def test_refresh_follows_a_change_and_sees_the_next(name: str, fast: OptimizedModule):
+    model = fast.model
+    CHANGES[name](model)
+    fast.refresh()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fast.stale() is None
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        model.head.bias.add_(1)
+        if not fast.plan.baseline:
+            with pytest.warns(UserWarning, match="refresh"):
+                assert torch.equal(fast(X), model(X))
+        assert torch.equal(fast(X), model(X))
+
+
+def test_training_mode_switched_off_again_is_no_change(fast: OptimizedModule):
+    before = fast(X)
+    fast.train()
+    fast.eval()
+    fast.model.norm.train()
+    assert fast.stale() == "the training flag of norm was changed"
+    fast.model.norm.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(fast(X), before)
+
+
+def test_functional_call_runs_the_stock_module(fast: OptimizedModule):
+    before = fast(X)
+    weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        wanted = torch.func.functional_call(fast.model, {"conv.weight": weight}, (X,))
+        with pytest.warns(UserWarning, match=r"conv\.weight was changed"):
+            found = torch.func.functional_call(fast, {"model.conv.weight": weight}, (X,))
+    assert torch.equal(found, wanted)
+    assert torch.equal(fast(X), before)
+
+
+def test_a_global_hook_fires(fast: OptimizedModule):
+    seen: list[nn.Module] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(module))
+    try:
+        with pytest.warns(UserWarning, match="hook"):
+            fast(X)
+    finally:
+        handle.remove()
+    assert fast.model.act in seen
+    assert fast.stale() is None
+
+
+def test_a_module_tuned_in_training_mode_falls_back_in_evaluation(plan: Path, settings: convoy.Settings):
+    model = net().train()
+    model.norm.eval()
+    fast = convoy.load(model, plan, (X,), settings=settings)
+    other, mean = torch.cat([X, X]), model.norm.running_mean.clone()
+    with torch.no_grad():
+        wanted = net()(other)
+        with pytest.warns(UserWarning, match="no plan for these input shapes"):
+            assert torch.equal(fast(other), wanted)
+        model.norm.eps = 0.5
+        with pytest.warns(UserWarning, match=r"norm\.eps was changed"):
+            fast(X)
+    assert torch.equal(mean, model.norm.running_mean)
+    assert model.training
+    assert not model.norm.training
+
+
+STEP_KEEPS = {"load_in_place", "write", "write_buffer", "set_data", "from_vector", "half_and_back", "swap_data"}
+"""Changes of values: they are inputs of a step's program."""
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "change_plain_tensor"])
+def test_a_changed_model_under_a_step_runs_pytorchs_step(name: str, step_program: StepProgram):
+    model = net(plain_tensor=False).train()
+    step = TrainingStep(model, cross_entropy, sgd(model), StepOptions(), step_program)
+    stock = net(plain_tensor=False).train()
+    optimizer = sgd(stock)
+    CHANGES[name](model)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        CHANGES[name](stock)
+    if name == "replace_head":
+        stock.head.load_state_dict(model.head.state_dict())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loss = step(X, Y)
+    wanted = cross_entropy(stock(X), Y)
+    wanted.backward()
+    optimizer.step()
+    assert bool(said) == (name not in STEP_KEEPS), [str(one.message) for one in said]
+    assert {one.filename for one in said} <= {__file__}
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-4, atol=1e-5)
+    for key, value in stock.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_unchanged_it_runs_the_program(fast: OptimizedModule, monkeypatch: pytest.MonkeyPatch):
+    wanted = fast.model(X).detach()
+    monkeypatch.setattr(Net, "forward", None)  # replaced on the class: seen
+    assert fast.stale() == "Net.forward was replaced"
+    monkeypatch.undo()
+    assert fast.stale() is None
+    runs: list[int] = []
+    program = fast.programs[0]
+    monkeypatch.setattr(type(program), "__call__", counted(type(program).__call__, runs))
+    torch.testing.assert_close(fast(X), wanted, rtol=1e-4, atol=1e-5)
+    assert runs == [1]
+
+
+def counted(call: Any, runs: list[int]) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        runs.append(1)
+        return call(*args, **kwargs)
+
+    return run

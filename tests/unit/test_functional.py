@@ -461,3 +461,18 @@ def test_threads_may_share_an_engine():
         assert len(results) == 10
         for result in results:
             agree(result, wanted, 1e-3)
+
+
+@pytest.mark.parametrize(("width", "avoided"), [(1, True), (9, False)])
+def test_gradients_by_aten_avoid_what_onednn_is_known_to_do_wrong(width, avoided, monkeypatch):
+    """The gradient of an engine that has none, in bf16, of filter columns that see padding alone."""
+    entered = []
+
+    def watched():
+        entered.append(True)
+        return nullcontext()
+
+    monkeypatch.setattr("convoy.functional.autograd.without_onednn", watched)
+    x, weight = torch.randn(1, 2, 9, width).bfloat16(), torch.randn(6, 2, 3, 3).bfloat16().requires_grad_()
+    conv2d(x, weight, None, 1 if width > 1 else 5, 1, engine="fft").sum().backward()
+    assert bool(entered) is avoided

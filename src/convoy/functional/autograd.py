@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 
 from convoy.engines.base import Buffers, Executable
-from convoy.engines.flags import convolutions
+from convoy.engines.flags import convolutions, without_onednn
+from convoy.engines.known_defects import defect_of
 from convoy.engines.manifest import load_engine
 from convoy.engines.operators import DTYPES
 from convoy.errors import LaunchError, UnsupportedError
@@ -123,7 +124,8 @@ class Convolution(torch.autograd.Function):
             missing = [wants_x and dx is None, wants_weight and dweight is None, wants_bias and dbias is None]
             if any(missing):
                 stride, padding, dilation, groups = conv_sizes(problem)
-                with _as_asked(problem, dy.device, settings):
+                faulty = [p for p in (dgrad, wgrad) if defect_of(p, target) is not None]
+                with _as_asked(problem, dy.device, settings), without_onednn() if faulty else nullcontext():
                     found = torch.ops.aten.convolution_backward(
                         dy, x, weight, [problem.k], stride, padding, dilation, False, [0, 0], groups, missing
                     )

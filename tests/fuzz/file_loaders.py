@@ -94,6 +94,121 @@ def plan() -> Loader:
     return Loader("plan", ".json", load, [_plan_text()])
 
 
+# --- run files and criteria -----------------------------------------------------------------------------------------------
+
+
+def _run(kind: str, rows: list[dict[str, object]]) -> bytes:
+    manifest: dict[str, object] = {
+        "date": "2026-01-02T03:04:05Z", "request": {"command": kind, "batch": [1]}, "protocol": "wall clock", "commit": "abc",
+        "target": {"name": "a CPU", "arch": "avx2", "units": 4, "digest": "0" * 16}, "versions": {"torch": "2.13.0"},
+        "system": {"os": "Linux", "cores": 4, "load": 0.5}, "clocks": {"governor": "x"}, "notes": ["busy"],
+    }  # fmt: skip
+    if kind == "study":
+        rules = ["channels <= 16:", "  aten 1.0, gemm 1.2 [3 layers]", "else:", "  gemm 1.1 [2 layers]"]
+        manifest["criteria"] = {"layers": 5, "rules": rules, "check": None, "note": "too few"}
+    return json.dumps({"kind": kind, "schema": 1, "manifest": manifest, "rows": rows}, indent=1).encode()
+
+
+def _figure(metric: str, unit: str, value: float) -> dict[str, object]:
+    return {"metric": metric, "unit": unit, "p50": value, "p20": 0.9 * value, "p80": 1.2 * value}
+
+
+def _latency(provider: str, time_ms: float, **more: object) -> dict[str, object]:
+    figures = [_figure("latency_ms", "ms", time_ms), _figure("peak_memory_bytes", "B", 5e6)]
+    return {"subject": "net", "provider": provider, "figures": figures, **more}
+
+
+def _runs() -> list[bytes]:
+    layer = {"name": "conv", "engine": "aten", "median_us": 5.0, "flops": 1000, "bytes_min": 100}
+    span = {"name": "conv", "engine": "aten", "stream": 0, "start_us": 0.0, "duration_us": 5.0, "critical": True}
+    detail = {
+        "kinds": {"conv": 1.5, "pool": 0.5}, "samples": {"latency_ms": [1.0, 2.0, 3.0]}, "layers": [layer], "timed": "in turn",
+        "peaks": {"bytes_per_s": 1e10, "flops_fp32": 1e12}, "timeline": [span],
+    }  # fmt: skip
+    compared = [
+        _latency("convoy", 1.5, detail=detail, notes=["a note"], setting="nhwc"),
+        _latency("torch", 2.5, noisy=True),
+        {"subject": "net", "provider": "jax", "status": "absent", "reason": "not installed"},
+    ]
+    options = [
+        _latency("defaults", 2.0, detail={"role": "defaults", "option": "defaults"}),
+        _latency("channels_last", 1.5, detail={"role": "alone", "option": "channels_last", "gain": 1.3, "kept": True}),
+        _latency("best", 1.4, detail={"role": "best", "gain": 1.4, "advice": "use it", "worth": 1.1, "kept": True}),
+    ]
+    study = [
+        {
+            "subject": f"sweep:{axis}", "provider": name, "mode": "fprop", "axes": {axis: size},
+            "figures": [_figure("time_us", "us", size * cost), _figure("workspace_bytes", "B", 64.0)],
+        }
+        for axis in ("c", "k") for size in (16, 32) for name, cost in (("gemm", 1.0), ("direct", 1.5))
+    ]  # fmt: skip
+    study.append(
+        {
+            "subject": "net", "provider": "exact", "figures": [_figure("total_us", "us", 9.0)],
+            "detail": {"predicted": 1, "problems": 3},
+        }
+    )  # fmt: skip
+    scaling = [
+        {
+            "subject": "net", "provider": "convoy", "mode": "training", "axes": {"gpus": gpus, "scaling": "weak"},
+            "figures": [_figure(name, "ms", 3.0) for name in ("step_ms", "images_per_s", "efficiency", "exposed_ms")],
+            "detail": {"noisy": ["bare"]},
+        }
+        for gpus in (1, 2)
+    ]  # fmt: skip
+    return [_run("compare", compared), _run("options", options), _run("study", study), _run("scaling", scaling)]
+
+
+@loader
+def run_file() -> Loader:
+    """A run file, as `convoy report` and an interrupted run read it."""
+    from convoy.compare.runfile import read, to_dict
+
+    def load(path: Path) -> object:
+        return to_dict(read(path))
+
+    return Loader("run_file", ".json", load, _runs())
+
+
+@loader
+def report() -> Loader:
+    """`convoy report RUN -o page.html` and `convoy report --diff RUN RUN`."""
+    from convoy.compare.difference import difference
+    from convoy.compare.difference_page import difference_sheet
+    from convoy.compare.page import sheet_of
+    from convoy.compare.runfile import read
+    from convoy.report.sheet import render_sheet
+
+    def load(path: Path) -> object:
+        found = read(path)
+        page = render_sheet(sheet_of([found]))
+        assert "<script" not in page.split("</head>")[1].replace("<script>", "", 1), "a script in the page"
+        changes = difference(found, found)
+        return changes.lines(), render_sheet(difference_sheet(changes, found, found))
+
+    return Loader("report", ".json", load, _runs(), share=0.1)
+
+
+@loader
+def criteria() -> Loader:
+    """Criteria that `convoy study` learned, beside the database."""
+    from convoy.measurement.criteria import Criteria, Leaf, Split
+    from convoy.measurement.criteria_file import criteria_json, find_criteria
+    from convoy.perfdb.shipped import shipped_folder
+    from convoy.target import Target
+
+    known = Target("cpu", "a CPU", "avx2", 4, 8 << 30, 1 << 20, (("torch", "2.13.0"),))
+    root = Split("gemm_k", 16.0, Leaf(3, {"aten": 0.0, "gemm": 0.25}), Leaf(2, {"gemm": 0.5}))
+    found = Criteria(known, "p1", {"aten": 2, "gemm": 1}, ("conv",), root, 5, "2026-01-02", "abc")
+
+    def load(path: Path) -> object:
+        name = f"perf-{known.digest}.criteria.json"
+        beside = path.rename(path.with_name(name))
+        return find_criteria(known, beside.with_name("perf.db"), shipped_folder() / "none")
+
+    return Loader("criteria", ".json", load, [criteria_json(found).encode()])
+
+
 # --- rows of the performance database ---------------------------------------------------------------------------------------
 
 

@@ -103,8 +103,9 @@ def _limited(name: str, count: int, seed: int) -> tuple[str, Outcome]:
     loader = made(name)
     for data in loader.seeds:  # what the good files import is not counted
         with tempfile.TemporaryDirectory() as folder:
-            word, why = try_file(loader, Path(folder) / f"file{loader.suffix}", data)
-            assert word == "loaded", f"{name}: a good file is {word}: {why}"
+            path = Path(folder) / f"file{loader.suffix}"
+            path.write_bytes(data)
+            loader.load(path)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, resource.RLIM_INFINITY))
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:

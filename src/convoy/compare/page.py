@@ -25,7 +25,9 @@ def sheet_of(runs: Sequence[Run]) -> Sheet:
     for run in runs:
         try:
             found, own = _KINDS[run.kind](run)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except InputError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
             expected = "rows whose `detail` is as docs/compare.md has it"
             raise InputError("run", f"{type(error).__name__}: {error}", expected) from error
         cards += found

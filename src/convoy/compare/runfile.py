@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from convoy.compare.checked_json import LONGEST_NAME, count, flag, listed, mapping, number, text, word
 from convoy.compare.rows import STATUSES, Figure, Row
+from convoy.compare.run_schema import check_detail, check_manifest
 from convoy.errors import InputError
 from convoy.plan.file import write_text
+from convoy.untrusted import read_json
 
 SCHEMA: Final = 1
 
@@ -26,10 +27,8 @@ KINDS: Final = ("compare", "options", "study", "scaling")
 
 LARGEST_BYTES: Final = 64 << 20
 MOST_ROWS: Final = 200_000
-LONGEST_TEXT: Final = 20_000
-LONGEST_NAME: Final = 1_000
-
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,99}")
+MOST_VALUES: Final = 2_000_000
+"""A study of 1000 layers by 30 algorithms has 1.8 million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +93,30 @@ def _row_to_dict(row: Row) -> dict[str, Any]:
 def write(run: Run, path: Path) -> None:
     """Write a run, whole or not at all; raises InputError where the path cannot be written or a number is not finite."""
     try:
-        text = json.dumps(to_dict(run), indent=1, allow_nan=False)
+        content = json.dumps(_storable(to_dict(run)), indent=1, allow_nan=False)
     except ValueError as error:
         raise InputError("run", str(path), "finite numbers alone", str(error)) from error
-    write_text(path, text + "\n", "run")
+    write_text(path, content + "\n", "run")
+
+
+def _storable(value: Any) -> Any:
+    """The same with what UTF-8 cannot hold, such as bytes of a file's name, replaced: `read` would refuse it."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_storable(name): _storable(item) for name, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_storable(item) for item in cast("list[Any]", value)]
+    return value
 
 
 def read(path: Path) -> Run:
     """Read a run file and check everything in it.
 
     Raises:
-        InputError: no such file, no JSON, another schema, or a field that is not what it must be; the field is named.
+        InputError: no regular file, too large, no JSON, another schema, or a field that is not what it must be; it is named.
     """
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise InputError("run", str(path), f"a file of at most {LARGEST_BYTES >> 20} MiB")
-        data: object = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise InputError("run", str(path), "a file that can be read", str(error.strerror)) from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError("run", str(path), "a run file in JSON", str(error)[:200]) from None
-    return from_dict(data, str(path))
+    return from_dict(read_json(path, LARGEST_BYTES, "run", most_values=MOST_VALUES), str(path))
 
 
 def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
@@ -140,13 +140,9 @@ def resumed(path: Path, fresh: Run, *, again: bool = False) -> Run:
     return dataclasses.replace(old, manifest={**fresh.manifest, "date": old.manifest.get("date", ""), "notes": notes})
 
 
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
-
-
 def from_dict(data: object, source: str = "run") -> Run:
     """Inverse of `to_dict`; raises InputError naming the field, with `source` as the file's name."""
-    fields = _mapping(data, source)
+    fields = mapping(data, source)
     schema = fields.get("schema")
     if schema != SCHEMA:
         raise InputError(f"{source}: schema", schema, str(SCHEMA), "Read it with the Convoy that wrote it.")
@@ -154,20 +150,22 @@ def from_dict(data: object, source: str = "run") -> Run:
     if kind not in KINDS:
         raise InputError(f"{source}: kind", kind, "one of " + ", ".join(KINDS))
     rows = fields.get("rows")
-    listed = _list(rows, f"{source}: rows")
-    if len(listed) > MOST_ROWS:
-        raise InputError(f"{source}: rows", len(listed), f"at most {MOST_ROWS} rows")
-    read_rows = [_row(row, f"{source}: rows[{index}]") for index, row in enumerate(listed)]
-    keys = [row.key for row in read_rows]
-    if len(set(keys)) != len(keys):
-        twice = next(row for index, row in enumerate(read_rows) if row.key in keys[:index])
-        raise InputError(f"{source}: rows", f"{twice.label()}, {twice.provider}", "each row once")
-    manifest = _mapping(fields.get("manifest"), f"{source}: manifest")
+    found = listed(rows, f"{source}: rows")
+    if len(found) > MOST_ROWS:
+        raise InputError(f"{source}: rows", len(found), f"at most {MOST_ROWS} rows")
+    read_rows = [_row(row, f"{source}: rows[{index}]") for index, row in enumerate(found)]
+    seen: set[tuple[object, ...]] = set()
+    for row in read_rows:
+        if row.key in seen:
+            raise InputError(f"{source}: rows", f"{row.label()}, {row.provider}", "each row once")
+        seen.add(row.key)
+    manifest = mapping(fields.get("manifest"), f"{source}: manifest")
+    check_manifest(manifest, f"{source}: manifest")
     return Run(cast("str", kind), manifest, tuple(read_rows), SCHEMA)
 
 
 def _row(data: object, where: str) -> Row:
-    fields = _mapping(data, where)
+    fields = mapping(data, where)
     known = {f.name for f in dataclasses.fields(Row)}
     unknown = sorted(set(fields) - known)
     if unknown:
@@ -175,85 +173,46 @@ def _row(data: object, where: str) -> Row:
     status = fields.get("status", "ok")
     if status not in STATUSES:
         raise InputError(f"{where}.status", status, "one of " + ", ".join(STATUSES))
-    figures = _list(fields.get("figures", []), f"{where}.figures")
+    figures = listed(fields.get("figures", []), f"{where}.figures")
     row = Row(
-        subject=_text(fields.get("subject"), f"{where}.subject", LONGEST_NAME),
-        provider=_text(fields.get("provider"), f"{where}.provider", LONGEST_NAME),
+        subject=text(fields.get("subject"), f"{where}.subject", LONGEST_NAME),
+        provider=text(fields.get("provider"), f"{where}.provider", LONGEST_NAME),
         status=cast("str", status),
-        reason=_text(fields.get("reason", ""), f"{where}.reason"),
-        mode=_word(fields.get("mode", "inference"), f"{where}.mode"),
-        batch=_count(fields.get("batch", 1), f"{where}.batch"),
-        dtype=_word(fields.get("dtype", "fp32"), f"{where}.dtype"),
-        numerics=_word(fields.get("numerics", "as_torch"), f"{where}.numerics"),
+        reason=text(fields.get("reason", ""), f"{where}.reason"),
+        mode=word(fields.get("mode", "inference"), f"{where}.mode"),
+        batch=count(fields.get("batch", 1), f"{where}.batch"),
+        dtype=word(fields.get("dtype", "fp32"), f"{where}.dtype"),
+        numerics=word(fields.get("numerics", "as_torch"), f"{where}.numerics"),
         axes=_axes(fields.get("axes", {}), f"{where}.axes"),
-        setting=_text(fields.get("setting", ""), f"{where}.setting"),
+        setting=text(fields.get("setting", ""), f"{where}.setting"),
         figures=tuple(_figure(figure, f"{where}.figures[{index}]") for index, figure in enumerate(figures)),
-        noisy=_flag(fields.get("noisy", False), f"{where}.noisy"),
-        notes=tuple(_text(note, f"{where}.notes") for note in _list(fields.get("notes", []), f"{where}.notes")),
-        detail=_mapping(fields.get("detail", {}), f"{where}.detail"),
+        noisy=flag(fields.get("noisy", False), f"{where}.noisy"),
+        notes=tuple(text(note, f"{where}.notes") for note in listed(fields.get("notes", []), f"{where}.notes")),
+        detail=mapping(fields.get("detail", {}), f"{where}.detail"),
     )
+    check_detail(row.detail, f"{where}.detail")
     if len({figure.metric for figure in row.figures}) != len(row.figures):
         raise InputError(f"{where}.figures", [f.metric for f in row.figures], "each metric once")
     return row
 
 
 def _figure(data: object, where: str) -> Figure:
-    fields = _mapping(data, where)
+    fields = mapping(data, where)
     return Figure(
-        _word(fields.get("metric"), f"{where}.metric"),
-        _text(fields.get("unit"), f"{where}.unit", 20),
-        _number(fields.get("p50"), f"{where}.p50"),
-        _number(fields.get("p20"), f"{where}.p20"),
-        _number(fields.get("p80"), f"{where}.p80"),
+        word(fields.get("metric"), f"{where}.metric"),
+        text(fields.get("unit"), f"{where}.unit", 20),
+        number(fields.get("p50"), f"{where}.p50"),
+        number(fields.get("p20"), f"{where}.p20"),
+        number(fields.get("p80"), f"{where}.p80"),
     )
-
-
-def _mapping(data: object, where: str) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise InputError(where, data, "an object of JSON")
-    return cast("dict[str, Any]", data)
-
-
-def _list(data: object, where: str) -> Sequence[object]:
-    if not isinstance(data, list):
-        raise InputError(where, data, "a list")
-    return cast("list[object]", data)
-
-
-def _text(data: object, where: str, most: int = LONGEST_TEXT) -> str:
-    if not isinstance(data, str) or len(data) > most:
-        raise InputError(where, data, f"a text of at most {most} characters")
-    return data
-
-
-def _word(data: object, where: str) -> str:
-    if not isinstance(data, str) or not _WORD.fullmatch(data):
-        raise InputError(where, data, "a word")
-    return data
-
-
-def _count(data: object, where: str) -> int:
-    if isinstance(data, bool) or not isinstance(data, int) or data < 1:
-        raise InputError(where, data, "an integer of at least 1")
-    return data
-
-
-def _flag(data: object, where: str) -> bool:
-    if not isinstance(data, bool):
-        raise InputError(where, data, "true or false")
-    return data
-
-
-def _number(data: object, where: str) -> float:
-    if isinstance(data, bool) or not isinstance(data, int | float) or not math.isfinite(data):
-        raise InputError(where, data, "a finite number")
-    return float(data)
 
 
 def _axes(data: object, where: str) -> dict[str, int | float | str]:
     found: dict[str, int | float | str] = {}
-    for name, value in _mapping(data, where).items():
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise InputError(f"{where}.{name}", value, "a number or a text")
-        found[_word(name, where)] = value
+    for name, value in mapping(data, where).items():
+        if isinstance(value, str):
+            text(value, f"{where}.{name}", LONGEST_NAME)
+        else:
+            number(value, f"{where}.{name}")
+        found[word(name, where)] = value
     return found

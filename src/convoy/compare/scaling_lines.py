@@ -142,8 +142,10 @@ def failures(rows: Sequence[Row]) -> list[str]:
 def charts(rows: Sequence[Row]) -> list[str]:
     """Throughput and efficiency over GPUs for each net and scaling; none with one number of GPUs."""
     drawn: list[str] = []
-    for net, scaling in dict.fromkeys((row.subject, str(row.axes["scaling"])) for row in rows):
-        own = [row for row in rows if (row.subject, row.axes["scaling"]) == (net, scaling)]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.subject, str(row.axes["scaling"])), []).append(row)
+    for (net, scaling), own in groups.items():
         speeds = _lines(own, "images_per_s")
         if any(len(points) > 1 for points in speeds.values()):
             # Providers first: so each has one colour in both charts.

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from convoy.compare.rows import Row
+from convoy.errors import InputError
 
 TIME: Final = "time_us"
 
 TIE: Final = 0.05
 """Share within which two algorithms are equally fast: a change of winner closer than this is none."""
+
+MOST_POINTS: Final = 100_000
+"""Of a curve: algorithms times sizes. The widest study has 30 times 40."""
 
 Question = tuple[object, ...]
 
@@ -82,14 +86,19 @@ def _curve(axis: str, direction: str, dtype: str, rows: Sequence[Row]) -> Curve:
     at = {(row.provider, float(row.axes[axis])): row for row in rows}
     values = tuple(sorted({value for _, value in at}))
     names = list(dict.fromkeys(row.provider for row in rows))
+    if len(names) * len(values) > MOST_POINTS:
+        raise InputError(
+            "run", f"{len(names)} algorithms at {len(values)} sizes", f"at most {MOST_POINTS} points a curve"
+        )
     return Curve(axis, direction, dtype, values, {n: tuple(at.get((n, v)) for v in values) for n in names})
 
 
 def stretches(curve: Curve) -> list[Stretch]:
     """Who wins where; a winner that is within `TIE` of the one before does not end its stretch."""
     found: list[Stretch] = []
+    every = curve.times()
     for index, value in enumerate(curve.values):
-        times = {name: time for name, own in curve.times().items() if (time := own[index]) is not None}
+        times = {name: time for name, own in every.items() if (time := own[index]) is not None}
         if not times:
             continue
         ranked = sorted(times, key=times.__getitem__)

@@ -15,6 +15,7 @@ from convoy.measurement.criteria import FEATURES, LOST, Criteria, Leaf, Node, Sp
 from convoy.perfdb import default_path
 from convoy.perfdb.shipped import shipped_folder
 from convoy.target import Target
+from convoy.untrusted import parse_json, read_text
 
 SCHEMA: Final = 1
 SUFFIX: Final = ".criteria.json"
@@ -50,10 +51,7 @@ def read_criteria(text: str, source: str) -> Criteria:
     """Inverse of `criteria_json`, every field checked; raises InputError naming the field, with `source` as the file's name."""
     if len(text) > MOST_BYTES:
         raise InputError(source, len(text), f"at most {MOST_BYTES} characters")
-    try:
-        data = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InputError(source, text[:80], "criteria as JSON", f"It says: {error}.") from None
+    data = parse_json(text, source)
     fields = _object(
         data, source, ("schema", "target", "protocol", "date", "commit", "problems", "engines", "kinds", "root")
     )
@@ -61,8 +59,8 @@ def read_criteria(text: str, source: str) -> Criteria:
         raise InputError(f"{source}: schema", fields["schema"], str(SCHEMA), "Learn them again with `convoy study`.")
     try:
         target = Target.from_dict(fields["target"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{source}: target", fields["target"], "a target's fields", f"It says {error!r}.") from None
+    except InputError as error:
+        raise InputError(f"{source}: target", fields["target"], "a target's fields", f"It says: {error}") from None
     engines = {
         _engine(name, f"{source}: engines"): _whole(version, f"{source}: engines.{name}", 0)
         for name, version in _object(fields["engines"], f"{source}: engines").items()
@@ -97,7 +95,7 @@ def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> N
             raise InputError(f"{where}.regret", regret, "at least one engine")
         return Leaf(_whole(fields["problems"], f"{where}.problems", 1), regret)
     fields = _object(data, where, ("feature", "at_most", "yes", "no"))
-    if fields["feature"] not in FEATURES:
+    if not isinstance(fields["feature"], str) or fields["feature"] not in FEATURES:
         raise InputError(f"{where}.feature", fields["feature"], "one of " + ", ".join(FEATURES))
     return Split(
         fields["feature"],
@@ -105,10 +103,6 @@ def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> N
         _node(fields["yes"], f"{where}.yes", engines, depth + 1),
         _node(fields["no"], f"{where}.no", engines, depth + 1),
     )
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
 
 
 def _object(data: object, where: str, names: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -172,10 +166,8 @@ def find_criteria(target: Target, database: Path | None = None, folder: Traversa
     """
     found: list[tuple[int, Criteria]] = []
     for rank, path in enumerate((*_users(database), *_shipped(folder))):
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(MOST_BYTES + 1)
         try:
-            criteria = read_criteria(text, str(path))
+            criteria = read_criteria(_content(path), str(path))
         except InputError as error:
             todo = f"It says: {error} Remove it, or learn it again with `convoy study`."
             raise InputError("criteria", str(path), "a criteria file", todo) from error
@@ -183,6 +175,14 @@ def find_criteria(target: Target, database: Path | None = None, folder: Traversa
         if fit is not None:
             found.append((10_000 * fit + rank, criteria))
     return min(found, key=lambda item: item[0], default=(0, None))[1]
+
+
+def _content(path: Path | Traversable) -> str:
+    """A file's text; raises InputError where it is no regular file, too large or no UTF-8."""
+    if isinstance(path, Path):
+        return read_text(path, MOST_BYTES, "criteria")
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1).decode("utf-8", "replace")
 
 
 def _users(database: Path | None) -> list[Path]:

@@ -172,7 +172,7 @@ def print_sheet(sheet: Sheet) -> None:
         console().print(f"\n{section.title}", markup=False)
         for table, shown in tables:
             if table.caption:
-                console().print(f"\n{table.caption}", markup=False)
+                console().print(f"\n{_plain(table.caption)}", markup=False)
             numbers = [shown.index(index) for index in table.numbers if index in shown]
             rows = [[_plain(row[index].text) for index in shown] for row in table.rows]
             print_table([table.heads[index] for index in shown], rows, numbers=numbers)

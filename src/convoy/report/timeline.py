@@ -19,7 +19,10 @@ def timeline_chart(spans: Sequence[Span]) -> str:
     """Inline SVG of a measured timeline; empty where there is none."""
     if not spans:
         return ""
-    streams = sorted({span.stream for span in spans})
+    by_stream: dict[int, list[Span]] = {}
+    for span in spans:
+        by_stream.setdefault(span.stream, []).append(span)
+    streams = sorted(by_stream)
     end = max(span.start_us + span.duration_us for span in spans) or 1.0
     scale = (WIDTH - LEFT - 10) / end
     height = 40 + ROW * len(streams)
@@ -27,10 +30,8 @@ def timeline_chart(spans: Sequence[Span]) -> str:
     parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"><title>{label}</title>']
     for row, stream in enumerate(streams):
         top = 10 + row * ROW
-        parts.append(f'<text x="{LEFT - 8}" y="{top + 16}" text-anchor="end">stream {stream}</text>')
-        for span in spans:
-            if span.stream != stream:
-                continue
+        parts.append(f'<text x="{LEFT - 8}" y="{top + 16}" text-anchor="end">stream {int(stream)}</text>')
+        for span in by_stream[stream]:
             kind = "critical" if span.critical else "side"
             x, width = LEFT + span.start_us * scale, max(LEAST_WIDTH, span.duration_us * scale)
             words = escape(f"{span.name}: {span.engine}, {span.duration_us:.1f} us from {span.start_us:.1f} us")

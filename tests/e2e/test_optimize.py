@@ -218,10 +218,21 @@ class Branches(nn.Module):
         return y * 2 if float(y.sum()) > 0 else y - 1
 
 
-def test_a_model_that_cannot_be_exported_is_optimised_module_by_module(x, settings) -> None:
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_model_that_cannot_be_exported_is_optimised_module_by_module(x, settings, monkeypatch, faster) -> None:
+    monkeypatch.setattr(verdict, "is_faster", lambda *_: faster)
     model = Branches().eval()
-    result = optimize_model(model, (x,), name="branches", settings=settings)
-    assert any("could not be exported" in note for note in result.summary.notes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = optimize_model(model, (x,), name="branches", settings=settings)
+    swapped = [type(module).__name__ for module in result.program.modules()].count("OptimizedModule")
+    told = [str(warning.message) for warning in caught if "convoy" in str(warning.message)]
+    if faster:
+        assert any("each layer was optimised by itself" in note for note in result.summary.notes)
+        assert (swapped, told) == (1, [])
+    else:
+        assert [one.startswith("convoy: the model cannot be exported") for one in told] == [True]
+        assert (swapped, result.program.model) == (1, model)
     for sign in (1, -1):
         torch.testing.assert_close(result.program(x * sign), model(x * sign), rtol=1e-4, atol=1e-5)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoy.capture.captured import Captured, captured_function, to_double
-from convoy.capture.inference import capture_inference
+from convoy.capture.inference import capture_inference, capture_with_original
 from convoy.capture.modules import find_modules
 from convoy.capture.traced import capture_traced
 from convoy.capture.training import TrainingCapture, capture_training
@@ -14,6 +14,7 @@ __all__ = [
     "capture_inference",
     "capture_traced",
     "capture_training",
+    "capture_with_original",
     "captured_function",
     "find_modules",
     "to_double",

@@ -27,6 +27,7 @@ class Captured:
         results: how its results nest.
         notes: what differs from the model in ways that numbers do not show, one line each.
         double: whether floating dtypes named in the graph are read as float64 (see `to_double`).
+        overwritten: names of arguments that the model overwrites and the graph does not.
         traced: what PyTorch itself runs, before any pass, where that may differ in which bits it gives from run to run.
     """
 
@@ -36,6 +37,7 @@ class Captured:
     results: Structure
     notes: tuple[str, ...] = ()
     double: bool = False
+    overwritten: tuple[str, ...] = ()
     traced: Graph | None = None
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from convoy.errors import CaptureError
 
@@ -81,9 +82,40 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # copies of exported programs warn of names inside torch
             return copy.deepcopy(model, made)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # __deepcopy__ and __reduce__ are the user's code
         words = str(error).partition("\n")[0]
         raise CaptureError(f"the model cannot be copied for tuning: {type(error).__name__}: {words}") from error
+
+
+def copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments whose tensors are copies with the same strides and no gradient; one that is given twice becomes two.
+
+    `torch.export` takes a tensor that is given twice for one input, and views of one tensor for views in every later call.
+
+    Raises:
+        CaptureError: an argument that is no tensor cannot be copied.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    given, named = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], spec)
+    return given, named
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    try:
+        return copy.deepcopy(leaf)
+    except Exception as error:
+        raise CaptureError(f"an argument of type {type(leaf).__name__} cannot be copied for tuning: {error}") from error
+
+
+def are_separate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether no two tensors among arguments share memory."""
+    tensors = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    places = [place for place in map(_place, tensors) if place is not None]
+    return len(set(places)) == len(places)
 
 
 def _computed(model: nn.Module) -> Iterator[torch.Tensor]:

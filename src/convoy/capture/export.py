@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, redirect_stderr, suppress
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from convoy.capture.copies import are_separate, copied_arguments
 from convoy.capture.functional import functional
 from convoy.errors import CaptureError
 
 _LONGEST_MESSAGE = 2000
 """Characters of the exporter's words that are kept: its hints come first, its pages of context last."""
+
+_EXPORTING: Final = threading.RLock()
+"""One thread at a time: neither the exporter nor Python's filters of warnings and logs take two."""
 
 
 def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -28,8 +35,10 @@ def export_inference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     Raises:
         CaptureError: the model cannot be exported, with the exporter's own words.
     """
+    if not are_separate(args, kwargs):  # the exporter takes them for the same in every later call
+        args, kwargs = copied_arguments(args, kwargs)
     try:
-        with evaluation_mode(model), quiet():
+        with _EXPORTING, evaluation_mode(model), quiet():
             try:
                 with torch.no_grad():
                     return _export(model, args, kwargs)
@@ -63,12 +72,31 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporter's log and warnings off the screen: what it has to say when it fails is in its exception."""
+    """Keep the exporter's log, warnings and prints off the screen: what it has to say when it fails is in its exception.
+
+    What it prints is the graph until the fault, some thousand lines for a detector. Other threads print meanwhile as ever.
+    """
     before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
+    logging.disable(max(before, logging.ERROR))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(_OtherThreads(sys.stderr)):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
+
+
+class _OtherThreads(io.TextIOBase):
+    """Passes on what all threads but this one write."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream, self._silent = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Write, unless it is the silent thread that calls."""
+        return len(text) if threading.get_ident() == self._silent else self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush what is written to."""
+        self._stream.flush()

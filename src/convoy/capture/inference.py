@@ -47,14 +47,28 @@ def capture_inference(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
         CaptureError: the model cannot be exported (data-dependent control flow, say), with the exporter's own words; or it
             does what a graph cannot hold. `find_modules` then finds the layers that can be captured each by itself.
     """
+    return capture_with_original(model, args, kwargs)[0]
+
+
+def capture_with_original(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+) -> tuple[Captured, Captured]:
+    """`capture_inference`, and the same computation before any pass: its operators and constants are the model's own."""
     if not isinstance(args, tuple):
         raise CaptureError(f"args: got a {type(args).__name__}, expected a tuple of the model's arguments")
     named = dict(kwargs or {})
     program = export_inference(model, args, named)
     lowered = lower(program, args, named)
     draft = lowered.draft
+
+    def captured() -> Captured:
+        graph, constants = draft.finish()
+        notes = tuple(dict.fromkeys(draft.notes))
+        return Captured(graph, constants, lowered.arguments, lowered.results, notes, overwritten=lowered.overwritten)
+
+    original = captured()
     for rewrite in PASSES:
         rewrite(draft)
-    graph, constants = draft.finish()
-    verify(graph)
-    return Captured(graph, constants, lowered.arguments, lowered.results, tuple(dict.fromkeys(draft.notes)))
+    found = captured()
+    verify(found.graph)
+    return found, original

@@ -19,11 +19,12 @@ from convoy.errors import CaptureError
 
 @dataclass(slots=True)
 class Lowered:
-    """A draft, and how the model nests its arguments and results."""
+    """A draft, how the model nests its arguments and results, and the names of arguments that it overwrites."""
 
     draft: Draft
     arguments: Structure
     results: Structure
+    overwritten: tuple[str, ...] = ()
 
 
 def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
@@ -40,6 +41,7 @@ class _Lowering(NodeLowering):
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__(_device(program), Namer(program.graph.nodes))
         self.program = program
+        self.overwritten: list[str] = []
 
     def run(self, *, plain: bool) -> Lowered:
         nodes = list(self.program.graph.nodes)
@@ -54,7 +56,7 @@ class _Lowering(NodeLowering):
         call = self.program.call_spec
         results = self._outputs(next(node for node in nodes if node.op == "output"))
         arguments = Structure(call.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
-        return Lowered(self.draft, arguments, Structure(call.out_spec, results))
+        return Lowered(self.draft, arguments, Structure(call.out_spec, results), tuple(self.overwritten))
 
     def _inputs(self, placeholders: list[tuple[fx.Node, Any]]) -> list[Leaf]:
         """Define inputs first, so that they keep their names, then constants."""
@@ -98,6 +100,7 @@ class _Lowering(NodeLowering):
         assert isinstance(returned, (list, tuple))
         for value, spec in zip(returned, self.program.graph_signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                self.overwritten.append(str(spec.target))
                 self.draft.notes.append(
                     f"the model overwrites its argument {spec.target}; the optimised model does not"
                 )

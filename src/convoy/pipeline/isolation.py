@@ -6,7 +6,6 @@ and warning filters, and PyTorch's flags are the process's; and random states, e
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import random
@@ -22,8 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from convoy.capture.copies import separate_copy
-from convoy.errors import CaptureError
+from convoy.capture.copies import copied_arguments, separate_copy
 
 _ONE_AT_A_TIME: Final = threading.RLock()
 
@@ -73,7 +71,7 @@ def isolate(
         CaptureError: the model or an argument cannot be copied.
     """
     switched = evaluate and any(module.training for module in model.modules())
-    share = share_parameters and not (switched and any(map(_overrides_train, model.modules())))
+    share = share_parameters and not (switched and any(map(overrides_train, model.modules())))
     twin = separate_copy(model, share_parameters=share)
     if switched:
         with suppress(NotImplementedError):  # the module of an ExportedProgram: its mode was fixed when it was exported
@@ -81,32 +79,11 @@ def isolate(
     return Isolated(twin, *copied_arguments(args, kwargs))
 
 
-def _overrides_train(module: nn.Module) -> bool:
+def overrides_train(module: nn.Module) -> bool:
+    """Whether a module does more than torch's own where it is switched between training and evaluation."""
     kind = type(module)
     inside = kind.__module__.partition(".")[0] == "torch"
     return not inside and (kind.train is not nn.Module.train or kind.eval is not nn.Module.eval)
-
-
-def copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments whose tensors are copies with the same strides and no gradient; one that is given twice becomes two.
-
-    `torch.export` takes a tensor that is given twice for one input, and views of one tensor for views in every later call.
-
-    Raises:
-        CaptureError: an argument that is no tensor cannot be copied.
-    """
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    given, named = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], spec)
-    return given, named
-
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone()
-    try:
-        return copy.deepcopy(leaf)
-    except Exception as error:
-        raise CaptureError(f"an argument of type {type(leaf).__name__} cannot be copied for tuning: {error}") from error
 
 
 def foreign_hook(model: nn.Module) -> str:

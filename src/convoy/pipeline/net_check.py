@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import nn
 
 from convoy.engines.flags import convolutions
 from convoy.pipeline import verdict
 from convoy.pipeline.check import Check, Side
+from convoy.pipeline.isolation import Isolated
+from convoy.pipeline.oracle import reference
+from convoy.pipeline.rounding import seeded
+from convoy.pipeline.stages import Net
 from convoy.program import Program
 
 
@@ -21,20 +23,26 @@ class NetCheck(Check):
     cuDNN searches from the stock module's first call on: PyTorch keeps the first plan of a convolution that it finds.
 
     Args:
-        model: the stock module.
-        args: its inputs.
-        kwargs: its keyword inputs.
-        flops: operations of a call (`verdict.exact_outputs`).
-        cuda: whether they lie on a GPU.
+        net: the captured net.
+        isolated: a copy of the stock module and of its inputs.
+
+    Attributes:
+        note: what was compared with; empty where it was float64.
+        wrong: what to tell the user of PyTorch's own outputs; empty where they are right.
+
+    Raises:
+        CaptureError: the captured graph does not compute what the module does.
     """
 
-    def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, flops: int, cuda: bool
-    ) -> None:
-        self.cuda = cuda
-        self._model, self._args, self._kwargs = model, args, kwargs
+    def __init__(self, net: Net, isolated: Isolated) -> None:
+        self.cuda = net.target.device == "cuda"
+        self._model, self._args, self._kwargs = isolated.model, isolated.args, isolated.kwargs
+        flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
+        original = net.captured if net.original is None else net.original
         with self.context():
-            self._exact = verdict.exact_outputs(model, args, kwargs, flops)
+            found = reference(original, self._model, self._args, self._kwargs, flops=flops, cuda=self.cuda)
+        self._exact, self._baseline_errors = found.exact, found.baseline
+        self.note, self.wrong = found.note, found.wrong
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -45,16 +53,16 @@ class NetCheck(Check):
     def stock(self) -> Side:
         """The stock module: on a GPU as one graph, where it can be captured."""
         model, args, kwargs = self._model, self._args, self._kwargs
-        errors = verdict.errors_against(model(*args, **kwargs), self._exact)
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
         if self.cuda:
             runs = verdict.baseline_run(runs["torch.eager"], lambda: verdict.stock_graph(model, args, kwargs))
         ((name, run),) = runs.items()
-        return Side(name, errors, run)
+        return Side(name, self._baseline_errors, run)
 
     def ours(self, program: Program) -> Side:
         """The program: on a GPU without the copies of inputs and outputs."""
         args, kwargs = self._args, self._kwargs
-        errors = verdict.errors_against(program(args, kwargs), self._exact)
+        with seeded():
+            errors = verdict.errors_against(program(args, kwargs), self._exact)
         run = program.runnable.replay if self.cuda else lambda: program(args, kwargs)  # type: ignore[union-attr]
         return Side("convoy", errors, run)

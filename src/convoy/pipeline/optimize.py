@@ -13,25 +13,29 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.capture.export import evaluation_mode
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import Peaks, SearchResult
 from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
+from convoy.pipeline.arguments import checked_arguments, checked_model, checked_name
+from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.isolation import Isolated, foreign_hook, isolate, undisturbed
+from convoy.pipeline.modules import optimize_modules
 from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.proof import Built, proven
+from convoy.pipeline.result import NO_GRAPH, Result, stock_result
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Net,
     Observer,
     Stopwatch,
-    capture_net,
     check_target,
+    competing_engines,
     device_of,
     measure,
     prediction_notes,
@@ -43,24 +47,8 @@ from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
-from convoy.report.summary import Summary
-from convoy.settings import Settings, checked_settings
-from convoy.target import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What `optimize_model` found.
-
-    Attributes:
-        program: the module to use instead of the stock one.
-        plan: what it runs.
-        summary: everything that was found out, for the report and for `--json`.
-    """
-
-    program: OptimizedModule
-    plan: Plan
-    summary: Summary
+from convoy.settings import Numerics, Settings, checked_settings
+from convoy.user_warning import warn_user
 
 
 def optimize(
@@ -88,53 +76,75 @@ def optimize(
         SelectionError: the memory budget is too small for any choice, or with `deterministic` nothing computes an operator with
             the same bits in every run.
     """
-    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    label = name or type(model).__name__
-    return optimize_model(model, given, name=label, settings=checked_settings(settings), kwargs=kwargs).program
+    return optimize_model(model, args, name=name, settings=settings, kwargs=kwargs).program
 
 
 def optimize_model(
     model: nn.Module,
-    args: tuple[Any, ...],
+    args: tuple[Any, ...] | torch.Tensor,
     *,
-    name: str,
-    settings: Settings,
+    name: str = "",
+    settings: Settings | None = None,
     observer: Observer | None = None,
     kwargs: dict[str, Any] | None = None,
 ) -> Result:
     """`optimize`, with everything that was found out; `observer` is told of the progress."""
-    kwargs = kwargs or {}
-    watch = observer or silent
-    target = target_for(device_of(model, args, kwargs))
-    with evaluation_mode(model):
-        result = _optimize_model(model, args, kwargs, name, settings, target, watch)
-    result.program.renew()  # with the training flags that the user gave
+    stock, options = checked_model(model), checked_settings(settings)
+    given, named = checked_arguments(args, kwargs)
+    with undisturbed():
+        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or silent)
+    for line in result.told:
+        warn_user(line)
     return result
 
 
-def _optimize_model(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
-    settings: Settings,
-    target: Target,
-    watch: Observer,
+def _tuned(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, settings: Settings, watch: Observer
 ) -> Result:
-    try:
-        net = capture_net(name, model, args, kwargs, settings, target)
-    except CaptureError as error:
-        from convoy.pipeline.modules import optimize_modules
+    """The best that there is for a model: a program of the whole, else of its layers one by one, else PyTorch's own run."""
+    target = target_for(device_of(model, args, kwargs))
+    competing_engines(settings)  # refuses ids that there are not
+    reason = _why_not(model)
+    if not reason:
+        try:
+            return tune_whole(model, args, kwargs, name=name, settings=settings, watch=watch)
+        except CaptureError as error:
+            reason = str(error).partition("\n")[0]
+        try:
+            return optimize_modules(model, args, kwargs, name=name, settings=settings, observer=watch, reason=reason)
+        except CaptureError as error:
+            reason = str(error).partition("\n")[0]
+    return stock_result(
+        model, args, kwargs, name=name, settings=settings, target=target, tuner=_Tuner(name, settings), reason=reason
+    )
 
-        return optimize_modules(model, args, kwargs, name=name, settings=settings, observer=watch, reason=str(error))
-    limited = memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
-    with limited, Database.open(settings.db) as database:
-        ceilings = measured_ceilings(target)
-        clock = Stopwatch()
-        found = measure(net, settings, database, watch)
-        job = _Job(model, args, kwargs, net, found, settings, ceilings)
-        build = partial(job.build, database, clock, watch)
-        return job.conclude(proven(build, net, found, settings, database, watch))
+
+def _why_not(model: nn.Module) -> str:
+    """Why no program can take a model's place, as it is now; empty where one may."""
+    hook = foreign_hook(model)
+    return f"{hook}, which a program would not call (remove it, or call optimize before it is added)" if hook else ""
+
+
+def tune_whole(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, settings: Settings, watch: Observer
+) -> Result:
+    """Tune a model as one graph. Copies are run; the model is not.
+
+    Raises:
+        CaptureError: it cannot be copied, captured, or replaced by a graph.
+    """
+    target = target_for(device_of(model, args, kwargs))
+    with memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate):
+        isolated = isolate(model, args, kwargs)
+        net = captured_net(name, isolated, settings, target)
+        with Database.open(settings.db) as database:
+            ceilings = measured_ceilings(target)
+            clock = Stopwatch()
+            found = measure(net, settings, database, watch)
+            job = _Job(model, (args, kwargs), isolated, net, found, settings, ceilings, NetCheck(net, isolated))
+            net.original = None  # the check has run it
+            build = partial(job.build, database, clock, watch)
+            return job.conclude(proven(build, net, found, settings, database, watch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +152,25 @@ class _Job:
     """One measured net on the way to its program."""
 
     model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    isolated: Isolated
     net: Net
     found: SearchResult
     settings: Settings
     ceilings: Peaks | None
+    check: NetCheck
 
     def build(self, database: Database, clock: Stopwatch, watch: Observer) -> Built:
         """Select, build, and check against float64 and the clock."""
         net, settings = self.net, self.settings
         choice = select(net, self.found, settings)
-        notes = [*prediction_notes(self.found), *ceiling_notes(self.ceilings), *database.warnings]
+        seen = [line for line in (self.check.wrong, self.check.note) if line]
+        notes = [*seen, *prediction_notes(self.found), *ceiling_notes(self.ceilings), *database.warnings]
         planned = make_plan(net, choice, settings, notes)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
-        flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
         plan, program, outcome = checked(
-            NetCheck(self.model, self.args, self.kwargs, flops=flops, cuda=net.target.device == "cuda"),
+            self.check,
             lambda: build_fastest(planned, net, settings, choice.problem),
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
@@ -183,14 +194,14 @@ class _Job:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        module = OptimizedModule(self.model, program, self.args, self.kwargs, _Tuner(net.name, settings))
-        inputs = net.captured.flatten_inputs(self.args, self.kwargs)
+        module = OptimizedModule(self.model, program, *self.given, _Tuner(net.name, settings))
+        inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
         plan, timeline = timeline_of(plan, program, inputs)
         summary = summarize(
             net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,
             ceilings=self.ceilings,
         )  # fmt: skip
-        return Result(module, plan, summary)
+        return Result(module, plan, summary, (self.check.wrong,) if self.check.wrong else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +212,11 @@ class _Tuner:
     settings: Settings
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:
-        if plan is not None:
+        if plan is None:
+            result = optimize_model(model, args, name=self.name, settings=self.settings, kwargs=kwargs)
+            return result.program.programs[0]
+        with undisturbed():
             return _program_for(plan, model, args, kwargs, self.settings)
-        return optimize_model(model, args, name=self.name, settings=self.settings, kwargs=kwargs).program.programs[0]
 
 
 def load(
@@ -226,17 +239,17 @@ def load(
     Raises:
         PlanError: the plan is malformed or was made for another model, shape, device or version.
     """
-    settings = checked_settings(settings)
-    given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    stock, options = checked_model(model), checked_settings(settings)
+    given, named = checked_arguments(args, kwargs)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     first = plans.load(Path(paths[0]))
-    with evaluation_mode(model):
-        program = _program_for(first, model, given, kwargs or {}, settings)
-    module = OptimizedModule(model, program, given, kwargs or {}, _Tuner(first.model, settings))
-    for further in paths[1:]:
-        plan = plans.load(Path(further))
-        others = tuple(zeros_of(text, given[0].device) for text in plan.inputs)
-        module.add(others, {}, _program_for(plan, model, others, {}, settings))
+    with undisturbed():
+        program = _program_for(first, stock, given, named, options)
+        module = OptimizedModule(stock, program, given, named, _Tuner(first.model, options))
+        for further in paths[1:]:
+            plan = plans.load(Path(further))
+            others = tuple(zeros_of(text, given[0].device) for text in plan.inputs)
+            module.add(others, {}, _program_for(plan, stock, others, {}, options))
     return module
 
 
@@ -250,10 +263,15 @@ def _program_for(
     plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> Program:
     """Bind a plan that exists already to a model, after checking that it is for this model, shape and target."""
-    device = device_of(model, args, kwargs)
-    target = target_for(device)
+    target = target_for(device_of(model, args, kwargs))
     check_target(plan, target)
-    net = capture_net(plan.model, model, args, kwargs, dataclasses.replace(settings, numerics=plan.numerics), target)
+    hook = _why_not(model)
+    if hook:
+        warn_user(f"{hook}: PyTorch runs {plan.model} as it is")
+    if hook or plan.graph_digest == NO_GRAPH:
+        return Program(dataclasses.replace(plan, baseline=True, steps=()), None, None)
+    settings = dataclasses.replace(settings, numerics=Numerics(plan.numerics))
+    net = captured_net(plan.model, isolate(model, args, kwargs), settings, target)
     shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
     if shapes != plan.inputs:
         raise PlanError("plan.inputs", plan.inputs, f"the shapes given, {shapes}", "Tune for these shapes.")

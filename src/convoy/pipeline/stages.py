@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from convoy.capture import Captured, capture_inference
+from convoy.capture import Captured, capture_with_original
 from convoy.capture.masks import weight_masks
 from convoy.engines.manifest import BANDED, BASELINE, FRUGAL, MERGING, NORMS, POOLING, engine_ids
 from convoy.engines.zeros import Shares
-from convoy.errors import InputError, PlanError
+from convoy.errors import CaptureError, InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, SearchResult, detect_target, search, zero_shares
 from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.room import keep_room
@@ -55,6 +56,7 @@ class Net:
         inputs: the tensors that it was captured with; empty where they are not kept.
         zeros: what each value that a convolution reads could spare, by its name, on these inputs; empty where that was not
             counted, because no engine asks.
+        original: the graph as it was captured, before any pass: the oracle's; None where it is not kept.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Net:
     batch_input: str = ""
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     zeros: dict[str, Shares] = field(default_factory=dict[str, Shares])
+    original: Captured | None = None
 
     @property
     def regions_by_nodes(self) -> dict[tuple[str, tuple[str, ...]], Region]:
@@ -79,7 +82,11 @@ def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     tensors = [t for t in pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
     if not tensors:
         raise InputError("args", args, "at least one tensor", "Pass example inputs as a tuple: (x,).")
-    found = sorted({t.device.type for t in (*tensors, *model.parameters(), *model.buffers())})
+    held = (*model.parameters(), *model.buffers())
+    for argument, those in (("args", tensors), ("model", held)):
+        if any(isinstance(t, FakeTensor) for t in those):
+            raise InputError(argument, "FakeTensor", "tensors with data", "Leave FakeTensorMode before this call.")
+    found = sorted({t.device.type for t in (*tensors, *held)})
     if len(found) != 1:
         raise InputError("args", " and ".join(found), "model and inputs on one device", "Move both with .to(device).")
     if found[0] not in ("cpu", "cuda"):
@@ -90,8 +97,14 @@ def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def capture_net(
     name: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, target: Target
 ) -> Net:
-    """Module to graph and regions; raises CaptureError where the module cannot be exported."""
-    captured = capture_inference(model, args, kwargs)
+    """Module to graph and regions.
+
+    Raises:
+        CaptureError: the module cannot be exported, or overwrites its arguments, which its graph would not do.
+    """
+    captured, original = capture_with_original(model, args, kwargs)
+    if captured.overwritten:
+        raise CaptureError(f"the model overwrites its argument {captured.overwritten[0]}, which a graph does not do")
     graph = captured.graph
     given = captured.flatten_inputs(args, kwargs)
     border = input_formats(captured, given)
@@ -99,6 +112,7 @@ def capture_net(
     border.update((name_, first) for name_ in graph.outputs if len(graph.values[name_].spec.shape) == 4)
     net = make_net(name, captured, border, first, settings, target)
     net.inputs = given
+    net.original = original
     return net
 
 

@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
+from convoy.capture.copies import copied_arguments
 from convoy.errors import CaptureError
-from convoy.pipeline.isolation import attributes_of, copied_arguments, foreign_hook, isolate, undisturbed
+from convoy.pipeline.isolation import attributes_of, foreign_hook, isolate, undisturbed
 
 
 def net() -> nn.Sequential:

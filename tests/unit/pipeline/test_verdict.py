@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from convoy.capture import capture_inference
 from convoy.pipeline import verdict
+from convoy.pipeline.isolation import Isolated
 from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave, is_faster, summarise
 
 # is_faster
@@ -225,6 +227,11 @@ def test_of_inputs_without_a_common_batch_none_is_cut(monkeypatch: pytest.Monkey
     assert len(found) == 8
 
 
+class Plus(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
 def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest.MonkeyPatch):
     """PyTorch keeps the first plan of a convolution that it finds: a call before the search would make a weak baseline."""
     held: list[bool] = []
@@ -248,7 +255,11 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
         monkeypatch.setattr(module, "convolutions", recorded)
     x = torch.ones(2)
     program = SimpleNamespace(runnable=lambda inputs: [inputs[0] + 1])
-    assert net_check.NetCheck(Watched(), (x,), {}, flops=0, cuda=False).both(lambda args, kwargs: args[0] + 1)
+    net = SimpleNamespace(
+        target=SimpleNamespace(device="cpu"), regions=[], captured=None, original=capture_inference(Plus(), (x,))
+    )
+    check = net_check.NetCheck(net, Isolated(Watched(), (x,), {}))
+    assert check.both(lambda args, kwargs: args[0] + 1)
     assert Watched.calls > 3
     calls = Watched.calls
     stock = SimpleNamespace(run=lambda: [Watched()(x)], exact=lambda: [Watched()(x.double())])

@@ -1,0 +1,40 @@
+"""From copies of a model and its arguments to a captured net that may take the model's place."""
+
+from __future__ import annotations
+
+import torch
+
+from convoy.capture.copies import separate_copy
+from convoy.engines.flags import convolutions
+from convoy.errors import CaptureError
+from convoy.pipeline.isolation import Isolated, attributes_of
+from convoy.pipeline.stages import Net, capture_net
+from convoy.settings import Settings
+from convoy.target import Target
+
+
+def captured_net(name: str, isolated: Isolated, settings: Settings, target: Target) -> Net:
+    """`capture_net` of a copy of an isolated model, which is left fit to be run.
+
+    Raises:
+        CaptureError: likewise; and where the model changes a number or word of its own in every call, as a counter in Python.
+    """
+    twin = separate_copy(isolated.model)
+    before = attributes_of(twin)
+    net = capture_net(name, twin, isolated.args, isolated.kwargs, settings, target)
+    if attributes_of(twin) != before:  # a cache that the first call fills is no reason
+        changed = _changed_in_every_call(isolated.another(), target.device)
+        if changed:
+            raise CaptureError(f"the model changes its attribute {changed} in every call, which a graph does not do")
+    return net
+
+
+def _changed_in_every_call(isolated: Isolated, device: str) -> str:
+    """Name of an attribute that a second call changes; empty where there is none."""
+    found: list[dict[str, object]] = []
+    with torch.no_grad(), convolutions("as_torch", torch.device(device)):
+        for _ in range(2):
+            isolated.model(*isolated.args, **isolated.kwargs)
+            found.append(attributes_of(isolated.model))
+    first, second = found
+    return next((name for name in first | second if first.get(name) != second.get(name)), "")

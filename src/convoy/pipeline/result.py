@@ -1,0 +1,102 @@
+"""Result: what tuning a model for inference found, and the one of a model that PyTorch runs as it is."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy._version import __version__
+from convoy.plan import Plan
+from convoy.program import OptimizedModule, Program
+from convoy.program.serving import Tuner
+from convoy.report.summary import Memory, SelectionSummary, Summary, Timing, Tuning
+from convoy.settings import Settings
+from convoy.target import Target
+
+NO_GRAPH: Final = "0" * 16
+"""The digest of a plan that no graph was captured for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What `optimize_model` found.
+
+    Attributes:
+        program: the module to use instead of the stock one.
+        plan: what it runs.
+        summary: everything that was found out, for the report and for `--json`.
+        told: what the user is to be warned of, a line each.
+    """
+
+    program: OptimizedModule
+    plan: Plan
+    summary: Summary
+    told: tuple[str, ...] = ()
+
+
+def stock_result(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    settings: Settings,
+    target: Target,
+    tuner: Tuner,
+    reason: str,
+) -> Result:
+    """The result of a model that cannot be tuned: PyTorch runs it. Nothing of it was run or timed.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        name: what the user calls it.
+        settings: as given.
+        target: the device.
+        tuner: of the module that is returned.
+        reason: why, and what the user can do about it.
+    """
+    told = f"{reason}: PyTorch runs {name} as it is"
+    first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    plan = Plan(
+        model=name,
+        graph_digest=NO_GRAPH,
+        inputs=(),
+        target=target.to_dict(),
+        numerics=str(settings.numerics),
+        steps=(),
+        solver="baseline",
+        baseline=True,
+        notes=(told,),
+    )
+    unknown = Timing("torch.eager", 0.0, 0.0)
+    summary = Summary(
+        model=name,
+        target=target.to_dict(),
+        batch=first.shape[0] if first.dim() else 0,
+        dtype=str(first.dtype).removeprefix("torch."),
+        numerics=str(settings.numerics),
+        inputs=(),
+        baseline=unknown,
+        optimized=unknown,
+        speedup=1.0,
+        rel_l2_error=0.0,
+        max_abs_error=0.0,
+        baseline_rel_l2_error=0.0,
+        tuning=Tuning(0.0, 0, 0),
+        memory=Memory(0, 0, 0),
+        selection=SelectionSummary("baseline", 0.0, 0.0, 0.0, ()),
+        layers=(),
+        peaks={},
+        notes=plan.notes,
+        versions={"convoy": __version__, **dict(target.versions)},
+        date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    module = OptimizedModule(model, Program(plan, None, None), args, kwargs, tuner)
+    return Result(module, plan, summary, (told,))

@@ -39,21 +39,20 @@ _SPAN: Final = {
 }  # fmt: skip
 _LAYER: Final = {"name": text, "engine": text, "median_us": positive, "flops": positive, "bytes_min": positive}
 
-_DETAIL: Final[dict[str, Check]] = {
+_TIMED: Final[dict[str, Check]] = {
     "kinds": values(positive),
-    "samples": values(items(positive)),
     "layers": items(fields(_LAYER)),
     "peaks": values(positive),
     "timeline": items(exactly(_SPAN)),
-    "gain": optional(number),
-    "worth": optional(number),
-    "predicted": _whole,
-    "problems": _whole,
-    "noisy": items(text),
     "timed": text,
-    "advice": text,
-    "role": text,
-    "option": text,
+}
+"""Of whole nets: `convoy report --diff` looks at layers and kinds in runs of any kind."""
+
+_DETAILS: Final[dict[str, dict[str, Check]]] = {
+    "compare": {"samples": values(items(positive))},
+    "options": {"gain": optional(number), "worth": optional(number), "advice": text, "role": text, "option": text},
+    "study": {"predicted": _whole, "problems": _whole},
+    "scaling": {"noisy": items(text)},
 }
 
 _MANIFEST: Final[dict[str, Check]] = {
@@ -71,8 +70,22 @@ _MANIFEST: Final[dict[str, Check]] = {
     ),
 }
 
-check_detail: Final = fields({}, _DETAIL)
-"""Refuses a row's `detail` whose known names hold something else than pages take; others are not looked at."""
+_CHECKS: Final = {kind: fields({}, {**_TIMED, **own}) for kind, own in _DETAILS.items()}
+
+
+def check_detail(kind: str, data: object, where: str) -> None:
+    """Refuse a row's `detail` whose known names hold something else than the pages of this kind take.
+
+    Args:
+        kind: the run file's.
+        data: the detail; names that no page knows are not looked at.
+        where: the field's name in errors.
+
+    Raises:
+        InputError: naming the field.
+    """
+    _CHECKS[kind](data, where)
+
 
 check_manifest: Final = fields({}, _MANIFEST)
-"""The same for a manifest."""
+"""The same for a manifest of any kind."""

@@ -153,7 +153,7 @@ def from_dict(data: object, source: str = "run") -> Run:
     found = listed(rows, f"{source}: rows")
     if len(found) > MOST_ROWS:
         raise InputError(f"{source}: rows", len(found), f"at most {MOST_ROWS} rows")
-    read_rows = [_row(row, f"{source}: rows[{index}]") for index, row in enumerate(found)]
+    read_rows = [_row(cast("str", kind), row, f"{source}: rows[{index}]") for index, row in enumerate(found)]
     seen: set[tuple[object, ...]] = set()
     for row in read_rows:
         if row.key in seen:
@@ -164,7 +164,7 @@ def from_dict(data: object, source: str = "run") -> Run:
     return Run(cast("str", kind), manifest, tuple(read_rows), SCHEMA)
 
 
-def _row(data: object, where: str) -> Row:
+def _row(kind: str, data: object, where: str) -> Row:
     fields = mapping(data, where)
     known = {f.name for f in dataclasses.fields(Row)}
     unknown = sorted(set(fields) - known)
@@ -190,7 +190,7 @@ def _row(data: object, where: str) -> Row:
         notes=tuple(text(note, f"{where}.notes") for note in listed(fields.get("notes", []), f"{where}.notes")),
         detail=mapping(fields.get("detail", {}), f"{where}.detail"),
     )
-    check_detail(row.detail, f"{where}.detail")
+    check_detail(kind, row.detail, f"{where}.detail")
     if len({figure.metric for figure in row.figures}) != len(row.figures):
         raise InputError(f"{where}.figures", [f.metric for f in row.figures], "each metric once")
     return row

@@ -26,6 +26,7 @@ _TOKEN: Final = re.compile(
     r"|(?P<number>\d{1,19}(?!\w))|(?P<name>[A-Za-z_]\w{0,40})|(?P<sign>\*\*|//|==|!=|<=|>=|[-+*/%(),<>]))",
     re.ASCII,
 )
+_SYMBOL_INSIDE: Final = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
 _NAME_OF_SYMBOL: Final = re.compile(r"[su]\d{1,9}", re.ASCII)
 
 Value = Fraction | bool
@@ -53,6 +54,30 @@ def symbol_in(text: str) -> str | None:
         return text
     found = _TOKEN.fullmatch(text)
     return found["symbol"].split("'")[1] if found is not None and found["symbol"] else None
+
+
+def solve(text: str, value: int, symbols: Mapping[str, int]) -> tuple[str, int] | None:
+    """The one symbol of an expression that has no value yet, and the value by which the expression becomes `value`.
+
+    None where several symbols are unknown, or the expression does not grow by equal steps with the symbol (`2*s0 + 1` does).
+    """
+    unknown = {name for name in _SYMBOL_INSIDE.findall(text[:LONGEST]) if name not in symbols}
+    if len(unknown) != 1:
+        return None
+    (name,) = unknown
+
+    def at(number: int) -> int:
+        return int(evaluate(text, {**symbols, name: number}))
+
+    try:
+        first = at(2)
+        step = at(3) - first
+        if step == 0 or (value - first) % step:
+            return None
+        found = 2 + (value - first) // step
+        return (name, found) if at(found) == value else None
+    except RefusedError:
+        return None
 
 
 def _bounded(value: Value) -> Value:
@@ -109,7 +134,9 @@ _FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Value]]]] = {
     "PythonMod": (2, 2, _mod),
     "ModularIndexing": (3, 3, _modular),
     "Max": (1, 10_000, max),
+    "max": (1, 10_000, max),
     "Min": (1, 10_000, min),
+    "min": (1, 10_000, min),
     "Abs": (1, 1, abs),
     "floor": (1, 1, lambda a: Fraction(math.floor(a))),
     "ceiling": (1, 1, lambda a: Fraction(math.ceil(a))),

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from convoy.zoo.pt2.expressions import evaluate, symbol_in
+from convoy.zoo.pt2.expressions import evaluate, solve, symbol_in
 from convoy.zoo.pt2.fields import Rule, checked, read_json
 from convoy.zoo.pt2.operators import check_operator
 from convoy.zoo.pt2.refusal import RefusedError, shown
@@ -94,7 +94,9 @@ def read_program_json(data: bytes) -> tuple[dict[str, Any], DynamicSizes]:
 
     value = read_json(data, "models/model.json")
     symbols: dict[str, int] = {}
-    checked(schema.ExportedProgram, value, "program", _collecting(symbols))
+    derived: dict[str, int] = {}
+    checked(schema.ExportedProgram, value, "program", _collecting(symbols, derived))
+    _solve_all(derived, symbols)
     program = checked(schema.ExportedProgram, value, "program", _rules(symbols))
     return program, _dynamic(value, program)
 
@@ -145,8 +147,17 @@ def check_text(text: str) -> None:
         raise RefusedError(f"It holds the text {shown(text)}.")
 
 
-def _collecting(symbols: dict[str, int]) -> dict[str, Rule]:
-    """Rules of the first pass: the value of each symbol in the example."""
+def _solve_all(derived: Mapping[str, int], symbols: dict[str, int]) -> None:
+    """Values of symbols that no size is by itself: `2*s0` is 8 where s0 is 4."""
+    for _ in range(4):  # s1 from s0, s2 from s1, ...
+        for text, value in derived.items():
+            found = solve(text, value, symbols)
+            if found is not None:
+                symbols[found[0]] = found[1]
+
+
+def _collecting(symbols: dict[str, int], derived: dict[str, int]) -> dict[str, Rule]:
+    """Rules of the first pass: the value of each symbol in the example, and of expressions of one symbol."""
 
     def expression(value: Any, _: str) -> Any:
         name = symbol_in(value["expr_str"])
@@ -155,6 +166,8 @@ def _collecting(symbols: dict[str, int]) -> dict[str, Rule]:
             raise RefusedError(
                 f"Its symbol {name} is {hint} in one place and {symbols[name]} in another.", is_code=False
             )
+        if name is None and hint is not None and len(value["expr_str"]) < 200 and len(derived) < 1000:
+            derived[value["expr_str"]] = hint
         return value
 
     return {"SymExpr": expression}

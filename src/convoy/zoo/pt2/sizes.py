@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from convoy.zoo.pt2.expressions import evaluate, symbol_in
+from convoy.zoo.pt2.expressions import evaluate, solve, symbol_in
 from convoy.zoo.pt2.program import DynamicSizes
 from convoy.zoo.pt2.refusal import RefusedError
 
@@ -54,18 +54,19 @@ class SizeCheck:
 
     def _check(self, pairs: list[tuple[str, int, int | str, int]]) -> None:
         symbols: dict[str, int] = {}
-        for name, dim, wanted, size in pairs:
-            symbol = symbol_in(wanted) if isinstance(wanted, str) else None
-            if symbol is not None:
+        for name, dim, wanted, size in sorted(pairs, key=_is_derived):
+            found = _symbol(wanted, size, symbols)
+            if found is not None:
+                symbol, value = found
                 least, most = self.sizes.ranges.get(symbol, (None, None))
-                first = symbols.setdefault(symbol, size)
-                if first != size or (least or 0) > size or (most is not None and most < size):
-                    bounds = f"{first}" if first != size else f"{least or 0} to {'any' if most is None else most}"
-                    raise RuntimeError(f"input {name}: size {size} in dimension {dim}, exported for {bounds}")
-        for name, dim, wanted, size in pairs:
-            value = wanted if isinstance(wanted, int) else self._value(wanted, symbols)
-            if value is not None and value != size:
-                raise RuntimeError(f"input {name}: size {size} in dimension {dim}, exported for {value}")
+                symbols[symbol] = value
+                if (least or 0) > value or (most is not None and most < value):
+                    bounds = f"{symbol} from {least or 0}" + ("" if most is None else f" to {most}")
+                    raise RuntimeError(f"input {name}: size {size} in dimension {dim}, exported for {wanted}, {bounds}")
+            elif wanted != size and (isinstance(wanted, int) or _value(wanted, symbols) != size):
+                known = wanted if isinstance(wanted, int) else _value(wanted, symbols)
+                expected = wanted if known is None else known
+                raise RuntimeError(f"input {name}: size {size} in dimension {dim}, exported for {expected}")
         given = {(name, dim): size for name, dim, _, size in pairs}
         for guard in self.sizes.guards:
             if not guard.holds(given):
@@ -81,9 +82,23 @@ class SizeCheck:
             for dim, wanted in enumerate(sizes):
                 yield name, dim, wanted, int(leaf.shape[dim])
 
-    @staticmethod
-    def _value(expression: str, symbols: dict[str, int]) -> int | None:
-        try:
-            return evaluate(expression, symbols)
-        except RefusedError:  # a symbol that no input has by itself
-            return None
+
+def _is_derived(pair: tuple[str, int, int | str, int]) -> bool:
+    return isinstance(pair[2], str) and symbol_in(pair[2]) is None
+
+
+def _symbol(wanted: int | str, size: int, symbols: dict[str, int]) -> tuple[str, int] | None:
+    """The symbol that a size gives a value to, where it has none yet."""
+    if isinstance(wanted, int):
+        return None
+    symbol = symbol_in(wanted)
+    if symbol is not None:
+        return None if symbol in symbols else (symbol, size)
+    return solve(wanted, size, symbols)
+
+
+def _value(expression: str, symbols: dict[str, int]) -> int | None:
+    try:
+        return evaluate(expression, symbols)
+    except RefusedError:
+        return None

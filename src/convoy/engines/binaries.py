@@ -1,4 +1,4 @@
-"""Device binaries in the user's cache, checked by their SHA-256 before they are used: a bad one is a miss."""
+"""Device binaries in the user's cache, checked by owner and SHA-256 before they are used: a bad one is a miss."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from convoy.engines import host_compiler
-
-_DIGEST_BYTES: Final = 32
+from convoy.engines.compiled_cache import folder_at, summed
 
 
 def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
@@ -23,27 +21,19 @@ def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
     """
     name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
     path = host_compiler.compiled_folder() / f"{engine}-{name}.cubin"
-    found = _read(path)
+    folder = folder_at(path.parent)
+    found = None if folder is None else folder.read(path.name)
     if found is None:
         found = make()
         _write(path, found)
     return found
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    return body if body and hashlib.sha256(body).digest() == digest else None
-
-
 def _write(path: Path, body: bytes) -> None:
     """What appears is whole; a cache that cannot be written is no fault of the binary's."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
-            file.write(body + hashlib.sha256(body).digest())
+            file.write(summed(body, mark=False))
         Path(file.name).replace(path)
     except OSError:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Final
@@ -14,17 +14,19 @@ import torch
 from convoy.capture import Captured
 from convoy.engines.base import Executable, Packed
 from convoy.engines.fresh import build
-from convoy.engines.manifest import load_engine
-from convoy.errors import PlanError
+from convoy.engines.manifest import BASELINE, load_engine
+from convoy.errors import CompileError, PlanError
 from convoy.measurement.ahead import Ahead
 from convoy.plan.plan import Plan, Step
+from convoy.plan.words import title
 from convoy.problem import ANY_LAYOUT, Problem, TensorSpec
 from convoy.program.lifetimes import mark_frees
 from convoy.program.marks import link_marks
 from convoy.program.placement import Place, place_results
-from convoy.program.verify import Regions, check_order, verify_plan
+from convoy.program.verify import Regions, check_order, on_baseline, verify_plan
 from convoy.regions import Region
 from convoy.target import Target
+from convoy.user_warning import warn_user
 
 __all__ = ["Bound", "BoundStep", "PackedSteps", "Regions", "bind", "check_order"]
 
@@ -119,7 +121,7 @@ def bind(
 
     Raises:
         PlanError: the plan does not compute the graph.
-        CompileError: an engine could not build.
+        CompileError: the baseline could not build. Where another engine could not, its steps run on the baseline, with a note.
     """
     graph = captured.graph
     packed = {} if packed is None else packed
@@ -128,7 +130,11 @@ def bind(
     slots = _slots(graph.inputs, plan.steps)
     constants = [_constants(captured, region) for region in verified.regions]
     keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
-    _build(plan.steps, problems, constants, keys, packed, target, extra_engines, ahead)
+    failed = _build(plan.steps, problems, constants, keys, packed, target, extra_engines, ahead)
+    if failed:
+        plan = _without(plan, problems, keys, failed, target)
+        keys = [_key(step, given) for step, given in zip(plan.steps, constants, strict=True)]
+        _build(plan.steps, problems, constants, keys, packed, target, extra_engines, None)
     steps = [
         BoundStep(
             step=step,
@@ -179,8 +185,13 @@ def _build(
     target: Target,
     extra_engines: tuple[str, ...],
     ahead: Ahead | None,
-) -> None:
-    """Build and pack what is not there yet; where that takes long, have the rest compiled in other processes first."""
+) -> dict[tuple[object, ...], CompileError]:
+    """Build and pack what is not there yet; where that takes long, have the rest compiled in other processes first.
+
+    Returns:
+        What could not be compiled, by key; nothing of the baseline, whose error is raised.
+    """
+    failed: dict[tuple[object, ...], CompileError] = {}
     missing = list({key: index for index, key in reversed(list(enumerate(keys))) if key not in packed}.items())[::-1]
     clock = [time.monotonic()]
     for done, (key, index) in enumerate(missing):
@@ -190,9 +201,38 @@ def _build(
             if ahead.build(rest, median(lately)):
                 ahead = None
         config = steps[index].config
-        executable = build(load_engine(config.engine, extra_engines), problems[index], config.knobs, target)
-        packed[key] = (executable, executable.pack(constants[index]))
+        try:
+            executable = build(load_engine(config.engine, extra_engines), problems[index], config.knobs, target)
+            packed[key] = (executable, executable.pack(constants[index]))
+        except CompileError as error:
+            if config.engine == BASELINE:
+                raise
+            failed[key] = error
         clock.append(time.monotonic())
+    return failed
+
+
+def _without(
+    plan: Plan,
+    problems: Sequence[Problem],
+    keys: Sequence[tuple[object, ...]],
+    failed: dict[tuple[object, ...], CompileError],
+    target: Target,
+) -> Plan:
+    """A plan with the baseline in place of what could not be compiled, and notes of it; warns too."""
+    steps, notes = list(plan.steps), list(plan.notes)
+    for index, (step, key) in enumerate(zip(plan.steps, keys, strict=True)):
+        if key in failed:
+            error = failed[key]
+            steps[index] = on_baseline(index, step, problems[index], target, error.summary)
+            notes.append(f"{title(step)} runs as PyTorch runs it, {step.config.engine} does not: {error.summary}")
+    names = ", ".join(sorted({error.engine for error in failed.values()}))
+    first = next(iter(failed.values())).summary
+    warn_user(
+        f"{sum(key in failed for key in keys)} steps run as PyTorch runs them, for {names} could not be "
+        f"compiled ({first}). Mend the compiler, or tune the model anew."
+    )
+    return replace(plan, steps=tuple(steps), notes=tuple(dict.fromkeys(notes)))
 
 
 def _constants(captured: Captured, region: Region | None) -> list[torch.Tensor]:

@@ -19,6 +19,7 @@ import torch
 
 from convoy.engines.cpu.native import Native, NativeExecutable
 from convoy.engines.host_compiler import library
+from convoy.errors import CompileError
 from convoy.problem import TensorSpec
 from convoy.program.bind import Bound, BoundStep
 from convoy.program.eager import EagerProgram, Follower, Slots, empty, in_layout, run_step
@@ -198,6 +199,11 @@ class ChainedProgram(EagerProgram):
         self._single = {id(step): allocate for step, allocate in self._steps}
         self._items = chains_of(bound)
         self._chains = [item for item in self._items if isinstance(item, Chain)]
+        if self._chains:
+            try:
+                _driver()
+            except CompileError:  # a compiler that no longer works: the launches run one by one
+                self._chains = []
 
     @property
     def chains(self) -> list[Chain]:

@@ -84,7 +84,7 @@ def verify_plan(
     notes: list[str] = []
     for index, (step, problem) in enumerate(zip(plan.steps, problems, strict=True)):
         reason = why_not(step.config, problem, target, extra_engines) if ask_engines else ""
-        steps.append(_on_baseline(index, step, problem, target, reason) if reason else step)
+        steps.append(on_baseline(index, step, problem, target, reason) if reason else step)
         if reason:
             notes.append(f"{title(step)} runs as PyTorch runs it, {step.config.engine} does not: {reason}")
     notes = [note for note in dict.fromkeys(notes) if note not in plan.notes]
@@ -118,7 +118,7 @@ def why_not(config: EngineConfig, problem: Problem, target: Target, extra_engine
         return f"it raised {type(error).__name__} when asked: {error}"
 
 
-def _on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> Step:
+def on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> Step:
     """The same step as PyTorch runs it."""
     engine = load_engine(BASELINE)
     support = engine.accepts(problem, target)

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ return n; }"""
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
+    host_compiler.compiler_support()  # the first call compiles a probe, which is not to lie in this folder
     monkeypatch.setattr(host_compiler, "compiled_folder", lambda: tmp_path)
     return tmp_path
 
@@ -84,28 +84,64 @@ def test_without_a_compiler_the_reason_says_so(monkeypatch):
         compile_shared(ANSWER, [], "test.answer")
 
 
-@needs_compiler
-def test_a_compiler_that_never_ends_is_given_up(monkeypatch, folder):
-    def hang(command, **kwargs):
-        raise subprocess.TimeoutExpired(command, kwargs["timeout"])
+def fake(tmp_path, text):
+    """A compiler that is a shell script."""
+    path = tmp_path / "bin" / "cc"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
-    host_compiler._identity(host_compiler.compiler())
-    monkeypatch.setattr(host_compiler.subprocess, "run", hang)
-    with pytest.raises(CompileError, match="end"):
+
+OUTPUT = 'while [ "$1" != -o ]; do shift; done; '
+"""Of a compiler: its next word is the file that it is to write."""
+
+FAKES = {
+    "hangs": "sleep 60 & wait",
+    "hangs after it answered": 'if [ "$1" = --version ]; then echo cc 1; else sleep 60 & wait; fi',
+    "prints bytes that are no UTF-8": "printf 'cc \\377\\376\\033[2J'; exit 1",
+    "writes junk": f"{OUTPUT}echo junk > $2",
+    "writes nothing": "exit 0",
+    "makes a library without the function": f"{OUTPUT}echo 'int other(void) {{ return 1; }}' > $2.c; "
+    "REAL -shared -o $2 $2.c",
+    "makes a function that gives something else": f"{OUTPUT}echo 'int convoy_probe(int a) {{ return 7; }}' > $2.c; "
+    "REAL -shared -o $2 $2.c",
+    "is ended by a signal": "kill -9 $$",
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", FAKES)
+def test_a_compiler_that_does_not_work_is_given_up(monkeypatch, folder, tmp_path, way):
+    found = fake(tmp_path, FAKES[way].replace("REAL", host_compiler.compiler()))
+    monkeypatch.setattr(host_compiler, "compiler", lambda: found)
+    monkeypatch.setattr(host_compiler, "PROBE_TIMEOUT_S", 0.3)
+    support = host_compiler.compiler_support()
+    assert not support
+    assert "does not work" in support.reason
+    assert support.reason.isprintable()
+    with pytest.raises(CompileError, match="does not work"):
         compile_shared(ANSWER, ["-DANSWER=7"], "test.answer")
-    assert list(folder.iterdir()) == []
+    assert not [p for p in folder.iterdir() if p.name != "bin"], "nothing of it is left"
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_the_process(monkeypatch, tmp_path):
-    monkeypatch.undo()
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setattr(host_compiler, "cache_folder", lambda: blocked / "below")
-    found = host_compiler.compiled_folder.__wrapped__()
-    assert found.is_dir()
-    assert not found.is_relative_to(tmp_path)
-    found.rmdir()
+def test_what_a_compiler_started_ends_with_it(monkeypatch, tmp_path):
+    mark = tmp_path / "child"
+    found = fake(tmp_path, f"sh -c 'echo $$ > {mark}; sleep 60' & wait")
+    with pytest.raises(CompileError, match="did not end within"):
+        host_compiler.run_limited([found], "test", 1.0)
+    state = Path(f"/proc/{mark.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@needs_compiler
+def test_a_library_that_lacks_a_function_is_not_kept():
+    path = compile_shared(ANSWER, ["-DANSWER=5"], "test.answer")
+    opened = load_shared(path)
+    with pytest.raises(CompileError, match="no function missing"):
+        opened.missing  # noqa: B018
+    assert not path.exists()
 
 
 @needs_compiler

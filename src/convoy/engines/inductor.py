@@ -20,7 +20,7 @@ from convoy.engines.interpret import compile_graph
 from convoy.engines.operators import DTYPES
 from convoy.engines.piece import MEMORY_FORMATS, Results, read, runnable
 from convoy.errors import CompileError
-from convoy.graph.ir import LAYERS, Graph
+from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.randomness import draws
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
 from convoy.regions.casts import is_cast
@@ -124,6 +124,9 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
         return Support.no(f"compiles what lies between the layers, got {layers[0]}")
     if all(map(is_cast, graph.nodes)):
         return Support.no("gains nothing over one multi-tensor copy, got casts alone")
+    halves = [node.op for node in graph.nodes if target.device == "cpu" and _halves_statistics(graph, node)]
+    if halves:
+        return Support.no(f"saves a batch norm's statistics in the input's precision, PyTorch in fp32: {halves[0]}")
     random = [node.op for node in graph.nodes if draws(node)]
     if random:
         return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")
@@ -134,6 +137,17 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
     if unsteady.by_aten(graph, target.device) and not unsteady.by_inductor(graph, target.device):
         return Support.yes()
     return Support.no(f"gains nothing over ATen by a lone {graph.nodes[0].op}")
+
+
+def _halves_statistics(graph: Graph, node: Node) -> bool:
+    """Whether it is a batch norm whose saved mean and deviation have another dtype than its input (PyTorch 2.11 to 2.13).
+
+    Inductor's code for a CPU saves them in the input's dtype, and PyTorch's backward pass refuses such.
+    """
+    if "native_batch_norm" not in node.op or "backward" in node.op:
+        return False
+    saved = {graph.values[name].spec.dtype for name in node.outputs[1:3] if name in graph.values}
+    return bool(saved - {graph.values[next(iter(node.refs()))].spec.dtype})
 
 
 def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:

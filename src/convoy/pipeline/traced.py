@@ -38,9 +38,9 @@ from convoy.pipeline.stages import (
     silent,
     target_for,
 )
-from convoy.pipeline.strided import strided
 from convoy.plan import Plan
 from convoy.program import GraphProgram
+from convoy.program.calls import in_strides
 from convoy.program.module import Runnable, eager_of
 from convoy.program.recording import first_line
 from convoy.settings import Settings
@@ -111,7 +111,7 @@ class TracedGraph:
         """Results with the strides that were traced, where they leave the compiled function."""
         for index, stride in enumerate(self._strides):
             if isinstance(made[index], torch.Tensor):
-                made[index] = strided(made[index], stride)
+                made[index] = in_strides(made[index], stride)
         return made
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:

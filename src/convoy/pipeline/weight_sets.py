@@ -14,7 +14,11 @@ from typing import Any, Final
 
 import torch
 
+Stamp = tuple[int, tuple[int, ...]]
+"""The sum of tensors' version counters, and their addresses."""
+
 _version = attrgetter("_version")
+_pointer = torch.Tensor.data_ptr
 
 MOST_SETS: Final = 64
 """Sets of weights that are packed at once for one graph: more than blocks of one class in any usual net."""
@@ -31,44 +35,56 @@ class PackedWeights:
     """One set of weights: what runs with it, and how long it must stay the same before it is packed again.
 
     Attributes:
-        versions: of the tensors, when they were packed.
-        run: computes with the packed values; None where they are not packed yet.
+        stamp: of the tensors, when they were packed.
+        run: computes with the packed values; None where they are not packed.
+        held: the tensors' memory, which nothing else is given while `stamp` names its address.
         calls: that `run` has served.
         patience: calls that the weights must stay the same before they are packed.
-        seen: their versions in the last call that found `run` out of date.
+        seen: their stamp in the last call that found `run` out of date.
         waited: calls since they last changed.
         left: calls that PyTorch computed since they were packed.
         refs: one a tensor; any tensor's end takes the set out.
     """
 
-    versions: int = -1
+    stamp: Stamp | None = None
     run: Callable[..., Any] | None = None
+    held: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     calls: int = 0
     patience: int = 0
-    seen: int = -1
+    seen: Stamp | None = None
     waited: int = 0
     left: int = 0
     refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list[weakref.ref[torch.Tensor]])
 
-    def is_current(self, versions: int) -> bool:
+    def is_current(self, stamp: Stamp) -> bool:
         """Whether `run` computes with the weights' present values; counts a call where it does."""
-        if self.run is None or versions != self.versions:
+        if self.run is None or stamp != self.stamp:
             return False
         self.calls += 1
         return True
 
-    def is_due(self, versions: int) -> bool:
+    def pack(self, weights: Sequence[torch.Tensor], stamp: Stamp, run: Callable[..., Any]) -> None:
+        """Take what was packed of the weights, as they are by this stamp, for the present call and later ones."""
+        self.held = [tensor.detach() for tensor in weights]
+        self.stamp, self.run, self.calls = stamp, run, 1
+
+    def release(self) -> None:
+        """Let go of what was packed."""
+        self.run, self.held = None, []
+
+    def is_due(self, stamp: Stamp) -> bool:
         """Whether the weights, which `run` does not have, are to be packed in this call; else PyTorch computes it.
 
         Weights that change after few calls, as in a training loop that evaluates now and then, must stay the same for longer
         and longer before they are packed again.
         """
-        if versions != self.seen:
+        if stamp != self.seen:
             if self.run is not None:
                 lasted = self.calls >= WORTH_PACKING
                 self.patience = 0 if lasted else min(MOST_PATIENCE, max(1, 2 * self.patience))
-                self.run, self.calls, self.left = None, 0, 0
-            self.seen, self.waited = versions, 0
+                self.calls = self.left = 0
+                self.release()
+            self.seen, self.waited = stamp, 0
         self.waited += 1
         due = self.waited > self.patience
         self.left += not due
@@ -110,13 +126,18 @@ class WeightSets:
 
     def _drop(self, key: tuple[int, ...]) -> None:
         dropped = self._sets.pop(key, None)
-        if dropped is not None and dropped.calls < WORTH_PACKING:
-            self.wasted += 1
+        if dropped is not None:
+            self.wasted += dropped.calls < WORTH_PACKING
+            dropped.release()
 
 
-def versions_of(weights: Sequence[torch.Tensor]) -> int:
-    """A number that grows with every change of the tensors in place that PyTorch counts."""
+def stamp_of(weights: Sequence[torch.Tensor]) -> Stamp:
+    """What differs after every change of the tensors that PyTorch counts, and after each that gives them other memory.
+
+    Not after a write through `.data`, a pointer or NumPy, nor for tensors made in inference mode.
+    """
+    pointers = tuple(map(_pointer, weights))
     try:
-        return sum(map(_version, weights))
+        return sum(map(_version, weights)), pointers
     except RuntimeError:  # tensors made in inference mode count no changes
-        return sum(tensor._version for tensor in weights if not tensor.is_inference())
+        return sum(tensor._version for tensor in weights if not tensor.is_inference()), pointers

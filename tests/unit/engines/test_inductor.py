@@ -72,6 +72,28 @@ return %y, %v, %x, %k
 """
 
 
+def batch_norm(saved: str) -> SubgraphProblem:
+    """A batch norm in training whose mean and deviation are saved in a dtype, and an activation."""
+    return SubgraphProblem(f"""\
+graph 1
+input %x: bf16[2,3,4,4]
+input %w: fp32[3]
+%y: bf16[2,3,4,4], %m: {saved}[3], %d: {saved}[3] = aten._native_batch_norm_legit.no_stats(%x, %w, %w, True, 0.1, 1e-05)
+%r: bf16[2,3,4,4] = aten.relu.default(%y)
+return %r, %m, %d
+""")
+
+
+def test_a_batch_norm_that_saves_other_dtypes_than_pytorchs_is_not_taken_on_a_cpu() -> None:
+    """PyTorch's kernel saves fp32 beside fp32 parameters, and its backward pass takes nothing else."""
+    x, w = torch.randn(2, 3, 4, 4).bfloat16(), torch.ones(3)
+    saved = torch.ops.aten._native_batch_norm_legit.no_stats(x, w, w, True, 0.1, 1e-5)[1]
+    assert saved.dtype is torch.float32
+    support = ENGINE.supports(batch_norm("fp32"), CPU)
+    assert "statistics" in support.reason
+    assert "statistics" not in ENGINE.supports(batch_norm("bf16"), CPU).reason
+
+
 def lone(node: str, made: str = "fp32[2,3,4,4]") -> SubgraphProblem:
     """A piece of one operator on x [2, 3, 4, 4]."""
     return SubgraphProblem(f"graph 1\ninput %x: fp32[2,3,4,4]\n%y: {made} = {node}\nreturn %y\n")

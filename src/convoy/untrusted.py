@@ -35,7 +35,7 @@ _GZIP: Final = 31
 _MOST_MEMBERS: Final = 1000
 """Most parts of a gzip file, as `cat a.gz b.gz` makes them: each costs time and may be empty."""
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\n]")
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\n\t]")
 
 
 @contextmanager
@@ -295,10 +295,10 @@ def escape_controls(text: str, *, one_line: bool = False) -> str:
 
     Args:
         text: any text.
-        one_line: escape line feeds too; otherwise a text of several lines stays one.
+        one_line: escape tabs and line feeds too; otherwise a text of several lines stays one.
     """
     shown = _UNPRINTABLE.sub(lambda match: _escaped(match[0]), text)
-    return shown.replace("\n", "\\n") if one_line else shown
+    return shown.replace("\n", "\\n").replace("\t", "\\t") if one_line else shown
 
 
 def storable(text: str, longest: int) -> str:

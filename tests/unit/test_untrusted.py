@@ -129,8 +129,9 @@ def test_gzip_is_cut_off_and_its_damage_is_an_input_error() -> None:
 
 
 def test_controls_are_escaped_and_words_of_any_language_are_not() -> None:
-    assert escape_controls("Größe 大小 µ\nb") == "Größe 大小 µ\nb"
-    given = "\x1b[31m\x9b2J\u202eabc\u2066\x07\r\t\x00\x7f\udc80\u200f\U000e0001"
+    assert escape_controls("Größe 大小 µ\n\tb") == "Größe 大小 µ\n\tb"
+    assert escape_controls("a\n\tb", one_line=True) == r"a\n\tb"
+    given = "\x1b[31m\x9b2J\u202eabc\u2066\x07\r\x00\x7f\udc80\u200f\U000e0001"
     shown = escape_controls(given)
-    assert shown == (r"\x1b[31m\x9b2J\u202eabc\u2066\x07\x0d\x09\x00\x7f\udc80\u200f\U000e0001")
+    assert shown == (r"\x1b[31m\x9b2J\u202eabc\u2066\x07\x0d\x00\x7f\udc80\u200f\U000e0001")
     assert all(character.isprintable() for character in shown)

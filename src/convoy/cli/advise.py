@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import typer
-
 from convoy.cli import options
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def run(
 def show(advice: Advice, as_json: bool) -> None:
     """A row for each layer and pattern; or all of it as JSON."""
     if as_json:
-        typer.echo(json.dumps(advice.to_dict(), indent=1))
+        say(json.dumps(advice.to_dict(), indent=1))
         return
     from convoy.report import print_table
 
@@ -81,12 +80,10 @@ def show(advice: Advice, as_json: bool) -> None:
         heads = ("layer", "dense us", "pattern", "faster from", "at most", "us", "engine", "why not")
         rows = [_row(layer, found) for layer in advice.layers for found in layer.patterns]
         print_table(heads, rows, numbers=(1, 3, 4, 5))
-        typer.echo(
-            f"{advice.model} on {advice.target['name']}: sparsities from which a layer would be faster than its best"
-        )
-        typer.echo("dense engine, with what follows it in the same kernel; changes of memory format are not counted")
+        say(f"{advice.model} on {advice.target['name']}: sparsities from which a layer would be faster than its best")
+        say("dense engine, with what follows it in the same kernel; changes of memory format are not counted")
     for note in advice.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _row(layer: LayerAdvice, found: PatternAdvice) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from convoy.cli import (
     study,
     train,
 )
+from convoy.cli.output import say
 from convoy.errors import ConvoyError
 
 app = typer.Typer(
@@ -54,7 +55,7 @@ app.command("doctor")(doctor.doctor)
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 
@@ -75,7 +76,7 @@ def run() -> int:
     except ConvoyError as error:
         if not interrupt.was_interrupted():
             # What a user can mend is one line, whatever a library's own words in it look like; a compiler's log stays whole.
-            typer.echo(f"convoy: {' '.join(str(error).split()) if error.exit_code == 2 else error}", err=True)
+            say(f"convoy: {' '.join(str(error).split()) if error.exit_code == 2 else error}", err=True)
         return error.exit_code
     except SystemExit as end:  # typer turns a KeyboardInterrupt into the code of one, and says nothing
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -83,7 +84,7 @@ def run() -> int:
         return 1
     except Exception as error:
         if not interrupt.was_interrupted():
-            typer.echo(f"convoy: internal error: {type(error).__name__}: {error}", err=True)
+            say(f"convoy: internal error: {type(error).__name__}: {error}", err=True)
             traceback.print_exc()
         return 1
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convoy.cli import interrupt, options
+from convoy.cli.output import say
 from convoy.errors import InputError
 from convoy.settings import Effort, parse_bytes
 
@@ -191,8 +192,8 @@ def _show(found: Run, path: Path, report: Path | None) -> None:
     print_sheet(sheet)
     if report is not None:
         write_sheet(sheet, report)
-        typer.echo(f"report:    {report}")
-    typer.echo(f"run:       {path}")
+        say(f"report:    {report}")
+    say(f"run:       {path}")
 
 
 def _threads(given: int | None) -> int:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.output import say
 from convoy.errors import InputError
+from convoy.untrusted import escape_controls
 
 if TYPE_CHECKING:
     from convoy.perfdb import Database, Imported, Measurement
@@ -38,7 +40,7 @@ def _open(db: Path | None, *, create: bool) -> Database:
         raise InputError("--db", str(db), "a database that is there")
     database = Database.open(db or Settings().db, create=create)
     for line in database.warnings:
-        typer.echo(f"convoy: {line}", err=True)
+        say(f"convoy: {line}", err=True)
     return database
 
 
@@ -50,7 +52,7 @@ def info(db: options.Db = None, as_json: Json = False) -> None:
     with _open(db, create=False) as database:
         found = database.info()
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        say(json.dumps(found.to_dict(), indent=1))
         return
     facts = {name: value for name, value in found.to_dict().items() if isinstance(value, str | int)}
     print_table(("", "value"), [(name, _shown(str(value))) for name, value in facts.items()])
@@ -81,13 +83,13 @@ def list_rows(
         rows = database.rows(problem=problem, engine=engine, status=status, target=target, limit=most)
         total = database.count(problem=problem, engine=engine, status=status, target=target)
     if as_json:
-        typer.echo(json.dumps([to_record(row) for row in rows], indent=1))
+        say(json.dumps([to_record(row) for row in rows], indent=1))
         return
     for question, answers in groupby(rows, lambda row: (row.problem, row.target, row.protocol)):
-        typer.echo("problem {}\ntarget {}, protocol {}".format(*question))
+        say("problem {}\ntarget {}, protocol {}".format(*question))
         heads = ("engine", "version", "knobs", "status", "median_us", "spread_us", "workspace_bytes", "date", "reason")
         print_table(heads, [_cells(row) for row in answers], numbers=(1, 4, 5, 6))
-    typer.echo(f"{len(rows)} of {total} rows")
+    say(f"{len(rows)} of {total} rows")
 
 
 def _cells(row: Measurement) -> tuple[str, ...]:
@@ -97,8 +99,8 @@ def _cells(row: Measurement) -> tuple[str, ...]:
 
 
 def _shown(text: str) -> str:
-    """What a compiler wrote may hold the terminal's control sequences: they are blanked."""
-    return "".join(ch if ch.isprintable() else " " for ch in text)
+    """One line: what a compiler wrote has several, and may hold the terminal's control sequences."""
+    return escape_controls(text.replace("\n", " ").replace("\t", " "))
 
 
 @app.command()
@@ -121,14 +123,14 @@ def export(
         with _open(db, create=False) as database:
             paths = database.export_shipped(path, target=target)
         for written in paths:
-            typer.echo(f"written: {written}")
+            say(f"written: {written}")
         return
     options.check_output(path, "path")
     if path.exists() and not force:
         raise InputError("path", str(path), "a file that is not there yet", "Use --force to overwrite it.")
     with _open(db, create=False) as database:
         number = database.export(path, problem=problem, engine=engine, status=status, target=target)
-    typer.echo(f"{number} rows written to {path}")
+    say(f"{number} rows written to {path}")
 
 
 @app.command("import")
@@ -167,11 +169,11 @@ def _check_there(path: Path) -> None:
 
 def _tell(result: Imported, path: Path, *, partial: bool, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=1))
+        say(json.dumps(result.to_dict(), indent=1))
     else:
         for refusal in result.refused:
-            typer.echo(f"{path}:{refusal.line}: {_shown(refusal.reason)}", err=True)
-        typer.echo(
+            say(f"{path}:{refusal.line}: {_shown(refusal.reason)}", err=True)
+        say(
             f"{result.measurements} rows taken in from {path}, {result.unchanged} not newer than those here, "
             f"{len(result.refused)} refused"
         )
@@ -201,4 +203,4 @@ def clear(
         what = " and ".join(f"{name} {word}" for name, word in wanted.items() if word) or "everything"
         if not yes:
             typer.confirm(f"Remove {number} rows ({what}) from {database.path}?", abort=True)
-        typer.echo(f"{database.clear(engine=engine, target=target)} rows removed")
+        say(f"{database.clear(engine=engine, target=target)} rows removed")

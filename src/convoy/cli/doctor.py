@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def doctor() -> None:
     found = findings() + extra_engines(Settings().engines)
     print_table(("what", "found", "means"), [(f.what, f.found, f.means) for f in found])
     missing = [f for f in found if not f.ok]
-    typer.echo(f"{len(missing)} things missing" if missing else "everything is there")
+    say(f"{len(missing)} things missing" if missing else "everything is there")
 
 
 def extra_engines(entries: tuple[str, ...]) -> list[Finding]:

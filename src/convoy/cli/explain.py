@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from convoy.cli.output import say
+
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="A plan file, as `convoy optimize --plan` wrote it.")],
@@ -19,6 +21,6 @@ def explain(
     found = plans.load(plan)
     if compare is not None:
         lines = plans.compare(found, plans.load(compare))
-        typer.echo("\n".join(lines) or "the plans run the same")
+        say("\n".join(lines) or "the plans run the same")
         return
-    typer.echo(plans.explain(found, layer))
+    say(plans.explain(found, layer))

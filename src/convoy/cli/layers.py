@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.output import say
 
 
 def layers(
@@ -35,11 +36,11 @@ def layers(
         problem = conv_problem(graph, node) if node.op == "conv2d" else linear_problem(graph, node)
         total += problem.flops
         if keys:
-            typer.echo(problem.key)
+            say(problem.key)
             continue
         shape = "x".join(map(str, problem.weight_spec.shape))
         moved, work = f"{problem.bytes_min / 1e6:.2f}", f"{problem.flops / 1e6:.1f}"
         rows.append((node.name, str(problem.x_spec), shape, str(problem.y_spec), work, moved))
     if not keys:
         print_table(("layer", "x", "weight", "y", "MFLOP", "MB"), rows, numbers=(4, 5))
-        typer.echo(f"{len(rows)} layers, {total / 1e9:.2f} GFLOP")
+        say(f"{len(rows)} layers, {total / 1e9:.2f} GFLOP")

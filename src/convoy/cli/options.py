@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convoy.cli.output import say
 from convoy.errors import CaptureError, ConvoyError, InputError
 from convoy.settings import Settings, parse_bytes
 
@@ -58,7 +59,7 @@ def words_of(text: str | None) -> list[str]:
 
 def tell(message: str) -> None:
     """Say something that is no result."""
-    typer.echo(f"convoy: {message}", err=True)
+    say(f"convoy: {message}", err=True)
 
 
 def pick_device(device: str | None) -> str:
@@ -181,7 +182,7 @@ def write_report(run: Run, path: Path | None) -> None:
     from convoy.report.sheet import write_sheet
 
     write_sheet(sheet_of([run]), path)
-    typer.echo(f"report: {path}")
+    say(f"report: {path}")
 
 
 def check_output(path: Path | None, argument: str) -> None:

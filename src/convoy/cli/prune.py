@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def show(summary: PruneSummary, out: Path | None, as_json: bool) -> None:
     import json
 
     if as_json:
-        typer.echo(json.dumps(summary.to_dict(), indent=1))
+        say(json.dumps(summary.to_dict(), indent=1))
         return
     from convoy.report import print_table
 
@@ -217,18 +218,18 @@ def show(summary: PruneSummary, out: Path | None, as_json: bool) -> None:
     print_table(("layer", "weight", "zeros before", "zeros", "norm kept", "left as it is"), rows, numbers=(2, 3, 4))
     weights = sum(layer.weights for layer in summary.layers)
     zeros = sum(layer.zeros_after for layer in summary.layers)
-    typer.echo(f"{summary.pattern}, {summary.scope}: {zeros:,} of {weights:,} weights are zero ({zeros / weights:.2%})")
+    say(f"{summary.pattern}, {summary.scope}: {zeros:,} of {weights:,} weights are zero ({zeros / weights:.2%})")
     if summary.finetune is not None:
         done = summary.finetune
         losses = ", ".join(f"{loss:.3f}" for loss in done.losses)
-        typer.echo(f"fine-tuned on {done.images:,} images of {done.data}: loss by epoch {losses}")
+        say(f"fine-tuned on {done.images:,} images of {done.data}: loss by epoch {losses}")
     if summary.accuracy is not None:
         found = summary.accuracy
         tuned = "" if found.finetuned is None else f", fine-tuned {found.finetuned:.2%}"
-        typer.echo(
+        say(
             f"accuracy on {found.images:,} images of {found.data}: "
             f"before {found.before:.2%}, pruned {found.pruned:.2%}{tuned}"
         )
     for note in summary.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"weights:   {out}" if out is not None else "nothing is written: give --out FILE.safetensors")
+        say(f"note: {note}")
+    say(f"weights:   {out}" if out is not None else "nothing is written: give --out FILE.safetensors")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 REGRESSED = 1
@@ -41,7 +42,7 @@ def report(
             raise InputError("--diff", len(found), "two run files, the older first")
         changes = difference(found[0], found[1], tolerance, memory_tolerance)
         for line in changes.lines():
-            typer.echo(line)
+            say(line)
         if output is not None:
             write_sheet(difference_sheet(changes, found[0], found[1]), output)
         if changes.regressions:
@@ -54,4 +55,4 @@ def report(
     print_sheet(sheet)
     if output is not None:
         write_sheet(sheet, output)
-        typer.echo(f"report: {output}")
+        say(f"report: {output}")

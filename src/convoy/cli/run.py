@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.output import say
 
 
 def run(
@@ -40,5 +41,5 @@ def run(
         outputs = float_outputs(fast(*args))
         timed = interleave({"convoy": lambda: fast(*args)}, cuda=where == "cuda")["convoy"]
     for index, row in enumerate(outputs[0].flatten(1) if outputs[0].dim() > 1 else outputs[0][None]):
-        typer.echo(f"input {index}: largest output {int(row.argmax())} ({float(row.max()):.4g})")
-    typer.echo(f"{timed.median_ms:.3f} ms +- {timed.spread_ms:.3f}")
+        say(f"input {index}: largest output {int(row.argmax())} ({float(row.max()):.4g})")
+    say(f"{timed.median_ms:.3f} ms +- {timed.spread_ms:.3f}")

@@ -10,6 +10,7 @@ import typer
 
 from convoy.cli import interrupt, options
 from convoy.cli.compare import file_word
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path 
     _tell(request, run)
     if request.node_rank > 0:
         return
-    typer.echo(f"run: {output}")
+    say(f"run: {output}")
     options.write_report(run, report)
     if not any(row.ok for row in run.rows):
         raise typer.Exit(1)
@@ -197,13 +198,13 @@ def _tell(request: ScaleRequest, run: Run) -> None:
     from convoy.report import print_table
 
     for line in failures(run.rows):
-        typer.echo(line, err=True)
+        say(line, err=True)
     if request.node_rank > 0:
-        typer.echo("the first host has the figures")
+        say("the first host has the figures")
         return
     print_table(HEADS, table(run.rows), numbers=NUMBERS)
     if any(row.ok for row in run.rows):
-        typer.echo(LINK_CAPTION)
+        say(LINK_CAPTION)
         print_table(LINK_HEADS, link_table(run.rows), numbers=LINK_NUMBERS)
     for line in (*settings(run.rows), *notes(run.rows)):
-        typer.echo(line)
+        say(line)

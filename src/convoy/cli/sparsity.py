@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from convoy.cli import options
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 
@@ -49,7 +50,7 @@ def sparsity(
     )
     print_table(HEADINGS, found.rows(), numbers=tuple(range(2, len(HEADINGS))))
     for note in found.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
     if report is not None:
         write_sparsity_html(found, report)
     if json_path is not None:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import typer
-
 from convoy.cli import options
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -160,14 +159,14 @@ class StudySession:
         if nets:
             print_table(STRATEGY_HEADS, strategy_table(nets), numbers=STRATEGY_NUMBERS)
         for line in (*strategy_notes(nets), *winners(layers)):
-            typer.echo(line)
+            say(line)
         if criteria and layers:
             self._learn(points)
-        typer.echo(self.study.counted())
+        say(self.study.counted())
         if self.left:
-            typer.echo(f"no time was left for {'; '.join(self.left)}: the same command goes on")
+            say(f"no time was left for {'; '.join(self.left)}: the same command goes on")
         if self.run.rows:
-            typer.echo(f"run: {self.output}")
+            say(f"run: {self.output}")
 
     def _learn(self, points: dict[str, list[Point]]) -> None:
         from convoy.compare import study_criteria
@@ -181,12 +180,12 @@ class StudySession:
         self.run = replace(self.run, manifest={**self.run.manifest, study_criteria.FIELD: about})
         self._keep()
         if found is None:
-            typer.echo(study_criteria.check_line(about))
+            say(study_criteria.check_line(about))
             return
         path = user_file(self.target, self.settings.db)
         if not self.database.in_memory:
             write_text(path, criteria_json(found), "criteria")
-        typer.echo(f"criteria, from {found.problems} layers of this machine ({path}):")
+        say(f"criteria, from {found.problems} layers of this machine ({path}):")
         for line in about["rules"]:
-            typer.echo(f"  {line}")
-        typer.echo(study_criteria.check_line(about))
+            say(f"  {line}")
+        say(study_criteria.check_line(about))

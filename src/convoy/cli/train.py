@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convoy.cli import interrupt, options
+from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def run(
         shard = dataset.shard(rank, count)
         for epoch in fit(trained, shard, recipe, settings=settings, test=test, observer=bar, on_plan=keep):
             if rank == 0:
-                typer.echo(line(epoch))
+                say(line(epoch))
 
 
 def line(epoch: Epoch) -> str:

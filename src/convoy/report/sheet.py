@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from convoy.report.html import digest
 from convoy.report.tables import console, print_table
+from convoy.untrusted import escape_controls
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -169,7 +170,7 @@ def print_sheet(sheet: Sheet) -> None:
         tables = [(table, shown) for table in section.tables if (shown := _on_terminal(table))]
         if not (tables or section.terminal or section.lines):
             continue
-        console().print(f"\n{section.title}", markup=False)
+        console().print(f"\n{_plain(section.title)}", markup=False)
         for table, shown in tables:
             if table.caption:
                 console().print(f"\n{_plain(table.caption)}", markup=False)
@@ -186,8 +187,8 @@ def _on_terminal(table: Table) -> list[int]:
 
 
 def _plain(text: str) -> str:
-    """What a framework wrote may hold the terminal's control sequences: they are blanked."""
-    return "".join(ch if ch.isprintable() else " " for ch in text)
+    """One line for a terminal: what a framework wrote may hold control sequences, which are escaped."""
+    return escape_controls(text.replace("\n", " ").replace("\t", " "))
 
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Table:

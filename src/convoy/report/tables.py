@@ -8,9 +8,11 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from convoy.plan.words import shapes
 from convoy.report.summary import CandidateRow, Layer, Summary
+from convoy.untrusted import escape_controls
 
 WIDTH = 140
 """Columns of a table where the output is no terminal."""
@@ -28,7 +30,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Se
     for index, head in enumerate(heads):
         table.add_column(head, justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[cell.replace("[", r"\[") for cell in row])
+        table.add_row(*[Text(escape_controls(cell)) for cell in row])
     console().print(table)
 
 
@@ -37,9 +39,9 @@ def print_summary(summary: Summary, files: Mapping[str, Path]) -> None:
     heads = ("layer", "engine", "layout", "us", "PyTorch us", "speed-up", "runner-up", "floor us")
     print_table(heads, [_layer_row(layer) for layer in summary.layers], numbers=(3, 4, 5, 7))
     for line in headlines(summary):
-        console().print(line, markup=False)
+        console().print(escape_controls(line), markup=False)
     for name, path in files.items():
-        console().print(f"{name + ':':11}{path}", markup=False, soft_wrap=True)
+        console().print(escape_controls(f"{name + ':':11}{path}"), markup=False, soft_wrap=True)
 
 
 def headlines(summary: Summary) -> list[str]:

@@ -1,0 +1,17 @@
+"""Lines that commands print: names, notes and compilers' words may come from files, and a terminal obeys control characters."""
+
+from __future__ import annotations
+
+import typer
+
+from convoy.untrusted import escape_controls
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a text, its control characters and what is no Unicode as escapes.
+
+    Args:
+        text: one line or several.
+        err: to standard error.
+    """
+    typer.echo(escape_controls(text), err=err)

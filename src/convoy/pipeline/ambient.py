@@ -9,14 +9,15 @@ import torch
 
 
 @contextmanager
-def without_modes(*, autocast: bool = True) -> Iterator[None]:
-    """Run as in a fresh thread: no gradients, no inference mode, no dispatch or function modes, no traced graph around.
+def without_modes(*, autocast: bool = True, gradients: bool = False) -> Iterator[None]:
+    """Run as in a fresh thread, but without gradients: no inference mode, no dispatch or function modes, no traced graph around.
 
     AOTAutograd calls a compiled forward pass the first time under a dispatch mode of its own, in which Inductor cannot trace. A
     user may have set a default device, which is a function mode, or count operators by a dispatch mode.
 
     Args:
         autocast: whether the caller's autocast is switched off as well.
+        gradients: whether gradients are recorded.
     """
     from torch._guards import tracing
     from torch.utils._python_dispatch import _disable_current_modes
@@ -26,7 +27,7 @@ def without_modes(*, autocast: bool = True) -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(_without_function_modes())
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.set_grad_enabled(gradients))
         for device in ("cpu", "cuda") if autocast else ():
             stack.enter_context(torch.autocast(device, enabled=False))
         yield

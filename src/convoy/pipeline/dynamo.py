@@ -9,10 +9,13 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch._guards import TracingContext, tracing
 
 from convoy.errors import InputError
+from convoy.pipeline.ambient import without_modes
 from convoy.pipeline.inference_graph import InferenceGraph
 from convoy.pipeline.stages import competing_engines
+from convoy.pipeline.symbolic_graph import SymbolicGraph
 from convoy.pipeline.traced import compile_passes
 from convoy.program.recording import first_line
 from convoy.settings import Settings
@@ -31,7 +34,8 @@ def dynamo_backend(
     """Compile one Dynamo graph (registered as the backend `convoy` by entry point).
 
     A graph that needs gradients is cut into a forward and a backward pass, and each is tuned when it is first called, as is a
-    graph without gradients, whose weights are packed. What cannot be captured runs as Dynamo caught it, with one warning.
+    graph without gradients, whose weights are packed. A graph with symbolic shapes is compiled for each shape that comes twice.
+    What cannot be captured runs as Dynamo caught it, with one warning.
 
     Args:
         graph_module: the graph, parameters and buffers lifted to inputs.
@@ -47,15 +51,30 @@ def dynamo_backend(
     """
     settings = settings_of(options or {}, mode)
     reason = _why_not(example_inputs)
-    if not reason:
-        try:
-            passes = compile_passes(graph_module, example_inputs, settings)
-        except Exception as error:  # AOTAutograd runs the user's operators on fake tensors: anything may come out of it
-            reason = first_line(error)
-        else:
-            if not passes.is_plain or _autocasts():
-                return passes.run
-            return InferenceGraph(graph_module, _weights_at(graph_module, example_inputs), settings)
+    if reason:
+        return _as_caught(graph_module, reason)
+    if all(isinstance(value, torch.Tensor) and not _is_symbolic(value) for value in example_inputs):
+        return _compiled(graph_module, example_inputs, settings)
+
+    def compile_fixed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        with without_modes(autocast=False, gradients=torch.is_grad_enabled()), tracing(TracingContext(None)):
+            return _compiled(module, inputs, settings)
+
+    return SymbolicGraph(graph_module, _weights_at(graph_module, example_inputs), compile_fixed)
+
+
+def _compiled(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], settings: Settings) -> Callable[..., Any]:
+    """A graph of fixed shapes, compiled; as Dynamo caught it where that fails."""
+    try:
+        passes = compile_passes(graph_module, inputs, settings)
+    except Exception as error:  # AOTAutograd runs the user's operators on fake tensors: anything may come out of it
+        return _as_caught(graph_module, first_line(error))
+    if not passes.is_plain or _autocasts():
+        return passes.run
+    return InferenceGraph(graph_module, _weights_at(graph_module, inputs), settings)
+
+
+def _as_caught(graph_module: fx.GraphModule, reason: str) -> Callable[..., Any]:
     warn_user(f"torch.compile: PyTorch runs a graph as Dynamo caught it: {reason}")
     return graph_module.forward
 
@@ -83,8 +102,8 @@ def _why_not(inputs: Sequence[Any]) -> str:
     from torch._subclasses.fake_tensor import FakeTensor
 
     for value in inputs:
-        if isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and _is_symbolic(value)):
-            return "its shapes are symbolic; torch.compile(dynamic=False) compiles each shape by itself"
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)):
+            continue
         if not isinstance(value, torch.Tensor):
             return f"an input is a {type(value).__name__}, not a tensor"
         if isinstance(value, FakeTensor):

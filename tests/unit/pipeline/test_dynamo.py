@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.pipeline import check, dynamo, verdict
+from convoy.pipeline import check, dynamo, symbolic_graph, verdict
 from convoy.pipeline.inference_graph import InferenceGraph
 
 
@@ -284,12 +284,29 @@ def test_an_optimizers_step(graphs: list[InferenceGraph], options: dict[str, Any
         close(found, wanted)
 
 
-def test_symbolic_shapes_and_a_batch_of_another_size(graphs: list[InferenceGraph], options: dict[str, Any]):
+def test_each_shape_that_comes_again_is_compiled_by_itself(graphs: list[InferenceGraph], options: dict[str, Any]):
     block = Block().eval()
-    compiled = torch.compile(block, backend="convoy", options=options, dynamic=True)
-    with pytest.warns(UserWarning, match="symbolic"):
-        close(compiled(X), block(X))
-    close(compiled(X[:1]), block(X[:1]))
+    compiled = torch.compile(block, backend="convoy", options=options)
+    images = torch.cat((X, X))
+    for size in (4, 3, 4, 3, 4, 3):  # Dynamo's graph is symbolic from the second on
+        close(compiled(images[:size]), block(images[:size]))
+    assert len(graphs) == 3
+    assert all(graph.plan is not None for graph in graphs)
+    block.conv.weight.mul_(2)
+    close(compiled(images), block(images))
+
+
+def test_more_shapes_than_are_compiled_are_left_to_pytorch_with_a_warning(
+    graphs: list[InferenceGraph], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(symbolic_graph, "MOST_SHAPES", 1)
+    compiled = torch.compile(lambda x: x.sin() + x.shape[0], backend="convoy", options=options, dynamic=True)
+    three = torch.cat((X, X))[:3]
+    for x in (X, X, three):
+        close(compiled(x), x.sin() + len(x))
+    with pytest.warns(UserWarning, match="more than 1 shapes"):
+        close(compiled(three), three.sin() + 3)
+    assert len(graphs) == 1
 
 
 def test_a_default_device_and_a_dispatch_mode_around_the_first_call(

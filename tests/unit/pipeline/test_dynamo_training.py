@@ -191,6 +191,20 @@ def test_an_evaluation_between_steps_sees_the_new_weights(graphs: list[TracedGra
         module.train(), stock.train()
 
 
+def test_a_last_batch_of_another_size(graphs: list[TracedGraph], options: dict[str, Any]):
+    module, stock = net("relu-bn"), net("relu-bn")
+    compiled = torch.compile(module, backend="convoy", options=options)
+    for one, call in ((module, compiled), (stock, stock)):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.05)
+        for size in (4, 3, 4, 3, 4, 3):
+            optimizer.zero_grad()
+            cross_entropy(call(X[:size]), Y[:size]).backward()
+            optimizer.step()
+    agree(module, stock)
+    assert len(graphs) == 6
+    assert has_plans(graphs)
+
+
 def test_complex_values_run_as_traced_forwards_and_backwards(graphs: list[TracedGraph], options: dict[str, Any]):
     class Spectrum(nn.Module):
         def __init__(self) -> None:

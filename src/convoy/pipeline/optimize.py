@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import Peaks, SearchResult
@@ -23,7 +24,7 @@ from convoy.pipeline.arguments import checked_arguments, checked_model, checked_
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
-from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.choice import convolutions_of, make_plan, select
 from convoy.pipeline.isolation import Isolated, foreign_hook, isolate, undisturbed
 from convoy.pipeline.modules import optimize_modules
 from convoy.pipeline.net_check import NetCheck
@@ -186,7 +187,10 @@ class _Job:
         net, settings = self.net, self.settings
         plan, program, outcome = built.plan, built.program, built.outcome
         slow = verdict.why_slow("the whole net", outcome.optimized, outcome.baseline)
-        falls_back, note = verdict.falls_back(slow, built.wrong, net.captured.as_pytorch, net.target.device, settings)
+        stock_wrong = bool(self.check.wrong or stock_is_wrong(convolutions_of(net.regions), net.target))
+        falls_back, note = verdict.falls_back(
+            slow, built.wrong, net.captured.as_pytorch, net.target.device, settings, stock_wrong
+        )
         if note:
             plan = dataclasses.replace(plan, notes=(*plan.notes, note))
             program.plan = plan

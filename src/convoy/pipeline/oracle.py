@@ -88,13 +88,14 @@ def reference(
         raise CaptureError(
             f"the captured graph does not compute what the model does: they differ by {errors.rel_l2_error:.1e} (relative L2)"
         )
-    return Reference(exact, explained, wrong=_words(errors, explained, cuda=cuda))
+    return Reference(exact, explained, wrong=wrong_words("outputs", errors, explained, cuda=cuda))
 
 
-def _words(errors: Errors, explained: Errors, *, cuda: bool) -> str:
+def wrong_words(what: str, errors: Errors, explained: Errors, *, cuda: bool) -> str:
+    """What to tell the user of PyTorch's own outputs, or loss and gradients, that are wrong."""
     switch = "torch.backends.cudnn.enabled = False" if cuda else "torch.backends.mkldnn.enabled = False"
     return (
-        f"PyTorch's own outputs are wrong here: {errors.rel_l2_error:.1e} (relative L2) from a float64 run, where rounding"
+        f"PyTorch's own {what} are wrong here: {errors.rel_l2_error:.1e} (relative L2) from a float64 run, where rounding"
         f" explains {explained.rel_l2_error:.1e}; see whether {switch} mends it, and `convoy doctor` for defects that are known"
     )
 

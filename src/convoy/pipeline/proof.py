@@ -54,6 +54,7 @@ class Built:
         outcome: times and errors beside PyTorch's own run.
         wrong: why its results are wrong; empty where they are not.
         tuned_s: seconds that measuring and selecting took.
+        stock_wrong: whether PyTorch's own run is wrong beyond rounding; told of a training step.
     """
 
     choice: Choice
@@ -62,6 +63,7 @@ class Built:
     outcome: Outcome
     wrong: str
     tuned_s: float
+    stock_wrong: bool = False
 
 
 TRIES = 4

@@ -20,12 +20,22 @@ def unit_roundoff(dtypes: Iterable[torch.dtype], *, cuda: bool) -> float:
 
     Args:
         dtypes: of its values.
-        cuda: whether it runs on a GPU, where fp32 may mean TF32.
+        cuda: whether it runs on a GPU, where fp32 may mean TF32. On a CPU torch's flags may make it bf16.
     """
     found = [dtype for dtype in dtypes if dtype.is_floating_point]
     unit = max((torch.finfo(dtype).eps / 2 for dtype in found), default=0.0)
     on_tf32 = cuda and torch.float32 in found and torch.backends.cudnn.allow_tf32
+    if not cuda and torch.float32 in found and _cpu_may_round_to_bf16():
+        return max(unit, torch.finfo(torch.bfloat16).eps / 2)
     return max(unit, TF32_ROUNDING) if on_tf32 else unit
+
+
+def _cpu_may_round_to_bf16() -> bool:
+    """Whether torch's flags let oneDNN round the operands of fp32 products to bf16 or TF32."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    backends = (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul)
+    return any(backend.fp32_precision in ("bf16", "tf32") for backend in backends)
 
 
 class Shaker:

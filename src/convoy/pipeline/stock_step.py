@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -19,9 +19,14 @@ from convoy.engines.flags import convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import verdict
 from convoy.pipeline.check import Check, Side
+from convoy.pipeline.oracle import FAR, SUSPICIOUS, wrong_words
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.verdict import Errors
 from convoy.program import Program
 from convoy.program.graph import GraphProgram
+
+LEAST_SUSPICIOUS: Final = 1e-3
+"""Relative error of gradients that is never looked into: behind batch norms, sums that cancel magnify rounding."""
 
 
 class StockStep:
@@ -78,14 +83,20 @@ class StockStep:
         lifted = [_wide(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         return self._twin(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
 
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the step, by the dtypes of its tensors and of autocast."""
+        held = list(StepTensors(self._module, self._lifted).all().values())
+        dtypes = [*(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
+        return unit_roundoff(dtypes, cuda=held[0].is_cuda)
+
     def shaken(self) -> list[torch.Tensor]:
         """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
         module = _copied(self._module)
         lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         held = list(StepTensors(module, lifted).all().values())
         leaves, spec = pytree.tree_flatten(self._batch)
-        dtypes = [*(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
-        shake = Shaker(unit_roundoff(dtypes, cuda=held[0].is_cuda))
+        shake = Shaker(self.unit)
         with torch.no_grad():
             for tensor in held:
                 tensor.copy_(shake(tensor))
@@ -193,6 +204,7 @@ class StepCheck(Check):
 
     Attributes:
         note: what was compared with; empty where it was float64.
+        wrong: what to tell the user of PyTorch's own loss and gradients; empty where they are right, or nobody can tell.
     """
 
     def __init__(
@@ -203,7 +215,18 @@ class StepCheck(Check):
         with self.context():
             why = _why_not_exact(capture, flops, cuda=self.cuda)
             self._exact, theirs, self.note = _reference(stock, why, lambda: _graph_in_double(capture, inputs))
-            self._baseline_errors = verdict.errors_against(theirs, self._exact)
+            errors = verdict.errors_against(theirs, self._exact)
+            self._baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
+
+    def _looked_into(self, errors: Errors, theirs: list[torch.Tensor]) -> tuple[Errors, str]:
+        """PyTorch's errors, or where they are larger than rounding explains what it does explain, and what to tell the user."""
+        unit = self._stock.unit
+        if errors.rel_l2_error <= max(SUSPICIOUS * unit, LEAST_SUSPICIOUS):
+            return errors, ""
+        explained = verdict.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
+        if errors.rel_l2_error <= FAR * max(explained.rel_l2_error, unit):
+            return errors, ""
+        return explained, wrong_words("loss and gradients", errors, explained, cuda=self.cuda)
 
     def context(self) -> AbstractContextManager[None]:
         """Convolutions as PyTorch runs them."""

@@ -14,6 +14,7 @@ from torch import fx
 
 from convoy.capture import Captured, capture_traced, captured_function, to_double
 from convoy.engines.flags import convolutions
+from convoy.engines.known_defects import stock_is_wrong
 from convoy.errors import SelectionError
 from convoy.graph.randomness import draws
 from convoy.measurement import SearchResult
@@ -22,7 +23,7 @@ from convoy.measurement.room import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.ambient import without_modes
-from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.choice import convolutions_of, make_plan, select
 from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.proof import proven
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
@@ -133,7 +134,10 @@ class TracedGraph:
             built = proven(build, net, found, self._settings, database, silent)
         best, slow = self._fastest(built.ways, args)
         slow = "" if built.wrong else slow
-        falls_back, note = verdict.falls_back(slow, built.wrong, captured.as_pytorch, device, self._settings)
+        stock_wrong = bool(stock_is_wrong(convolutions_of(net.regions), net.target))
+        falls_back, note = verdict.falls_back(
+            slow, built.wrong, captured.as_pytorch, device, self._settings, stock_wrong
+        )
         notes = (*built.plan.notes, note) if note else built.plan.notes
         self.plan = dataclasses.replace(built.plan, baseline=falls_back, notes=notes)
         return None if falls_back else built.ways[best]

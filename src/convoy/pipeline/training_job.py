@@ -18,6 +18,7 @@ from convoy.capture import TrainingCapture, capture_training
 from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
+from convoy.engines.known_defects import stock_is_wrong
 from convoy.errors import PlanError
 from convoy.graph.text import digest
 from convoy.measurement import Peaks, SearchResult, protocol_for
@@ -26,7 +27,7 @@ from convoy.perfdb import Database
 from convoy.pipeline import verdict
 from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
-from convoy.pipeline.choice import make_plan, select
+from convoy.pipeline.choice import convolutions_of, make_plan, select
 from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.proof import Built, proven
 from convoy.pipeline.schedules import build_fastest
@@ -184,9 +185,9 @@ class TrainingJob:
             lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
-        plan = dataclasses.replace(plan, notes=(*plan.notes, check.note) if check.note else plan.notes)
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *filter(None, (check.wrong, check.note))))
         wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, verdict.LEAST_ERROR)
-        return Built(choice, plan, program, outcome, wrong, tuned_s)
+        return Built(choice, plan, program, outcome, wrong, tuned_s, stock_wrong=bool(check.wrong))
 
     def _collectives(self) -> list[Collective]:
         """The all-reduces of the gradients, where there are several processes."""
@@ -203,7 +204,8 @@ class TrainingJob:
         plan, program, outcome = built.plan, built.program, built.outcome
         graph, device = self.capture.captured.as_pytorch, self.target.device
         slow = verdict.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
-        falls_back, reason = verdict.falls_back(slow, built.wrong, graph, device, self.settings)
+        stock_wrong = built.stock_wrong or bool(stock_is_wrong(convolutions_of(self.net.regions), self.target))
+        falls_back, reason = verdict.falls_back(slow, built.wrong, graph, device, self.settings, stock_wrong)
         plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
         if falls_back:
             plan = dataclasses.replace(plan, baseline=True, steps=())

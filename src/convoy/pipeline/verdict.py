@@ -197,11 +197,13 @@ def least_error(numerics: str) -> float:
     return LEAST_STRICT_ERROR if numerics == "strict" else LEAST_LOOSE_ERROR
 
 
-def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Settings) -> tuple[bool, str]:
+def falls_back(
+    slow: str, wrong: str, graph: Graph, device: str, settings: Settings, stock_wrong: bool = False
+) -> tuple[bool, str]:
     """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
 
     It does where the plan is slow or wrong. But where `deterministic` was asked for, and its operators may give other bits from
-    run to run, only a plan keeps that promise: a slow one is kept.
+    run to run, only a plan keeps that promise: a slow one is kept. So is one that is right where PyTorch's own run is wrong.
 
     Args:
         slow: why the plan is not faster; empty where it is.
@@ -209,12 +211,15 @@ def falls_back(slow: str, wrong: str, graph: Graph, device: str, settings: Setti
         graph: what PyTorch runs.
         device: `cpu` or `cuda`.
         settings: `solver` and `deterministic` are used.
+        stock_wrong: whether PyTorch's own run is wrong, or may be by a known defect.
 
     Raises:
         SelectionError: the plan is wrong, and PyTorch's own run may give other bits.
     """
     if settings.solver == "baseline" or not (slow or wrong):
         return False, ""
+    if stock_wrong and not wrong:
+        return False, f"{slow}, but kept: PyTorch's own run is wrong there, or may be"
     differs = unsteady.words(unsteady.by_aten(graph, device)) if settings.deterministic else ""
     if not differs:
         return True, f"{wrong or slow}, so the plan is the baseline"

@@ -9,6 +9,7 @@ from typing import Final
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.untrusted import escape_controls
 
 LONGEST_WORDS: Final = 400
 """Characters of a file's own words that are repeated, at most: anybody may have written them."""
@@ -52,7 +53,7 @@ def describe_weights(path: str | None) -> str:
     try:
         with safe_open(path, framework="numpy") as file:
             about: dict[str, str] = file.metadata() or {}
-    except (OSError, SafetensorError):
+    except (OSError, ValueError, SafetensorError):
         return ""
     if not {"pattern", "sparsity", "scope"} <= about.keys():
         return ""
@@ -60,7 +61,7 @@ def describe_weights(path: str | None) -> str:
     if {"accuracy", "accuracy_before", "accuracy_images"} <= about.keys():
         images, before, after = about["accuracy_images"], about["accuracy_before"], about["accuracy"]
         said += f"; accuracy on {images}: {before} before, {after} after"
-    return said[:LONGEST_WORDS]
+    return escape_controls(" ".join(said.split()))[:LONGEST_WORDS]
 
 
 def check_weights_path(path: Path) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import itertools
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from convoy.errors import InputError
+from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.example import IMAGENET_MEAN, IMAGENET_STD
 from convoy.zoo.models import parse_dtype
+from convoy.zoo.npz import MOST_BYTES, read_npz
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +28,15 @@ ARRAY_FILES = (".npz", ".safetensors")
 
 IMAGE_ARRAYS = ("images", "jpeg", "offsets")
 """Their arrays: pixels, or the bytes of files and where each begins."""
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What images may be, in Pillow's words. It reads more, some of them by starting other programs."""
+
+MOST_IMAGE_BYTES = 256 << 20
+"""Of one image file."""
+
+MOST_PIXELS = 64_000_000
+"""Of one image, before and after it is resized: what a camera takes; a small file can claim to be a hundred times as large."""
 
 CROP_FRACTION = 0.875
 """Side of the crop over the short side before it, as torchvision's classifiers were evaluated (224 of 256)."""
@@ -81,15 +91,13 @@ def load_images(
 
 def _images(path: Path) -> Iterator[Image]:
     if path.is_dir():
-        from PIL.Image import registered_extensions
-
-        known = registered_extensions()
+        known = extensions()
         found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and p.is_file())
         if not found:
             raise InputError("input", str(path), "a folder with images in it")
         for file in found:
             yield decode(file, str(file))
-    elif not path.is_file():
+    elif not path.exists():
         raise InputError("input", str(path), "a file or folder that is there")
     elif path.suffix in ARRAY_FILES:
         yield from images_of_arrays(read_arrays(path, IMAGE_ARRAYS), path)
@@ -97,15 +105,33 @@ def _images(path: Path) -> Iterator[Image]:
         yield decode(path, str(path))
 
 
+def extensions() -> frozenset[str]:
+    """Endings of the names of image files: `.jpg`, `.png`, ..."""
+    from PIL.Image import registered_extensions
+
+    return frozenset(ending for ending, kind in registered_extensions().items() if kind in FORMATS)
+
+
 def decode(source: Path | io.BytesIO, name: str) -> Image:
     """An image file, upright and in RGB; raises InputError naming it."""
+    if isinstance(source, Path):
+        with open_file(source, MOST_IMAGE_BYTES, "input") as file:
+            return _decoded(file, name)
+    return _decoded(source, name)
+
+
+def _decoded(file: IO[bytes], name: str) -> Image:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(source) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise InputError("input", name, "an image that Pillow can read", f"It says: {_first_line(error)}") from error
+        with Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height <= MOST_PIXELS:
+                return ImageOps.exif_transpose(image).convert("RGB")
+            shown = f"{image.width}x{image.height}"
+    except Exception as error:  # Pillow's readers of damaged files fail in many ways
+        expected = "an image that Pillow can read: " + ", ".join(FORMATS)
+        raise InputError("input", name, expected, f"It says: {_first_line(error)}") from error
+    raise InputError("input", name, f"an image of at most {MOST_PIXELS // 1_000_000} megapixels", f"It is {shown}.")
 
 
 def square(image: Image, size: int) -> np.ndarray:
@@ -116,6 +142,9 @@ def square(image: Image, size: int) -> np.ndarray:
         short = max(size, round(size / CROP_FRACTION))
         scale = short / min(image.size)
         width, height = (max(short, round(side * scale)) for side in image.size)
+        if width * height > MOST_PIXELS:
+            expected = f"images that have at most {MOST_PIXELS // 1_000_000} megapixels when they are resized"
+            raise InputError("input", f"{image.width}x{image.height}", expected, f"It would be {width}x{height}.")
         left, top = (width - size) // 2, (height - size) // 2
         image = image.resize((width, height), Resampling.BILINEAR).crop((left, top, left + size, top + size))
     return np.asarray(image, dtype=np.uint8)
@@ -123,15 +152,16 @@ def square(image: Image, size: int) -> np.ndarray:
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Those of `names` that an .npz or .safetensors file holds; nothing in it is unpickled. Raises InputError."""
-    from safetensors import SafetensorError, safe_open
+    if path.suffix == ".npz":
+        return read_npz(path, names)
+    from safetensors import safe_open
 
+    with open_file(path, MOST_BYTES, "input"):
+        pass  # a regular file: the library would wait for the writer of a pipe
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in names if name in archive.files}
         with safe_open(path, framework="numpy") as tensors:
             return {name: tensors.get_tensor(name) for name in names if name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except Exception as error:  # the library's own errors, and NumPy's for types that it does not know
         expected = f"a whole {path.suffix} file"
         raise InputError("input", str(path), expected, f"Reading it failed: {_first_line(error)}") from error
 
@@ -160,4 +190,4 @@ def images_of_arrays(arrays: dict[str, np.ndarray], path: Path, wanted: Sequence
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return escape_controls((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]

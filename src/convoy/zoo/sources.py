@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from convoy.errors import InputError
-from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, read_arrays
+from convoy.untrusted import read_bytes
+from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, extensions, read_arrays
 from convoy.zoo.pixels import Arrays, Files, Images, Pixels, Resized, Synthetic
 
 SPLITS: Final = ("train", "test", "all")
@@ -18,9 +19,13 @@ SPLITS: Final = ("train", "test", "all")
 CIFAR10_CLASSES: Final = 10
 CIFAR10_ROW: Final = 1 + 3 * 32 * 32
 """Bytes of one image in CIFAR-10's binary files: the label, then red, green and blue planes of 32 rows of 32."""
+MOST_CIFAR10_BYTES: Final = 1 << 30
 CIFAR10_FILES: Final = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
 CIFAR10_PLACES: Final = ("cifar-10-batches-bin", "data/cifar-10-batches-bin")
 """Where `cifar10` alone looks, from the working folder: the archive unpacked here, or in torchvision's usual `data`."""
+
+MOST_CLASSES: Final = 1 << 24
+"""Largest label of a file."""
 
 HELD_OUT: Final = 10
 """Of a source without splits of its own, every so-many-th image of each class is for testing."""
@@ -64,9 +69,9 @@ def cifar10(source: str, place: str, split: str, size: int) -> Found:
 
 
 def _cifar10_rows(file: Path) -> np.ndarray:
-    if not file.is_file():
+    if not file.exists():
         raise InputError("data", str(file), "a file that is there", "CIFAR-10's binary version has six.")
-    data = np.fromfile(file, dtype=np.uint8)
+    data = np.frombuffer(read_bytes(file, MOST_CIFAR10_BYTES, "data"), dtype=np.uint8)
     if data.size == 0 or data.size % CIFAR10_ROW:
         raise InputError("data", str(file), f"rows of {CIFAR10_ROW} bytes", f"It has {data.size} bytes.")
     rows = data.reshape(-1, CIFAR10_ROW)
@@ -104,13 +109,13 @@ def of_path(path: Path, split: str, size: int) -> Found:
 
 
 def _of_arrays(path: Path, split: str, size: int) -> Found:
-    if not path.is_file():
+    if not path.exists():
         raise InputError("data", str(path), "a file that is there")
     arrays = read_arrays(path, (*IMAGE_ARRAYS, "labels"))
     labels, images = arrays.get("labels", np.zeros(0)), arrays.get("images")
     count = images.shape[0] if images is not None and images.ndim else arrays.get("offsets", np.zeros(1)).size - 1
-    whole = count > 0 and labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer) and labels.min() >= 0
-    if not whole:
+    whole = count > 0 and labels.shape == (count,) and np.issubdtype(labels.dtype, np.integer)
+    if not whole or labels.min() < 0 or labels.max() > MOST_CLASSES:
         raise InputError("data", str(path), f"labels: an integer of at least 0 for each of its {count} images")
     own = torch.from_numpy(labels.astype(np.int64))
     chosen = _part_of(own, split)
@@ -149,9 +154,7 @@ def _class_folders(path: Path) -> list[str]:
 
 def _listed(folders: Sequence[Path], classes: Sequence[str]) -> tuple[list[Path], torch.Tensor]:
     """All image files below the class folders, with their labels."""
-    from PIL.Image import registered_extensions
-
-    known = registered_extensions()
+    known = extensions()
     paths: list[Path] = []
     labels: list[int] = []
     for folder in folders:

@@ -14,26 +14,32 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.torchvision_import import import_torchvision
+
+MOST_BYTES = 64 << 30
+"""Of a file of weights."""
 
 _NO_DOWNLOAD = "weights that can be downloaded or are in the cache already"
 
 
 def read(file: Path) -> dict[str, torch.Tensor]:
     """The tensors of a .safetensors file by name; raises InputError for anything else."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if file.suffix != ".safetensors":
         raise InputError(
             "weights", str(file), "DEFAULT or a .safetensors file", "Convert it: pickled weights can hold code."
         )
-    if not file.is_file():
+    if not file.exists():
         raise InputError("weights", str(file), "a .safetensors file that is there")
+    with open_file(file, MOST_BYTES, "weights"):
+        pass  # a regular file: the library would wait for the writer of a pipe
     try:
         return load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError("weights", str(file), "a whole .safetensors file", f"Reading it failed: {error}") from error
+    except Exception as error:  # the library's own errors, and torch's for types and shapes that it does not know
+        said = escape_controls(f"Reading it failed: {_first_line(error)}")[:300]
+        raise InputError("weights", str(file), "a whole .safetensors file", said) from error
 
 
 def load_into(model: nn.Module, state: Mapping[str, torch.Tensor], file: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Load = Callable[[Path], object]
 
@@ -390,6 +393,183 @@ def problem_key() -> Loader:
         "problem_key", ".txt", load,
         _lines(pooled.key, LinearProblem(1, 2, 3).key, "layout:nchw:nhwc:fp32[1,3,8,8]", mask.text, "block_m=64,pdl=true"),
     )  # fmt: skip
+
+
+# --- models, data sets and compiled code -------------------------------------------------------------------------------------
+
+
+def _images() -> dict[str, Any]:
+    import numpy as np
+
+    pixels = np.arange(2 * 3 * 8 * 8, dtype=np.uint8).reshape(2, 3, 8, 8)
+    return {"images": pixels, "labels": np.array([1, 0])}
+
+
+def _image(kind: str) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(_images()["images"][0].transpose(1, 2, 0)).resize((24, 16)).save(stream, kind)
+    return stream.getvalue()
+
+
+def _read_images(path: Path) -> object:
+    from convoy.zoo import load_images
+
+    return load_images([path], size=8)
+
+
+def _read_data(path: Path) -> object:
+    from convoy.zoo import Preprocessing, load_dataset
+
+    found = load_dataset(str(path), "all", preprocessing=Preprocessing(8))
+    return next(iter(found.batches(2)))
+
+
+@loader
+def image() -> Loader:
+    """Image files, whatever their names say they are."""
+    return Loader(
+        "image", ".png", _read_images, [_image(kind) for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")]
+    )
+
+
+@loader
+def npz() -> Loader:
+    """A data set in an .npz file."""
+    import numpy as np
+
+    seeds = []
+    for save in (np.savez, np.savez_compressed):
+        stream = io.BytesIO()
+        save(stream, **_images())
+        seeds.append(stream.getvalue())
+    return Loader("npz", ".npz", _read_data, seeds)
+
+
+@loader
+def safetensors_data() -> Loader:
+    """A data set in a .safetensors file, of pixels and of JPEG files."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    jpeg = np.frombuffer(_image("JPEG"), np.uint8)
+    files = {"jpeg": jpeg, "offsets": np.array([0, jpeg.size]), "labels": np.array([0])}
+    return Loader("safetensors_data", ".safetensors", _read_data, [save(_images()), save(files)])
+
+
+@loader
+def weights() -> Loader:
+    """Weights of a model."""
+    import torch
+    from safetensors.torch import save
+    from torch import nn
+
+    from convoy.zoo.weights import load_into, read
+
+    model = nn.Conv2d(3, 4, 3)
+
+    def load(path: Path) -> object:
+        return load_into(model, read(path), path)
+
+    return Loader("weights", ".safetensors", load, [save({"weight": torch.ones(4, 3, 3, 3), "bias": torch.ones(4)})])
+
+
+def _program() -> bytes:
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten())
+    shapes = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO},)
+    stream = io.BytesIO()
+    torch.export.save(torch.export.export(net.eval(), (torch.ones(2, 3, 4, 4),), dynamic_shapes=shapes), stream)
+    return stream.getvalue()
+
+
+def _read_program(path: Path) -> object:
+    from convoy.zoo import load_model
+
+    return load_model(str(path))
+
+
+@loader
+def pt2() -> Loader:
+    """A saved torch.export program: its archive damaged."""
+    return Loader("pt2", ".pt2", _read_program, [_program()], share=0.2)
+
+
+def _entry(name: str) -> Loader:
+    """A sound archive of a program with one damaged entry."""
+    whole = _program()
+
+    def names(data: bytes) -> dict[str, bytes]:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return {found: archive.read(found) for found in archive.namelist()}
+
+    def unwrap(data: bytes) -> bytes:
+        return next(content for found, content in names(data).items() if found.endswith(name))
+
+    def wrap(content: bytes) -> bytes:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as archive:
+            for found, data in names(whole).items():
+                archive.writestr(found, content if found.endswith(name) else data)
+        return stream.getvalue()
+
+    return Loader(f"pt2 {name}", ".pt2", _read_program, [whole], share=0.2, unwrap=unwrap, wrap=wrap)
+
+
+@loader
+def pt2_program() -> Loader:
+    """A saved torch.export program: its graph damaged."""
+    return _entry("models/model.json")
+
+
+@loader
+def pt2_weights() -> Loader:
+    """A saved torch.export program: the table of its weights damaged."""
+    return _entry("model_weights_config.json")
+
+
+@loader
+def pt2_inputs() -> Loader:
+    """A saved torch.export program: the pickle of its example inputs damaged."""
+    return _entry("data/sample_inputs/model.pt")
+
+
+@loader
+def symbolic_size() -> Loader:
+    """Symbolic sizes inside of programs."""
+    from convoy.errors import InputError
+    from convoy.zoo.pt2.expressions import evaluate, solve
+    from convoy.zoo.pt2.refusal import RefusedError
+
+    def load(path: Path) -> object:
+        try:
+            return evaluate(_text(path), {"s0": 4, "s1": 7}), solve(_text(path), 12, {"s1": 7})
+        except RefusedError as refused:
+            raise InputError(path.name, refused.found, "a symbolic size") from refused
+
+    texts = _lines(
+        "Mul(Integer(3), Symbol('s0', positive=True, integer=True))", "2*s0 + s1//2 - Max(1, -3 + s0) % 5 > 1"
+    )
+    return Loader("symbolic_size", ".txt", load, texts)
+
+
+@loader
+def compiled_code() -> Loader:
+    """Files of the cache of compiled code: a damaged one is as good as none."""
+    from convoy.engines.compiled_cache import folder_at, summed
+    from convoy.errors import InputError
+
+    def load(path: Path) -> object:
+        folder = folder_at(path.parent)
+        found = None if folder is None else folder.read(path.name)
+        if found is None:
+            raise InputError(path.name, "", "a whole file")
+        return found
+
+    return Loader("compiled_code", ".so", load, [summed(b"code" * 50, mark=mark) for mark in (True, False)])
 
 
 def every() -> Iterator[Loader]:

@@ -8,11 +8,12 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from convoy.errors import CaptureError
@@ -42,7 +43,7 @@ def copy_module(model: nn.Module, device: torch.device | None = None) -> nn.Modu
     return copy.deepcopy(model, made)
 
 
-def separate_copy(model: nn.Module, *, share_parameters: bool = True, keep: Sequence[object] = ()) -> nn.Module:
+def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Module:
     """A copy that can be run without a trace on the original.
 
     Buffers, training flags, Python attributes, and the list of hooks are the copy's own. So are its parameters, as objects: each
@@ -51,13 +52,12 @@ def separate_copy(model: nn.Module, *, share_parameters: bool = True, keep: Sequ
     Args:
         model: not changed.
         share_parameters: whether parameters share memory with the original's. Leave it out where the copy may write to them.
-        keep: objects that the copy holds as they are, such as a loss function of the user's.
 
     Raises:
         CaptureError: an attribute cannot be copied, or the copy would still hold something of the original's; with its name.
     """
     made: dict[int, Any] = {id(t): t.detach().clone() for t in _computed(model)}
-    made |= _stand_ins(model) | {id(value): value for value in keep}
+    made |= _stand_ins(model)
     if share_parameters:
         made |= {id(p): _alias(p) for p in model.parameters() if type(p) is nn.Parameter}
     twin = _deepcopy(model, made)
@@ -75,6 +75,28 @@ def twin_sharing_tensors(model: nn.Module) -> nn.Module:
     made |= _stand_ins(model)
     made |= {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return _deepcopy(model, made)
+
+
+def copy_around(model: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module:
+    """A copy with other tensors in the places of some, and the original's own in all other places. For a tracer.
+
+    Args:
+        model: not changed.
+        tensors: `id` of a parameter or buffer → what the copy has there.
+
+    Raises:
+        CaptureError: an attribute cannot be copied.
+    """
+    with _SharedTensors():
+        return _deepcopy(model, {**_stand_ins(model), **tensors})
+
+
+class _SharedTensors(TorchFunctionMode):
+    """Deep copies share their tensors with the originals."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function; a tensor's deep copy is itself."""
+        return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
 
 
 def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from convoy.capture.export import quiet
+from convoy.capture.function_state import FunctionState
 from convoy.capture.loss_module import LossModule
 from convoy.capture.names import operator_name
 from convoy.capture.restrides import remove_restrides
-from convoy.capture.traced_step import IdleParametersError, TracedStep, UnliftedError
+from convoy.capture.traced_step import IdleParametersError, SharedGradientError, TracedStep, UnliftedError
 from convoy.errors import CaptureError, InputError
 
 _LONGEST_MESSAGE = 2000
 """Characters of the tracer's words that are kept."""
 
-_TRIES = 4
-"""Traces: one finds the tensors that must be lifted, one the parameters without a part in the loss, the next succeeds."""
+_TRIES = 5
+"""Traces: three may find tensors that must be lifted, parameters without a part in the loss, and gradients that are one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,43 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
         CaptureError: the model or its loss cannot be traced, with the tracer's own words.
         InputError: `loss_fn` returned something else than one number.
     """
+    state = read_by(module)
+    try:
+        return _trace_lifted(module, batch)
+    finally:
+        changed = state.changed()
+        if changed:
+            state.restore()
+            raise CaptureError(
+                f"the model or its loss changes {changed!r} in every call, which a graph would leave out"
+            )
+
+
+def read_by(module: LossModule) -> FunctionState:
+    """What the loss, and the forward of modules that are not torch's, read besides their arguments."""
+    modules = list(module.modules())
+    forwards = {
+        type(inner).forward for inner in modules if not type(inner).__module__.startswith(("torch.", "convoy."))
+    }
+    loss = () if isinstance(module.loss_fn, nn.Module) else (module.loss_fn,)
+    return FunctionState((*loss, *forwards), modules)
+
+
+def _trace_lifted(module: LossModule, batch: tuple[Any, ...]) -> Joint:
+    """Trace again and again, until all tensors that code holds are known."""
     lifted: list[torch.Tensor] = []
     idle: set[str] = set()
+    apart = False
     for _ in range(_TRIES):
-        traced = TracedStep(module, batch, lifted, idle)
+        traced = TracedStep(module, batch, lifted, idle, apart=apart)
         try:
             return _trace(traced)
         except UnliftedError as found:
             lifted.extend(found.tensors)
+        except SharedGradientError:
+            if apart:
+                raise
+            apart = True
         except IdleParametersError:
             unused = traced.idle_parameters()
             if not unused:
@@ -90,7 +120,11 @@ def _trace(step: TracedStep) -> Joint:
         raise
     except Exception as error:  # the tracer runs the user's forward: anything may come out of it
         words = str(error).strip()[:_LONGEST_MESSAGE]
-        kind = IdleParametersError if "did not receive a gradient" in words else CaptureError
+        kind: type[CaptureError] = CaptureError
+        if "did not receive a gradient" in words:
+            kind = IdleParametersError
+        elif "gradients_to_parameters" in words:
+            kind = SharedGradientError
         raise kind(f"the training step cannot be traced: {type(error).__name__}: {words}") from error
     finally:
         step.check_python_state()

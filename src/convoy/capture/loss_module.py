@@ -29,6 +29,18 @@ class LossModule(nn.Module):
         super().__init__()
         self.model, self.loss_fn, self.amp, self.scaled = model, loss_fn, amp, scaled
 
+    def rebuilt(self, copied: Callable[[nn.Module], nn.Module]) -> LossModule:
+        """The same around a copy of the model, and of the loss where it is a module; a loss that is a function stays as it is.
+
+        Args:
+            copied: copies a module; model and loss are copied together, for they may share parts.
+        """
+        is_module = isinstance(self.loss_fn, nn.Module)
+        parts = copied(nn.ModuleList([self.model, self.loss_fn] if is_module else [self.model]))
+        assert isinstance(parts, nn.ModuleList)
+        loss_fn = parts[1] if is_module else self.loss_fn
+        return LossModule(parts[0], loss_fn, self.amp, scaled=self.scaled)
+
     def forward(self, x: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
         """The loss to derive, and where it is scaled the loss itself.
 

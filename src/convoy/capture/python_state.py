@@ -55,7 +55,7 @@ class PythonState:
             for name, value in vars(module).items():
                 if name in _OWN:
                     continue
-                if _holds_traced(value) and not module._forward_pre_hooks:
+                if _holds_traced(value) and not _is_torchs(module):
                     self._refused = f"stores a tensor in {type(module).__name__}.{name}"
                 if isinstance(value, _PLAIN):
                     found[index, name] = value
@@ -66,6 +66,11 @@ class PythonState:
             if key not in before or before[key] != value:
                 self._refused = f"changes the attribute {key[1]!r} of a module in every call"
         self._last = found
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether what a module stores is torch's affair: an LSTM's list of weights, or a weight that `weight_norm` computes."""
+    return type(module).__module__.startswith("torch.nn.") or bool(module._forward_pre_hooks)
 
 
 def _holds_traced(value: Any) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from convoy.capture.batch import flatten_batch
+from convoy.capture.copies import copy_around
 from convoy.capture.foreign_hooks import has_foreign_hook
 from convoy.capture.loss_module import LossModule
 from convoy.capture.python_state import PythonState
@@ -29,6 +29,10 @@ class UnliftedError(Exception):
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__(f"{len(tensors)} tensors are held by code")
         self.tensors = list(tensors)
+
+
+class SharedGradientError(CaptureError):
+    """Two parameters have one value for gradient, as the biases of an LSTM: AOTAutograd's signature has no room for that."""
 
 
 class IdleParametersError(CaptureError):
@@ -47,6 +51,7 @@ class TracedStep(nn.Module):
         batch: an example.
         lifted: tensors that code holds, as far as they are known.
         idle: names of parameters that have no part in the loss.
+        apart: whether each parameter's gradient must be a value of its own.
 
     Attributes:
         names: `p0` → the tensor's name in `StepTensors`.
@@ -57,16 +62,23 @@ class TracedStep(nn.Module):
     """
 
     def __init__(
-        self, module: LossModule, batch: tuple[Any, ...], lifted: Sequence[torch.Tensor], idle: set[str]
+        self,
+        module: LossModule,
+        batch: tuple[Any, ...],
+        lifted: Sequence[torch.Tensor],
+        idle: set[str],
+        *,
+        apart: bool = False,
     ) -> None:
         super().__init__()
+        self._apart = apart
         tensors = StepTensors(module, lifted)
         self.lifted = list(lifted)
         self.reached: set[str] = set()
         self.learned = tuple(name for name in tensors.learning if name not in idle)
         self.names: dict[str, str] = {}
         self.device = next((p.device for p in tensors.parameters.values()), torch.device("cpu"))
-        shared: dict[int, Any] = {}
+        shared: dict[int, torch.Tensor] = {}
         self._slots: dict[int, str] = {}
         self._originals: dict[int, str] = {}
         for index, (name, tensor) in enumerate(tensors.parameters.items()):
@@ -80,7 +92,7 @@ class TracedStep(nn.Module):
             self.register_buffer(f"b{index}", held)
             self._hold(f"b{index}", name, tensor, held, shared)
         # In a list, so that its modules are none of this module's.
-        self._copy = [_copy_structure(module, shared)]
+        self._copy = [module.rebuilt(partial(copy_around, tensors=shared))]
         by_held = {id(getattr(self, slot)): slot for slot in self.names}
         self._places = [
             (part, key, by_held[id(value)])
@@ -94,7 +106,9 @@ class TracedStep(nn.Module):
         self._unlifted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._python = PythonState(self._copy[0])
 
-    def _hold(self, slot: str, name: str, tensor: torch.Tensor, held: torch.Tensor, shared: dict[int, Any]) -> None:
+    def _hold(
+        self, slot: str, name: str, tensor: torch.Tensor, held: torch.Tensor, shared: dict[int, torch.Tensor]
+    ) -> None:
         self.names[slot] = name
         shared[id(tensor)] = held
         self._originals[id(tensor)] = slot
@@ -104,6 +118,8 @@ class TracedStep(nn.Module):
         """The loss of a batch, and where it is scaled the loss itself."""
         self._unlifted.clear()
         traced: dict[str, torch.Tensor] = {slot: getattr(self, slot) for slot in self.names}
+        if self._apart:
+            traced = {slot: _OwnGradient.apply(t) if t.requires_grad else t for slot, t in traced.items()}
         substitution = Substitution({key: traced[slot] for key, slot in self._slots.items()}, self._note)
         with self._placed(traced), substitution, _no_foreign_hooks(), self._python.watched():
             try:
@@ -173,6 +189,20 @@ class TracedStep(nn.Module):
         return self._unlifted[id(tensor)][1]
 
 
+class _OwnGradient(torch.autograd.Function):
+    """A value as it is; its gradient is copied."""
+
+    @staticmethod
+    def forward(_: Any, value: torch.Tensor) -> torch.Tensor:
+        """The value."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """A copy of the gradient."""
+        return gradient.clone()
+
+
 def _refuse_strange(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Refuse tensors that are no ordinary ones of the model's device."""
     if type(tensor) not in (torch.Tensor, nn.Parameter):
@@ -196,26 +226,6 @@ def _separate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         made.append(tensor.clone() if place in seen else tensor.detach())
         seen.add(place)
     return tuple(made)
-
-
-def _copy_structure(module: LossModule, shared: dict[int, Any]) -> LossModule:
-    """The same modules anew around the same tensors, but for those that `shared` has others for."""
-    memo = dict(shared)
-    if not isinstance(module.loss_fn, nn.Module):
-        memo[id(module.loss_fn)] = module.loss_fn
-    try:
-        with _SharedTensors():
-            return copy.deepcopy(module, memo)
-    except Exception as error:  # a module may hold anything
-        raise CaptureError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
-
-
-class _SharedTensors(TorchFunctionMode):
-    """Deep copies share their tensors with the originals."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function; a tensor's deep copy is itself."""
-        return args[0] if func is torch.Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ class StockStep:
         original = LossModule(model, loss_fn, amp, scaled=scaled)
         lifted = capture.lifted if capture else ()
         self._batch, self._capture = batch, capture
-        self._module = _copied(original, share_parameters=True)
+        self._module = original.rebuilt(separate_copy)
         self._lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in lifted]
         # Code that holds tensors of its own is handed the copies of those alone that the step learns or changes.
         named, copies = StepTensors(original, lifted).all(), StepTensors(self._module, self._lifted).all()
@@ -78,7 +78,7 @@ class StockStep:
 
         (`convoy.engines.interpret` names one.) A stock step that runs them is then as far off as it is.
         """
-        wide = _copied(self._module).double().to(memory_format=torch.contiguous_format)
+        wide = self._module.rebuilt(_own_copy).double().to(memory_format=torch.contiguous_format)
         wide.amp = None
         lifted = [_wide(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         return self._twin(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
@@ -92,7 +92,7 @@ class StockStep:
 
     def shaken(self) -> list[torch.Tensor]:
         """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
-        module = _copied(self._module)
+        module = self._module.rebuilt(_own_copy)
         lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         held = list(StepTensors(module, lifted).all().values())
         leaves, spec = pytree.tree_flatten(self._batch)
@@ -117,12 +117,9 @@ class StockStep:
         return verdict.capture_stock(self.run, reads=self)
 
 
-def _copied(module: LossModule, *, share_parameters: bool = False) -> LossModule:
-    """A copy of the model, and of the loss where it is a module; a loss that is a function stays the same one."""
-    keep = () if isinstance(module.loss_fn, nn.Module) else (module.loss_fn,)
-    copy = separate_copy(module, share_parameters=share_parameters, keep=keep)
-    assert isinstance(copy, LossModule)
-    return copy
+def _own_copy(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own, which may be written to."""
+    return separate_copy(module, share_parameters=False)
 
 
 def _wide(value: Any) -> Any:

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.errors import CaptureError
+from convoy.errors import CaptureError, InputError, SelectionError
 from convoy.pipeline.agreement import agree
 from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.stages import Observer, silent
 from convoy.pipeline.training_arguments import check_training_arguments
 from convoy.pipeline.training_job import TrainingJob, TrainingResult, uncaptured_step
 from convoy.plan import Plan
+from convoy.program.recording import first_line
 from convoy.program.step import TrainingStep, effective_amp
 from convoy.program.step_program import StepOptions
 from convoy.settings import Effort, Settings, checked_settings
@@ -79,8 +80,17 @@ def training_step(
             model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name
         ).step
     except CaptureError as error:
-        warn_user(f"{error}: PyTorch's own step runs")
-        return uncaptured_step(model, loss_fn, optimizer, batch, options, name, f"not captured: {error}")
+        reason = str(error)
+    except (InputError, SelectionError):
+        raise
+    except (
+        Exception
+    ) as error:  # tuning runs compilers and kernels, and the user's code on copies: anything may come out of it
+        if isinstance(model, nn.parallel.DistributedDataParallel):  # the other processes may have gone on
+            raise
+        reason = f"tuning failed, with {type(error).__name__}: {first_line(error)}"
+    warn_user(f"{reason}: PyTorch's own step runs")
+    return uncaptured_step(model, loss_fn, optimizer, batch, options, name, reason)
 
 
 def train_model(
@@ -99,6 +109,8 @@ def train_model(
     options = options or StepOptions()
     check_training_arguments(model, loss_fn, optimizer, batch, options)
     device = next(model.parameters()).device
+    if device.type not in ("cpu", "cuda"):
+        raise CaptureError(f"the model is on {device.type}; expected cpu or cuda")
     amp = effective_amp(options.amp, device)
     # Copies are run and numbers are drawn, which training must not notice.
     with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
@@ -120,6 +132,8 @@ def _train_model(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         options = dataclasses.replace(options, group=model.process_group)
         model = model.module
+    if isinstance(model, torch._dynamo.OptimizedModule):  # what it compiled is captured as a whole here
+        model = model._orig_mod
     replayed = plans.load(Path(plan)) if plan is not None else None
     job = TrainingJob(model, loss_fn, optimizer, batch, options, amp, settings, name or type(model).__name__, replayed)
     if options.group is not None and replayed is None:

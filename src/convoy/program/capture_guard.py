@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -17,12 +19,15 @@ class CaptureGuard:
     Args:
         model: whose parameters and buffers the step reads and writes in place.
         optimizer: whose state it reads and writes in place; None where only the model is looked at.
+        inputs: further tensors that it reads in place.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, inputs: Sequence[torch.Tensor] = ()
+    ) -> None:
         held = [part for m in model.modules() for part in (m._modules, m._parameters, m._buffers)]
         self._held = [(part, name, value) for part in held for name, value in part.items()]
-        self._tensors = [value for _, _, value in self._held if isinstance(value, torch.Tensor)]
+        self._tensors = [*(value for _, _, value in self._held if isinstance(value, torch.Tensor)), *inputs]
         self.parameters = list(model.parameters())
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self._places = self._places_now()

@@ -13,6 +13,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture import TrainingCapture
 from convoy.capture.batch import FlatBatch, flatten_batch
+from convoy.capture.joint import read_by
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import InputError
@@ -67,9 +68,12 @@ class TrainingStep:
         self.program = program
         self.notes: list[str] = list(program.plan.notes)
         self._stock = LossModule(model, loss_fn, options.amp, scaled=options.scaler is not None)
-        lifted = self.program.capture.lifted if self.program.capture else ()
-        self._state = ModuleState(self._stock, learned=self._stock, inputs=lifted)
-        self._guard = CaptureGuard(self._stock)
+        self._lifted = program.capture.lifted if program.capture else ()
+        self._read_by_code = read_by(self._stock)
+        found = self._read_by_code.modules  # such as a frozen net in the loss
+        watched = nn.ModuleList([self._stock, *found]) if found else self._stock
+        self._state = ModuleState(watched, learned=self._stock, inputs=self._lifted)
+        self._guard = self._guard_now()
         self._tensors = self._tensors_now()
         self._warned: set[str] = set()
         self._micro = 0
@@ -256,7 +260,7 @@ class TrainingStep:
             made = self._capture_program(runnable, leaves)
         if self.group is not None:
             release_before_parting(self)
-        self._guard = CaptureGuard(self._stock, self.optimizer)
+        self._guard = self._guard_now(self.optimizer)
         return made
 
     def _capture_program(self, runnable: EagerProgram, leaves: Sequence[torch.Tensor]) -> StepGraph:
@@ -311,7 +315,11 @@ class TrainingStep:
 
     def _tensors_now(self) -> StepTensors:
         """The tensors that the model and its loss hold at present."""
-        return StepTensors(self._stock, self.program.capture.lifted if self.program.capture else ())
+        return StepTensors(self._stock, self._lifted)
+
+    def _guard_now(self, optimizer: torch.optim.Optimizer | None = None) -> CaptureGuard:
+        """What says when the addresses that the step uses are no longer those of this moment."""
+        return CaptureGuard(self._stock, optimizer, self._lifted)
 
     def _learned(self) -> list[nn.Parameter]:
         """The parameters that the captured step gives gradients."""
@@ -328,6 +336,8 @@ class TrainingStep:
 
     def _why_stock(self, batch: FlatBatch) -> str | None:
         """Why PyTorch's autograd must run in place of what was made for the step; None where it need not."""
+        if self.program.capture is None:
+            return "the step was not captured"
         if batch.signature != self.program.signature:
             return "no plan for this batch's shapes, dtypes or other values: the stock step runs"
         if any(tensor.requires_grad for tensor in batch.tensors):
@@ -340,8 +350,11 @@ class TrainingStep:
         change = self._state.change()
         if change is not None:
             return f"{change} after capture: the stock step runs; call convoy.training_step anew"
+        changed = self._read_by_code.changed()
+        if changed:
+            return f"{changed!r}, which the loss reads, was changed after capture: the stock step runs; pass it as a tensor"
         if self._guard.is_invalid():
-            self._guard = CaptureGuard(self._stock)
+            self._guard = self._guard_now()
             self._tensors = self._tensors_now()
             self._graph = None
         return None

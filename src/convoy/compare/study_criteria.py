@@ -15,6 +15,9 @@ FIELD: Final = "criteria"
 
 UNLEARNED: Final = "too few layers with a choice in the database to learn from"
 
+DEEPEST: Final = 64
+"""Questions one below the other: each line of the table repeats those above it."""
+
 _LEAF: Final = re.compile(r"(.*) \[(\d+) layers\]")
 
 
@@ -76,7 +79,11 @@ def leaf_rows(lines: Sequence[str]) -> list[tuple[str, str, int]]:
         text = line.lstrip(" ")
         depth = (len(line) - len(text)) // 2
         leaf = _LEAF.fullmatch(text)
-        if depth > len(holds) or (text == "else:" and depth == len(holds)) or not (leaf or text.endswith(":")):
+        if (
+            depth > min(len(holds), DEEPEST)
+            or (text == "else:" and depth == len(holds))
+            or not (leaf or text.endswith(":"))
+        ):
             raise ValueError(f"no rule of criteria: {line[:80]}")
         if leaf is not None:
             found.append((", ".join(holds[:depth]) or "anything", leaf[1], int(leaf[2])))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -258,9 +258,22 @@ def load(
 
 
 def zeros_of(spec: str, device: torch.device) -> torch.Tensor:
-    """A tensor of a spec's shape and dtype: what capture needs to see."""
+    """A tensor of a spec's shape and dtype: what capture needs to see.
+
+    Raises:
+        PlanError: a shape that no input has, or that there is no memory for.
+    """
     found = TensorSpec.parse(spec)
-    return torch.zeros(found.shape, dtype=DTYPES[found.dtype], device=device)
+    try:
+        if found.size_bytes <= MOST_INPUT_BYTES:
+            return torch.zeros(found.shape, dtype=DTYPES[found.dtype], device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise PlanError("plan.inputs", spec, "inputs that fit into memory", str(error).split("\n")[0]) from error
+    raise PlanError("plan.inputs", spec, f"inputs of at most {MOST_INPUT_BYTES >> 30} GiB")
+
+
+MOST_INPUT_BYTES: Final = 16 << 30
+"""Of an input that a plan's file names: more than a batch of images ever has."""
 
 
 def _program_for(

@@ -17,6 +17,9 @@ from convoy.untrusted import read_json, storable
 
 LARGEST_BYTES: Final = 16 << 20
 """A plan of a training step of 1000 launches has 1 MiB."""
+MOST_STEPS: Final = 20_000
+MOST_ITEMS: Final = 100_000
+"""Of any other list: a training step has as many inputs as parameters."""
 LONGEST_TEXT: Final = 4000
 LONGEST_NAME: Final = 400
 
@@ -98,7 +101,7 @@ def from_dict(data: object) -> Plan:
         inputs=tuple(fields.texts("inputs", _spec)),
         target=fields.plain("target"),
         numerics=fields.text("numerics", 20, re.compile("strict|as_torch|half")),
-        steps=tuple(_step(f"plan.steps[{i}]", item, i) for i, item in enumerate(fields.items("steps"))),
+        steps=tuple(_step(f"plan.steps[{i}]", item, i) for i, item in enumerate(fields.items("steps", MOST_STEPS))),
         solver=fields.text("solver", LONGEST_NAME),
         total_us=fields.number("total_us"),
         bound_us=fields.number("bound_us"),
@@ -210,9 +213,9 @@ class _Fields:
         """True or false."""
         return self._take(name, lambda v: isinstance(v, bool), "true or false")
 
-    def items(self, name: str) -> list[Any]:
-        """A list."""
-        return self._take(name, lambda v: isinstance(v, list), "a list")
+    def items(self, name: str, most: int = MOST_ITEMS) -> list[Any]:
+        """A list of at most `most` items."""
+        return self._take(name, lambda v: isinstance(v, list) and len(v) <= most, f"a list of at most {most} items")
 
     def texts(self, name: str, right: Callable[[str], bool]) -> list[str]:
         """A list of texts, each of which is right."""

@@ -164,3 +164,29 @@ def test_damaged_text_never_crashes(position: int, inserted: str, removed: int):
 def test_a_very_deep_text_is_refused():
     with pytest.raises(InputError, match="inside one another"):
         parse_graph(EXAMPLE.replace("None", "(" * 100_000))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%y: fp32[1] = aten.relu.default(%x, 1e999)",
+        "%y: fp32[1] = aten.relu.default(%x, " + "9" * 400 + ".0)",
+        "%y: fp32[1] = aten.relu.default(%x, " + "9" * 20 + ")",
+        '%y: fp32[1] = aten.relu.default(%x, "\\ud800")',
+        "%y: fp32[" + "9" * 13 + "] = aten.relu.default(%x)",
+        "%y: fp32[1], %y: fp32[1] = aten.relu.default(%x)",
+        "%y: fp32[1] = aten.relu.default(%x, a=1, a=2)",
+    ],
+)
+def test_numbers_and_names_that_no_graph_has_are_refused(line: str) -> None:
+    with pytest.raises(InputError, match="graph text, line 3"):
+        parse_graph(f"graph 1\ninput %x: fp32[1]\n{line}\nreturn %x\n")
+
+
+def test_long_lines_are_read_in_one_pass() -> None:
+    returned = ", ".join(["%x"] * 50_000)
+    assert len(parse_graph(f"graph 1\ninput %x: fp32[1]\nreturn {returned}\n").outputs) == 50_000
+    named = ", ".join(f"a{i}=1" for i in range(20_000))
+    outputs = ", ".join(f"%y{i}: fp32[1]" for i in range(10_000))
+    (node,) = parse_graph(f"graph 1\ninput %x: fp32[1]\n{outputs} = aten.relu.default(%x, {named})\nreturn %x\n").nodes
+    assert (len(node.outputs), len(node.kwargs)) == (10_000, 20_000)

@@ -138,3 +138,51 @@ def test_a_file_is_readable_as_the_umask_says_and_nothing_else_is_left(tmp_path)
     finally:
         os.umask(before)
     assert [(p.name, stat.S_IMODE(p.stat().st_mode)) for p in tmp_path.iterdir()] == [("page.html", 0o644)]
+
+
+def changed(**fields: object) -> dict[str, object]:
+    return {**plans.to_dict(PLAN), **fields}
+
+
+def first_step(**fields: object) -> dict[str, object]:
+    first, second = plans.to_dict(PLAN)["steps"]
+    return changed(steps=[{**first, **fields}, second])
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (changed(inputs=["fp32[" + "9" * 400 + "]"]), "inputs"),
+        (changed(inputs=["fp32[" + "1," * 100 + "1]"]), "inputs"),
+        (changed(border={"x": ["nchw"]}), "border"),
+        (changed(border={"x\x1b": "nchw"}), "border"),
+        (changed(steps=[None] * 20_001), "steps"),
+        (changed(notes=["x"] * 100_001), "notes"),
+        (first_step(args=[]), "steps.0."),
+        (first_step(args=["x", "x"]), "steps.0."),
+        (first_step(nodes=["x"]), "steps.0."),
+        (first_step(kind="region"), "steps.0."),
+        (first_step(knobs="a=1,a=2"), "knobs"),
+        (first_step(knobs="b=1,a=2"), "knobs"),
+        (first_step(knobs="a=" + "9" * 400), "knobs"),
+        (first_step(knobs="a=01"), "knobs"),
+        (first_step(knobs="é=1"), "knobs"),
+        (first_step(median_us=10**400), "median_us"),
+    ],
+)
+def test_fields_of_wrong_lengths_and_numbers_are_refused_and_named(data: dict[str, object], field: str) -> None:
+    with pytest.raises(PlanError, match=rf"^plan\.{field}|^plan\.steps\[0\]\.{field}"):
+        plans.from_dict(data)
+
+
+def test_only_regular_files_of_bounded_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    for path in (tmp_path / "pipe", tmp_path, large, Path("/dev/zero"), tmp_path / "absent", tmp_path / "a\0b"):
+        with pytest.raises(PlanError, match="plan"):
+            plans.load(path)
+    for path in (tmp_path, tmp_path / "pipe" / "x", tmp_path / "a\0b", tmp_path / ("x" * 300)):
+        with pytest.raises(InputError, match="plan"):
+            plans.save(PLAN, path)

@@ -55,10 +55,11 @@ class Folder:
         except OSError:
             return None
         with os.fdopen(descriptor, "rb") as file:
-            if not is_trusted_file(os.fstat(file.fileno())):
+            found = os.fstat(file.fileno())
+            if not is_trusted_file(found):
                 return None
             try:
-                return whole(file.read(MOST_BYTES + 1))
+                return whole(file.read(found.st_size))
             except OSError:
                 return None
 

@@ -77,6 +77,9 @@ def _average_gradient(
 _MENDED: Final[Mapping[str, Callable[..., Any]]] = {AVG_POOL_BACKWARD: _average_gradient}
 """Operators that some PyTorch gets wrong, and what is run instead."""
 
+_FILES: Final = frozenset({"from_file", "save"})
+"""They open files by name; a graph's text may come from a file itself."""
+
 _STRIDED: Final = frozenset({"as_strided", "as_strided_copy", "as_strided_scatter"})
 """They read memory by strides, so their result would depend on the memory format of their input."""
 
@@ -96,6 +99,8 @@ def resolve(op: str) -> Callable[..., Any]:
         raise InputError("operator", op, f"an ATen overload that PyTorch {torch.__version__} has")
     if found._schema.is_mutable:
         raise InputError("operator", op, "an operator that makes new values, and overwrites none")
+    if name in _FILES:
+        raise InputError("operator", op, "an operator that opens no files")
     if name in _STRIDED:
         raise InputError("operator", op, "an operator whose result does not depend on its input's strides")
     return _MENDED.get(op) or QUICK.get(op, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from convoy.errors import InputError
-from convoy.untrusted import escape_controls, read_bytes
+from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.pt2.load import read_program
 from convoy.zoo.pt2.refusal import RefusedError
 from convoy.zoo.pt2.sizes import check_sizes
@@ -36,7 +37,8 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
     Raises:
         InputError: it is not there, is no such program, holds anything but data and is not trusted, or has another dtype.
     """
-    data = read_bytes(file, MOST_BYTES, "model")
+    with open_file(file, MOST_BYTES, "model") as opened:
+        data = opened.read(os.fstat(opened.fileno()).st_size)
     try:
         program = _load(io.BytesIO(data)) if trust else None
         checked = None if trust else read_program(data)

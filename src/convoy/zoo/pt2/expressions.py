@@ -133,10 +133,10 @@ _FUNCTIONS: Final[dict[str, tuple[int, int, Callable[..., Value]]]] = {
     "Mod": (2, 2, _mod),
     "PythonMod": (2, 2, _mod),
     "ModularIndexing": (3, 3, _modular),
-    "Max": (1, 10_000, max),
-    "max": (1, 10_000, max),
-    "Min": (1, 10_000, min),
-    "min": (1, 10_000, min),
+    "Max": (1, 10_000, lambda *a: max(a)),
+    "max": (1, 10_000, lambda *a: max(a)),
+    "Min": (1, 10_000, lambda *a: min(a)),
+    "min": (1, 10_000, lambda *a: min(a)),
     "Abs": (1, 1, abs),
     "floor": (1, 1, lambda a: Fraction(math.floor(a))),
     "ceiling": (1, 1, lambda a: Fraction(math.ceil(a))),
@@ -282,3 +282,5 @@ class _Parser:
             return _bounded(compute(*arguments))
         except ZeroDivisionError as error:
             raise RefusedError(f"Its symbolic size {shown(self.text)} divides by zero.", is_code=False) from error
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise self.refused() from error

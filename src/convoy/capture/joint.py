@@ -79,9 +79,8 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
 def read_by(module: LossModule) -> FunctionState:
     """What the loss, and the forward of modules that are not torch's, read besides their arguments."""
     modules = list(module.modules())
-    forwards = {
-        type(inner).forward for inner in modules if not type(inner).__module__.startswith(("torch.", "convoy."))
-    }
+    kinds = {type(inner) for inner in modules if not type(inner).__module__.startswith(("torch.", "convoy."))}
+    forwards = [getattr(kind, "forward", None) for kind in kinds]
     loss = () if isinstance(module.loss_fn, nn.Module) else (module.loss_fn,)
     return FunctionState((*loss, *forwards), modules)
 

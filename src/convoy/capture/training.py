@@ -117,6 +117,8 @@ def _refuse_python(module: LossModule, batch: FlatBatch) -> None:
     hook = "a hook is registered for all modules" if has_global_hook() else foreign_hook(module)
     if hook:
         raise CaptureError(f"{hook}, which Python must call in every step")
+    if any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):
+        raise CaptureError("a module is a ScriptModule, which cannot be traced")
     if batch.strangers:
         raise CaptureError(f"the batch holds a {type(batch.strangers[0]).__name__}, which a graph cannot hold")
 

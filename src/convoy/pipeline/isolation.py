@@ -134,7 +134,8 @@ def undisturbed() -> Iterator[None]:
     Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth. Dynamo's own
     lock is taken first, which a call out of `torch.compile` holds already: the order is the same for all.
     """
-    with ExitStack() as stack:  # the first import sets an environment variable and adds a warning filter
+    with ExitStack() as stack:  # the first import sets an environment variable, adds a warning filter, draws numbers
+        stack.callback(_random_states())
         stack.callback(_environment())
         stack.callback(_flags())
         from torch._dynamo.convert_frame import compile_lock

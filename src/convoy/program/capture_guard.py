@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from convoy.program.capturable import options
+from convoy.program.module_state import has_pointer
 
 
 class CaptureGuard:
@@ -27,7 +28,8 @@ class CaptureGuard:
     ) -> None:
         held = [part for m in model.modules() for part in (m._modules, m._parameters, m._buffers)]
         self._held = [(part, name, value) for part in held for name, value in part.items()]
-        self._tensors = [*(value for _, _, value in self._held if isinstance(value, torch.Tensor)), *inputs]
+        values = [*(value for _, _, value in self._held if isinstance(value, torch.Tensor)), *inputs]
+        self._tensors = [value for value in values if has_pointer(value)]
         self.parameters = list(model.parameters())
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self._places = self._places_now()

@@ -33,7 +33,6 @@ _OWN: Final = frozenset(nn.Module().__dict__) - {"training"}
 
 _VERSION: Final = attrgetter("_version")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
-_FORWARD: Final = attrgetter("forward")
 _POINTER: Final = torch.Tensor.data_ptr
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
@@ -72,7 +71,7 @@ class ModuleState:
         self._empty = found.empty
         self._classes = list(map(type, self._modules))
         self._distinct = list(dict.fromkeys(self._classes))
-        self._forwards = list(map(_FORWARD, self._distinct))
+        self._forwards = list(map(_forward_of, self._distinct))
         # A tensor of one element compares equal to another of the same value: these are compared by identity besides.
         single = [(live, name, value) for live, name, value in found.held if _is_single(value)]
         self._single = tuple([list(column) for column in zip(*single, strict=True)] or [[], [], []])
@@ -124,7 +123,7 @@ class ModuleState:
                 and not any(self._empty)
                 and self._handles == RemovableHandle.next_id
                 and list(map(type, self._modules)) == self._classes
-                and list(map(_FORWARD, self._distinct)) == self._forwards
+                and list(map(_forward_of, self._distinct)) == self._forwards
                 and all(map(is_, map(getitem, *self._single[:2]), self._single[2]))
                 and list(map(_REQUIRES_GRAD, self._parameters)) == self._requires_grad
                 and sum(map(_VERSION, self._versioned)) == self._sum
@@ -262,6 +261,11 @@ class _Found:
 
 
 _MISSING: Final = object()
+
+
+def _forward_of(kind: type[nn.Module]) -> object:
+    """A class's forward; None for a scripted module's, which belongs to the object."""
+    return getattr(kind, "forward", None)
 
 
 def has_pointer(tensor: torch.Tensor) -> bool:

@@ -434,6 +434,7 @@ PYTHON: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any], str
     "forward hook": (hooked("register_forward_hook"), lambda _: stock_loss, "has hooks"),
     "backward hook": (hooked("register_full_backward_hook"), lambda _: stock_loss, "has hooks"),
     "list of losses": (Net, appends, "changes 'history'"),
+    "scripted": (lambda: torch.jit.script(Net()), lambda _: stock_loss, "ScriptModule"),
     "complex": (lambda: nn.Linear(9, 5, dtype=torch.complex64), lambda _: lambda o, t: o.abs().mean(), "complex64"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -73,7 +74,8 @@ class InferenceGraph:
         self._module, self._settings = graph_module, settings
         count = sum(node.op == "placeholder" for node in graph_module.graph.nodes)
         self._weights_at = tuple(weights_at)
-        self._free_at = tuple(sorted(set(range(count)) - set(weights_at)))
+        self._weights_of = _picker(weights_at)
+        self._free_of = _picker(sorted(set(range(count)) - set(weights_at)))
         self._lock = threading.Lock()
         self._stock_only = False
         self._told = False
@@ -87,18 +89,18 @@ class InferenceGraph:
         """Run once."""
         if self._stock_only or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
             return self._module(*inputs)
-        free = tuple([inputs[i] for i in self._free_at])
+        free = self._free_of(inputs)
         # A GPU has its work before the weights are looked at, which takes tens of microseconds (ResNet-50 has 320 tensors). If
         # they turn out to be others, the result is thrown away.
         guess = self._guess
         early = None if guess is None else guess.run
         made = None if early is None else _launched(early, free)
-        run = self._current([inputs[i] for i in self._weights_at], inputs)
+        run = self._current(self._weights_of(inputs), inputs)
         if run is None:
             return self._module(*inputs)
         return made if run is early else _launched(run, free)
 
-    def _current(self, weights: list[torch.Tensor], inputs: Sequence[Any]) -> Callable[..., Any] | None:
+    def _current(self, weights: tuple[torch.Tensor, ...], inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """What computes with these weights; None where PyTorch does."""
         stamp, packed = stamp_of(weights), self.sets.of(weights)
         run = packed.run
@@ -132,7 +134,7 @@ class InferenceGraph:
         try:
             with undisturbed(), without_modes():
                 closed = Closed(self._module, inputs, self._weights_at).eval()
-                program = self._program(closed, tuple([inputs[i] for i in self._free_at]))
+                program = self._program(closed, self._free_of(inputs))
                 if program.runnable is not None and not self._strides:
                     self._strides = self._strides_of(inputs)
         except SelectionError:
@@ -176,3 +178,10 @@ class InferenceGraph:
 def _launched(run: Callable[..., Any], free: tuple[Any, ...]) -> Any:
     with torch.inference_mode(False), torch.no_grad():
         return run(free)
+
+
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes the values in some places of a sequence, in C where they are several."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])

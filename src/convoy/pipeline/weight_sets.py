@@ -104,6 +104,7 @@ class WeightSets:
     def __init__(self, most: int = MOST_SETS) -> None:
         self._most = most
         self._sets: OrderedDict[tuple[int, ...], PackedWeights] = OrderedDict()
+        self._last: tuple[tuple[int, ...], PackedWeights | None] = ((), None)
         self.wasted = 0
 
     def __len__(self) -> int:
@@ -113,6 +114,9 @@ class WeightSets:
         """The entry of these very tensors; a new one where there is none."""
         # A tensor's id is its own for as long as it lives, and its end takes the entry out.
         key = tuple(map(id, weights))
+        last, found = self._last
+        if found is not None and key == last:
+            return found
         found = self._sets.get(key)
         if found is None:
             found = PackedWeights(patience=WORTH_PACKING if self.wasted >= WORTH_PACKING else 0)
@@ -122,9 +126,12 @@ class WeightSets:
                 self._drop(next(iter(self._sets)))
         else:
             self._sets.move_to_end(key)
+        self._last = key, found
         return found
 
     def _drop(self, key: tuple[int, ...]) -> None:
+        if self._last[0] == key:
+            self._last = (), None
         dropped = self._sets.pop(key, None)
         if dropped is not None:
             self.wasted += dropped.calls < WORTH_PACKING

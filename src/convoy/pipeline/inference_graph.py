@@ -16,6 +16,7 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.ambient import without_modes
 from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.optimize import optimize_model
+from convoy.pipeline.result_layout import ResultLayout, layout_of
 from convoy.pipeline.rounding import seeded
 from convoy.pipeline.stages import capture_net, device_of, target_for
 from convoy.pipeline.weight_sets import PackedWeights, WeightSets, stamp_of
@@ -79,7 +80,7 @@ class InferenceGraph:
         self._lock = threading.Lock()
         self._stock_only = False
         self._told = False
-        self._strides: list[tuple[int, ...]] = []
+        self._layout: ResultLayout | None = None
         self._launches_early = False
         self._guess: PackedWeights | None = None
         self.plan: Plan | None = None
@@ -135,8 +136,9 @@ class InferenceGraph:
             with undisturbed(), without_modes():
                 closed = Closed(self._module, inputs, self._weights_at).eval()
                 program = self._program(closed, self._free_of(inputs))
-                if program.runnable is not None and not self._strides:
-                    self._strides = self._strides_of(inputs)
+                if program.runnable is not None and self._layout is None:
+                    with seeded():
+                        self._layout = layout_of(self._module(*inputs))
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
         except Exception as error:  # whatever a user's operators, a compiler or a device make of it
@@ -150,8 +152,9 @@ class InferenceGraph:
             return None
         # What a graph with static outputs made for other weights would be lost.
         self._launches_early = isinstance(program.runnable, GraphProgram) and not self._settings.static_outputs
-        strides = self._strides
-        return lambda free: program(free, {}, strides)
+        layout = self._layout
+        assert layout is not None
+        return lambda free: layout(program(free, {}))
 
     def _program(self, closed: Closed, free: tuple[Any, ...]) -> Program:
         if self.plan is not None:
@@ -168,11 +171,6 @@ class InferenceGraph:
         settings = dataclasses.replace(self._settings, numerics=plan.numerics)
         net = capture_net(plan.model, closed, free, {}, settings, target)
         return build_program(plan, net.captured, net.regions_by_nodes, target, self._settings)
-
-    def _strides_of(self, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
-        """The strides of PyTorch's own results."""
-        with seeded():
-            return [tensor.stride() for tensor in self._module(*inputs)]
 
 
 def _launched(run: Callable[..., Any], free: tuple[Any, ...]) -> Any:

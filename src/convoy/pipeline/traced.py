@@ -26,6 +26,7 @@ from convoy.pipeline.ambient import without_modes
 from convoy.pipeline.choice import convolutions_of, make_plan, select
 from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.proof import proven
+from convoy.pipeline.result_layout import layout_of
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
@@ -41,7 +42,6 @@ from convoy.pipeline.stages import (
 )
 from convoy.plan import Plan
 from convoy.program import GraphProgram
-from convoy.program.calls import in_strides
 from convoy.program.module import Runnable, eager_of
 from convoy.program.recording import first_line
 from convoy.settings import Settings
@@ -66,7 +66,7 @@ class TracedGraph:
         module: the graph.
         settings: what may be done.
         name: what to call it: `forward` or `backward`.
-        visible: how many of its results, the first ones, leave the compiled function: those have PyTorch's strides.
+        visible: how many of its results, the first ones, leave the compiled function: those lie in memory as PyTorch's do.
 
     Attributes:
         plan: what it runs; None before the first call and where it could not be captured.
@@ -74,7 +74,7 @@ class TracedGraph:
 
     def __init__(self, module: fx.GraphModule, settings: Settings, name: str, visible: int = 0) -> None:
         self._module, self._settings, self._name = module, settings, name
-        self._strides = _strides(module)[:visible]
+        self._visible = visible
         self._lock = threading.Lock()
         self._run: Callable[[Sequence[Any]], Any] | None = None
         self.plan: Plan | None = None
@@ -96,6 +96,7 @@ class TracedGraph:
         try:
             with undisturbed(), without_modes():
                 captured = capture_traced(self._module, args)
+                layout = layout_of(_results(self._module)[: self._visible])
                 runnable = self._runnable(captured, [arg.detach() for arg in args])
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
@@ -106,14 +107,7 @@ class TracedGraph:
             return self._stock
         if runnable is None:
             return self._stock
-        return lambda args: self._as_traced(captured.unflatten_outputs(runnable(args)))
-
-    def _as_traced(self, made: list[Any]) -> list[Any]:
-        """Results with the strides that were traced, where they leave the compiled function."""
-        for index, stride in enumerate(self._strides):
-            if isinstance(made[index], torch.Tensor):
-                made[index] = in_strides(made[index], stride)
-        return made
+        return lambda args: layout(captured.unflatten_outputs(runnable(args)))
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
         """Tune; None where the plan is wrong as a whole or not faster than PyTorch.
@@ -195,11 +189,10 @@ class TracedGraph:
         return [tensor.double() for tensor in stock], theirs
 
 
-def _strides(module: fx.GraphModule) -> list[tuple[int, ...]]:
-    """The strides of a traced graph's results; no sides for those that are no tensors."""
+def _results(module: fx.GraphModule) -> list[Any]:
+    """The fake results of a traced graph."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
-    made = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]]
-    return [tuple(value.stride()) if isinstance(value, torch.Tensor) else () for value in made]
+    return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]]
 
 
 def _net(

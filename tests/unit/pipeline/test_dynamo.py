@@ -217,6 +217,36 @@ def test_results_that_are_inputs_or_views_of_them(graphs: list[InferenceGraph], 
     close(other, X.relu().flatten(1))
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_results_that_are_views_of_one_another(
+    graphs: list[InferenceGraph], options: dict[str, Any], with_gradients: bool
+):
+    conv = nn.Conv2d(4, 8, 3)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = conv(x).relu()
+        return y[:, 2:], y, y.flatten(1)
+
+    with torch.set_grad_enabled(with_gradients):
+        part, whole, flat = torch.compile(function, backend="convoy", options=options)(X)
+    for found, wanted in zip((part, whole, flat), function(X), strict=True):
+        close(found, wanted)
+        assert found.stride() == wanted.stride()
+    if not with_gradients:  # else AOTAutograd cut it in two
+        assert graphs[0].plan is not None
+    whole.detach().fill_(3)
+    assert bool((part == 3).all())
+    assert bool((flat == 3).all())
+
+
+def test_a_result_that_is_expanded(graphs: list[InferenceGraph], options: dict[str, Any]):
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.relu().mean((2, 3), keepdim=True).expand(-1, -1, 5, 5)
+
+    close(torch.compile(function, backend="convoy", options=options)(X), function(X))
+    assert graphs[0].plan is not None
+
+
 @pytest.mark.parametrize("inference", [False, True])
 def test_results_have_the_strides_of_pytorch(graphs: list[InferenceGraph], options: dict[str, Any], inference: bool):
     conv = nn.Conv2d(4, 8, 3)

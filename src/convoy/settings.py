@@ -47,6 +47,13 @@ class LayoutChoice(StrEnum):
     NHWC = "nhwc"
 
 
+class Check(StrEnum):
+    """How an optimised module notices that its stock module was changed (docs/stale-weights.md)."""
+
+    IDENTITY = "identity"
+    CONTENTS = "contents"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that changes what `convoy.optimize` does; environment variables give the defaults of `db` and `engines`.
@@ -76,6 +83,8 @@ class Settings:
         progress: show a progress bar on standard error.
         keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (see `convoy.measurement.heap`): faster, but
             it holds for the whole process, and other code cannot have that memory back.
+        check: how an optimised module notices changes of its stock module. `identity`: objects, addresses and version counters.
+            `contents`: sums over all parameters and buffers besides, in every call, which show writes through `.data` too.
     """
 
     numerics: Numerics = Numerics.AS_TORCH
@@ -97,6 +106,7 @@ class Settings:
     engines: tuple[str, ...] = field(default_factory=lambda: engines_from_environment(os.environ))
     progress: bool = False
     keep_freed_memory: bool = True
+    check: Check = Check.IDENTITY
 
     def __post_init__(self) -> None:
         """Refuse what is of a wrong type or out of range, and give every field its own type.
@@ -217,6 +227,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "engines": _names("('mine=my.module:MyEngine',)"),
     "progress": _flag,
     "keep_freed_memory": _flag,
+    "check": _word(Check),
 }
 """For each field what gives its value the field's own type, or refuses it."""
 

@@ -10,11 +10,14 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
 import convoy
 from convoy import InputError, Settings, UnsupportedError, conv2d, engines, functional
 from convoy.engines.base import DETERMINISTIC, Engine
+from convoy.engines.cpu.native import address
 from convoy.engines.manifest import MANIFEST
+from convoy.errors import LaunchError
 from convoy.functional.choice import _fastest
 from convoy.measurement.detect import detect_target
 from convoy.measurement.protocol import protocol_for
@@ -218,7 +221,6 @@ INVALID = [
     ("x", (X[None], W), {}),
     ("x", ([1.0], W), {}),
     ("x", (X.to_sparse(), W), {}),
-    ("x", (X.to("meta"), W.to("meta")), {}),
     ("x", (X.int(), W.int()), {}),
     ("x", (X[:, :3], W), {}),
     ("x", (X[:, :, :0], W), {}),
@@ -273,6 +275,33 @@ INVALID_FOR_TORCH = [case for case in INVALID[:-2] if all(is_plain(t) for t in c
 def test_what_is_refused_is_refused_by_torch_too(args, kwargs):
     with pytest.raises((RuntimeError, TypeError)):
         F.conv2d(*args, **kwargs)
+
+
+@pytest.mark.parametrize("engine", ["auto", "cpu.direct", "cpu.winograd", "onednn"])
+def test_tensors_without_memory_do_as_in_torch(engine):
+    """A FakeTensor's address is NULL: kernels that took it ended the process."""
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(tensor) for tensor in (X, W)]
+        inside = conv2d(*fake, padding=1, engine=engine)
+    for args in (fake, (X.to("meta"), W.to("meta"))):
+        found, wanted = conv2d(*args, padding=1, engine=engine), F.conv2d(*args, padding=1)
+        assert (type(found), found.device, found.shape) == (type(wanted), wanted.device, wanted.shape)
+    assert type(inside) is type(fake[0])
+    pairs = torch.stack([X, X + 1])
+    found = torch.vmap(lambda x: conv2d(x, W, engine=engine))(pairs)
+    torch.testing.assert_close(found, torch.vmap(lambda x: F.conv2d(x, W))(pairs))
+    with pytest.raises(InputError, match="nested"):
+        conv2d(torch.nested.as_nested_tensor([X[0], X[1]]), W, engine=engine)
+
+
+def test_kernels_refuse_addresses_that_are_none():
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(X)
+    for tensor in (fake, X.to("meta")):
+        with pytest.raises(LaunchError, match="no memory"):
+            address(tensor)
+    assert address(X) == X.data_ptr()
+    assert address(torch.empty(0)) == 0
 
 
 def test_an_engine_that_cannot_says_why():

@@ -12,6 +12,7 @@ from convoy.functional.arguments import Size, autocast, check_dtypes, check_tens
 from convoy.functional.autograd import FORMATS, Convolution, on
 from convoy.functional.choice import pick, with_mask
 from convoy.measurement.detect import detect_target
+from convoy.program import calls
 from convoy.settings import Settings, checked_settings
 from convoy.target import Target
 
@@ -63,6 +64,9 @@ def conv2d(
         [n, k, p, q], or [k, p, q] for an unbatched x. Gradients flow to x, weight and bias: by the same engine where it does
         that direction, else by ATen's convolution_backward. They are not differentiable in turn.
 
+    Tensors that no kernel can read (on the meta device, a FakeTensor, another subclass, one that `torch.func` has wrapped), and
+    calls that are traced, go to torch's own convolution, whatever the engine.
+
     Raises:
         InputError: an argument that torch would refuse too, an unknown engine, tensors on different devices.
         UnsupportedError: the engine cannot do it; with the engine's reason.
@@ -72,6 +76,9 @@ def conv2d(
     x, weight, bias = autocast(x, weight, bias)
     check_dtypes(x, weight, bias)
     batch = x.unsqueeze(0) if x.dim() == 3 else x
+    given = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    if torch.compiler.is_compiling() or calls.why_not_plain(given) is not None or calls.why_modes() is not None:
+        return torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
     problem = problem_of(x, weight, bias, stride, padding, dilation, groups, settings)
     with on(x.device):
         target = _target(x.device, torch.get_num_threads())

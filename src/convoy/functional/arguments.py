@@ -27,12 +27,14 @@ def check_tensors(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
             continue
         if not isinstance(tensor, torch.Tensor):
             raise InputError(name, type(tensor).__name__, "a torch.Tensor" + (" or None" if name == "bias" else ""))
-        if tensor.layout != torch.strided:
-            raise InputError(name, tensor.layout, "a dense tensor", "Call .to_dense() on it.")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "a nested tensor" if tensor.is_nested else tensor.layout
+            todo = "Convolve its parts." if tensor.is_nested else "Call .to_dense() on it."
+            raise InputError(name, kind, "a dense tensor", todo)
         if tensor.dim() not in ranks:
             sides = " or ".join(f"{rank}-D" for rank in ranks)
             raise InputError(name, tuple(tensor.shape), f"a {sides} tensor")
-        if tensor.device.type not in ("cpu", "cuda"):
+        if tensor.device.type not in ("cpu", "cuda", "meta"):
             raise InputError(name, str(tensor.device), "a tensor on cpu or cuda")
         if tensor.device != x.device:
             raise InputError(name, str(tensor.device), f"a tensor on {x.device}, the device of x")
@@ -52,7 +54,7 @@ def autocast(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Under torch.autocast, the tensors in its dtype, as torch's convolution takes them."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if device == "meta" or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return x, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

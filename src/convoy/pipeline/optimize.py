@@ -198,7 +198,7 @@ class _Job:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        module = OptimizedModule(self.model, program, *self.given, _Tuner(net.name, settings))
+        module = OptimizedModule(self.model, program, *self.given, _Tuner(net.name, settings), settings.check)
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
         plan, timeline = timeline_of(plan, program, inputs)
         summary = summarize(
@@ -249,7 +249,7 @@ def load(
     first = plans.load(Path(paths[0]))
     with undisturbed():
         program = _program_for(first, stock, given, named, options)
-        module = OptimizedModule(stock, program, given, named, _Tuner(first.model, options))
+        module = OptimizedModule(stock, program, given, named, _Tuner(first.model, options), options.check)
         for further in paths[1:]:
             plan = plans.load(Path(further))
             others = tuple(zeros_of(text, given[0].device) for text in plan.inputs)

@@ -28,6 +28,7 @@ from convoy.pipeline import verdict
 from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import convolutions_of, make_plan, select
+from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.offers import distinct_problems
 from convoy.pipeline.proof import Built, proven
 from convoy.pipeline.schedules import build_fastest
@@ -51,6 +52,7 @@ from convoy.pipeline.summarize import summarize
 from convoy.plan import Plan
 from convoy.problem import texts_of
 from convoy.program import Program, build_program
+from convoy.program.calls import Example
 from convoy.program.module import eager_of
 from convoy.program.step import TrainingStep
 from convoy.program.step_program import StepOptions, StepProgram
@@ -231,8 +233,33 @@ class TrainingJob:
     def _step(self, plan: Plan, program: Program) -> TrainingStep:
         # Not the captured form: the whole step is captured, with the update.
         runnable = eager_of(program.runnable) if program.runnable else None
-        bound = StepProgram(plan, self.capture, runnable, flatten_batch(self.batch).signature, self.amp)
+        origin = _Origin(Example.of(self.batch, {}), self.amp, self.settings, plan.model)
+        bound = StepProgram(plan, self.capture, runnable, flatten_batch(self.batch).signature, self.amp, origin)
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a step that was loaded from a pickle is made with: it binds the plan to the model, loss and optimizer beside it."""
+
+    batch: Example
+    amp: torch.dtype | None
+    settings: Settings
+    name: str
+
+    def __call__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        options: StepOptions,
+        plan: Plan,
+    ) -> TrainingStep:
+        batch, _ = self.batch.zeros()
+        device = next(model.parameters()).device
+        with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+            job = TrainingJob(model, loss_fn, optimizer, batch, options, self.amp, self.settings, self.name, plan)
+            return job.replay(plan).step
 
 
 def uncaptured_step(

@@ -57,7 +57,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_neg() or tensor.is_conj())
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_neg() or tensor.is_conj())
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from convoy.engines.cpu.native import Native, NativeExecutable
+from convoy.engines.cpu.native import Native, NativeExecutable, address
 from convoy.engines.host_compiler import library
 from convoy.errors import CompileError
 from convoy.problem import TensorSpec
@@ -141,7 +141,7 @@ def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[obj
     for operand, source in zip(operands, native.tensors, strict=True):
         operand.slot = -1
         if isinstance(source, torch.Tensor):
-            operand.fixed = source.data_ptr()
+            operand.fixed = address(source)
         elif source is not None:
             kind, number = source
             slots = {"arg": step.args, "result": step.results}.get(kind)
@@ -231,10 +231,10 @@ class ChainedProgram(EagerProgram):
 
     def _run_chain(self, chain: Chain, pointers: ctypes.Array[ctypes.c_void_p], slots: Slots) -> None:
         for place, slot in chain.args:
-            pointers[place] = slots[slot].data_ptr()  # type: ignore[union-attr]
+            pointers[place] = address(slots[slot])  # type: ignore[arg-type]
         for place, slot, spec, layout in chain.results:
             made = slots[slot] = empty(spec, layout, self.device)
-            pointers[place] = made.data_ptr()
+            pointers[place] = address(made)
         _driver()(chain.launches, chain.count, pointers)
         for slot in chain.frees:
             slots[slot] = None
@@ -244,8 +244,8 @@ class ChainedProgram(EagerProgram):
         room: _Room | None = getattr(self._local, "room", None)
         if room is None:
             arena = max(chain.arena_bytes for chain in self._chains)
-            buffer = torch.empty(arena + self.bound.workspace_bytes, dtype=torch.uint8)
-            start = buffer.data_ptr()
+            buffer = torch.empty(arena + self.bound.workspace_bytes, dtype=torch.uint8, device=self.device)
+            start = address(buffer)
             room = _Room(buffer, list(self._pointers(start, start + arena)))
             self._local.room = room
         return room

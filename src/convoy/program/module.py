@@ -22,7 +22,8 @@ from convoy.program.bind import PackedSteps, Regions, bind
 from convoy.program.chained import ChainedProgram
 from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
-from convoy.program.serving import Served, Serving, Tuner
+from convoy.program.serialization import copy_module, reduce_module
+from convoy.program.serving import Served, Serving, Tuner, stock_names
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -54,6 +55,14 @@ class Program:
         self.runnable = runnable
         self.resident_bytes = resident_bytes
         self.autocast = calls.autocast_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """Itself: nothing changes it, and several modules may run it at once."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its plan alone: what it runs belongs to this process. A pickled OptimizedModule binds the plan again."""
+        return Program, (self.plan, None, None)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], strides: calls.Strides | str = "as made") -> Any:
         """Run on arguments of the captured structure; outputs that lie otherwise than `strides` says are copied."""
@@ -132,14 +141,23 @@ class OptimizedModule(nn.Module):
         args: the arguments that it was made for.
         kwargs: keyword arguments likewise.
         tuner: makes a program for further arguments.
+        check: how changes of the stock module are noticed (`Settings.check`).
     """
 
+    model: nn.Module
+
     def __init__(
-        self, model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], tuner: Tuner
+        self,
+        model: nn.Module,
+        program: Program,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tuner: Tuner,
+        check: str = "identity",
     ) -> None:
         super().__init__()
         self.model = model
-        self._serving = Serving(model, tuner)
+        self._serving = Serving(model, tuner, check)
         self._serving.add(args, kwargs, program)
         self.training = False
 
@@ -196,7 +214,7 @@ class OptimizedModule(nn.Module):
 
     def stale(self) -> str | None:
         """What was changed since the programs were made, such as "0.weight was changed in place"; None if nothing was."""
-        return self._serving.state.change()
+        return self._serving.change(wait=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock module's forward, by the program that fits."""
@@ -209,11 +227,11 @@ class OptimizedModule(nn.Module):
         reason = self._why_stock(served, tensors)
         if reason is not None or found is None or served is None:
             return self._run_stock(args, kwargs, reason or "")
-        strides = tuple([tensor.stride() for tensor in tensors])
+        given = serving.arranged(served, args, kwargs) if found[1] else (args, kwargs)
+        strides = tuple([tensor.stride() for tensor in calls.tensors_of(given)])
         wanted = served.outputs(strides)
         if wanted == "stock":
             return self._run_stock(args, kwargs, _OTHER_STRIDES)
-        given = serving.arranged(served, args, kwargs) if found[1] else (args, kwargs)
         # A GPU has its work before the module's state is looked at, which takes tens of microseconds (ResNet-50 has 320
         # tensors). If the state has changed, the result is thrown away.
         with torch.no_grad():
@@ -226,6 +244,43 @@ class OptimizedModule(nn.Module):
         if reason is None:
             served.learn(strides, made)
         return made
+
+    # --- a drop-in for the stock module -------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """The stock module's attributes and methods, such as `num_classes`, besides its own."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("__"):
+                raise
+            return getattr(model, name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The stock module's state dict, under its own names."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the stock module's state dict; names may begin with `model.`, as this module's once did. Call `refresh` then."""
+        return self.model.load_state_dict(stock_names(state_dict, self.model), strict=strict, assign=assign)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As a part of a larger module that loads its state dict: put the names where `model` will look for them."""
+        part = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+        found = stock_names(part, self.model)
+        state_dict.update((f"{prefix}model.{key}", value) for key, value in found.items())
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
+        """A module that works by itself, bound to a copy of the stock module."""
+        return copy_module(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """A pickle holds the stock module and the plans; see `convoy.program.serialization`."""
+        return reduce_module(self)
+
+    # --- which of the two runs ----------------------------------------------------------------------------------------------
 
     def _why_stock(self, served: Served | None, tensors: Sequence[torch.Tensor]) -> str | None:
         """Why the stock module must run; empty where it need not be said; None where the program may run."""

@@ -59,6 +59,7 @@ class ModuleState:
         self, module: nn.Module, *, learned: nn.Module | None = None, inputs: Sequence[torch.Tensor] = ()
     ) -> None:
         self._module, self._learned, self._inputs = module, learned, inputs
+        self._outdated: str | None = None
         self._take()
 
     def _take(self) -> None:
@@ -98,12 +99,23 @@ class ModuleState:
 
     def change(self) -> str | None:
         """The first change since the snapshot in words, such as "0.weight was changed in place"; None if there is none."""
+        if self._outdated is not None:
+            return self._outdated
         if self._is_same():
             return None
         found = next(self._changes(), None)
         if found is None:  # only what the program allows for was changed
             self._take()
         return found
+
+    def outdate(self, change: str | None) -> None:
+        """Say that the programs do not fit what the snapshot was taken of; None leaves things as they are."""
+        self._outdated = change if change is not None else self._outdated
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every parameter, buffer and other tensor that the module held when the snapshot was taken."""
+        return [tensor for _, tensor in self._tensors]
 
     def trains(self) -> bool:
         """Whether training mode was switched on since, on the module or a part of it."""
@@ -169,7 +181,16 @@ class ModuleState:
             if key == "training":
                 yield f"the training flag of {_shown(path)} was changed"
                 continue
-            how = "was removed" if now is _MISSING else "was added" if before is _MISSING else "was changed"
+            held = isinstance(before, (torch.Tensor, nn.Module))
+            how = (
+                "was removed"
+                if now is _MISSING
+                else "was added"
+                if before is _MISSING
+                else "was replaced"
+                if held
+                else "was changed"
+            )
             yield f"{_shown(_joined(path, key))} {how}"
 
     def _is_allowed(self, key: object, before: object, now: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -12,6 +13,7 @@ from torch import nn
 from convoy.errors import PlanError
 from convoy.plan.plan import Plan
 from convoy.program import calls
+from convoy.program.contents import contents_checks
 from convoy.program.module_state import ModuleState
 from convoy.user_warning import warn_user
 
@@ -35,10 +37,14 @@ class Served:
     Args:
         program: the program.
         example: the arguments that it was made for.
+        signature: of such a call.
+        by_name: the signature of all arguments by their names, defaults included; None where they have none.
     """
 
-    def __init__(self, program: Program, example: calls.Example) -> None:
-        self.program, self.example = program, example
+    def __init__(
+        self, program: Program, example: calls.Example, signature: calls.Signature, by_name: calls.Signature | None
+    ) -> None:
+        self.program, self.example, self.signature, self.by_name = program, example, signature, by_name
         self._outputs: dict[calls.Strides, Outputs] = {example.strides: "as made"}
 
     def outputs(self, strides: calls.Strides) -> Outputs:
@@ -67,15 +73,20 @@ class Serving:
     Args:
         model: the stock module.
         tuner: makes programs.
+        check: how changes of the module are noticed (`Settings.check`).
+
+    Attributes:
+        tuned: programs by the signature that each was made for.
+        state: the module as it was when they were made.
     """
 
-    def __init__(self, model: nn.Module, tuner: Tuner) -> None:
-        self.tuner = tuner
+    def __init__(self, model: nn.Module, tuner: Tuner, check: str = "identity") -> None:
+        self.tuner, self.check = tuner, check
         self.tuned: dict[calls.Signature, Served] = {}
-        self.state = ModuleState(model)
+        self._take(model)
         self._forward = calls.ForwardSignature(model.forward)
         self._routes: dict[calls.Signature, tuple[Served, bool]] = {}
-        self._canonical: dict[calls.Signature, Served] = {}
+        self._by_name: dict[calls.Signature, Served] = {}
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -86,7 +97,29 @@ class Serving:
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], program: Program) -> None:
         """Serve calls with arguments like these by a program."""
-        self._put(calls.signature_of(args, kwargs), Served(program, calls.Example.of(args, kwargs)), args, kwargs)
+        bound = self._forward.bind(args, kwargs)
+        by_name = None if bound is None else calls.signature_of((), bound)
+        self.put(Served(program, calls.Example.of(args, kwargs), calls.signature_of(args, kwargs), by_name))
+
+    def put(self, served: Served) -> None:
+        """Serve a program's calls by it."""
+        self.tuned[served.signature] = served
+        self._routes[served.signature] = served, False
+        if served.by_name is not None:
+            self._by_name[served.by_name] = served
+
+    def copied(self, model: nn.Module) -> Serving:
+        """The same programs for a copy of the module, whose values they hold: they are shared.
+
+        Programs that return buffers of their own are made anew: two modules would overwrite each other's results.
+        """
+        made = Serving(model, self.tuner, self.check)
+        for served in self.tuned.values():
+            own = getattr(served.program.runnable, "static_outputs", False)
+            program = self._anew(model, served) if own else served.program
+            made.put(Served(program, served.example, served.signature, served.by_name))
+        made.state.outdate(self.change(wait=True))
+        return made
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Served, bool] | None:
         """The program for a call, and whether the arguments must be put into the form that it was made for."""
@@ -95,7 +128,7 @@ class Serving:
         if route is not None:
             return route
         bound = self._forward.bind(args, kwargs)
-        served = None if bound is None else self._canonical.get(calls.signature_of((), bound))
+        served = None if bound is None else self._by_name.get(calls.signature_of((), bound))
         if served is None:
             return None
         route = self._routes[signature] = served, True
@@ -112,7 +145,7 @@ class Serving:
     def refresh(self, model: nn.Module) -> None:
         """Make every program anew from the module as it is now; raises what the tuner raises, and then changes nothing."""
         made = [(served, self._anew(model, served)) for served in self.tuned.values()]
-        self.tuned, self._routes, self._canonical = {}, {}, {}
+        self.tuned, self._routes, self._by_name = {}, {}, {}
         self._forward = calls.ForwardSignature(model.forward)
         for served, program in made:
             args, kwargs = served.example.zeros()
@@ -121,12 +154,23 @@ class Serving:
 
     def renew(self, model: nn.Module) -> None:
         """Take the module as it is now for what the programs were made from."""
-        self.state = ModuleState(model)
+        self._take(model)
         self._warned.clear()
+
+    def change(self, *, wait: bool = False) -> str | None:
+        """What was changed since the programs were made; None where nothing was, or where the device has not said so yet.
+
+        Args:
+            wait: whether to wait for the device.
+        """
+        found = self.state.change()
+        for check in self._contents:
+            found = found or check.change(wait=wait)
+        return found
 
     def why_stale(self) -> str | None:
         """Why the programs are out of date; None where they are not."""
-        change = self.state.change()
+        change = self.change()
         return None if change is None else f"{change} after tuning: the stock module runs; call .refresh()"
 
     def warn(self, kind: str, reason: str) -> None:
@@ -154,14 +198,9 @@ class Serving:
                 for module in training:
                     module.training = True
 
-    def _put(
-        self, signature: calls.Signature, served: Served, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.tuned[signature] = served
-        self._routes[signature] = served, False
-        bound = self._forward.bind(args, kwargs)
-        if bound is not None:
-            self._canonical[calls.signature_of((), bound)] = served
+    def _take(self, model: nn.Module) -> None:
+        self.state = ModuleState(model)
+        self._contents = contents_checks(self.state.tensors) if self.check == "contents" else []
 
     def _anew(self, model: nn.Module, served: Served) -> Program:
         args, kwargs = served.example.zeros()
@@ -170,3 +209,16 @@ class Serving:
                 with contextlib.suppress(PlanError):  # the module computes something else by now
                     return self.tuner(model, args, kwargs, served.program.plan)
             return self.tuner(model, args, kwargs, None)
+
+
+def stock_names(state_dict: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
+    """A state dict under the stock module's names: `model.` in front of all of them, as a wrapper adds it, is left out."""
+    own = model.state_dict().keys()
+    wrapped = bool(state_dict) and all(key.startswith("model.") for key in state_dict) and not own >= state_dict.keys()
+    if not wrapped:
+        return state_dict
+    found = OrderedDict((key.removeprefix("model."), value) for key, value in state_dict.items())
+    versions = getattr(state_dict, "_metadata", None)
+    if versions is not None:
+        found._metadata = {key.removeprefix("model").removeprefix("."): value for key, value in versions.items()}  # type: ignore[attr-defined]
+    return found

@@ -28,6 +28,7 @@ from convoy.program.module_state import ModuleState
 from convoy.program.overlap import Overlap
 from convoy.program.parting import release_before_parting
 from convoy.program.recording import FAILURES, first_line
+from convoy.program.serialization import copy_step, reduce_step
 from convoy.program.step_graph import StepGraph, Work
 from convoy.program.step_program import StepOptions, StepProgram
 from convoy.program.step_update import StepUpdate
@@ -82,6 +83,18 @@ class TrainingStep:
         self._warm = False  # whether a whole update was made launch by launch
         self._update = StepUpdate(optimizer, options, self._guard.device)
         self._overlap = self._make_overlap()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainingStep:
+        """A step with a model, a loss and an optimizer of its own. A process group is shared."""
+        return copy_step(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """A pickle holds model, loss, optimizer, options and the plan; see `convoy.program.serialization`."""
+        return reduce_step(self)
+
+    def follow(self, step: TrainingStep) -> None:
+        """Take over what a step knows of its model, as its copy."""
+        self._state.outdate(step._state.change())
 
     @property
     def plan(self) -> Plan:

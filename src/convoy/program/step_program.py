@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class StepProgram:
         runnable: (parameters, buffers, batch) → (loss, gradients, new buffers); None where stock PyTorch runs.
         signature: the batches that it serves (`convoy.capture.batch`).
         amp: dtype of autocast, the option's or that of an autocast region around `training_step`; None without.
+        origin: (model, loss, optimizer, options, plan) → a step of that plan; what a pickle binds again with.
     """
 
     plan: Plan
@@ -61,3 +63,4 @@ class StepProgram:
     runnable: EagerProgram | None
     signature: tuple[Any, ...]
     amp: torch.dtype | None = None
+    origin: Callable[..., Any] | None = None

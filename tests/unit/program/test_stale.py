@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,16 +65,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
 
 
 @pytest.fixture(scope="module")
-def plan(settings: convoy.Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan with steps, whatever the clock says."""
-    path = tmp_path_factory.mktemp("plan") / "net.json"
-    forced = dataclasses.replace(settings, deterministic=True, solver="greedy")
+def tuned(settings: convoy.Settings) -> OptimizedModule:
+    """A module with a program, whatever the clock says."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
-        fast = convoy.optimize(net(), (X,), settings=forced)
-    assert not fast.plan.baseline
-    fast.save(path)
-    return path
+        made = convoy.optimize(net(), (X,), settings=settings)
+    assert not made.plan.baseline
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +229,8 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 
 
 @pytest.fixture
-def fast(plan: Path, settings: convoy.Settings) -> OptimizedModule:
-    return convoy.load(net(), plan, (X,), settings=settings)
+def fast(tuned: OptimizedModule) -> OptimizedModule:
+    return copy.deepcopy(tuned)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -294,8 +289,8 @@ def test_functional_call_runs_the_stock_module(fast: OptimizedModule):
     weight = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         wanted = torch.func.functional_call(fast.model, {"conv.weight": weight}, (X,))
-        with pytest.warns(UserWarning, match=r"conv\.weight was changed"):
-            found = torch.func.functional_call(fast, {"model.conv.weight": weight}, (X,))
+        with pytest.warns(UserWarning, match=r"conv\.weight was replaced"):
+            found = torch.func.functional_call(fast, {"conv.weight": weight}, (X,))
     assert torch.equal(found, wanted)
     assert torch.equal(fast(X), before)
 
@@ -312,10 +307,10 @@ def test_a_global_hook_fires(fast: OptimizedModule):
     assert fast.stale() is None
 
 
-def test_a_module_tuned_in_training_mode_falls_back_in_evaluation(plan: Path, settings: convoy.Settings):
+def test_a_module_tuned_in_training_mode_falls_back_in_evaluation(tuned: OptimizedModule):
     model = net().train()
     model.norm.eval()
-    fast = convoy.load(model, plan, (X,), settings=settings)
+    fast = OptimizedModule(model, tuned.programs[0], (X,), {}, tuned._serving.tuner)
     other, mean = torch.cat([X, X]), model.norm.running_mean.clone()
     with torch.no_grad():
         wanted = net()(other)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import ctypes
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
+from convoy.errors import LaunchError
 
 Operand = tuple[Literal["arg", "result", "workspace"], int] | torch.Tensor | None
 """Where a pointer comes from: a launch's buffers, by kind and number; a tensor that stays; or nowhere (NULL)."""
@@ -51,8 +52,23 @@ class NativeExecutable(Executable):
             return
         sources = {"arg": buffers.args, "result": buffers.results, "workspace": (workspace,)}
         given = [sources[kind[0]][kind[1]] if isinstance(kind, tuple) else kind for kind in native.tensors]
-        pointers = (ctypes.c_void_p * len(given))(*(None if tensor is None else tensor.data_ptr() for tensor in given))
+        pointers = (ctypes.c_void_p * len(given))(*(None if tensor is None else address(tensor) for tensor in given))
         self.call(ctypes.byref(native.settings), pointers)
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor's values lie, for code that reads or writes there.
+
+    Raises:
+        LaunchError: it has no memory of its own, as a FakeTensor or one on the meta device: the process would be killed.
+    """
+    found = tensor.data_ptr() if type(tensor) in _PLAIN else 0
+    if not found and tensor.numel():
+        raise LaunchError(f"a {type(tensor).__name__} on {tensor.device} has no memory that a kernel could use")
+    return found
+
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def bound_call(library: ctypes.CDLL, name: str) -> ctypes._CFuncPtr:  # pyright: ignore[reportPrivateUsage]

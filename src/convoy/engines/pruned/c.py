@@ -20,6 +20,7 @@ import torch
 from convoy.engines import host_compiler
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.cpu.native import address
 from convoy.engines.pruned.cpu_blocks import LANES, REGISTERS, plan, write
 from convoy.engines.pruned.emit_c import FUSED, emit
 from convoy.engines.pruned.requirements import masked_convolution
@@ -95,12 +96,12 @@ class PrunedConvolution(Executable):
         y, epilogue = buffers.results[0], self._epilogue
         assert y is not None
         self._run(
-            buffers.args[0].data_ptr(),
-            values.data_ptr(),
-            bias[0].data_ptr() if epilogue.bias else None,
-            buffers.args[1].data_ptr() if epilogue.residual else None,
-            y.data_ptr(),
-            None if workspace is None else workspace.data_ptr(),
+            address(buffers.args[0]),
+            address(values),
+            address(bias[0]) if epilogue.bias else None,
+            address(buffers.args[1]) if epilogue.residual else None,
+            address(y),
+            None if workspace is None else address(workspace),
             min(self._threads, torch.get_num_threads()),
         )
         if self._following != "none":

@@ -219,7 +219,7 @@ class TrainingStep:
 
     def _run_stock(self, batch: tuple[Any, ...], *, update: bool) -> torch.Tensor:
         """The same step by PyTorch's autograd, hooks and all."""
-        learning = list(self._tensors_now().learning.values())
+        learning: list[nn.Parameter] = [p for p in (*self._stock.parameters(), *self._lifted) if p.requires_grad]  # type: ignore[misc]
         if self._micro == 0:
             self.optimizer.zero_grad(set_to_none=True)
             for parameter in learning:

@@ -1,5 +1,7 @@
 """Where a library has a known defect, its engine refuses, the baseline is right without it, and the user is told."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from convoy.engines.manifest import load_engine
 from convoy.measurement import doctor
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.detect import detect_target
-from convoy.problem import ConvProblem
+from convoy.problem import ConvProblem, Epilogue
 from convoy.target import Target
 
 BF16 = {"x_dtype": "bf16", "weight_dtype": "bf16", "y_dtype": "bf16", "numerics": "half"}
@@ -91,6 +93,23 @@ def test_with_amx_bf16_with_one_output_column_is_not_left_to_onednn(problem, lay
     is_exact_by_the_baseline(problem)
     assert seen == [False] * 3
     assert torch.backends.mkldnn.enabled
+
+
+def test_the_baseline_is_exact_on_all_kinds_of_padded_problems_with_one_output_column(amx):
+    """Of groups, dilations, strides and layouts: each is another of ATen's own convolutions."""
+    count = 0
+    for groups, dilation, stride, pad, layout in itertools.product((1, 2, 4), (1, 2), (1, 3), (1, 2), ("nchw", "nhwc")):
+        least = max(1, 2 * dilation + 1 - 2 * pad)
+        problem = ConvProblem(
+            2, 4, 6, least, 4, 3, 3, 1, pad, 1, stride, 1, dilation, groups, layout, **BF16,
+            epilogue=Epilogue(bias=True),
+        )  # fmt: skip
+        if problem.q != 1:
+            continue
+        assert defect_of(problem, CPU) is not None
+        is_exact_by_the_baseline(problem)
+        count += 1
+    assert count >= 24
 
 
 @pytest.mark.parametrize("problem", WITH_AMX, ids=str)

@@ -31,12 +31,18 @@ def engines():
     return [pytest.param(load_engine(name), id=name) for name in MANIFEST]
 
 
+@lru_cache(maxsize=1 << 14)
+def as_torch(problem):
+    """The same under numerics `as_torch`."""
+    return replace(problem, numerics="as_torch")
+
+
 def asked(engine, problem):
     """The problem as an engine takes it: under `strict` if it can, else as torch does it; None where it says no to both."""
-    for numerics in dict.fromkeys((problem.numerics, "as_torch")):
-        found = replace(problem, numerics=numerics)
-        if engine.supports(found, CPU):
-            return found
+    if engine.accepts(problem, CPU):
+        return problem
+    if getattr(problem, "numerics", "") == "strict" and engine.accepts(as_torch(problem), CPU):
+        return as_torch(problem)
     return None
 
 
@@ -55,53 +61,69 @@ def faults_of(engine, problem, kinds=("integer", "normal")):
     return found
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("shape", SHAPES)
+def pairs(groups):
+    """(engine, name of a group) where the engine takes a problem of the group: a test for each of the others would prove nothing.
+
+    That they say no, and why, is `test_support_is_a_value_with_a_reason`.
+    """
+    for engine in (load_engine(name) for name in MANIFEST):
+        for name, problems in groups.items():
+            if any(asked(engine, problem) for problem in problems):
+                yield pytest.param(engine, name, id=f"{engine.id}-{name}")
+
+
+CONVOLUTIONS = {name: list(variants(shape)) for name, shape in SHAPES.items()}
+POOLINGS = {name: list(pooled(shape)) for name, shape in POOLED.items()}
+REST = {"rest": [problem for problem in (*LINEAR, *OTHERS, *ODD[:-2]) if not getattr(problem, "weight_mask", "")]}
+CANCELLING = {
+    shape: [of_dtype(SHAPES[shape], "fp32"), of_dtype(SHAPES[shape], "fp16").with_layout("nhwc")]
+    for shape in ("3x3 long reduction", "3x3 padded", "grouped 5x5", "1x1")
+}
+
+
+def faults_in(engine, problems, kinds=("integer", "normal")):
+    """What is wrong with an engine on those of some problems that it takes."""
+    taken = [found for problem in problems if (found := asked(engine, problem))]
+    return [fault for problem in taken for fault in faults_of(engine, problem, kinds)]
+
+
+@pytest.mark.parametrize(("engine", "shape"), pairs(CONVOLUTIONS))
 def test_yes_is_kept_on_convolutions(engine, shape):
-    faults = []
-    for problem in variants(SHAPES[shape]):
-        if problem := asked(engine, problem):
-            faults += faults_of(engine, problem)
+    faults = faults_in(engine, CONVOLUTIONS[shape])
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("engine", engines())
-@pytest.mark.parametrize("shape", POOLED)
+@pytest.mark.parametrize(("engine", "shape"), pairs(POOLINGS))
 def test_yes_is_kept_on_poolings(engine, shape):
-    faults = []
-    for problem in pooled(POOLED[shape]):
-        support = engine.supports(problem, CPU)
-        if support:
-            faults += faults_of(engine, problem)
-        else:
-            assert len(support.reason) >= 8
+    faults = faults_in(engine, POOLINGS[shape])
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("engine", engines())
-def test_yes_is_kept_on_everything_else(engine):
-    faults = []
-    for problem in (*LINEAR, *OTHERS, *ODD[:-2]):
-        if engine.accepts(problem, CPU):
-            faults += faults_of(engine, problem)
+@pytest.mark.parametrize(("engine", "group"), pairs(REST))
+def test_yes_is_kept_on_everything_else(engine, group):
+    faults = faults_in(engine, REST[group])
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("engine", engines())
-def test_cancelling_sums_keep_the_bound_against_their_terms(engine):
-    faults = []
-    for shape in ("3x3 long reduction", "3x3 padded", "grouped 5x5", "1x1"):
-        for problem in (of_dtype(SHAPES[shape], "fp32"), of_dtype(SHAPES[shape], "fp16").with_layout("nhwc")):
-            if problem := asked(engine, problem):
-                faults += faults_of(engine, problem, ("cancelling",))
+@pytest.mark.parametrize(("engine", "shape"), pairs(CANCELLING))
+def test_cancelling_sums_keep_the_bound_against_their_terms(engine, shape):
+    faults = faults_in(engine, CANCELLING[shape], ("cancelling",))
     assert not faults, "\n".join(faults)
+
+
+def test_every_engine_for_a_cpu_is_tried():
+    tried = {param.values[0].id for param in pairs(CONVOLUTIONS)}
+    everywhere = {"aten", "reference", "gemm", "pointwise", "winograd2", "winograd4", "fft", "fft_tiled"}
+    assert everywhere <= tried
+    if CPU.version("cxx"):
+        assert {"cpu.direct", "cpu.depthwise", "cpu.winograd", "zeroskip.cpu"} <= tried
 
 
 @pytest.mark.parametrize("target", [CPU, H100], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("engine", engines())
 def test_support_is_a_value_with_a_reason(engine, target):
     plain = [p for shape in SHAPES.values() for p in variants(shape) if p.epilogue in (Epilogue(), BIAS_RELU)]
-    for problem in plain + LINEAR + OTHERS + ODD:
+    for problem in plain + LINEAR + OTHERS + ODD + [p for found in POOLINGS.values() for p in found]:
         support = engine.supports(problem, target)
         assert isinstance(support, Support)
         if support:
@@ -144,11 +166,13 @@ def test_an_engine_does_what_it_is_for(name, least):
     assert sum(bool(asked(engine, of_dtype(shape, "fp32"))) for shape in SHAPES.values()) >= least
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize(
+    "engine", list(dict.fromkeys(param.values[0] for param in pairs(CONVOLUTIONS))), ids=lambda e: e.id
+)
 def test_launches_repeat_to_the_bit_and_share_no_state_between_threads(engine):
-    problem = next((q for shape in SHAPES.values() for p in variants(shape) if (q := asked(engine, p))), None)
-    if problem is None or problem.direction != "fprop":
-        return
+    problem = next(
+        q for found in CONVOLUTIONS.values() for p in found if (q := asked(engine, p)) and q.direction == "fprop"
+    )
     executable = engine.build(problem, engine.space(problem, CPU)[0], CPU)
     inputs = [make_data(problem, seed) for seed in (1, 2)]
     packed = [executable.pack(data.constants) for data in inputs]

@@ -177,7 +177,7 @@ def test_a_single_engine_must_be_named(convoy_command: Command, plan: Path) -> N
     assert "exactly one engine id" in line
 
 
-@pytest.mark.parametrize("words", [("net.py:fixed", "--trust", "--size", "20"), ("alexnet", "--size", "16")])
+@pytest.mark.parametrize("words", [("net.py:fixed", "--size", "20", "--trust"), ("alexnet", "--size", "16")])
 @pytest.mark.parametrize("command", ["optimize", "layers", "run"])
 def test_a_shape_that_does_not_fit(convoy_command: Command, plan: Path, command: str, words: tuple[str, ...]) -> None:
     more = {"optimize": OUTPUTS, "layers": (), "run": ("--plan", plan)}
@@ -316,14 +316,14 @@ def test_a_slip_in_the_words_themselves(convoy_command: Command, words: tuple[st
 def test_a_folder_that_may_not_be_written_is_an_output_that_is_refused(
     convoy_command: Command, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_text = Path.write_text
+    write_bytes = Path.write_bytes
 
-    def no_room_for_outputs(path: Path, *words: object, **options: object) -> int:
-        if path.suffix == ".c":  # an engine's source on its way into the cache
-            return write_text(path, *words, **options)
+    def no_room_for_outputs(path: Path, data: bytes) -> int:
+        if path.suffix == ".so":  # an engine's library on its way into the cache
+            return write_bytes(path, data)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", no_room_for_outputs)
+    monkeypatch.setattr(Path, "write_bytes", no_room_for_outputs)
     done = convoy_command("optimize", *SMALL, "--effort", "none", *OUTPUTS)
     assert done.code == 2
     (line,) = done.err.splitlines()

@@ -37,6 +37,8 @@ def load_program(file: Path, dtype: torch.dtype, *, trust: bool = False) -> nn.M
     Raises:
         InputError: it is not there, is no such program, holds anything but data and is not trusted, or has another dtype.
     """
+    if not file.exists():
+        raise InputError("model", str(file), "a .pt2 file that is there")
     with open_file(file, MOST_BYTES, "model") as opened:
         data = opened.read(os.fstat(opened.fileno()).st_size)
     try:

@@ -51,6 +51,7 @@ def test_training_scales_over_the_gpus_that_are_there(tmp_path: Path, dtype: str
     words = [
         "scale",
         f"{tmp_path / 'net.py'}:net",
+        "--trust",
         "--gpus",
         str(count),
         "--batch",

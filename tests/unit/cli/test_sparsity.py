@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(files: Path, *words: str) -> str:
-    done = CliRunner().invoke(app, ["sparsity", f"{files / 'net.py'}:ready", "--size", "12", *words])
+    done = CliRunner().invoke(app, ["sparsity", f"{files / 'net.py'}:ready", "--trust", "--size", "12", *words])
     assert done.exit_code == 0, (done.output, done.exception)
     return done.output
 
@@ -65,5 +65,5 @@ def test_without_images_it_says_so(files: Path) -> None:
 
 
 def test_a_number_of_images_that_makes_no_sense_is_refused(files: Path) -> None:
-    done = CliRunner().invoke(app, ["sparsity", f"{files / 'net.py'}:ready", "--images", "0"])
+    done = CliRunner().invoke(app, ["sparsity", f"{files / 'net.py'}:ready", "--trust", "--images", "0"])
     assert "--images" in str(done.exception)

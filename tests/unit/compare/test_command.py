@@ -89,12 +89,12 @@ def test_a_run_in_which_nothing_worked_that_was_asked_for_exits_1(
 ) -> None:
     monkeypatch.setattr(comparison, "compare", lambda *_, **__: Run("compare", {}, rows))
     words = ["--frameworks", "torch,mine=own:X", "-o", str(tmp_path / "run.json")]
-    done = CliRunner().invoke(app, ["compare", NET, *words])
+    done = CliRunner().invoke(app, ["compare", NET, "--trust", *words])
     assert done.exit_code == code, done.output
     assert "run:  " in done.output
     failed = Run("options", {}, (Row("net", "defaults", "timeout", "slow", detail={"role": "defaults"}),))
     monkeypatch.setattr(ablation, "search_options", lambda *_, **__: failed)
-    done = CliRunner().invoke(app, ["compare", NET, "--options", "all", "-o", str(tmp_path / "run.json")])
+    done = CliRunner().invoke(app, ["compare", NET, "--trust", "--options", "all", "-o", str(tmp_path / "run.json")])
     assert done.exit_code == 1
 
 
@@ -107,7 +107,9 @@ def test_the_run_file_has_the_name_that_is_given(word: str, tmp_path: Path, monk
         return compare_run()
 
     monkeypatch.setattr(comparison, "compare", compare)
-    done = CliRunner().invoke(app, ["compare", NET, "--frameworks", "torch", word, str(tmp_path / "mine.json")])
+    done = CliRunner().invoke(
+        app, ["compare", NET, "--trust", "--frameworks", "torch", word, str(tmp_path / "mine.json")]
+    )
     assert done.exit_code == 0, done.output
     assert asked == [tmp_path / "mine.json"]
 
@@ -129,7 +131,7 @@ def test_a_run_ends_in_tables_and_a_page(kind: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     words = ["--options", "compile,bf16"] if kind == "options" else ["--frameworks", "torch,convoy"]
     words += ["--batch", "1,8,1", "--train", "--threads", "3", "--memory-limit", "2GiB", "--report", "page.html"]
-    done = CliRunner().invoke(app, ["compare", NET, "--device", "cpu", *words])
+    done = CliRunner().invoke(app, ["compare", NET, "--trust", "--device", "cpu", *words])
     assert done.exit_code == 0, done.output
     assert asked["path"] == Path(f"{kind}-planted_frameworks-py-tiny.json")
     assert [(case.batch, case.mode, case.threads) for case in asked["cases"]] == [

@@ -47,7 +47,7 @@ def errors_of(name: str, case: Case, folder: Path) -> list[str]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Path]]:
     found: dict[str, tuple[Case, Path]] = {}
     for mode in ("inference", "training"):
-        case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode=mode)
+        case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode=mode, trust=True)
         folder = tmp_path_factory.mktemp(mode)
         material.make(case, folder)
         found[mode] = (case, folder)
@@ -63,7 +63,7 @@ def test_where_fp32_stands_for_what_is_exact_pytorch_has_an_error_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(material, "ORACLE_FLOPS", 0)
-    case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode="training")
+    case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode="training", trust=True)
     facts = material.make(case, tmp_path)
     assert facts["reference"] == "fp32"
     assert 0 < facts["stock_error"] < 1e-5

@@ -418,6 +418,7 @@ def test_one_process_measures_every_part_and_leaves_the_parameters(alone: Path, 
     request = replace(
         REQUEST,
         model=f"{alone / 'net.py'}:net",
+        trust=True,
         gpus=(1,),
         batch=2,
         size=8,
@@ -458,7 +459,9 @@ def test_a_step_that_stayed_pytorchs_own_says_so(alone: Path, monkeypatch) -> No
                 self.notes.append("could not be captured")
 
     monkeypatch.setattr("convoy.training_step", lambda *_, **__: Step())
-    request = replace(REQUEST, model=f"{alone / 'net.py'}:net", batch=2, size=8, device="cpu", rounds=3, round_s=0.001)
+    request = replace(
+        REQUEST, model=f"{alone / 'net.py'}:net", trust=True, batch=2, size=8, device="cpu", rounds=3, round_s=0.001
+    )
     job = Job(request, "convoy", 1, "weak")
     found = measure(job.to_dict(), torch.device("cpu"), lambda _: None)
     assert found["setting"].endswith("effort quick, baseline kept")
@@ -552,7 +555,19 @@ def test_one_host_goes_on_from_its_default_file_and_says_what_was_kept(monkeypat
 def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     out = tmp_path / "run.json"
-    words = ["scale", f"{tmp_path / 'net.py'}:net", "--gpus", "2", "--batch", "2", "--size", "8", "--device", "cpu"]
+    words = [
+        "scale",
+        f"{tmp_path / 'net.py'}:net",
+        "--trust",
+        "--gpus",
+        "2",
+        "--batch",
+        "2",
+        "--size",
+        "8",
+        "--device",
+        "cpu",
+    ]
     words += ["--providers", "torch.ddp", "--timeout", "120", "--seconds", "0.01", "-o", str(out)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

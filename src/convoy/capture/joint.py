@@ -122,7 +122,7 @@ def _trace(step: TracedStep) -> Joint:
         kind: type[CaptureError] = CaptureError
         if "did not receive a gradient" in words:
             kind = IdleParametersError
-        elif "gradients_to_parameters" in words:
+        elif isinstance(error, AssertionError) and (not words or "gradients_to_parameters" in words):
             kind = SharedGradientError
         raise kind(f"the training step cannot be traced: {type(error).__name__}: {words}") from error
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.engines.known_defects import stock_is_wrong
-from convoy.errors import PlanError
+from convoy.errors import CaptureError, PlanError
 from convoy.graph.text import digest
 from convoy.measurement import Peaks, SearchResult, protocol_for
 from convoy.measurement.room import memory_limited
@@ -61,6 +61,9 @@ from convoy.schedule import Collective, collectives
 from convoy.settings import Settings
 from convoy.target import Target
 
+NO_GRAPH: Final = "0" * 16
+"""The digest in the plan of a step that was not captured."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
@@ -94,6 +97,7 @@ class TrainingJob:
     ) -> None:
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.batch, self.options, self.settings = batch, options, settings
+        refuse_numbers_elsewhere(model, batch)
         self.target: Target = target_for(device_of(model, batch, {}))
         scaled = options.scaler is not None
         self.amp = amp
@@ -262,6 +266,13 @@ class _Origin:
             return job.replay(plan).step
 
 
+def refuse_numbers_elsewhere(model: nn.Module, batch: tuple[Any, ...]) -> None:
+    """Refuse to capture tensors of no dimension on another device than the model's, which PyTorch takes for numbers."""
+    device = next(model.parameters()).device
+    if any(tensor.dim() == 0 and tensor.device != device for tensor in flatten_batch(batch).tensors):
+        raise CaptureError(f"a number of the batch is a tensor on another device than the model's, {device}")
+
+
 def uncaptured_step(
     model: nn.Module,
     loss_fn: Callable[..., torch.Tensor],
@@ -276,9 +287,10 @@ def uncaptured_step(
         options = dataclasses.replace(options, group=model.process_group)
         model = model.module
     flat = flatten_batch(tuple(batch))
-    inputs = tuple(f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.") for tensor in flat.tensors)
+    device = next(model.parameters()).device.type
+    target = target_for(device if device == "cuda" else "cpu").to_dict()
     plan = Plan(
-        model=name or type(model).__name__, graph_digest="", inputs=inputs, target={}, numerics="as_torch", steps=(),
-        solver="none", baseline=True, notes=(note,),
+        model=name or type(model).__name__, graph_digest=NO_GRAPH, inputs=(), target=target, numerics="as_torch", steps=(),
+        solver="baseline", baseline=True, notes=(note,),
     )  # fmt: skip
     return TrainingStep(model, loss_fn, optimizer, options, StepProgram(plan, None, None, flat.signature))

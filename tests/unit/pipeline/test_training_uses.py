@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import nn
 from training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 import convoy
-from convoy.errors import InputError
+from convoy.errors import InputError, PlanError
 from convoy.pipeline import check, verdict
 from convoy.pipeline.verdict import Timed
 
@@ -479,6 +480,35 @@ def test_a_loss_that_fails_fails_as_in_pytorch(settings: convoy.Settings):
         )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         step(images(), labels())
+
+
+def test_the_plan_of_a_step_that_was_not_captured_is_saved_read_and_pickled(settings: convoy.Settings, tmp_path: Path):
+    batch = images(), labels()
+    with pytest.warns(UserWarning, match="changes the attribute"):
+        found = pair(Counting, lambda _: stock_loss, batch, settings)
+    path = found.step.save(tmp_path / "plan.json")
+    loaded = pickle.loads(pickle.dumps(found.step))
+    assert loaded.plan.baseline
+    assert torch.equal(loaded(*batch), found.step(*batch))
+    model = Counting()
+    with pytest.warns(UserWarning, match="changes the attribute"):
+        convoy.training_step(model, stock_loss, sgd(list(model.parameters())), batch, plan=path)
+    model = Net()
+    with pytest.raises(PlanError, match="this model, loss and batch"):
+        convoy.training_step(model, stock_loss, sgd(list(model.parameters())), batch, plan=path)
+
+
+def test_a_tuning_that_fails_leaves_pytorchs_step(settings: convoy.Settings, monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a compiler fell over\nat length")
+
+    monkeypatch.setattr("convoy.pipeline.training_job.build_fastest", fails)
+    batch = images(), labels()
+    with pytest.warns(
+        UserWarning, match="tuning failed, with RuntimeError: a compiler fell over: PyTorch's own step runs"
+    ):
+        found = pair(Net, lambda _: stock_loss, batch, settings)
+    found.train(batch, batch, rtol=0, atol=0)
 
 
 FACTOR = 0.5

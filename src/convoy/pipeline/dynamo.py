@@ -106,9 +106,8 @@ def _why_not(inputs: Sequence[Any]) -> str:
             continue
         if not isinstance(value, torch.Tensor):
             return f"an input is a {type(value).__name__}, not a tensor"
-        if isinstance(value, FakeTensor):
-            return "its inputs are fake tensors, which hold no numbers"
-        if type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        # DistributedDataParallel has Dynamo's graphs cut and compiled with fake tensors; the first call brings real ones.
+        if type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor):
             return f"an input is a {type(value).__name__}, a tensor with operators of its own"
     return ""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from convoy.capture import Captured, capture_traced, captured_function, to_double
 from convoy.engines.flags import convolutions
@@ -85,6 +86,8 @@ class TracedGraph:
         given.clear()
         with self._lock:
             if self._run is None:
+                if any(isinstance(arg, FakeTensor) for arg in args):  # they hold no numbers to tune with
+                    return self._stock(args)
                 self._run = self._tune(args)
         with torch.no_grad():
             return self._run(args)

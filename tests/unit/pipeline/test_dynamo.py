@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from untimed import keep_plans
 
-from convoy.pipeline import check, dynamo, symbolic_graph, verdict
+from convoy.pipeline import dynamo, symbolic_graph
 from convoy.pipeline.inference_graph import InferenceGraph
 
 
@@ -30,13 +31,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"effort": "none", "db": tmp_path_factory.mktemp("dynamo") / "perf.db"}
 
 
-def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, verdict.Timed]:
-    """Runs everything once in place of timing it."""
-    for run in runs.values():
-        run()
-    return {name: verdict.Timed(name, 1.0, 0.0) for name in runs}
-
-
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferenceGraph]]:
     """The graphs that were compiled, in order. Their plans are kept, whatever the clock says."""
@@ -49,9 +43,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferenceGraph]]:
             made.append(self)
 
     monkeypatch.setattr(dynamo, "InferenceGraph", Remembered)
-    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: True)
-    for module in (verdict, check):
-        monkeypatch.setattr(module, "interleave", once)
+    keep_plans(monkeypatch)
     with torch.no_grad():
         yield made
     torch.compiler.reset()

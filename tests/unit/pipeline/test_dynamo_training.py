@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from untimed import keep_plans
 
-from convoy.pipeline import check, traced, verdict
+from convoy.pipeline import traced
 from convoy.pipeline.traced import TracedGraph
 
 
@@ -52,13 +53,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"effort": "none", "db": tmp_path_factory.mktemp("training") / "perf.db"}
 
 
-def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, verdict.Timed]:
-    """Runs everything once in place of timing it."""
-    for run in runs.values():
-        run()
-    return {name: verdict.Timed(name, 1.0, 0.0) for name in runs}
-
-
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TracedGraph]]:
     """The passes that were compiled, in order. Their plans are kept, whatever the clock says."""
@@ -71,9 +65,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TracedGraph]]:
             made.append(self)
 
     monkeypatch.setattr(traced, "TracedGraph", Remembered)
-    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: True)
-    for module in (verdict, check):
-        monkeypatch.setattr(module, "interleave", once)
+    keep_plans(monkeypatch)
     yield made
     torch.compiler.reset()
 

@@ -1,0 +1,24 @@
+"""Runs everything once in place of timing it end to end, which takes seconds and decides nothing here. Not a test module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from convoy.pipeline import check, verdict
+
+
+def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, verdict.Timed]:
+    """Stands for `verdict.interleave`."""
+    for run in runs.values():
+        run()
+    return {name: verdict.Timed(name, 1.0, 0.0) for name in runs}
+
+
+def keep_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every plan that is right; nothing is timed end to end."""
+    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: True)
+    for module in (verdict, check):
+        monkeypatch.setattr(module, "interleave", once)

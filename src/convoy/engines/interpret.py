@@ -216,6 +216,8 @@ class _Compiler:
 
     def _store(self, call: Callable[[Slots], Any]) -> _Step:
         outputs = self.node.outputs
+        if self.double:  # what makes numbers of its own, such as `eye`, makes them in PyTorch's default dtype
+            call = _widened(call)
         if len(outputs) == 1 and not returns_many(self.node.op):
             only = self.slots[outputs[0]]
 
@@ -281,6 +283,19 @@ def _unary(function: Callable[..., Any], slot: int, rest: list[Any], kwargs: dic
 
 def _binary(function: Callable[..., Any], first: int, second: int) -> Callable[[Slots], Any]:
     return lambda slots: function(slots[first], slots[second])
+
+
+def _widened(call: Callable[[Slots], Any]) -> Callable[[Slots], Any]:
+    """The call with floating-point results in float64."""
+
+    def wide(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def widened(slots: Slots) -> Any:
+        made = call(slots)
+        return [wide(part) for part in made] if isinstance(made, (tuple, list)) else wide(made)
+
+    return widened
 
 
 def _has_refs(arg: Arg) -> bool:

@@ -27,7 +27,7 @@ def checked_model(model: Any) -> nn.Module:
         raise InputError("model", what, "a torch.nn.Module", todo)
     if isinstance(model, OptimizedModule):
         return model.model
-    compiled = vars(model).get("_modules", {}).get("_orig_mod")
+    compiled = getattr(model, "_orig_mod", None)
     return compiled if isinstance(compiled, nn.Module) else model
 
 

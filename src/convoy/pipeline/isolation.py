@@ -25,6 +25,9 @@ from convoy.capture.copies import copied_arguments, separate_copy
 
 _ONE_AT_A_TIME: Final = threading.RLock()
 
+_TORCHS_OWN: Final = ("torch.nn.utils.", "torch.nn.modules.", "torch.export.", "torch._export.")
+"""Modules of hooks that are captured with the model: they compute weights, or check the shapes of arguments."""
+
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
@@ -105,7 +108,7 @@ def foreign_hook(model: nn.Module) -> str:
 
 def _is_foreign(hook: Callable[..., Any]) -> bool:
     where = getattr(hook, "__module__", None) or type(hook).__module__
-    return not str(where).startswith(("torch.nn.utils.", "torch.nn.modules."))
+    return not str(where).startswith(_TORCHS_OWN)
 
 
 def attributes_of(model: nn.Module) -> dict[str, object]:

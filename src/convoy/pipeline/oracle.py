@@ -1,19 +1,20 @@
 """The oracle: what a net's outputs are to be compared with, and how far PyTorch's own are from that.
 
 That is a float64 run of the captured graph as it was before any pass; where there is none, of a copy of the module; and where
-there is neither, PyTorch's own result, with what one rounding of every tensor changes there in the place of its error. It never
-ends a call.
+there is neither, PyTorch's own result, with what one more rounding in every operator changes there in the place of its error. It
+never ends a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.capture import Captured, capture_with_original, captured_function, to_double
 from convoy.capture.copies import separate_copy
@@ -21,14 +22,16 @@ from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws
 from convoy.pipeline import verdict
-from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding import seeded, unit_roundoff
 from convoy.pipeline.verdict import Errors
 
-SUSPICIOUS: Final = 64.0
-"""Roundings from which PyTorch's own error is looked into: a deep net has some in each of as many layers."""
+_T = TypeVar("_T")
+
+_Run = Callable[[], list[torch.Tensor]]
+"""Makes a net's floating-point outputs."""
 
 FAR: Final = 32.0
-"""Times what one rounding of every tensor changes that PyTorch's own error may be. What it takes for right is mostly below 2."""
+"""Times what one rounding in every operator changes that PyTorch's own error may be; it is mostly below 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +70,23 @@ def reference(
     stock = _run(model, args, kwargs)
     if not stock:
         return Reference([], Errors(0.0, 0.0))
+    unit = unit_roundoff({DTYPES[value.spec.dtype] for value in original.graph.values.values()}, cuda=cuda)
     random = any(map(draws, original.graph.nodes))
-    exact = None if random else _exact(original, model, args, kwargs, flops, stock)
-    rounding = _Rounding(original, model, args, kwargs, stock, cuda=cuda)
-    if exact is None:
+    found = None if random else _exact(original, model, args, kwargs, flops, stock)
+    if found is None:
         why = "draws random numbers" if random else "could not be run in float64"
         note = (
             f"the net {why}: its outputs were compared with PyTorch's own, and may be as far off as"
-            f" {verdict.WORST_ERROR:g} times what one rounding of every tensor changes there"
+            f" {verdict.WORST_ERROR:g} times what one more rounding in every operator changes there"
         )
-        return Reference([tensor.double() for tensor in stock], rounding.changes(), note)
+        wanted = [tensor.double() for tensor in stock]
+        return Reference(wanted, _rounded(lambda: _run(model, args, kwargs), unit, wanted), note)
+    exact, run = found
     errors = verdict.errors_against(stock, exact)
-    if errors.rel_l2_error <= SUSPICIOUS * rounding.unit:
+    if errors.rel_l2_error <= FAR * unit:
         return Reference(exact, errors)
-    explained = rounding.changes()
-    allowed = FAR * max(explained.rel_l2_error, rounding.unit)
+    explained = _rounded(run, unit, exact)
+    allowed = FAR * max(explained.rel_l2_error, unit)
     if errors.rel_l2_error <= allowed:
         return Reference(exact, errors)
     if _graph_errors(original, args, kwargs, exact).rel_l2_error <= allowed:
@@ -112,21 +117,26 @@ def _exact(
     kwargs: dict[str, Any],
     flops: int,
     stock: list[torch.Tensor],
-) -> list[torch.Tensor] | None:
-    """Outputs in float64 by the first way that there is; None where there is none."""
+) -> tuple[list[torch.Tensor], _Run] | None:
+    """Outputs in float64, and what makes them: the first way that there is; None where there is none."""
     images = _affordable_images(args, kwargs, flops)
 
-    def by_graph() -> list[torch.Tensor]:
+    def by_graph() -> _Run:
         captured, given, named = original, args, kwargs
         if images is not None:
             given, named = _first_images(args, kwargs, images)
             captured = capture_with_original(separate_copy(model), given, named)[1]
-        return verdict.float_outputs(captured_function(to_double(captured))(*given, **named))
+        function = captured_function(to_double(captured))
+        return lambda: verdict.float_outputs(function(*given, **named))
 
-    for way in (by_graph, lambda: verdict.exact_outputs(model, args, kwargs, flops)):
-        found = _tried(way)
-        if found is not None and _fits(found, stock):
-            return found
+    def by_module() -> _Run:
+        return lambda: verdict.exact_outputs(model, args, kwargs, flops)
+
+    for way in (by_graph, by_module):
+        run = _tried(way)
+        found = None if run is None else _tried(run)
+        if run is not None and found is not None and _fits(found, stock):
+            return found, run
     return None
 
 
@@ -151,7 +161,7 @@ def _first_images(args: tuple[Any, ...], kwargs: dict[str, Any], images: int) ->
     return given, named
 
 
-def _tried(way: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor] | None:
+def _tried(way: Callable[[], _T]) -> _T | None:
     """What a way gives; None where it fails, whatever the reason: another takes its place."""
     try:
         return way()
@@ -177,42 +187,41 @@ def _graph_errors(
     return Errors(0.0, 0.0) if found is None else verdict.errors_against(found, exact)
 
 
-class _Rounding:
-    """What rounding does to PyTorch's own outputs.
+class _Rounded(TorchDispatchMode):
+    """Every operator's floating-point results are off by a random share of `unit`, the same in every run.
 
-    Attributes:
-        unit: the largest relative error of one rounding.
+    Views are left alone: they round nothing.
     """
 
-    def __init__(
-        self,
-        original: Captured,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        stock: list[torch.Tensor],
-        *,
-        cuda: bool,
-    ) -> None:
-        dtypes = {DTYPES[value.spec.dtype] for value in original.graph.values.values()}
-        self.unit = unit_roundoff(dtypes, cuda=cuda)
-        self._model, self._args, self._kwargs, self._stock = model, args, kwargs, stock
+    def __init__(self, unit: float) -> None:
+        super().__init__()
+        self._unit = unit
+        self._draws = torch.Generator().manual_seed(0)
 
-    def changes(self) -> Errors:
-        """How far outputs of tensors that are off by one rounding each are from those of the tensors as they are."""
-        found = _tried(self._shaken)
-        wanted = [tensor.double() for tensor in self._stock]
-        if found is None or not _fits(found, self._stock):
-            return Errors(self.unit, 0.0)
-        return verdict.errors_against(found, wanted)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and round what it made."""
+        del types
+        made = func(*args, **(kwargs or {}))
+        results = made if isinstance(made, (tuple, list)) else (made,)
+        for value, described in zip(results, func._schema.returns, strict=False):
+            alias = described.alias_info
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and (alias is None or alias.is_write):
+                self._round(value)
+        return made
 
-    def _shaken(self) -> list[torch.Tensor]:
-        shake = Shaker(self.unit)
-        module = separate_copy(self._model, share_parameters=False)
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(shake(tensor))
-        leaves, spec = pytree.tree_flatten((self._args, self._kwargs))
-        given = [shake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        return _run(module, args, kwargs)
+    def _round(self, value: torch.Tensor) -> None:
+        draws = torch.Generator(value.device).manual_seed(int(torch.randint(1 << 62, (), generator=self._draws)))
+        wide = value.double() if value.dtype == torch.float64 else value.float()
+        share = torch.rand(value.shape, generator=draws, device=value.device, dtype=wide.dtype)
+        value.copy_(wide * share.mul_(2 * self._unit).add_(1 - self._unit))
+
+
+def _rounded(run: _Run, unit: float, wanted: list[torch.Tensor]) -> Errors:
+    """How far a run's outputs are off where every operator rounds once more, by `unit`; of what was wanted."""
+
+    def shaken() -> list[torch.Tensor]:
+        with _Rounded(unit):
+            return run()
+
+    found = _tried(shaken)
+    return Errors(unit, 0.0) if found is None or not _fits(wanted, found) else verdict.errors_against(found, wanted)

@@ -79,7 +79,7 @@ def stock_result(
     summary = Summary(
         model=name,
         target=target.to_dict(),
-        batch=first.shape[0] if first.dim() else 0,
+        batch=first.size(0) if first.dim() else 0,
         dtype=str(first.dtype).removeprefix("torch."),
         numerics=str(settings.numerics),
         inputs=(),

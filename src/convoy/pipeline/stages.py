@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_with_original
@@ -86,6 +87,8 @@ def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     for argument, those in (("args", tensors), ("model", held)):
         if any(isinstance(t, FakeTensor) for t in those):
             raise InputError(argument, "FakeTensor", "tensors with data", "Leave FakeTensorMode before this call.")
+    if any(isinstance(t, UninitializedTensorMixin) for t in held):
+        raise InputError("model", type(model).__name__, "parameters with values", "Run it once: it has lazy layers.")
     found = sorted({t.device.type for t in (*tensors, *held)})
     if len(found) != 1:
         raise InputError("args", " and ".join(found), "model and inputs on one device", "Move both with .to(device).")

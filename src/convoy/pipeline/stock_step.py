@@ -19,7 +19,7 @@ from convoy.engines.flags import convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import verdict
 from convoy.pipeline.check import Check, Side
-from convoy.pipeline.oracle import FAR, SUSPICIOUS, wrong_words
+from convoy.pipeline.oracle import FAR, wrong_words
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
 from convoy.pipeline.verdict import Errors
 from convoy.program import Program
@@ -220,7 +220,7 @@ class StepCheck(Check):
         if errors.rel_l2_error <= LEAST_SUSPICIOUS:
             return errors, ""
         unit = self._stock.unit
-        if errors.rel_l2_error <= SUSPICIOUS * unit:
+        if errors.rel_l2_error <= FAR * unit:
             return errors, ""
         explained = verdict.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
         if errors.rel_l2_error <= FAR * max(explained.rel_l2_error, unit):

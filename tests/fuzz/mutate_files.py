@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -98,8 +99,10 @@ def run(name: str, count: int, seed: int, folder: Path) -> Outcome:
     return outcome
 
 
-def _limited(name: str, count: int, seed: int) -> tuple[str, Outcome]:
+def _limited(job: tuple[str, int, int]) -> tuple[str, Outcome]:
     """`run` in a process of its own, under its limit of memory."""
+    name, count, seed = job
+    warnings.simplefilter("ignore")  # what Pillow says of damaged images
     loader = made(name)
     for data in loader.seeds:  # what the good files import is not counted
         with tempfile.TemporaryDirectory() as folder:
@@ -132,9 +135,11 @@ def main() -> int:
     begun = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with context.Pool(args.jobs, maxtasksperchild=1) as pool:
-        for name, outcome in pool.starmap(_limited, jobs, chunksize=1):
+        for done, (name, outcome) in enumerate(pool.imap_unordered(_limited, jobs), start=1):
             totals[name].seen.update(outcome.seen)
             totals[name].faults += outcome.faults
+            words = ", ".join(f"{count} {word}" for word, count in sorted(outcome.seen.items()))
+            print(f"{done} of {len(jobs)}, {time.monotonic() - begun:.0f} s: {name}: {words}", flush=True)
     failed = 0
     for name, outcome in totals.items():
         print(f"{name:20} " + ", ".join(f"{outcome.seen[word]} {word}" for word in ("loaded", "refused", "failed")))

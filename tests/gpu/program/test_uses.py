@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import convoy
+from convoy.pipeline import dynamo_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -240,7 +241,7 @@ def test_torch_compile_takes_the_weights_that_a_call_hands_over(db: Path):
     torch.compiler.reset()
     options = {"effort": "none", "db": db, "isolate": False}
     blocks = [net(seed) for seed in range(4)]
-    compiled = [torch.compile(block, backend="convoy", options=options) for block in blocks]
+    compiled = [torch.compile(block, backend=dynamo_backend, options=options) for block in blocks]
     x = example(10)
     with torch.no_grad():
         assert [error(c(x), b(x)) < TF32 for c, b in zip(compiled, blocks, strict=True)] == [True] * 4
@@ -256,7 +257,7 @@ def test_torch_compile_in_training(db: Path, amp: torch.dtype | None):
     stock = copy.deepcopy(model)
     exact = copy.deepcopy(model).double()
     options = {"effort": "none", "db": db, "isolate": False}
-    compiled = torch.compile(model, backend="convoy", options=options)
+    compiled = torch.compile(model, backend=dynamo_backend, options=options)
     x = example(11)
     with torch.autocast(DEVICE, amp or torch.bfloat16, enabled=amp is not None):
         compiled(x).float().square().sum().backward()
@@ -284,7 +285,7 @@ def test_a_loss_with_class_weights_that_change(db: Path):
     loss = nn.CrossEntropyLoss(weight=weights)
     sgd, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (model, stock))
     step = convoy.training_step(model, loss, sgd, (x, y), settings=settings(db))
-    assert not step.plan.baseline, step.notes
+    assert not step.plan.baseline, "\n".join(step.notes)
     for index in range(5):
         ours = step(x, y)
         theirs.zero_grad()

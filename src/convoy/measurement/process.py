@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import IO, Any, Final
@@ -22,6 +23,9 @@ from convoy.target import Target
 
 START_S: Final = 120.0
 """Time for a process to import torch and open the device, on a loaded machine."""
+
+CLEAN_UP_S: Final = 1.0
+"""Time for compilers to remove what they have half written, before they are killed."""
 
 _BOOTSTRAP: Final = (
     "import importlib, json, sys; "
@@ -106,9 +110,24 @@ class WorkerProcess:
         """Kill the process with everything that it started. Whoever waits in `receive` learns that it has ended."""
         if self._process.poll() is None:
             if hasattr(os, "killpg"):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._end_group()
             self._process.kill()
+
+    def _end_group(self) -> None:
+        """Ask all processes of the group to end, then kill those that do not.
+
+        A compiler that is killed leaves half a file. Inductor would take half a precompiled header for a whole one from then on,
+        and each of its compilations would take four times as long.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            end = time.monotonic() + CLEAN_UP_S
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLEAN_UP_S)
+            while time.monotonic() < end:
+                os.killpg(self._process.pid, 0)  # raises when nobody is left
+                time.sleep(0.005)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Kill the process, wait for it and close everything; for the thread that uses it alone."""

@@ -8,6 +8,7 @@ never ends a call.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -163,12 +164,11 @@ def _first_images(args: tuple[Any, ...], kwargs: dict[str, Any], images: int) ->
 
 def _tried(way: Callable[[], _T]) -> _T | None:
     """What a way gives; None where it fails, whatever the reason: another takes its place."""
-    try:
+    with suppress(Exception):  # operators and the user's forward, in a precision that they were not written for
         return way()
-    except Exception:
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        return None
+    if torch.cuda.is_initialized():  # the exception, which is gone by now, held what there was no room for
+        torch.cuda.empty_cache()
+    return None
 
 
 def _fits(exact: list[torch.Tensor], stock: list[torch.Tensor]) -> bool:

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy._version import __version__
+from convoy.capture.draft import spec_of
+from convoy.errors import CaptureError
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.program.serving import Tuner
@@ -63,11 +65,12 @@ def stock_result(
         reason: why, and what the user can do about it.
     """
     told = f"{reason}: PyTorch runs {name} as it is"
-    first = next(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    first, inputs = tensors[0], _specs(tensors)
     plan = Plan(
         model=name,
         graph_digest=NO_GRAPH,
-        inputs=(),
+        inputs=inputs,
         target=target.to_dict(),
         numerics=str(settings.numerics),
         steps=(),
@@ -82,7 +85,7 @@ def stock_result(
         batch=first.size(0) if first.dim() else 0,
         dtype=str(first.dtype).removeprefix("torch."),
         numerics=str(settings.numerics),
-        inputs=(),
+        inputs=inputs,
         baseline=unknown,
         optimized=unknown,
         speedup=1.0,
@@ -100,3 +103,11 @@ def stock_result(
     )
     module = OptimizedModule(model, Program(plan, None, None), args, kwargs, tuner)
     return Result(module, plan, summary, (told,))
+
+
+def _specs(tensors: list[torch.Tensor]) -> tuple[str, ...]:
+    """Specs of tensors as text; none where one has no spec, as complex and sparse ones."""
+    try:
+        return tuple(str(spec_of(tensor, "args")) for tensor in tensors)
+    except (CaptureError, RuntimeError):  # a nested tensor has no sizes
+        return ()

@@ -1,40 +1,47 @@
-"""Hooks on modules that a graph cannot call: all but those by which `torch.nn.utils` computes a weight."""
+"""Hooks on modules that a program would not call: all but those of torch's own that compute weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-_KINDS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL_KINDS: Final = tuple(f"_global{kind}" for kind in _KINDS)
+_TORCHS_OWN: Final = ("torch.nn.utils.", "torch.nn.modules.", "torch.export.", "torch._export.")
+"""Modules of hooks that are captured with the model: they compute weights, or check the shapes of arguments."""
+
+_FORWARD: Final = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward hook"}
+_BACKWARD: Final = {"_backward_pre_hooks": "backward pre-hook", "_backward_hooks": "backward hook"}
 
 
-def foreign_hook(module: nn.Module) -> str:
-    """Where a module or one inside it has a hook of the user's, in words; empty where none has one."""
-    for name, inner in module.named_modules():
-        if has_foreign_hook(inner):
-            return f"{type(inner).__name__} {name.removeprefix('model.')!r} has hooks"
+def foreign_hook(model: nn.Module, *, backward: bool = False) -> str:
+    """The first hook that is not torch's own, in words; empty where there is none.
+
+    A program runs kernels and no modules: it would not call them. Those of `torch.nn.utils` (`weight_norm`, `prune`, ...) compute
+    weights, and are captured with the model.
+
+    Args:
+        model: a module, looked at with all inside it.
+        backward: whether hooks of the backward pass count too.
+    """
+    kinds = _FORWARD | _BACKWARD if backward else _FORWARD
+    for name, module in model.named_modules():
+        what = own_foreign_hook(module, backward=backward)
+        if what:
+            return f"{name or 'the model'} ({type(module).__name__}) has a {what}"
+    if any(getattr(nn_module, f"_global{kind}", {}) for kind in kinds):
+        return "torch.nn.modules.module holds a hook for all modules"
     return ""
 
 
-def has_foreign_hook(module: nn.Module) -> bool:
-    """Whether this module itself has a forward or backward hook of the user's."""
-    return any(_is_foreign(hook) for kind in _KINDS for hook in (getattr(module, kind, None) or {}).values())
-
-
-def has_global_hook() -> bool:
-    """Whether a hook is registered for all modules (`register_module_forward_hook` and its like)."""
-    return any(True for _ in _global_hooks())
-
-
-def _global_hooks() -> Iterator[Any]:
-    for kind in _GLOBAL_KINDS:
-        yield from (getattr(nn_module, kind, None) or {}).values()
+def own_foreign_hook(module: nn.Module, *, backward: bool = False) -> str:
+    """The kind of the first such hook of this module alone; empty where it has none."""
+    for kind, what in (_FORWARD | _BACKWARD if backward else _FORWARD).items():
+        if any(map(_is_foreign, (vars(module).get(kind) or {}).values())):
+            return what
+    return ""
 
 
 def _is_foreign(hook: object) -> bool:
-    """Whether a hook is none of those that `weight_norm`, `spectral_norm` and `prune` register to compute a weight."""
-    return not str(getattr(hook, "__module__", "")).startswith("torch.nn.utils.")
+    where = getattr(hook, "__module__", None) or type(hook).__module__
+    return not str(where).startswith(_TORCHS_OWN)

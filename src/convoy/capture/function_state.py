@@ -40,13 +40,16 @@ class FunctionState:
     """
 
     def __init__(self, functions: Iterable[Any], skip: Iterable[nn.Module] = ()) -> None:
-        self.modules: list[nn.Module] = []
-        self._seen = {id(module) for module in skip}
-        self._reads: list[Read] = []
-        self._collections: list[tuple[Any, Any, str]] = []
+        functions = list(functions)
+        skipped = {id(module) for module in skip}
         self._names: set[str] = set()
-        for function in functions:
-            self._walk(function, getattr(function, "__name__", type(function).__name__), 0)
+        for _ in range(2):  # the first walk finds the names of all attributes that are read, the second the values
+            self.modules: list[nn.Module] = []
+            self._seen = set(skipped)
+            self._reads: list[Read] = []
+            self._collections: list[tuple[Any, Any, str]] = []
+            for function in functions:
+                self._walk(function, getattr(function, "__name__", type(function).__name__), 0)
 
     def changed(self) -> str:
         """The name of a value that has changed; empty where none has."""

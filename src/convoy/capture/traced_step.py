@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from convoy.capture.batch import flatten_batch
 from convoy.capture.copies import copy_around
-from convoy.capture.foreign_hooks import has_foreign_hook
+from convoy.capture.foreign_hooks import own_foreign_hook
 from convoy.capture.loss_module import LossModule
 from convoy.capture.python_state import PythonState
 from convoy.capture.step_tensors import StepTensors
@@ -234,8 +234,9 @@ def _no_foreign_hooks() -> Iterator[None]:
     thread = threading.get_ident()
 
     def check(module: nn.Module, _: object) -> None:
-        if threading.get_ident() == thread and has_foreign_hook(module):
-            raise CaptureError(f"a {type(module).__name__} has hooks, which Python must call")
+        hook = own_foreign_hook(module, backward=True) if threading.get_ident() == thread else ""
+        if hook:
+            raise CaptureError(f"a {type(module).__name__} has a {hook}, which Python must call in every step")
 
     handle = register_module_forward_pre_hook(check)
     try:

@@ -14,7 +14,7 @@ from convoy.capture.batch import FlatBatch, flatten_batch
 from convoy.capture.captured import Captured
 from convoy.capture.draft import Draft
 from convoy.capture.fold_constants import fold_constants
-from convoy.capture.foreign_hooks import foreign_hook, has_global_hook
+from convoy.capture.foreign_hooks import foreign_hook
 from convoy.capture.joint import Joint, ParameterNames, trace_joint
 from convoy.capture.loss_module import LossModule
 from convoy.capture.lower_nodes import NodeLowering
@@ -114,7 +114,7 @@ def capture_training(
 
 def _refuse_python(module: LossModule, batch: FlatBatch) -> None:
     """Refuse what Python must do in every step, and a graph cannot."""
-    hook = "a hook is registered for all modules" if has_global_hook() else foreign_hook(module)
+    hook = foreign_hook(module, backward=True).removeprefix("model.")
     if hook:
         raise CaptureError(f"{hook}, which Python must call in every step")
     if any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):

@@ -25,9 +25,6 @@ from convoy.capture.copies import copied_arguments, separate_copy
 
 _ONE_AT_A_TIME: Final = threading.RLock()
 
-_TORCHS_OWN: Final = ("torch.nn.utils.", "torch.nn.modules.", "torch.export.", "torch._export.")
-"""Modules of hooks that are captured with the model: they compute weights, or check the shapes of arguments."""
-
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
@@ -87,28 +84,6 @@ def overrides_train(module: nn.Module) -> bool:
     kind = type(module)
     inside = kind.__module__.partition(".")[0] == "torch"
     return not inside and (kind.train is not nn.Module.train or kind.eval is not nn.Module.eval)
-
-
-def foreign_hook(model: nn.Module) -> str:
-    """The first hook of a forward pass that is not torch's own, in words; empty where there is none.
-
-    A program runs kernels and no modules: it would not call them. Those of `torch.nn.utils` (`weight_norm`, `prune`, ...) compute
-    weights, and are captured with the model.
-    """
-    for name, module in model.named_modules():
-        for kind in ("_forward_pre_hooks", "_forward_hooks"):
-            if any(map(_is_foreign, vars(module).get(kind, {}).values())):
-                what = "forward pre-hook" if "pre" in kind else "forward hook"
-                return f"{name or 'the model'} ({type(module).__name__}) has a {what}"
-    for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
-        if getattr(nn.modules.module, kind, {}):
-            return "torch.nn.modules.module holds a hook for all modules"
-    return ""
-
-
-def _is_foreign(hook: Callable[..., Any]) -> bool:
-    where = getattr(hook, "__module__", None) or type(hook).__module__
-    return not str(where).startswith(_TORCHS_OWN)
 
 
 def attributes_of(model: nn.Module) -> dict[str, object]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
+from convoy.capture.foreign_hooks import foreign_hook
 from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
@@ -25,7 +26,7 @@ from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
 from convoy.pipeline.choice import convolutions_of, make_plan, select
-from convoy.pipeline.isolation import Isolated, foreign_hook, isolate, undisturbed
+from convoy.pipeline.isolation import Isolated, isolate, undisturbed
 from convoy.pipeline.modules import optimize_modules
 from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.proof import Built, proven

@@ -19,8 +19,9 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from convoy.capture.copies import copied_arguments
+from convoy.capture.foreign_hooks import foreign_hook
 from convoy.errors import CaptureError
-from convoy.pipeline.isolation import attributes_of, foreign_hook, isolate, undisturbed
+from convoy.pipeline.isolation import attributes_of, isolate, undisturbed
 
 
 def net() -> nn.Sequential:

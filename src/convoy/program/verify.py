@@ -15,7 +15,7 @@ from convoy.errors import InputError, PlanError
 from convoy.graph.ir import Graph
 from convoy.plan.plan import Plan, Step
 from convoy.plan.words import title
-from convoy.problem import ANY_LAYOUT, EngineConfig, LayoutProblem, Problem
+from convoy.problem import ANY_LAYOUT, EngineConfig, Knobs, LayoutProblem, Problem
 from convoy.regions import Region
 from convoy.schedule import finished_before
 from convoy.settings import MOST_STREAMS
@@ -94,26 +94,33 @@ def verify_plan(
     return Verified(proven, tuple(problems), tuple(found))
 
 
-@lru_cache(maxsize=4096)
 def why_not(config: EngineConfig, problem: Problem, target: Target, extra_engines: tuple[str, ...] = ()) -> str:
     """Why a config cannot be used for a problem here; empty where it can.
 
     The knobs must be a setting that the engine offers for this problem on this target: whatever builds is then what the tuner
     could have measured.
     """
+    # By the knobs' text: 1 and true are equal to Python, and are different settings.
+    return _why_not(config.engine, config.version, str(config.knobs), problem, target, extra_engines)
+
+
+@lru_cache(maxsize=4096)
+def _why_not(
+    engine_id: str, version: int, knobs: str, problem: Problem, target: Target, extra_engines: tuple[str, ...]
+) -> str:
     try:
-        engine = load_engine(config.engine, extra_engines)
+        engine = load_engine(engine_id, extra_engines)
     except InputError as error:
         return f"it is not an engine of this Convoy ({error})"
     except ImportError as error:
         return f"it cannot be imported ({error})"
-    if config.version != engine.version:
-        return f"the plan is for version {config.version} of it, here it is version {engine.version}"
+    if version != engine.version:
+        return f"the plan is for version {version} of it, here it is version {engine.version}"
     try:
         support = engine.accepts(problem, target)
         if not support:
             return support.reason
-        return "" if engine.has_knobs(problem, config.knobs, target) else f"it offers no knobs {config.knobs} here"
+        return "" if engine.has_knobs(problem, Knobs.parse(knobs), target) else f"it offers no knobs {knobs} here"
     except Exception as error:  # an engine, the user's own too, may fail in any way when asked
         return f"it raised {type(error).__name__} when asked: {error}"
 

@@ -177,3 +177,5 @@ def test_one_and_true_are_different_knobs():
     problem = ConvProblem(2, 3, 8, 8, 4, 1, 1)
     assert engine.has_knobs(problem, Knobs.of(per_image=True), target_for("cpu"))
     assert not engine.has_knobs(problem, Knobs.of(per_image=1), target_for("cpu"))
+    assert not why_not(engine.config(Knobs.of(per_image=True)), problem, target_for("cpu"))
+    assert "per_image=1" in why_not(engine.config(Knobs.of(per_image=1)), problem, target_for("cpu"))

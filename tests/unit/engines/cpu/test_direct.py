@@ -77,9 +77,10 @@ def test_integers_are_exact_however_a_problem_is_cut(shape: str, threads: int) -
         torch.set_num_threads(before)
 
 
+@pytest.mark.skipif(tile() < 16, reason="the weights of a tile of so few channels are one part")
 def test_shapes_in_parts_are_cut_so() -> None:
     parts = {name: Division.of(problem, 1) for name, problem in SHAPES.items() if problem.n}
-    assert parts["1x1 in parts"].part_c < 1100 or tile() < 16  # a narrow tile's weights are in one part
+    assert parts["1x1 in parts"].part_c < 1100
     assert parts["3x3 in parts"].part_r == 1
     assert parts["a filter row larger than a part"].part_r == 1
     assert parts["3x3"] == Division(bands=2, groups=1, part_r=3, part_c=20, slot_floats=0)

@@ -65,6 +65,12 @@ def dynamo_backend(
 
 def _compiled(graph_module: fx.GraphModule, inputs: Sequence[torch.Tensor], settings: Settings) -> Callable[..., Any]:
     """A graph of fixed shapes, compiled; as Dynamo caught it where that fails."""
+    if any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in graph_module.graph.nodes):
+        from torch._dynamo import lookup_backend
+
+        # Its marks mean something to AOTAutograd alone, and what the marked part writes to its inputs must stay in the graph.
+        warn_user("torch.compile: PyTorch runs a graph with checkpointed activations, by its backend `aot_eager`")
+        return lookup_backend("aot_eager")(graph_module, list(inputs))
     try:
         passes = compile_passes(graph_module, inputs, settings)
     except Exception as error:  # AOTAutograd runs the user's operators on fake tensors: anything may come out of it

@@ -45,6 +45,7 @@ UNITS |= {"images_per_s": "1/s", "peak_memory_bytes": "B", "startup_s": "s", "co
 UNITS |= dict.fromkeys(("within_5", "within_10", "mean_fraction", "loss_distance", "accuracy", "break_even"), "1")
 UNITS |= SCALING_UNITS | {"total_us": "us", "energy_uj": "uJ", "region_us": "us", "workspace_bytes": "B"}
 UNITS |= {"correlation": "1", "slope_us": "us/%", "dense_cost": "1", "share_of_dense": "1", "wrong_share": "1"}
+UNITS |= dict.fromkeys(("check_us", "host_us", "call_us"), "us")
 SIGNED = {"correlation", "slope_us", *DIFFERENCES}
 """Metrics that may be below zero."""
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
@@ -58,6 +59,8 @@ WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}
 WAYS |= {f"convoy.{stage}" for stage in ("serial", "streams", "admission", "late_update")}
 """Stages of Convoy in `bench/inference.py` and `bench/training.py`."""
 WAYS |= {"convoy.limited"}
+WAYS |= {f"convoy.{part}" for part in ("check", "unchecked", "replay")}
+"""Parts of a call in `bench/guard_cost.py`."""
 """Tuned under a limit of memory, in `bench/tuning_memory.py`."""
 NUMERICS = {"strict", "as_torch", "half"}
 

@@ -33,6 +33,7 @@ _OWN: Final = frozenset(nn.Module().__dict__) - {"training"}
 
 _VERSION: Final = attrgetter("_version")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
+_KIND: Final = attrgetter("dtype", "device", "shape")
 _POINTER: Final = torch.Tensor.data_ptr
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
@@ -79,10 +80,14 @@ class ModuleState:
         self._tensors = list({id(value): (path, value) for path, value in found.tensors}.values())
         fixed = self._tensors
         self._parameters: list[torch.Tensor] = []
+        self._given: list[tuple[str, torch.Tensor]] = []
         if self._learned is not None:
             free = {id(tensor) for tensor in (*self._learned.parameters(), *self._learned.buffers(), *self._inputs)}
+            self._given = [(path, tensor) for path, tensor in fixed if id(tensor) in free and not is_lazy(tensor)]
             fixed = [(path, tensor) for path, tensor in fixed if id(tensor) not in free]
             self._parameters = [tensor for _, tensor in self._tensors if isinstance(tensor, nn.Parameter)]
+        self._given_tensors = [tensor for _, tensor in self._given]
+        self._kinds = list(map(_KIND, self._given_tensors))
         self._requires_grad = list(map(_REQUIRES_GRAD, self._parameters))
         # Tensors made in inference mode count no versions.
         self._counted = [(path, tensor) for path, tensor in fixed if not tensor.is_inference()]
@@ -138,6 +143,7 @@ class ModuleState:
                 and list(map(_forward_of, self._distinct)) == self._forwards
                 and all(map(is_, map(getitem, *self._single[:2]), self._single[2]))
                 and list(map(_REQUIRES_GRAD, self._parameters)) == self._requires_grad
+                and list(map(_KIND, self._given_tensors)) == self._kinds
                 and sum(map(_VERSION, self._versioned)) == self._sum
                 and list(map(_POINTER, self._addressed)) == self._pointers
             )
@@ -155,11 +161,17 @@ class ModuleState:
             if type(module) is not kind:
                 yield f"{_shown(name)} became a {type(module).__name__}"
         for kind, forward in zip(self._distinct, self._forwards, strict=True):
-            if kind.forward is not forward:
+            if _forward_of(kind) is not forward:
                 yield f"{kind.__name__}.forward was replaced"
+        yield from self._tensor_changes()
+
+    def _tensor_changes(self) -> Iterator[str]:
         if self._hooks_now() != self._hooks:
             yield "a hook was registered or removed"
         yield from (f"{_shown(path)}.requires_grad was changed" for path in self._flag_changes())
+        for (path, tensor), kind in zip(self._given, self._kinds, strict=True):
+            if _KIND(tensor) != kind:
+                yield f"{_shown(path)} got another dtype, device or shape"
         for (path, tensor), version in zip(self._counted, self._versions, strict=True):
             if tensor._version != version:
                 yield f"{_shown(path)} was changed in place"
@@ -181,16 +193,9 @@ class ModuleState:
             if key == "training":
                 yield f"the training flag of {_shown(path)} was changed"
                 continue
-            held = isinstance(before, (torch.Tensor, nn.Module))
-            how = (
-                "was removed"
-                if now is _MISSING
-                else "was added"
-                if before is _MISSING
-                else "was replaced"
-                if held
-                else "was changed"
-            )
+            how = "was replaced" if isinstance(before, (torch.Tensor, nn.Module)) else "was changed"
+            if before is _MISSING or now is _MISSING:
+                how = "was added" if before is _MISSING else "was removed"
             yield f"{_shown(_joined(path, key))} {how}"
 
     def _is_allowed(self, key: object, before: object, now: object) -> bool:
@@ -292,6 +297,11 @@ def _forward_of(kind: type[nn.Module]) -> object:
 def has_pointer(tensor: torch.Tensor) -> bool:
     """Whether a tensor is plain memory, whose address says where its values lie; one that `torch.func` has wrapped is not."""
     return is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether a tensor gets its shape with the first call."""
+    return isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer))
 
 
 def _copied(container: Container) -> Container:

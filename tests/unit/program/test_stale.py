@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import dataclasses
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from torch.nn.utils import parametrizations, prune
 
 import convoy
 from convoy.pipeline import verdict
+from convoy.program.contents import contents_checks
 from convoy.program.module import OptimizedModule
 from convoy.program.step import TrainingStep
 from convoy.program.step_program import StepOptions, StepProgram
@@ -270,6 +275,128 @@ def test_refresh_follows_a_change_and_sees_the_next(name: str, fast: OptimizedMo
             with pytest.warns(UserWarning, match="refresh"):
                 assert torch.equal(fast(X), model(X))
         assert torch.equal(fast(X), model(X))
+
+
+def write_through_data(model: Net) -> None:
+    model.conv.weight.data.mul_(0.5)
+
+
+def write_through_numpy(model: Net) -> None:
+    model.norm.running_mean.numpy()[:] += 1
+
+
+def write_through_pointer(model: Net) -> None:
+    ctypes.memset(model.head.weight.data_ptr(), 0, 64)
+
+
+def swap_filters(model: Net) -> None:
+    """The same values in other places."""
+    weight = model.conv.weight.data
+    weight[:2] = weight[:2].flip(0).clone()
+
+
+UNCOUNTED = {
+    function.__name__: function
+    for function in (write_through_data, write_through_numpy, write_through_pointer, swap_filters)
+}
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_writes_that_nothing_counts_are_seen_by_their_contents(name: str, tuned: OptimizedModule):
+    fast = copy.deepcopy(tuned)
+    model = net()
+    careful = OptimizedModule(model, tuned.programs[0], (X,), {}, tuned._serving.tuner, "contents")
+    with torch.no_grad():
+        before = fast(X)
+        assert torch.equal(careful(X), before)
+        UNCOUNTED[name](fast.model)
+        UNCOUNTED[name](model)
+        wanted = model(X)
+        assert not torch.equal(wanted, before)
+        assert torch.equal(fast(X), before)  # as docs/stale-weights.md says
+        fast.refresh()
+        torch.testing.assert_close(fast(X), wanted, rtol=1e-4, atol=1e-5)
+        with pytest.warns(UserWarning, match="contents of a parameter or buffer were changed after tuning"):
+            assert torch.equal(careful(X), wanted)
+        assert careful.stale() is not None
+        careful.refresh()
+        assert careful.stale() is None
+        torch.testing.assert_close(careful(X), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_setting_reaches_the_module(settings: convoy.Settings, tuned: OptimizedModule, tmp_path: Path):
+    tuned.save(tmp_path / "plan.json")
+    careful = dataclasses.replace(settings, check="contents")
+    fast = convoy.load(net(), tmp_path / "plan.json", (X,), settings=careful)
+    assert fast.stale() is None
+    fast.model.conv.weight.data.mul_(2)
+    assert fast.stale() == "the contents of a parameter or buffer were changed"
+    assert copy.deepcopy(fast).stale() == fast.stale()
+    with pytest.raises(convoy.InputError, match="check: got 'sums', expected one of identity, contents"):
+        convoy.Settings(check="sums")
+
+
+def test_sums_of_contents_tell_every_bit_apart():
+    generator = torch.Generator().manual_seed(5)
+    tensors = [
+        torch.randn(3000, generator=generator),
+        torch.randn(4, 3, 5, 5, generator=generator).contiguous(memory_format=torch.channels_last),
+        torch.randn(7, 9, generator=generator).half().t(),
+        torch.arange(5),
+        torch.tensor([True, False]),
+        torch.randn(6, dtype=torch.complex64, generator=generator),
+        torch.zeros(()),
+    ]
+    (check,) = contents_checks([*tensors, torch.empty(0), torch.empty(3, device="meta")])
+    assert check.change() is None
+    for tensor in tensors:
+        flat = tensor.view(torch.uint8).flatten() if tensor.dtype is torch.bool else tensor
+        kept = flat.clone()
+        place = (0,) * flat.dim()
+        flat[place] = 1 - flat[place]
+        assert check.change() is not None
+        flat.copy_(kept)
+        assert check.change() is None
+    tensors[0][[0, 2000]] = tensors[0][[2000, 0]]
+    assert check.change() is not None
+
+
+class Holder(nn.Module):
+    """A module that reads what no module, tensor or container holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.options = SimpleNamespace(scale=1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * self.options.scale
+
+
+def test_a_cast_model_under_a_step_runs_pytorchs_step(settings: convoy.Settings):
+    """A net without buffers: `double` changes nothing but `.data` of its parameters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        step = convoy.training_step(model, cross_entropy, sgd(model), (X, Y), settings=settings)
+    model.double()
+    with pytest.raises(RuntimeError, match=r"dtype|type"), pytest.warns(UserWarning, match="got another dtype"):
+        step(X, Y)  # as PyTorch says
+    model.float()
+    assert step(X, Y).dtype is torch.float32
+
+
+def test_other_objects_attributes_are_not_seen_and_refresh_follows_them(settings: convoy.Settings):
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        fast = convoy.optimize(Holder(), (X,), settings=settings)
+        before = fast(X)
+        fast.model.options.scale = 3.0
+        assert torch.equal(fast(X), before)
+        fast.refresh()
+        torch.testing.assert_close(fast(X), fast.model(X), rtol=1e-4, atol=1e-5)
 
 
 def test_training_mode_switched_off_again_is_no_change(fast: OptimizedModule):

@@ -175,3 +175,18 @@ def test_a_tensor_given_twice_is_two_arguments(settings: convoy.Settings, monkey
     with torch.no_grad():
         for a, b in ((x, torch.flip(x, (3,))), (x, x)):
             torch.testing.assert_close(fast(a, [b]), model(a, [b]), rtol=1e-4, atol=1e-5)
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if float(x.sum()) > 0 else x - 1
+
+
+def test_the_exporter_prints_nothing_where_it_fails(
+    settings: convoy.Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.warns(UserWarning, match="cannot be exported") as caught:
+        convoy.optimize(Branches(), X, settings=settings)
+    assert capfd.readouterr() == ("", "")
+    (told,) = [str(w.message) for w in caught if str(w.message).startswith("convoy: ")]
+    assert len(told.splitlines()) == 1

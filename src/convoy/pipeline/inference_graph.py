@@ -162,7 +162,7 @@ class InferenceGraph:
                 return self._bind(self.plan, closed, free)
             except PlanError:
                 pass  # other zeros in the weights, which a plan may rest on
-        result = optimize_model(closed, free, name="torch.compile", settings=self._settings)
+        result = optimize_model(closed, free, name="a graph of torch.compile", settings=self._settings)
         self.plan = result.plan
         return result.program.programs[0]
 

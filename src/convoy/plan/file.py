@@ -215,7 +215,11 @@ class _Fields:
 
     def items(self, name: str, most: int = MOST_ITEMS) -> list[Any]:
         """A list of at most `most` items."""
-        return self._take(name, lambda v: isinstance(v, list) and len(v) <= most, f"a list of at most {most} items")
+
+        def right(value: Any) -> bool:
+            return isinstance(value, list) and len(cast("list[Any]", value)) <= most
+
+        return self._take(name, right, f"a list of at most {most} items")
 
     def texts(self, name: str, right: Callable[[str], bool]) -> list[str]:
         """A list of texts, each of which is right."""

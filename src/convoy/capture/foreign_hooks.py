@@ -7,7 +7,7 @@ from typing import Final
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-_TORCHS_OWN: Final = ("torch.nn.utils.", "torch.nn.modules.", "torch.export.", "torch._export.")
+_TORCHS_OWN: Final = ("torch.nn.utils.", "torch.nn.modules.", "torch.export.", "torch._export.", "convoy.zoo.pt2.")
 """Modules of hooks that are captured with the model: they compute weights, or check the shapes of arguments."""
 
 _FORWARD: Final = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "forward hook"}

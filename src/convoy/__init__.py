@@ -6,6 +6,7 @@ The public API is what is named here; it is imported on first use, so that `impo
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 from convoy._version import __version__
@@ -49,7 +50,11 @@ def __getattr__(name: str) -> Any:
     if name == "engines":  # a package that can be called, so that it is the same thing before and after its import
         return importlib.import_module("convoy.engines")
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        state = random.getstate()  # parts of torch draw numbers when they are first imported
+        try:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        finally:
+            random.setstate(state)
     raise AttributeError(f"module 'convoy' has no attribute {name!r}")
 
 

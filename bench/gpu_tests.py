@@ -3,7 +3,7 @@
 Engines are tested by several processes at once; most of their time is compiling on the host. Programs and comparisons need a
 quieter GPU, so fewer processes share it. Tests that limit or count the device's memory run alone.
 
-    python bench/gpu_tests.py [--only engines programs memory] [--limit SECONDS] [--folder DIR]
+    python bench/gpu_tests.py [--only engines programs memory] [--processes N] [--limit SECONDS] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Phase:
 
 
 PHASES = (
-    Phase("engines", ("tests/gpu/engines", "tests/fuzz"), ("-n", "14", "--dist", "worksteal")),
+    Phase("engines", ("tests/gpu/engines", "tests/fuzz"), ("--dist", "worksteal")),
     Phase("programs", ("tests/gpu/program", "tests/gpu/prune", "tests/gpu/compare"), ("-n", "4", "--dist", "loadfile")),
     Phase("memory", ("tests/gpu/measurement",), ("-n", "0")),
 )
@@ -59,9 +59,11 @@ class Outcome:
     ended: bool
 
 
-def run(phase: Phase, limit_s: float, log: Path) -> Outcome:
-    """Run one phase; pytest's output goes to `log`."""
+def run(phase: Phase, limit_s: float, log: Path, processes: int) -> Outcome:
+    """Run one phase, by `processes` where it does not say by how many; pytest's output goes to `log`."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--durations=20", *phase.options, *phase.paths]
+    if "-n" not in phase.options:
+        command += ["-n", str(processes)]
     start = time.perf_counter()
     with log.open("w") as output:
         try:
@@ -84,6 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [phase.name for phase in PHASES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="phases to run")
+    parser.add_argument("--processes", type=int, default=14, help="processes that test engines at once")
     parser.add_argument("--limit", type=float, default=3600, help="seconds that all phases may take together")
     parser.add_argument("--folder", type=Path, help="where to write the CSV and the logs")
     options = parser.parse_args()
@@ -97,7 +100,7 @@ def main() -> int:
     green = True
     for phase in (phase for phase in PHASES if phase.name in options.only):
         log = logs / f"{phase.name}.log"
-        outcome = run(phase, max(1.0, end - time.perf_counter()), log)
+        outcome = run(phase, max(1.0, end - time.perf_counter()), log, options.processes)
         right = outcome.ended and outcome.failed == 0 and outcome.passed > 0
         green &= right
         words = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"

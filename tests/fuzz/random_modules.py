@@ -9,7 +9,7 @@ import torch
 from module_steps import MAKERS, Held, Step
 
 SEED = int(os.environ.get("CONVOY_FUZZ_SEED", "20261125"))
-MODULES = int(os.environ.get("CONVOY_FUZZ_MODULES", "0"))
+MODULES = int(os.environ.get("CONVOY_FUZZ_MODULES", "100"))
 
 MOST_VALUES = 6000
 """Numbers in a value: larger steps are not drawn."""
@@ -180,7 +180,9 @@ def result_of(sketch: Sketch, name: str) -> Held | None:
             trained.double().square().sum().backward()
     except Exception:
         return None
-    sound = all(bool(t.isfinite().all()) and float(t.abs().max()) < 1e4 for t in (found, trained, made) if t.numel())
+    sound = all(
+        bool(t.isfinite().all()) and float(t.detach().abs().max()) < 1e4 for t in (found, trained, made) if t.numel()
+    )
     if not sound or found.dim() < 2 or not 1 < found.numel() <= MOST_VALUES or trained.shape != found.shape:
         return None
     return Held(name, tuple(found.shape), trained.requires_grad) if float(made.detach().std()) > LEAST_SPREAD else None

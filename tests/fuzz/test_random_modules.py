@@ -23,7 +23,6 @@ def apart(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVOY_DB", str(tmp_path / "perf.db"))
 
 
-@pytest.mark.skipif(not MODULES, reason="CONVOY_FUZZ_MODULES=N tries N modules")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.timeout(0 if MODULES > 100 else 600)

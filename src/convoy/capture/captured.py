@@ -28,6 +28,7 @@ class Captured:
         notes: what differs from the model in ways that numbers do not show, one line each.
         double: whether floating dtypes named in the graph are read as float64 (see `to_double`).
         overwritten: names of arguments that the model overwrites and the graph does not.
+        strides: how PyTorch lays out each of the graph's outputs for arguments like those at capture; None, or empty: not known.
         traced: what PyTorch itself runs, before any pass, where that may differ in which bits it gives from run to run.
     """
 
@@ -38,6 +39,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     double: bool = False
     overwritten: tuple[str, ...] = ()
+    strides: tuple[tuple[int, ...] | None, ...] = ()
     traced: Graph | None = None
 
     @property

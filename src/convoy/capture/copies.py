@@ -112,7 +112,9 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
 
 
 def copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments whose tensors are copies with the same strides and no gradient; one that is given twice becomes two.
+    """Arguments whose tensors are copies without a gradient; one that is given twice becomes two.
+
+    Strides are the same, gaps of a slice included, unless elements share memory (an expanded tensor, windows).
 
     `torch.export` takes a tensor that is given twice for one input, and views of one tensor for views in every later call.
 
@@ -126,7 +128,13 @@ def copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
 
 def _copied(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone()
+        own = leaf.detach().clone()
+        if own.layout != torch.strided or own.is_quantized or own.stride() == leaf.stride() or 0 in leaf.stride():
+            return own
+        try:
+            return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(own)
+        except RuntimeError:  # windows of `unfold`: elements share memory
+            return own
     try:
         return copy.deepcopy(leaf)
     except Exception as error:

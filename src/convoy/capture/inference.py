@@ -64,7 +64,10 @@ def capture_with_original(
     def captured() -> Captured:
         graph, constants = draft.finish()
         notes = tuple(dict.fromkeys(draft.notes))
-        return Captured(graph, constants, lowered.arguments, lowered.results, notes, overwritten=lowered.overwritten)
+        written, strides = lowered.overwritten, lowered.strides
+        return Captured(
+            graph, constants, lowered.arguments, lowered.results, notes, overwritten=written, strides=strides
+        )
 
     original = captured()
     for rewrite in PASSES:

@@ -19,12 +19,13 @@ from convoy.errors import CaptureError
 
 @dataclass(slots=True)
 class Lowered:
-    """A draft, how the model nests its arguments and results, and the names of arguments that it overwrites."""
+    """A draft, how the model nests arguments and results, names of arguments that it overwrites, strides of outputs."""
 
     draft: Draft
     arguments: Structure
     results: Structure
     overwritten: tuple[str, ...] = ()
+    strides: tuple[tuple[int, ...] | None, ...] = ()
 
 
 def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
@@ -42,6 +43,7 @@ class _Lowering(NodeLowering):
         super().__init__(_device(program), Namer(program.graph.nodes))
         self.program = program
         self.overwritten: list[str] = []
+        self.strides: list[tuple[int, ...] | None] = []
 
     def run(self, *, plain: bool) -> Lowered:
         nodes = list(self.program.graph.nodes)
@@ -56,7 +58,9 @@ class _Lowering(NodeLowering):
         call = self.program.call_spec
         results = self._outputs(next(node for node in nodes if node.op == "output"))
         arguments = Structure(call.in_spec, leaves, plain=plain and all(leaf is None for leaf in leaves))
-        return Lowered(self.draft, arguments, Structure(call.out_spec, results), tuple(self.overwritten))
+        return Lowered(
+            self.draft, arguments, Structure(call.out_spec, results), tuple(self.overwritten), tuple(self.strides)
+        )
 
     def _inputs(self, placeholders: list[tuple[fx.Node, Any]]) -> list[Leaf]:
         """Define inputs first, so that they keep their names, then constants."""
@@ -108,6 +112,8 @@ class _Lowering(NodeLowering):
                 raise CaptureError(f"the model changes {spec.target} when it is called ({spec.kind.name.lower()})")
             else:
                 leaves.append(self._output(value))
+                if leaves[-1] is None:
+                    self.strides.append(_strides_of(value))
         return leaves
 
     def _output(self, value: Any) -> Leaf:
@@ -118,6 +124,16 @@ class _Lowering(NodeLowering):
             raise CaptureError(f"the model returns {value}, which is no tensor")
         self.draft.outputs.append(found)
         return None
+
+
+def _strides_of(node: fx.Node) -> tuple[int, ...] | None:
+    """How PyTorch lays a value out; None where elements share memory, which no kernel of ours writes."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or any(
+        s == 0 and size > 1 for s, size in zip(value.stride(), value.shape, strict=True)
+    ):
+        return None
+    return tuple(value.stride())
 
 
 def _device(program: ExportedProgram) -> torch.device:

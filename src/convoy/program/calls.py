@@ -97,6 +97,14 @@ def overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
+def lies_in(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides, in dimensions with more than one element: the others' mean nothing."""
+    found = tensor.stride()
+    return found == strides or all(
+        size < 2 or have == want for size, have, want in zip(tensor.shape, found, strides, strict=True)
+    )
+
+
 def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The tensor itself where it has these strides, a copy where it has not."""
     if tensor.stride() == strides:

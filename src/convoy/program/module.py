@@ -65,11 +65,18 @@ class Program:
         return Program, (self.plan, None, None)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], strides: calls.Strides | str = "as made") -> Any:
-        """Run on arguments of the captured structure; outputs that lie otherwise than `strides` says are copied."""
+        """Run on arguments of the captured structure; outputs that lie otherwise than `strides` says are copied.
+
+        "as made": for arguments that lie as those did that the program was made for.
+        """
         if self.runnable is None or self.captured is None:
             raise InputError("plan", "baseline", "a plan with steps")
         made = self.runnable(self.captured.flatten_inputs(args, kwargs))
-        if not isinstance(strides, str):
+        if isinstance(strides, str):
+            for index, wanted in enumerate(self.captured.strides):
+                if wanted is not None and not calls.lies_in(made[index], wanted):
+                    made = [*made[:index], calls.in_strides(made[index], wanted), *made[index + 1 :]]
+        else:
             made = [calls.in_strides(tensor, wanted) for tensor, wanted in zip(made, strides, strict=True)]
         return self.captured.unflatten_outputs(made)
 

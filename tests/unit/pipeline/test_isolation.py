@@ -136,6 +136,14 @@ def test_a_tensor_given_twice_becomes_two() -> None:
     assert named["scale"] == 2.0
 
 
+def test_copied_arguments_have_gaps_where_slices_have_them() -> None:
+    whole = torch.randn(2, 3, 8, 6)
+    views = (whole[:, :, ::2], whole[..., 1:].transpose(1, 2), whole[:1].expand(4, 3, 8, 6), whole.unfold(3, 3, 1))
+    copies, _ = copied_arguments(views, {})
+    assert all(torch.equal(own, view) for own, view in zip(copies, views, strict=True))
+    assert [own.stride() for own in copies[:2]] == [view.stride() for view in views[:2]]
+
+
 def test_hooks_that_a_program_would_not_call_are_found() -> None:
     model = weight_norm(nn.Conv2d(3, 4, 3))
     prune.l1_unstructured(nn.Sequential(model)[0], "bias", amount=1)

@@ -95,6 +95,32 @@ def test_outputs_follow_the_strides_of_inputs_as_pytorchs_do(fast: OptimizedModu
     assert fast(X, SCALE, maps=True)[1].stride() == fast.model(X, SCALE, maps=True)[1].stride()
 
 
+class Normed(torch.nn.Module):
+    """Layer norms give contiguous results, wherever they stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(4, 4, 3, padding=1, groups=2), torch.nn.LayerNorm(6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.conv(x)
+        return self.norm(y), y, x
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "channels_last", "sliced"])
+def test_outputs_of_the_example_lie_as_pytorchs_do(settings: convoy.Settings, runs: list[int], kind: str):
+    x = torch.randn(2, 4, 8, 6)
+    x = {"contiguous": x, "channels_last": x.to(memory_format=torch.channels_last), "sliced": x[:, :, ::2]}[kind]
+    model = Normed().eval()
+    with always_kept():
+        fast = convoy.optimize(model, (x,), settings=settings)
+    runs.clear()
+    found, wanted = fast(x), model(x)
+    assert len(runs) == 1
+    assert [tensor.stride() for tensor in found] == [tensor.stride() for tensor in wanted]
+    assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_autocast_around_a_call_falls_back(fast: OptimizedModule):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         wanted = fast.model(X)

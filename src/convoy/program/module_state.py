@@ -13,6 +13,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
 from convoy.program.calls import is_plain
+from convoy.program.quick_compare import Addresses, DictVersions
 
 MOST_ITEMS: Final = 10_000
 """A longer list, dict or set in an attribute is compared by identity, not by its items."""
@@ -34,7 +35,6 @@ _OWN: Final = frozenset(nn.Module().__dict__) - {"training"}
 _VERSION: Final = attrgetter("_version")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
 _KIND: Final = attrgetter("dtype", "device", "shape")
-_POINTER: Final = torch.Tensor.data_ptr
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
@@ -70,13 +70,18 @@ class ModuleState:
         self._modules, self._names = found.modules, found.names
         self._live, self._paths = found.containers, found.paths
         self._kept = [_copied(live) for live in self._live]
+        self._written = DictVersions([live for live in self._live if isinstance(live, dict)])
+        others = [pair for pair in zip(self._live, self._kept, strict=True) if not isinstance(pair[0], dict)]
+        self._others = [live for live, _ in others]
+        self._others_kept = [kept for _, kept in others]
         self._empty = found.empty
         self._classes = list(map(type, self._modules))
         self._distinct = list(dict.fromkeys(self._classes))
         self._forwards = list(map(_forward_of, self._distinct))
         # A tensor of one element compares equal to another of the same value: these are compared by identity besides.
         single = [(live, name, value) for live, name, value in found.held if _is_single(value)]
-        self._single = tuple([list(column) for column in zip(*single, strict=True)] or [[], [], []])
+        self._single = _columns(single)
+        self._single_in_lists = _columns([item for item in single if not isinstance(item[0], dict)])
         self._tensors = list({id(value): (path, value) for path, value in found.tensors}.values())
         fixed = self._tensors
         self._parameters: list[torch.Tensor] = []
@@ -96,7 +101,7 @@ class ModuleState:
         self._sum = sum(self._versions)
         self._placed = [(path, tensor) for path, tensor in fixed if has_pointer(tensor)]
         self._addressed = [tensor for _, tensor in self._placed]
-        self._pointers = list(map(_POINTER, self._addressed))
+        self._pointers = Addresses(self._addressed)
         # While these live, nothing else can be given their memory: an equal address is the same memory.
         self._held = [tensor.detach() for tensor in self._addressed]
         self._hooks = self._hooks_now()
@@ -136,19 +141,28 @@ class ModuleState:
     def _is_same(self) -> bool:
         try:
             return (
-                self._live == self._kept
-                and not any(self._empty)
+                self._holds_the_same()
                 and self._handles == RemovableHandle.next_id
                 and list(map(type, self._modules)) == self._classes
                 and list(map(_forward_of, self._distinct)) == self._forwards
-                and all(map(is_, map(getitem, *self._single[:2]), self._single[2]))
                 and list(map(_REQUIRES_GRAD, self._parameters)) == self._requires_grad
                 and list(map(_KIND, self._given_tensors)) == self._kinds
                 and sum(map(_VERSION, self._versioned)) == self._sum
-                and list(map(_POINTER, self._addressed)) == self._pointers
+                and self._pointers.unmoved()
             )
         except Exception:  # an attribute's own __eq__ raised, as a tensor's does: it is another object
             return False
+
+    def _holds_the_same(self) -> bool:
+        """Whether every container holds what it held. Dicts that nobody wrote to need no look at what is in them."""
+        if any(self._empty):
+            return False
+        if self._written.unwritten():
+            return self._others == self._others_kept and _are_held(*self._single_in_lists)
+        same = self._live == self._kept and _are_held(*self._single)
+        if same:
+            self._written.renew()
+        return same
 
     # --- the change in words ------------------------------------------------------------------------------------------------
 
@@ -318,6 +332,15 @@ def _is_equal(one: object, other: object) -> bool:
 
 def _is_single(tensor: torch.Tensor) -> bool:
     return type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.numel() <= 1
+
+
+def _columns(items: Sequence[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
+    return [a for a, _, _ in items], [b for _, b, _ in items], [c for _, _, c in items]
+
+
+def _are_held(containers: list[Any], keys: list[Any], values: list[Any]) -> bool:
+    """Whether each container holds that very value at its key."""
+    return all(map(is_, map(getitem, containers, keys), values))
 
 
 def _joined(path: str, key: object) -> str:

@@ -296,7 +296,7 @@ def test_an_optimizers_step(graphs: list[InferenceGraph], options: dict[str, Any
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module, compile_it in ((block, True), (stock, False)):
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
             step = torch.compile(optimizer.step, backend="convoy", options=options) if compile_it else optimizer.step
             for _ in range(3):
                 optimizer.zero_grad()

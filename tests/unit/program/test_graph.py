@@ -24,6 +24,7 @@ from convoy.errors import LaunchError
 from convoy.measurement import unfinished
 from convoy.measurement.timer import captured
 from convoy.pipeline import schedules, training_job, verdict
+from convoy.pipeline.isolation import isolate
 from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
@@ -210,8 +211,8 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A machine whose target is a GPU, on which the last launch of a net cannot be captured: the CPU's engines, told so."""
     detected, bind = optimize.target_for, module.bind
 
-    def on_cpu(plan: Plan, captured: Any, regions: Any, target: Any, *others: Any) -> Bound:
-        made = bind(plan, captured, regions, detected("cpu"), *others)
+    def on_cpu(plan: Plan, captured: Any, regions: Any, target: Any, *others: Any, **words: Any) -> Bound:
+        made = bind(plan, captured, regions, detected("cpu"), *others, **words)
         inner = made.steps[-1].executable
 
         def launch(buffers: Buffers, workspace: Any) -> None:
@@ -257,17 +258,19 @@ def test_a_net_that_cannot_be_captured_is_checked_against_pytorchs_launches(
     model, x = Net().eval(), torch.randn(4, 3)
     model.cuda_state = refusing
     target = optimize.target_for("cpu")
-    net = optimize.capture_net("net", model, (x,), {}, settings, target)
+    isolated = isolate(model, (x,), {})
+    isolated.model.cuda_state = refusing
+    net = optimize.captured_net("net", isolated, settings, target)
     plan, program = schedules.build_fastest(plans.load(saved), net, dataclasses.replace(settings, streams=1))
     assert plan.notes[-1] == NOTE
     monkeypatch.setattr(verdict, "LEAST_ROUND_S", 1e-4)
     monkeypatch.setattr(verdict, "capture_stock", capture_on_cpu)
-    outcome = NetCheck(model, (x,), {}, flops=0, cuda=True).both(program)
+    outcome = NetCheck(net, isolated).both(program)
     assert outcome is not None
     assert (outcome.baseline.name, outcome.optimized.name) == ("torch.eager", "convoy")
     assert outcome.errors.rel_l2_error < 1e-6
-    model.cuda_state = None
-    outcome = NetCheck(model, (x,), {}, flops=0, cuda=True).both(program)
+    isolated.model.cuda_state = None
+    outcome = NetCheck(net, isolated).both(program)
     assert outcome is not None
     assert outcome.baseline.name == "torch.graph"
 

@@ -183,7 +183,13 @@ def result_of(sketch: Sketch, name: str) -> Held | None:
     sound = all(
         bool(t.isfinite().all()) and float(t.detach().abs().max()) < 1e4 for t in (found, trained, made) if t.numel()
     )
-    if not sound or found.dim() < 2 or not 1 < found.numel() <= MOST_VALUES or trained.shape != found.shape:
+    if (
+        not sound
+        or not found.is_floating_point()
+        or found.dim() < 2
+        or not 1 < found.numel() <= MOST_VALUES
+        or trained.shape != found.shape
+    ):
         return None
     return Held(name, tuple(found.shape), trained.requires_grad) if float(made.detach().std()) > LEAST_SPREAD else None
 

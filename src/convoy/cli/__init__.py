@@ -18,9 +18,11 @@ def main() -> None:
 
 
 def entry() -> None:
-    """The entry point of the process: `main` with a handler that stays till Python has ended."""
+    """The entry point of the process: `main` with SIGINT handled till Python has ended."""
     interrupt.install()
-    sys.exit(_run())
+    code = _run()
+    interrupt.ignore()
+    sys.exit(code)
 
 
 def _run() -> int:

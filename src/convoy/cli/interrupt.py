@@ -71,6 +71,12 @@ def install() -> Callable[[], None]:
     return restore
 
 
+def ignore() -> None:
+    """The command is done: Ctrl-C changes nothing any more. While Python shuts down it would put back the system's handling."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def was_interrupted() -> bool:
     """Whether Ctrl-C was pressed: what a command raised since is its consequence."""
     return _state.interrupted

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from convoy.cli import options
+from convoy.cli import interrupt, options
 from convoy.cli.output import say
 
 
@@ -24,6 +24,8 @@ def run(
 ) -> None:
     """Run MODEL by a saved PLAN, measuring nothing: print the best class of each image and the time of a call."""
     from convoy.plan import load as load_plan
+
+    interrupt.keeps(lambda: "nothing was written")
 
     load_plan(plan)  # refuse a bad plan before the model is loaded
     where = options.pick_device(device)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -103,12 +103,39 @@ def _deepcopy(model: nn.Module, made: dict[int, Any]) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # copies of exported programs warn of names inside torch
-            return copy.deepcopy(model, made)
+            twin = copy.deepcopy(model, made)
+            _put_hooks_back(model, twin)
+            return twin
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # __deepcopy__ and __reduce__ are the user's code
         words = str(error).partition("\n")[0]
         raise CaptureError(f"the model cannot be copied for tuning: {type(error).__name__}: {words}") from error
+
+
+def _put_hooks_back(model: nn.Module, twin: nn.Module) -> None:
+    """Give a copy the forward hooks that its original has, and the attributes that they read.
+
+    `GraphModule.__deepcopy__` leaves both out. An exported program checks its inputs' sizes in such a hook.
+    """
+    for name, module in model.named_modules():
+        kept = {kind: vars(module).get(kind) for kind in _FORWARD_HOOKS}
+        if not isinstance(module, fx.GraphModule) or not any(kept.values()):
+            continue
+        own = vars(twin.get_submodule(name))
+        own.update({attribute: value for attribute, value in vars(module).items() if attribute not in own})
+        for kind, hooks in kept.items():
+            if hooks and not own.get(kind):
+                own[kind] = copy.copy(hooks)
+
+
+_FORWARD_HOOKS: Final = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 
 
 def copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

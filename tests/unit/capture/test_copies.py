@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from convoy.capture.copies import copy_module
+from convoy.capture.copies import copy_module, separate_copy
 
 
 def test_pruned_modules_are_copied_and_work_in_float64():
@@ -55,3 +55,13 @@ def test_a_copy_on_the_same_device_shares_nothing():
     twin = copy_module(model, torch.device("cpu"))
     twin.weight.data.zero_()
     assert model.weight.abs().sum() > 0
+
+
+def test_a_copy_of_an_exported_program_checks_its_inputs_as_the_original_does():
+    program = torch.export.export(nn.Conv2d(3, 4, 3), (torch.randn(2, 3, 8, 8),)).module(check_guards=False)
+    calls = []
+    program.register_forward_pre_hook(lambda module, args: calls.append(args[0].shape))
+    twin = separate_copy(program)
+    twin(torch.randn(2, 3, 8, 8))
+    assert calls == [(2, 3, 8, 8)]
+    assert len(twin._forward_pre_hooks) == len(program._forward_pre_hooks)

@@ -24,7 +24,6 @@ PACKAGES: Final = (
     ("highspy", "the exact solver"),
     ("triton", "the triton engines, and Inductor on GPUs"),
     ("nvidia-cudnn-frontend", "every cuDNN plan as a candidate of its own"),
-    ("plotly", "charts in the HTML report"),
     ("platformdirs", "the usual place for the database"),
 )
 """Distribution, and what it is needed for."""

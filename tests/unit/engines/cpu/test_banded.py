@@ -15,6 +15,7 @@ from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
 from convoy.engines.cpu import banded, depthwise
 from convoy.engines.cpu.banded import ENGINE, plan_of
+from convoy.engines.cpu.direct import PART_BYTES, Division, tile
 from convoy.engines.cpu.tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
@@ -70,6 +71,16 @@ def one_by_one(case: str, problem: SubgraphProblem) -> torch.Tensor:
     return value
 
 
+def has_same_order(case: str, threads: int) -> bool:
+    """Whether the convolutions by themselves add in the order of the bands: not where threads share the tiles of one.
+
+    On a CPU with narrow vectors a layer has more tiles, which threads then share.
+    """
+    shape, parts, residual = CASES[case]
+    dense = (stage for stage in problems(shape, parts, residual=residual) if stage.groups == 1)
+    return all(Division.of(stage, threads).groups == 1 for stage in dense)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_are_those_of_its_kernels(case: str, threads: int) -> None:
@@ -89,7 +100,10 @@ def test_the_bits_are_those_of_its_kernels(case: str, threads: int) -> None:
             assert not trial.fault
             (result,) = trial.results
             assert result is not None
-            assert torch.equal(result, wanted)
+            if has_same_order(case, threads):
+                assert torch.equal(result, wanted)
+            else:
+                torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
     finally:
         torch.set_num_threads(before)
 
@@ -116,6 +130,8 @@ def test_bands_are_as_long_as_a_slot_allows() -> None:
 
 
 BASE = piece((1, 8, 9, 9), inverted(8, 24, 8), residual=True)
+MANY = PART_BYTES // (4 * tile()) + 76
+"""Channels whose weights, for a tile of output channels, are more than a part: tiles differ from CPU to CPU."""
 
 
 @pytest.mark.parametrize(
@@ -128,7 +144,7 @@ BASE = piece((1, 8, 9, 9), inverted(8, 24, 8), residual=True)
         (SubgraphProblem(BASE.text.replace("return %s", "return %s, %a0"), "nhwc"), "reads the one before"),
         (SubgraphProblem(BASE.text.replace("conv2d(%a0", "conv2d(%a0x", 1), "nhwc"), "a0x"),
         (piece((1, 8, 9, 9), inverted(8, 24, 8), dtype="fp16"), "needs fp32, got fp16"),
-        (piece((1, 8, 9, 9), [Part(1200), Part(0, 3, pad=1), Part(16)]), "used whole, got 1200 channels to 16"),
+        (piece((1, 8, 9, 9), [Part(MANY), Part(0, 3, pad=1), Part(16)]), f"used whole, got {MANY} channels to 16"),
         (piece((1, 8, 9, 9), [Part(16), Part(0, 9, pad=4)]), "at most 49 values"),
     ],
     ids=["one", "five", "layout", "fresh", "returned", "no graph", "dtype", "weights", "taps"],

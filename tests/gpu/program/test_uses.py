@@ -284,15 +284,15 @@ def test_a_loss_with_class_weights_that_change(db: Path):
     stock = copy.deepcopy(model)
     loss = nn.CrossEntropyLoss(weight=weights)
     sgd, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (model, stock))
-    step = convoy.training_step(model, loss, sgd, (x, y), amp=torch.bfloat16, settings=settings(db))
+    step = convoy.training_step(model, loss, sgd, (x, y), settings=settings(db))
+    assert not step.plan.baseline, "\n".join(step.notes)
     for index in range(5):
         ours = step(x, y)
         theirs.zero_grad()
-        with torch.autocast(DEVICE, torch.bfloat16):
-            wanted = loss(stock(x), y)
+        wanted = loss(stock(x), y)
         wanted.backward()
         theirs.step()
-        assert error(ours, wanted) < 2e-2, (index, step.notes)
+        assert error(ours, wanted) < 5e-3, index
         with torch.no_grad():
             weights[1] = 10.0 * (index + 1)
 

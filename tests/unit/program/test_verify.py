@@ -75,7 +75,8 @@ def test_plans_as_they_were_made_run_as_they_were_made(on_cpu):
             assert_right(results, right)
             assert ran is plan
             engines.update(step.config.engine for step in plan.steps)
-    assert {"aten"} < engines
+    assert "aten" in engines
+    assert any(engine.startswith("cpu.") for engine in engines)
     assert any(step.stream for _, _, _, made in on_cpu for plan in made for step in plan.steps)
 
 

@@ -21,6 +21,7 @@ from convoy.pipeline import verdict
 from convoy.pipeline.check import Check, Side
 from convoy.pipeline.oracle import FAR, wrong_words
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.pipeline.verdict import Errors
 from convoy.program import Program
 from convoy.program.graph import GraphProgram
@@ -222,10 +223,29 @@ class StepCheck(Check):
         unit = self._stock.unit
         if errors.rel_l2_error <= FAR * unit:
             return errors, ""
-        explained = verdict.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
+        explained = self._rounded(theirs)
         if errors.rel_l2_error <= FAR * max(explained.rel_l2_error, unit):
             return errors, ""
         return explained, wrong_words("loss and gradients", errors, explained, cuda=self.cuda)
+
+    def _rounded(self, theirs: list[torch.Tensor]) -> Errors:
+        """What one rounding of every parameter, buffer and number of the batch changes in PyTorch's own step."""
+        return verdict.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
+
+    def allowed(self, errors: Errors, baseline: Errors, numerics: str) -> Errors:
+        """The errors that a program's loss and gradients are to be compared with (`rounding_bound.allowed_baseline`).
+
+        Args:
+            errors: of the program's loss and gradients.
+            baseline: of PyTorch's own.
+            numerics: the rounding that the user allows.
+        """
+
+        def rounded() -> Errors:
+            with self.context():
+                return self._rounded(_seeded(self._stock.run))
+
+        return allowed_baseline(errors, baseline, numerics, self._stock.unit, rounded)
 
     def context(self) -> AbstractContextManager[None]:
         """Convolutions as PyTorch runs them."""

@@ -29,6 +29,7 @@ from convoy.pipeline.isolation import undisturbed
 from convoy.pipeline.proof import proven
 from convoy.pipeline.result_layout import layout_of
 from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.stages import (
     Net,
@@ -158,7 +159,9 @@ class TracedGraph:
             ways["convoy.graph"] = program.runnable
         with torch.no_grad(), convolutions("as_torch", args[0].device), seeded():
             ours = verdict.errors_against(verdict.float_outputs(ways["convoy"](args)), exact)
-        return _Built(plan, ways, verdict.why_wrong("its", ours, stock, verdict.LEAST_ERROR))
+            unit, numerics = self._unit(cuda=args[0].is_cuda), self._settings.numerics
+            allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
+        return _Built(plan, ways, verdict.why_wrong("its", ours, allowed, verdict.LEAST_ERROR))
 
     def _fastest(self, ways: dict[str, Runnable], args: list[torch.Tensor]) -> tuple[str, str]:
         """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""
@@ -173,8 +176,8 @@ class TracedGraph:
     def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What to compare with, and PyTorch's own or what stands for its error.
 
-        That is float64 and PyTorch's own. Where random numbers are drawn, which float64 would draw otherwise, or there is no room
-        for it, it is PyTorch's own and what one rounding of every argument changes there.
+        That is float64 and PyTorch's own. Where float64 would draw other random numbers, or has no room, it is PyTorch's own and
+        what one rounding of every argument changes there.
         """
         with seeded():
             stock = verdict.float_outputs(self._stock(args))
@@ -184,12 +187,24 @@ class TracedGraph:
             except Exception as error:  # a dtype that is written into the graph, or no room
                 if is_out_of_memory(error):
                     torch.cuda.empty_cache()
+        return [tensor.double() for tensor in stock], self._shaken(args)
+
+    def _unit(self, *, cuda: bool) -> float:
+        """The unit roundoff of the graph, by the dtypes of its values."""
         made = (node.meta.get("val") for node in self._module.graph.nodes)
-        dtypes = {value.dtype for value in made if isinstance(value, torch.Tensor)}
-        shake = Shaker(unit_roundoff(dtypes, cuda=args[0].is_cuda))
+        return unit_roundoff({value.dtype for value in made if isinstance(value, torch.Tensor)}, cuda=cuda)
+
+    def _shaken(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        """PyTorch's own results from arguments that are off by one rounding each."""
+        shake = Shaker(self._unit(cuda=args[0].is_cuda))
         with seeded():
-            theirs = verdict.float_outputs(self._stock([shake(arg) for arg in args]))
-        return [tensor.double() for tensor in stock], theirs
+            return verdict.float_outputs(self._stock([shake(arg) for arg in args]))
+
+    def _rounded(self, args: list[torch.Tensor]) -> verdict.Errors:
+        """How far one rounding of every argument moves PyTorch's own results."""
+        with seeded():
+            stock = verdict.float_outputs(self._stock(args))
+        return verdict.errors_against(self._shaken(args), [tensor.double() for tensor in stock])
 
 
 def _results(module: fx.GraphModule) -> list[Any]:

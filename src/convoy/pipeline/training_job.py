@@ -192,7 +192,8 @@ class TrainingJob:
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
         plan = dataclasses.replace(plan, notes=(*plan.notes, *filter(None, (check.wrong, check.note))))
-        wrong = verdict.why_wrong("the gradients'", outcome.errors, outcome.baseline_errors, verdict.LEAST_ERROR)
+        allowed = check.allowed(outcome.errors, outcome.baseline_errors, settings.numerics)
+        wrong = verdict.why_wrong("the gradients'", outcome.errors, allowed, verdict.LEAST_ERROR)
         return Built(choice, plan, program, outcome, wrong, tuned_s, stock_wrong=bool(check.wrong))
 
     def _collectives(self) -> list[Collective]:

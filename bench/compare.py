@@ -21,9 +21,9 @@ from convoy.compare.case import Case
 from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, find
 from convoy.compare.limits import Limits
-from convoy.compare.page import sheet_of
-from convoy.compare.rows import Row
-from convoy.compare.runfile import Run, read
+from convoy.compare.runs.rows import Row
+from convoy.compare.runs.run_page import sheet_of
+from convoy.compare.runs.runfile import Run, read
 from convoy.report.sheet import print_sheet, write_sheet
 
 PROVIDERS = {"torch": "torch.eager", "inductor": "inductor.default"}

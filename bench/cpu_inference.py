@@ -23,7 +23,7 @@ from torch import nn
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.pipeline.verdict import Timed, interleave
+from convoy.pipeline.end_to_end import Timed, interleave
 from convoy.zoo import load_model
 
 NETS = "alexnet,vgg16,googlenet,resnet50,mobilenet_v2,densenet121,efficientnet_b0"

@@ -38,21 +38,21 @@ from known_rows import measurements
 from make_layers import COLUMNS as SIZES
 from record import Recorder
 
-from convoy.compare.criteria import Check, Known, known_layers, learn, sizes_of
-from convoy.compare.manifest import commit
+from convoy.compare.runs.manifest import commit
+from convoy.compare.study.learn_criteria import Check, Known, known_layers, learn, sizes_of
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
-from convoy.measurement.criteria import Criteria, leaves, rules
-from convoy.measurement.criteria_file import SUFFIX, criteria_json
-from convoy.measurement.known import cost_models
-from convoy.measurement.predict import LEAST_SAMPLES, Estimate, Experience
-from convoy.measurement.space import Space
-from convoy.measurement.task import Task
 from convoy.perfdb import Measurement
-from convoy.pipeline.stages import competing_engines
+from convoy.pipeline.net import competing_engines
 from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tune.criteria import Criteria, leaves, rules
+from convoy.tune.criteria_file import SUFFIX, criteria_json
+from convoy.tune.predict import LEAST_SAMPLES, Estimate, Experience
+from convoy.tune.prior_rows import cost_models
+from convoy.tune.search_space import Space
+from convoy.tune.tuning_task import Task
 
 FOLDER = Path(__file__).parent / "layers"
 PARTS = 12
@@ -117,7 +117,7 @@ class Measured:
         """Whether a search has a choice there.
 
         Forward convolutions on tensor cores that stand in nhwc too are not looked at in nchw
-        (`convoy.pipeline.scope.in_nchw_too`): of an H100's none was faster there.
+        (`convoy.pipeline.search_pruning.in_nchw_too`): of an H100's none was faster there.
         """
         problem = layer.problem
         twin = isinstance(problem, ConvProblem) and problem.layout == "nchw" and problem.numerics != "strict"

@@ -43,13 +43,14 @@ from torch import nn
 
 import convoy
 from convoy import plan as plans
-from convoy.compare.session import ChildFailedError
+from convoy.compare.child_session import ChildFailedError
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
-from convoy.pipeline.stages import CUT
-from convoy.pipeline.verdict import Timed, errors_against, exact_outputs, interleave
+from convoy.pipeline.end_to_end import Timed, errors_against, exact_outputs, interleave
+from convoy.pipeline.net import CUT
 from convoy.plan import Plan
+from convoy.schedule import parallel
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,vgg19,googlenet,resnet50,inception_v3,mobilenet_v2,densenet121,efficientnet_b0"
@@ -117,7 +118,7 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[s
 def serial(model: nn.Module, x: torch.Tensor, plan: Plan, run: Run) -> Ready:
     """The same plan on one stream."""
     begun, before = time.monotonic(), reserved()
-    plan = dataclasses.replace(plan, steps=plans.parallel(plan.steps, 1))
+    plan = dataclasses.replace(plan, steps=parallel(plan.steps, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         plans.save(plan, path)

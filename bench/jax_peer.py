@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convoy.compare.case import Case
-from convoy.compare.children import Children
+from convoy.compare.child_processes import Children
+from convoy.compare.child_session import ChildFailedError
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.limits import Limits
 from convoy.compare.samples import rounds_for
-from convoy.compare.session import ChildFailedError
-from convoy.pipeline.verdict import Timed, summarise
+from convoy.pipeline.end_to_end import Timed, summarise
 
 NAME = "jax"
 

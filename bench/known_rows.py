@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from convoy.measurement.precision import adopted, heeds, twins
 from convoy.measurement.protocol import protocol_for
 from convoy.perfdb import Database, Measurement
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions
 from convoy.problem import parse_problem
 from convoy.settings import Effort
 from convoy.target import Target
+from convoy.tune.precision import adopted, heeds, twins
 
 
 def measurements(db: Path | None, digest: str = "") -> tuple[Target, list[Measurement]]:

@@ -95,8 +95,8 @@ def device_facts() -> tuple[Target, float, dict[str, float], int]:
 
 
 def _facts() -> tuple[Target, float, dict[str, float], int]:
-    from convoy.measurement.detect import detect_target
-    from convoy.measurement.peaks import peaks
+    from convoy.measurement.device.detect import detect_target
+    from convoy.measurement.device.peaks import peaks
 
     target = detect_target("cuda")
     found = peaks(target)
@@ -105,8 +105,8 @@ def _facts() -> tuple[Target, float, dict[str, float], int]:
 
 def floor_us(problem: Layer, bytes_per_s: float, flops: dict[str, float]) -> float:
     """The roofline from memory: buffers rotate, so that every byte comes from there."""
-    from convoy.measurement.peaks import Peaks
-    from convoy.measurement.peaks import floor_us as roofline
+    from convoy.measurement.device.peaks import Peaks
+    from convoy.measurement.device.peaks import floor_us as roofline
 
     return roofline(problem, Peaks(bytes_per_s, flops))
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from convoy.engines.flags import without_onednn
-from convoy.engines.instruction_sets import onednn_in_force
+from convoy.engines.compilers.instruction_sets import onednn_in_force
 from convoy.engines.known_defects import KNOWN_DEFECTS, defect_of
+from convoy.engines.torch_flags import without_onednn
 from convoy.errors import InputError
 from convoy.measurement.accuracy import make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import conv_sizes, oracle
 from convoy.problem import ConvProblem
 

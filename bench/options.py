@@ -22,11 +22,11 @@ from compare import METRICS, arguments, cases, record, tell
 from record import Recorder
 
 from convoy.cli.compare import requested
-from convoy.compare.ablation import search_options
 from convoy.compare.limits import Limits
-from convoy.compare.page import sheet_of
-from convoy.compare.rows import Row
-from convoy.compare.runfile import Run, read
+from convoy.compare.options.ablation import search_options
+from convoy.compare.runs.rows import Row
+from convoy.compare.runs.run_page import sheet_of
+from convoy.compare.runs.runfile import Run, read
 from convoy.report.sheet import print_sheet, write_sheet
 
 PROVIDERS = {

@@ -26,7 +26,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine
 from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
 from convoy.perfdb.row import Measurement
-from convoy.pipeline.stages import Net, capture_net, make_net
+from convoy.pipeline.net import Net, capture_net, make_net
 from convoy.problem import LayoutProblem, SubgraphProblem
 
 PEERS = ("aten", "inductor")

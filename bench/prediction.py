@@ -22,9 +22,9 @@ from known_rows import measurements
 from record import Recorder
 
 from convoy.engines.manifest import BASELINE
-from convoy.measurement.predict import LEAST_SAMPLES, Experience, kind_of
 from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem, parse_problem
+from convoy.tune.predict import LEAST_SAMPLES, Experience, kind_of
 
 LEAST_CANDIDATES = 6
 """Layers with fewer measured candidates leave nothing to choose."""

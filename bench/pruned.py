@@ -39,14 +39,15 @@ from pruned_layers import masked, operators, resnet_layers
 from record import Recorder
 
 from convoy.engines.manifest import engine_ids, waiting
-from convoy.measurement import detect_target, protocol_for, search
+from convoy.measurement import detect_target, protocol_for
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement
-from convoy.pipeline.stages import make_runner
+from convoy.pipeline.net import make_runner
 from convoy.problem import ConvProblem
 from convoy.prune import break_even
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tune import search
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 DENSE = ("aten", "onednn", "gemm", "winograd2", "winograd4", "triton.split_fp32", "cudnn")

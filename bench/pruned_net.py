@@ -35,10 +35,10 @@ from convoy.engines.manifest import load_engine, waiting
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
+from convoy.pipeline.end_to_end import errors_against, exact_outputs, interleave
+from convoy.pipeline.net import capture_net, competing_engines, make_runner
 from convoy.pipeline.optimize import Result
-from convoy.pipeline.scope import outdone
-from convoy.pipeline.stages import capture_net, competing_engines, make_runner
-from convoy.pipeline.verdict import errors_against, exact_outputs, interleave
+from convoy.pipeline.search_pruning import outdone
 from convoy.problem import ConvProblem
 from convoy.program import OptimizedModule
 from convoy.prune import Recipe, prune_model

@@ -16,7 +16,7 @@ from pathlib import Path
 from record import Recorder, origin
 
 from convoy.compare import Run, read
-from convoy.compare.scaling_lines import link_table, table
+from convoy.compare.scaling.scaling_lines import link_table, table
 
 
 def recorded(run: Run, folder: Path | None = None) -> Recorder:

@@ -25,7 +25,7 @@ from convoy.capture import capture_inference
 from convoy.graph.ir import Graph
 from convoy.measurement import detect_target
 from convoy.perfdb import Measurement, Status
-from convoy.pipeline.offers import distinct_problems, layout_problems, selection_problem
+from convoy.pipeline.selection_input import distinct_problems, layout_problems, selection_problem
 from convoy.problem import EngineConfig, Knobs, LayoutProblem, Problem
 from convoy.regions import propose
 from convoy.selection import Selection, SelectionProblem, solve

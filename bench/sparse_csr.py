@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.conditions import plain_convolution
+from convoy.engines.support_checks import plain_convolution
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target

@@ -17,7 +17,7 @@ from pathlib import Path
 from record import Recorder, origin
 
 from convoy.compare import Row, Run, read
-from convoy.compare.study_lines import strategy_table, winners
+from convoy.compare.study.study_lines import strategy_table, winners
 
 METRICS = {
     "time_us": "kernel_us",
@@ -66,10 +66,10 @@ def replayed(net: str, dtype: str, batch: int, device: str) -> Run:
     """Strategies for one net by the results that ship for a device; its zeros are not asked for."""
     import tempfile
 
-    from convoy.compare.study_strategies import strategies
+    from convoy.compare.study.study_strategies import strategies
     from convoy.perfdb import Database
     from convoy.perfdb.shipped import shipped_descriptions
-    from convoy.pipeline.stages import capture_net
+    from convoy.pipeline.net import capture_net
     from convoy.settings import Effort, Settings
     from convoy.zoo import example_args, input_size, load_model
 

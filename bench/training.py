@@ -43,12 +43,13 @@ import convoy
 from convoy import plan as plans
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
-from convoy.pipeline import train_model
-from convoy.pipeline.stages import CUT
-from convoy.pipeline.verdict import Timed, interleave
+from convoy.pipeline.end_to_end import Timed, interleave
+from convoy.pipeline.net import CUT
 from convoy.plan import Plan
 from convoy.program.recording import recording
-from convoy.program.step_program import StepOptions
+from convoy.schedule import parallel
+from convoy.training import train_model
+from convoy.training.step_program import StepOptions
 from convoy.zoo import input_size, load_model
 
 NETS = "alexnet,googlenet,inception_v3,resnet50,densenet121,mobilenet_v2"
@@ -291,9 +292,9 @@ def streams_of(plan: Plan) -> int:
 
 def stages(plan: Plan) -> dict[str, Plan]:
     """The same choice on one stream, and spread as if launches did not slow one another."""
-    found = {"convoy.serial": dataclasses.replace(plan, steps=plans.parallel(plan.steps, 1))}
+    found = {"convoy.serial": dataclasses.replace(plan, steps=parallel(plan.steps, 1))}
     if streams_of(plan) > 1:
-        spread = plans.parallel(found["convoy.serial"].steps, streams_of(plan))
+        spread = parallel(found["convoy.serial"].steps, streams_of(plan))
         found["convoy.streams"] = dataclasses.replace(plan, steps=spread)
     return found
 

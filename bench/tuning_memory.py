@@ -34,9 +34,9 @@ from record import Recorder
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.measurement.room import LEAST_ISOLATED
+from convoy.measurement.device.memory_limit import LEAST_ISOLATED
 from convoy.pipeline import optimize_model
-from convoy.pipeline.verdict import Timed, interleave
+from convoy.pipeline.end_to_end import Timed, interleave
 from convoy.program.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 

@@ -54,7 +54,7 @@ from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.errors import ConvoyError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import Data, with_zeros
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
@@ -431,7 +431,7 @@ def layer_inputs(
     from convoy.engines.interpret import compile_graph
     from convoy.graph.layers import conv_problem
     from convoy.graph.rebuild import rebuild
-    from convoy.measurement.zeros import convolution_inputs
+    from convoy.measurement.count_zeros import convolution_inputs
 
     captured = capture_inference(model, (images,))
     graph, read = captured.graph, convolution_inputs(captured.graph)

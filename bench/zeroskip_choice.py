@@ -1,7 +1,8 @@
 """How often is an engine that skips zeros chosen where a dense one is faster? Question `zeroskip`, metric `wrong_share`.
 
 What the tuner does for layers of GoogLeNet, ResNet-50 and VGG-19: engines that skip are timed at levels of what they leave
-out, zeros in random places, and offered where they are faster than the best dense engine by the margin (`convoy.engines.zeros`).
+out, zeros in random places, and offered where they are faster than the best dense engine by the margin
+(`convoy.engines.activation_sparsity`).
 Then both are timed on inputs that the tuner has not seen: other values, shares between the levels, other arrangements, or with
 --data what the layers of trained nets read for images beyond the one that was tuned with. A choice is wrong where it is slower
 than the dense engine by over 3 %.
@@ -28,12 +29,12 @@ from layer_timing import device_facts
 from record import Recorder
 from zeroskip import Case, Timed, best, candidates, case_of, laid, right_and_timed
 
+from convoy.engines.activation_sparsity import KINDS, MARGIN, Levels, Shares, expecting
 from convoy.engines.base import Executable
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.engines.zeros import KINDS, MARGIN, Levels, Shares, expecting
+from convoy.measurement.count_zeros import image_shares
 from convoy.measurement.data import make_data, with_zeros
-from convoy.measurement.detect import detect_target
-from convoy.measurement.zeros import image_shares
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Knobs
 from convoy.target import Target
 

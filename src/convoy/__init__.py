@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from convoy.functional import engines as engines
     from convoy.pipeline import load as load
     from convoy.pipeline import optimize as optimize
-    from convoy.pipeline import training_step as training_step
+    from convoy.training import training_step as training_step
 
 _LAZY = {
     "optimize": "convoy.pipeline",
     "load": "convoy.pipeline",
     "conv2d": "convoy.functional",
-    "training_step": "convoy.pipeline",
+    "training_step": "convoy.training",
 }
 
 __all__ = [

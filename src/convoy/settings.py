@@ -81,8 +81,8 @@ class Settings:
         db: path of the performance database; None: the user's cache folder (`CONVOY_DB` moves it).
         engines: extra engines as `id=module:Class` (`CONVOY_ENGINES`, comma-separated).
         progress: show a progress bar on standard error.
-        keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (see `convoy.measurement.heap`): faster, but
-            it holds for the whole process, and other code cannot have that memory back.
+        keep_freed_memory: on a CPU, tell glibc to keep freed memory in the process (`convoy.measurement.device.heap`): faster,
+            but it holds for the whole process, and other code cannot have that memory back.
         check: how an optimised module notices changes of its stock module. `identity`: objects, addresses and version counters.
             `contents`: sums over all parameters and buffers besides, in every call, which show writes through `.data` too.
     """

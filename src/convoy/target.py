@@ -13,7 +13,7 @@ from convoy.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device with its software, as plain data (found by `convoy.measurement.detect`).
+    """A device with its software, as plain data (found by `convoy.measurement.device.detect`).
 
     Attributes:
         device: `cpu` or `cuda`.

@@ -18,14 +18,13 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
-from convoy.pipeline import training
-from convoy.pipeline.agreement import agree
-from convoy.program import gradients, overlap
-from convoy.program.step import TrainingStep
+from convoy.training import gradients, overlapped_allreduce, tune_step
+from convoy.training.plan_agreement import agree
+from convoy.training.step import TrainingStep
 
-training.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
+tune_step.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
 
-for module in (gradients, overlap):  # several buckets, though the net is small
+for module in (gradients, overlapped_allreduce):  # several buckets, though the net is small
     module.sent_together = functools.partial(module.sent_together, limit=600)
 
 

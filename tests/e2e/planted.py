@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from convoy.engines.aten import Aten
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
+from convoy.engines.library.aten import Aten
 from convoy.errors import CompileError
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support

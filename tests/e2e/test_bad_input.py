@@ -14,7 +14,7 @@ from command import Command
 from safetensors.torch import save_file
 
 from convoy.cli import options
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
 from convoy.target import Target
 
 MINE = {"--plan": "mine.plan.json", "--report": "mine.html", "--json": "mine.json"}
@@ -59,7 +59,7 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
     path = folder / PLAN
     if not path.exists():
         with monkeypatch.context() as patch:
-            patch.setattr(verdict, "is_faster", lambda *_: True)
+            patch.setattr(end_to_end, "is_faster", lambda *_: True)
             convoy_command.works("optimize", *SMALL, "--engine", "onednn", "--plan", path)
     return path
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from convoy.engines.manifest import MANIFEST
 from convoy.measurement import detect_target
 from convoy.perfdb import Status
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
 from convoy.plan import load as load_plan
 from convoy.zoo import load_model
 
@@ -29,7 +29,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that was chosen is kept, whatever the clock says."""
-    monkeypatch.setattr(verdict, "is_faster", lambda *_: True)
+    monkeypatch.setattr(end_to_end, "is_faster", lambda *_: True)
 
 
 # optimize

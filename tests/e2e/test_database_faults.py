@@ -10,7 +10,7 @@ import pytest
 from command import Command, summary
 
 from convoy.perfdb import Database, Measurement, sql
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
 
 WORDS = ("--size", "16", "--engine", "onednn")
 OUTPUTS = ("--plan", "fault.plan.json", "--report", "fault.html", "--json", "fault.json")
@@ -64,7 +64,7 @@ def test_the_user_gets_a_working_model_and_nothing_is_lost(
 ) -> None:
     before = rows(db)
     assert before
-    monkeypatch.setattr(verdict, "is_faster", lambda *_: True)  # the plan is to be run, whatever the clock says
+    monkeypatch.setattr(end_to_end, "is_faster", lambda *_: True)  # the plan is to be run, whatever the clock says
     with monkeypatch.context() as patch:
         spoil_connections(patch, db, spoil)
         out = convoy_command.works("optimize", "net.py:small", "--trust", *WORDS, "--db", db, *OUTPUTS)

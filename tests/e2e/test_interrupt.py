@@ -21,8 +21,8 @@ from forked import wait_for as wait_in
 
 from convoy import plan as plans
 from convoy.perfdb import Database
-from convoy.pipeline.checkpoint import FORMAT
-from convoy.pipeline.summed_file import read_summed
+from convoy.training.checkpoint import FORMAT
+from convoy.training.checksummed_file import read_summed
 
 pytestmark = pytest.mark.xdist_group("forked")
 

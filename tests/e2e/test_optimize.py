@@ -18,7 +18,7 @@ from torch import nn
 import convoy
 from convoy.capture import Captured
 from convoy.perfdb import Database
-from convoy.pipeline import optimize_model, verdict
+from convoy.pipeline import end_to_end, optimize_model
 from convoy.program import OptimizedModule
 from convoy.program.eager import EagerProgram
 from convoy.program.graph import GraphProgram
@@ -27,7 +27,7 @@ from convoy.program.graph import GraphProgram
 def run_plan(net: nn.Module, x: torch.Tensor, settings: convoy.Settings, path: Path) -> OptimizedModule:
     """Optimise by the exact choice, even where the stock module would be as fast: the plan itself is tested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "is_faster", lambda *_: True)
+        patch.setattr(end_to_end, "is_faster", lambda *_: True)
         fast = convoy.optimize(net, (x,), settings=settings)
     fast.save(path)
     return fast
@@ -220,7 +220,7 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_a_model_that_cannot_be_exported_is_optimised_module_by_module(x, settings, monkeypatch, faster) -> None:
-    monkeypatch.setattr(verdict, "is_faster", lambda *_: faster)
+    monkeypatch.setattr(end_to_end, "is_faster", lambda *_: faster)
     model = Branches().eval()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

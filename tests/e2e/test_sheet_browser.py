@@ -29,7 +29,7 @@ def test_the_page_of_runs_in_a_browser(tmp_path: Path, width: int, scheme: str) 
     from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
     from playwright.sync_api import sync_playwright
 
-    from convoy.compare.page import sheet_of
+    from convoy.compare.runs.run_page import sheet_of
     from convoy.report.sheet import write_sheet
 
     page_file = tmp_path / "page.html"

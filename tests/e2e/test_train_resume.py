@@ -17,8 +17,8 @@ import torch
 from forked import joined, start, wait_for
 
 from convoy import cli
-from convoy.pipeline.checkpoint import FORMAT
-from convoy.pipeline.summed_file import read_summed
+from convoy.training.checkpoint import FORMAT
+from convoy.training.checksummed_file import read_summed
 
 NET = '''
 """A net with all that a checkpoint must keep; it notes each step. While there is a file `stall`, a checkpoint is half written."""

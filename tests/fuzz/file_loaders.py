@@ -165,7 +165,7 @@ def _runs() -> list[bytes]:
 @loader
 def run_file() -> Loader:
     """A run file, as `convoy report` and an interrupted run read it."""
-    from convoy.compare.runfile import read, to_dict
+    from convoy.compare.runs.runfile import read, to_dict
 
     def load(path: Path) -> object:
         return to_dict(read(path))
@@ -176,10 +176,10 @@ def run_file() -> Loader:
 @loader
 def report() -> Loader:
     """`convoy report RUN -o page.html` and `convoy report --diff RUN RUN`."""
-    from convoy.compare.difference import difference
-    from convoy.compare.difference_page import difference_sheet
-    from convoy.compare.page import sheet_of
-    from convoy.compare.runfile import read
+    from convoy.compare.runs.difference import difference
+    from convoy.compare.runs.difference_page import difference_sheet
+    from convoy.compare.runs.run_page import sheet_of
+    from convoy.compare.runs.runfile import read
     from convoy.report.sheet import render_sheet
 
     def load(path: Path) -> object:
@@ -195,10 +195,10 @@ def report() -> Loader:
 @loader
 def criteria() -> Loader:
     """Criteria that `convoy study` learned, beside the database."""
-    from convoy.measurement.criteria import Criteria, Leaf, Split
-    from convoy.measurement.criteria_file import criteria_json, find_criteria
     from convoy.perfdb.shipped import shipped_folder
     from convoy.target import Target
+    from convoy.tune.criteria import Criteria, Leaf, Split
+    from convoy.tune.criteria_file import criteria_json, find_criteria
 
     known = Target("cpu", "a CPU", "avx2", 4, 8 << 30, 1 << 20, (("torch", "2.13.0"),))
     root = Split("gemm_k", 16.0, Leaf(3, {"aten": 0.0, "gemm": 0.25}), Leaf(2, {"gemm": 0.5}))
@@ -559,7 +559,7 @@ def symbolic_size() -> Loader:
 @loader
 def compiled_code() -> Loader:
     """Files of the cache of compiled code: a damaged one is as good as none."""
-    from convoy.engines.compiled_cache import folder_at, summed
+    from convoy.engines.compilers.compiled_cache import folder_at, summed
     from convoy.errors import InputError
 
     def load(path: Path) -> object:

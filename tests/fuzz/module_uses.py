@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import convoy
-from convoy.pipeline import check, verdict
-from convoy.pipeline.verdict import Timed
+from convoy.pipeline import check, end_to_end
+from convoy.pipeline.end_to_end import Timed
 
 USES = ("optimize", "compile", "compile_train", "training_step")
 
@@ -255,17 +255,17 @@ def quick_times(runs: dict[str, Callable[[], object]], **_: object) -> dict[str,
 def plans_win() -> Iterator[list[str]]:
     """Plans are chosen whatever their speed; gives what was found wrong with the results of those that were not."""
     wrong: list[str] = []
-    judge = verdict.why_wrong
+    judge = end_to_end.why_wrong
 
-    def why_wrong(what: str, errors: verdict.Errors, *given: Any) -> str:
+    def why_wrong(what: str, errors: end_to_end.Errors, *given: Any) -> str:
         far = judge(what, replace(errors, rel_l2_error=errors.rel_l2_error / ALLOWANCE), *given)
         wrong.extend([far] if far else [])
         return judge(what, errors, *given)
 
     with (
-        mock.patch.object(verdict, "interleave", quick_times),
+        mock.patch.object(end_to_end, "interleave", quick_times),
         mock.patch.object(check, "interleave", quick_times),
-        mock.patch.object(verdict, "why_wrong", why_wrong),
+        mock.patch.object(end_to_end, "why_wrong", why_wrong),
     ):
         yield wrong
 

@@ -18,12 +18,12 @@ from torch.nn.functional import conv2d as torch_conv2d
 
 from convoy import UnsupportedError, conv2d
 from convoy.engines.base import Engine
-from convoy.engines.fresh import build
+from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import Data, check, judge, make_data, oracle
 from convoy.measurement.data import with_zeros
-from convoy.measurement.detect import detect_target as detect
+from convoy.measurement.device.detect import detect_target as detect
 from convoy.problem import ConvProblem, Epilogue, SubgraphProblem
 from convoy.settings import Settings
 

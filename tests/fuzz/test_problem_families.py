@@ -16,10 +16,10 @@ from problem_families import (
 )
 from random_problems import SEED, shrink
 
-from convoy.engines.fresh import build
+from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, parse_problem
 from convoy.target import Target
 

@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sanitize_jobs import ENGINES, TOOLS, run_all
 from sanitize_problems import launches_of, shape_of
 
-from convoy.engines import fresh
+from convoy.engines import dynamic_weight
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.manifest import load_engine, waiting
-from convoy.engines.piece import read
-from convoy.engines.pruned.walk import positions
+from convoy.engines.sparse_weights.walk import positions
+from convoy.engines.subgraph import read
 from convoy.errors import CompileError
 from convoy.measurement.data import make_data, result_specs
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
@@ -120,7 +120,7 @@ def launch_problem(name: str, executable: Executable, problem: Problem) -> None:
 def build(engine: Engine, problem: Problem, knobs: Knobs, target: Target) -> Executable | None:
     """One setting; None for one that does not compile, which a search passes over too. The first one has to."""
     try:
-        return fresh.build(engine, problem, knobs, target)
+        return dynamic_weight.build(engine, problem, knobs, target)
     except CompileError as error:
         if knobs == engine.space(problem, target)[0]:
             raise

@@ -13,7 +13,7 @@ import kernels  # noqa: E402
 import layer_data  # noqa: E402
 import layer_timing  # noqa: E402
 
-from convoy.engines.aten import ENGINE  # noqa: E402
+from convoy.engines.library.aten import ENGINE  # noqa: E402
 from convoy.problem import ConvProblem, Knobs, LinearProblem  # noqa: E402
 from convoy.target import Target  # noqa: E402
 

@@ -16,9 +16,9 @@ from types import ModuleType
 
 import pytest
 
-from convoy.compare.scaling import DIFFERENCES
-from convoy.compare.scaling import UNITS as SCALING_UNITS
-from convoy.compare.study_strategies import SOLVERS
+from convoy.compare.scaling.scaling_jobs import DIFFERENCES
+from convoy.compare.scaling.scaling_jobs import UNITS as SCALING_UNITS
+from convoy.compare.study.study_strategies import SOLVERS
 from convoy.engines.manifest import MANIFEST, RETIRED, WAITING
 from convoy.problem import DTYPE_BYTES
 

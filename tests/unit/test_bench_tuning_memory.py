@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import convoy
-from convoy.measurement.room import LEAST_ISOLATED
+from convoy.measurement.device.memory_limit import LEAST_ISOLATED
 
 TOTAL = 1000
 

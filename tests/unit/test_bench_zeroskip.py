@@ -18,11 +18,11 @@ import zeroskip_nets  # noqa: E402
 import zeroskip_tables  # noqa: E402
 from record import Recorder  # noqa: E402
 
-from convoy.engines import host_compiler  # noqa: E402
-from convoy.engines.aten import ENGINE  # noqa: E402
-from convoy.engines.zeros import Shares  # noqa: E402
-from convoy.measurement.detect import detect_target  # noqa: E402
-from convoy.pipeline.verdict import Timed  # noqa: E402
+from convoy.engines.activation_sparsity import Shares  # noqa: E402
+from convoy.engines.compilers import host_compiler  # noqa: E402
+from convoy.engines.library.aten import ENGINE  # noqa: E402
+from convoy.measurement.device.detect import detect_target  # noqa: E402
+from convoy.pipeline.end_to_end import Timed  # noqa: E402
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool  # noqa: E402
 
 CPU = detect_target("cpu")

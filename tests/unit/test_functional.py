@@ -15,11 +15,11 @@ from torch._subclasses import FakeTensorMode
 import convoy
 from convoy import InputError, Settings, UnsupportedError, conv2d, engines, functional
 from convoy.engines.base import DETERMINISTIC, Engine
-from convoy.engines.cpu.native import address
+from convoy.engines.cpu.native_launch import address
 from convoy.engines.manifest import MANIFEST
 from convoy.errors import LaunchError
 from convoy.functional.choice import _fastest
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.protocol import protocol_for
 from convoy.perfdb import Database, Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs

@@ -59,4 +59,4 @@ def test_what_is_replaced_is_there(path):
 
 def test_a_name_that_moved_is_found():
     text = "from convoy.measurement import task\npatch.setattr(task, 'QUICK_COMPILED', 0)\ntask.NOTHING = 1\ntask.Task = 2\n"
-    assert sorted(missing(text)) == ["convoy.measurement.task.NOTHING", "convoy.measurement.task.QUICK_COMPILED"]
+    assert sorted(missing(text)) == ["convoy.tune.tuning_task.NOTHING", "convoy.tune.tuning_task.QUICK_COMPILED"]

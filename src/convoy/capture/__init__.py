@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from convoy.capture.aot_graph import capture_traced
 from convoy.capture.captured import Captured, captured_function, to_double
+from convoy.capture.find_layers import find_modules
 from convoy.capture.inference import capture_inference, capture_with_original
-from convoy.capture.modules import find_modules
-from convoy.capture.traced import capture_traced
 from convoy.capture.training import TrainingCapture, capture_training
 
 __all__ = [

@@ -16,7 +16,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from convoy.capture.copies import are_separate, copied_arguments
-from convoy.capture.functional import functional
+from convoy.capture.functionalize import functional
 from convoy.errors import CaptureError
 
 _LONGEST_MESSAGE = 2000

@@ -9,13 +9,13 @@ from torch import nn
 
 from convoy.capture.captured import Captured
 from convoy.capture.export import export_inference
-from convoy.capture.fold_batch_norm import fold_batch_norm, replace_batch_norm
-from convoy.capture.fold_constants import copy_returned_constants, fold_constants
-from convoy.capture.fold_pad import fold_pad
 from convoy.capture.lower import lower
-from convoy.capture.randomness import note_randomness
-from convoy.capture.recognise_layers import recognise_layers
-from convoy.capture.remove_identities import remove_identities
+from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
+from convoy.capture.passes.fold_constants import copy_returned_constants, fold_constants
+from convoy.capture.passes.fold_pad import fold_pad
+from convoy.capture.passes.note_randomness import note_randomness
+from convoy.capture.passes.recognise_layers import recognise_layers
+from convoy.capture.passes.remove_identities import remove_identities
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 

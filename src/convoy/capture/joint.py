@@ -16,7 +16,7 @@ from convoy.capture.export import quiet
 from convoy.capture.function_state import FunctionState
 from convoy.capture.loss_module import LossModule
 from convoy.capture.names import operator_name
-from convoy.capture.restrides import remove_restrides
+from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.traced_step import IdleParametersError, SharedGradientError, TracedStep, UnliftedError
 from convoy.errors import CaptureError, InputError
 

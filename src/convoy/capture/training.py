@@ -13,16 +13,16 @@ from torch.utils import _pytree as pytree
 from convoy.capture.batch import FlatBatch, flatten_batch
 from convoy.capture.captured import Captured
 from convoy.capture.draft import Draft
-from convoy.capture.fold_constants import fold_constants
 from convoy.capture.foreign_hooks import foreign_hook
 from convoy.capture.joint import Joint, ParameterNames, trace_joint
 from convoy.capture.loss_module import LossModule
 from convoy.capture.lower_nodes import NodeLowering
-from convoy.capture.narrow_indices import narrow_indices
-from convoy.capture.recognise_layers import recognise_layers
-from convoy.capture.regular_pools import regular_pools
-from convoy.capture.remove_identities import remove_identities
-from convoy.capture.split_backward import split_backward
+from convoy.capture.passes.fold_constants import fold_constants
+from convoy.capture.passes.narrow_indices import narrow_indices
+from convoy.capture.passes.recognise_layers import recognise_layers
+from convoy.capture.passes.regular_pools import regular_pools
+from convoy.capture.passes.remove_identities import remove_identities
+from convoy.capture.passes.split_backward import split_backward
 from convoy.capture.structure import Leaf, Structure
 from convoy.errors import CaptureError
 from convoy.graph.ir import Node, Ref

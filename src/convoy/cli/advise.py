@@ -47,7 +47,7 @@ def run(
     from convoy.cli.progress import Bar
     from convoy.measurement import detect_target
     from convoy.perfdb import Database
-    from convoy.pipeline.stages import competing_engines, make_runner
+    from convoy.pipeline.net import competing_engines, make_runner
 
     target = detect_target(where)
     with Bar() as bar, options.fitting(module, args), Database.open(settings.db) as database:

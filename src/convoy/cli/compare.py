@@ -15,7 +15,7 @@ from convoy.errors import InputError
 from convoy.settings import Effort, parse_bytes
 
 if TYPE_CHECKING:
-    from convoy.compare.runfile import Run
+    from convoy.compare.runs.runfile import Run
 
 ALL = "torch,inductor,jax,tensorflow,onnxruntime,openvino,convoy"
 
@@ -167,7 +167,7 @@ def _frameworks(
 
 
 def _options(cases: list[Any], words: str, path: Path, request: dict[str, Any], limits: Any, again: bool) -> Run:
-    from convoy.compare.ablation import search_options
+    from convoy.compare.options.ablation import search_options
 
     _load(cases[0])
     return search_options(cases, words, path, request=request, limits=limits, again=again, observer=_observe)
@@ -185,7 +185,7 @@ def _observe(message: str, done: int, total: int) -> None:
 
 
 def _show(found: Run, path: Path, report: Path | None) -> None:
-    from convoy.compare.page import sheet_of
+    from convoy.compare.runs.run_page import sheet_of
     from convoy.report.sheet import print_sheet, write_sheet
 
     sheet = sheet_of([found])

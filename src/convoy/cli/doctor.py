@@ -8,12 +8,12 @@ from convoy.cli.output import say
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
-    from convoy.measurement.doctor import Finding
+    from convoy.measurement.device.doctor import Finding
 
 
 def doctor() -> None:
     """Say what this machine has, and what is missing for which engine."""
-    from convoy.measurement.doctor import findings
+    from convoy.measurement.device.doctor import findings
     from convoy.report import print_table
     from convoy.settings import Settings
 
@@ -26,7 +26,7 @@ def doctor() -> None:
 def extra_engines(entries: tuple[str, ...]) -> list[Finding]:
     """Whether each engine of the user's own can be loaded."""
     from convoy.engines.manifest import load_engine
-    from convoy.measurement.doctor import Finding
+    from convoy.measurement.device.doctor import Finding
 
     found: list[Finding] = []
     for entry in entries:

@@ -16,10 +16,11 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.pipeline import Result, TrainingResult
+    from convoy.pipeline import Result
     from convoy.plan.plan import Plan
     from convoy.report import Summary
     from convoy.settings import Settings
+    from convoy.training import TrainingResult
 
 
 def optimize(
@@ -124,8 +125,8 @@ def _write(plan: Plan, summary: Summary, files: Mapping[str, Path]) -> None:
     """Write what was asked for: plan, report, json, timeline."""
     from convoy.plan import save
     from convoy.plan.file import write_text
-    from convoy.plan.timeline import chrome_trace, planned
     from convoy.report import write_html, write_json
+    from convoy.schedule.timeline import chrome_trace, planned
 
     if "plan" in files:
         save(plan, files["plan"])

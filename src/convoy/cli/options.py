@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.compare import Run
-    from convoy.pipeline import TrainingResult
-    from convoy.pipeline.stages import Observer
+    from convoy.pipeline.net import Observer
     from convoy.target import Target
+    from convoy.training import TrainingResult
 
 Model = Annotated[
     str,
@@ -127,10 +127,10 @@ def train(
     """Tune a training step on a batch: cross entropy with random labels."""
     import torch
 
-    from convoy.pipeline import train_model
-    from convoy.pipeline.fit import classification_loss
-    from convoy.program.step_program import StepOptions
     from convoy.prune.accuracy import class_scores
+    from convoy.training import train_model
+    from convoy.training.fit import classification_loss
+    from convoy.training.step_program import StepOptions
 
     if amp is not None and amp not in AMP:
         raise InputError("--amp", amp, "one of " + ", ".join(AMP))
@@ -178,7 +178,7 @@ def write_report(run: Run, path: Path | None) -> None:
     """The page of a run, where one is wanted."""
     if path is None:
         return
-    from convoy.compare.page import sheet_of
+    from convoy.compare.runs.run_page import sheet_of
     from convoy.report.sheet import write_sheet
 
     write_sheet(sheet_of([run]), path)

@@ -14,8 +14,8 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.pipeline.finetune import Schedule
     from convoy.prune import PruneSummary, Recipe
+    from convoy.training.finetune import Schedule
     from convoy.zoo import Dataset
 
 
@@ -74,8 +74,8 @@ def prune(
         advice = measured.run(model, weights, pattern, settings, batch, size, dtype, device, trust=trust)
         measured.show(advice, as_json)
         return
-    from convoy.pipeline.finetune import Schedule
     from convoy.prune import Recipe
+    from convoy.training.finetune import Schedule
 
     recipe = Recipe.of(pattern or "unstructured", sparsity, scope, tuple(options.words_of(skip)))
     schedule = Schedule(epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed)
@@ -126,8 +126,8 @@ def run(
 ) -> PruneSummary:
     """Prune in place, fine-tune, and take the accuracy before, between and after."""
     from convoy.cli.progress import Bar
-    from convoy.pipeline.finetune import finetune
     from convoy.prune import Accuracy, Finetune, PruneSummary, accuracy, prune_model
+    from convoy.training.finetune import finetune
 
     args = options.example(module, name, None, None, size, "fp32", device)
     with options.fitting(module, args):

@@ -30,12 +30,12 @@ def report(
 ) -> None:
     """Show RUNS as one self-contained page, or print what changed between two."""
     options.check_outputs({"--output": output})
-    from convoy.compare.runfile import read
+    from convoy.compare.runs.runfile import read
 
     found = [read(path) for path in runs]
     if diff:
-        from convoy.compare.difference import difference
-        from convoy.compare.difference_page import difference_sheet
+        from convoy.compare.runs.difference import difference
+        from convoy.compare.runs.difference_page import difference_sheet
         from convoy.report.sheet import write_sheet
 
         if len(found) != 2:
@@ -48,7 +48,7 @@ def report(
         if changes.regressions:
             raise typer.Exit(REGRESSED)
         return
-    from convoy.compare.page import sheet_of
+    from convoy.compare.runs.run_page import sheet_of
     from convoy.report.sheet import print_sheet, write_sheet
 
     sheet = sheet_of(found)

@@ -15,8 +15,8 @@ from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.compare import Run
-    from convoy.compare.lock import Notes
-    from convoy.compare.scaling import Job, ScaleRequest
+    from convoy.compare.runs.device_lock import Notes
+    from convoy.compare.scaling.scaling_jobs import Job, ScaleRequest
 
 
 def scale(
@@ -68,7 +68,7 @@ def scale(
     options.check_outputs({"--output": path, "--report": report})
     where = options.pick_device(device)
 
-    from convoy.compare.scaling import ScaleRequest
+    from convoy.compare.scaling.scaling_jobs import ScaleRequest
 
     request = ScaleRequest(
         model=model,
@@ -93,7 +93,7 @@ def scale(
         model, None, "fp32", "cpu", trust=trust
     )  # a name that is none is the user's error, and not four processes'
 
-    from convoy.compare.lock import claim
+    from convoy.compare.runs.device_lock import claim
     from convoy.measurement import detect_target
 
     interrupt.unwinds()  # ends torchrun
@@ -123,8 +123,8 @@ def _counts(text: str | None, device: str) -> tuple[int, ...]:
 
 def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, again: bool) -> Run:
     from convoy.compare import Run
-    from convoy.compare.manifest import make_manifest
-    from convoy.compare.runfile import resumed
+    from convoy.compare.runs.manifest import make_manifest
+    from convoy.compare.runs.runfile import resumed
 
     # Numbers of GPUs and providers are no part of the request: a run goes on with others, and those that are there stay.
     asked = {
@@ -145,9 +145,9 @@ def _measure(request: ScaleRequest, run: Run, output: Path | None, report: Path 
 
     from convoy.cli.progress import Bar
     from convoy.compare import write
-    from convoy.compare.lock import noted
-    from convoy.compare.scaling import jobs, with_efficiency
-    from convoy.compare.scaling_launch import run as run_job
+    from convoy.compare.runs.device_lock import noted
+    from convoy.compare.scaling.scaling_jobs import jobs, with_efficiency
+    from convoy.compare.scaling.scaling_launch import run as run_job
 
     found = list(jobs(request))
     with Bar() as bar:
@@ -183,7 +183,7 @@ def _is_known(job: Job, run: Run) -> bool:
 
 def _tell(request: ScaleRequest, run: Run) -> None:
     """Tables and lines; on a host that is not the first there are failures alone."""
-    from convoy.compare.scaling_lines import (
+    from convoy.compare.scaling.scaling_lines import (
         HEADS,
         LINK_CAPTION,
         LINK_HEADS,

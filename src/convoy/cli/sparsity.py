@@ -30,7 +30,7 @@ def sparsity(
     args = options.example(module, model, images, limit, size, "fp32", "cpu")
 
     from convoy.capture import capture_inference
-    from convoy.measurement.zeros import convolution_inputs, layer_zeros
+    from convoy.measurement.count_zeros import convolution_inputs, layer_zeros
     from convoy.report import print_table
     from convoy.report.sparsity import HEADINGS, LayerSparsity, Sparsity, write_sparsity_html, write_sparsity_json
 

@@ -15,7 +15,7 @@ from convoy.errors import InputError
 
 if TYPE_CHECKING:
     from convoy.compare import Run
-    from convoy.compare.study_sweep import Point
+    from convoy.compare.study.study_sweep import Point
     from convoy.problem import ConvProblem
     from convoy.settings import Settings
     from convoy.target import Target
@@ -86,7 +86,7 @@ def study(
     target = options.pick_target(device, dtype)
 
     from convoy.cli.study_session import StudySession
-    from convoy.compare.lock import claim
+    from convoy.compare.runs.device_lock import claim
     from convoy.perfdb import Database
 
     about = {"dtype": dtype, "numerics": str(settings.numerics)}
@@ -126,8 +126,8 @@ def _start(
 ) -> Run:
     """The run to go on with: rows of an earlier one of the same request stay until they are measured again."""
     from convoy.compare import Run
-    from convoy.compare.manifest import make_manifest
-    from convoy.compare.runfile import resumed
+    from convoy.compare.runs.manifest import make_manifest
+    from convoy.compare.runs.runfile import resumed
     from convoy.measurement import protocol_for
 
     protocol = protocol_for(settings.effort, target.device).id
@@ -147,7 +147,7 @@ def _directions(text: str) -> list[str]:
 
 def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, only: bool) -> list[Point]:
     """The swept points: all sweeps where nothing else was asked for."""
-    from convoy.compare.study_sweep import parse_base, sweep_points
+    from convoy.compare.study.study_sweep import parse_base, sweep_points
 
     names = options.words_of(SWEPT if sweep is None and only else sweep)
     middle = parse_base(base)
@@ -155,7 +155,7 @@ def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, 
 
 
 def _listed(path: Path | None, kinds: Sequence[Kind]) -> list[Point]:
-    from convoy.compare.study_sweep import BASE, read_layers
+    from convoy.compare.study.study_sweep import BASE, read_layers
 
     return [] if path is None else [point for kind in kinds for point in read_layers(path, kind(BASE))]
 

@@ -16,8 +16,8 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from convoy.cli.progress import Bar
     from convoy.compare import Row, Run
-    from convoy.compare.study import Study
-    from convoy.compare.study_sweep import Point
+    from convoy.compare.study.algorithm_study import Study
+    from convoy.compare.study.study_sweep import Point
     from convoy.perfdb import Database
     from convoy.settings import Settings
     from convoy.target import Target
@@ -40,8 +40,8 @@ class StudySession:
         seconds: float = 0.0,
     ) -> None:
         from convoy.cli.progress import Bar
-        from convoy.compare.study import Study
-        from convoy.pipeline.stages import competing_engines, make_runner
+        from convoy.compare.study.algorithm_study import Study
+        from convoy.pipeline.net import competing_engines, make_runner
 
         self.target, self.settings, self.database, self.output = target, settings, database, output
         self.run = run
@@ -62,7 +62,7 @@ class StudySession:
     def layers(self, points: dict[str, list[Point]], *, energy: bool) -> None:
         """Measure swept and listed layers, curve by curve."""
         if energy:
-            from convoy.compare.study_energy import gpu_counter, launch_joules
+            from convoy.compare.study.study_energy import gpu_counter, launch_joules
 
             counter = gpu_counter() if self.target.device == "cuda" else None
             if counter is None:
@@ -99,8 +99,8 @@ class StudySession:
         """Compare strategies on whole nets."""
         if not names:
             return
-        from convoy.compare.study_strategies import strategies
-        from convoy.pipeline.stages import capture_net
+        from convoy.compare.study.study_strategies import strategies
+        from convoy.pipeline.net import capture_net
 
         for name in names:
             if self._late(name):
@@ -128,7 +128,7 @@ class StudySession:
 
     def note(self, notes: Sequence[str]) -> None:
         """Take what makes the figures doubtful into the file."""
-        from convoy.compare.lock import noted
+        from convoy.compare.runs.device_lock import noted
 
         self.run = noted(self.run, notes)
         if self.run.rows:
@@ -141,7 +141,7 @@ class StudySession:
 
     def tell(self, points: dict[str, list[Point]], *, criteria: bool) -> None:
         """Print what was found; learn criteria and keep them beside the database."""
-        from convoy.compare.study_lines import (
+        from convoy.compare.study.study_lines import (
             STRATEGY_HEADS,
             STRATEGY_NUMBERS,
             layer_table,
@@ -169,10 +169,10 @@ class StudySession:
             say(f"run: {self.output}")
 
     def _learn(self, points: dict[str, list[Point]]) -> None:
-        from convoy.compare import study_criteria
-        from convoy.compare.manifest import commit
-        from convoy.measurement.criteria_file import criteria_json, user_file
+        from convoy.compare.runs.manifest import commit
+        from convoy.compare.study import study_criteria
         from convoy.plan.file import write_text
+        from convoy.tune.criteria_file import criteria_json, user_file
 
         found = self.study.learn(commit())
         checked = "" if found is None else self.study.check(points["swept"], points["listed"])

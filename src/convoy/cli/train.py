@@ -19,10 +19,10 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.pipeline.fit import Epoch
-    from convoy.pipeline.recipe import Recipe
-    from convoy.program.step import TrainingStep
     from convoy.settings import Settings
+    from convoy.training.fit import Epoch
+    from convoy.training.recipe import Recipe
+    from convoy.training.step import TrainingStep
 
 
 def train(
@@ -57,7 +57,7 @@ def train(
     db: options.Db = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
-    from convoy.pipeline.recipe import Recipe, with_amp
+    from convoy.training.recipe import Recipe, with_amp
 
     recipe = Recipe(
         epochs=epochs,
@@ -93,7 +93,7 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
     another = None if resume else _identity(checkpoint)
 
     def kept() -> str:
-        from convoy.pipeline.checkpoint import position_in
+        from convoy.training.checkpoint import position_in
 
         there = _identity(checkpoint)
         if there is None or there == another:
@@ -103,7 +103,7 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
         return f"{checkpoint} holds {made}; go on with --resume"
 
     def remove() -> None:
-        from convoy.pipeline.checkpoint import remove_unfinished
+        from convoy.training.checkpoint import remove_unfinished
 
         remove_unfinished(checkpoint)
 
@@ -148,7 +148,7 @@ def run(
         count: how many there are.
     """
     from convoy.cli.progress import Bar
-    from convoy.pipeline.fit import fit
+    from convoy.training.fit import fit
     from convoy.zoo import load_dataset
 
     module = options.load(source.model, source.weights, "fp32", where, trust=source.trust)

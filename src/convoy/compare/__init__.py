@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.compare.rows import Figure, Row
-from convoy.compare.runfile import Run, read, write
+from convoy.compare.runs.rows import Figure, Row
+from convoy.compare.runs.runfile import Run, read, write
 
 __all__ = ["Figure", "Row", "Run", "read", "write"]

@@ -21,7 +21,7 @@ from typing import Any, Final
 from convoy.compare.case import Case
 from convoy.compare.frameworks import Entry
 from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
-from convoy.compare.memory import peak_bytes, restart_peak, trim
+from convoy.compare.process_memory import peak_bytes, restart_peak, trim
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -83,7 +83,7 @@ def serve(hello: dict[str, Any], say: Say, read: Callable[[], str]) -> None:
         elif hello["role"] == "export":
             say({"exported": _export(case, folder)})
         elif hello["role"] == "options":
-            from convoy.compare.trial import serve_trials
+            from convoy.compare.options.option_trial import serve_trials
 
             serve_trials(case, folder, say, read)
         else:
@@ -273,16 +273,16 @@ def _timed(built: Built, calls: int) -> float:
 
 
 def _make_material(case: Case, folder: Path, turn: Turns) -> dict[str, Any]:
-    from convoy.compare import material
+    from convoy.compare import case_inputs
 
-    return material.make(case, folder, turn)
+    return case_inputs.make(case, folder, turn)
 
 
 def _export(case: Case, folder: Path) -> float:
-    from convoy.compare import material
+    from convoy.compare import case_inputs
 
     start = time.perf_counter()
-    material.export_onnx(case, material.read(folder))
+    case_inputs.export_onnx(case, case_inputs.read(folder))
     return time.perf_counter() - start
 
 

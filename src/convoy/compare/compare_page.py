@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import quantiles
 from typing import Final
 
-from convoy.compare.kinds import KINDS
-from convoy.compare.rows import Figure, Row, by_time, questions
-from convoy.compare.runfile import Run
-from convoy.plan.timeline import Span
+from convoy.compare.layer_kinds import KINDS
+from convoy.compare.runs.rows import Figure, Row, by_time, questions
+from convoy.compare.runs.runfile import Run
 from convoy.report.roofline import roofline
 from convoy.report.sheet import Card, Cell, Part, Section, Table
 from convoy.report.timeline import timeline_chart
+from convoy.schedule.timeline import Span
 
 
 def sections_of(run: Run) -> tuple[list[Card], list[Section]]:

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from convoy.compare.case import Case
-from convoy.compare.children import Children
+from convoy.compare.case_input_folders import MaterialFolders
+from convoy.compare.child_processes import Children
+from convoy.compare.child_session import ChildFailedError, ChildSession
 from convoy.compare.frameworks import Entry
-from convoy.compare.ledger import Ledger
+from convoy.compare.interleaved_timing import Samples, quietest, take_rounds
 from convoy.compare.limits import ROUNDS, Limits
-from convoy.compare.lock import claim, noted
-from convoy.compare.manifest import ask_gpu, make_manifest
-from convoy.compare.material_folders import MaterialFolders
-from convoy.compare.rows import Figure, Row
-from convoy.compare.runfile import Run, resumed, write
+from convoy.compare.progress import Ledger
+from convoy.compare.ready_frameworks import Waiting
+from convoy.compare.runs.device_lock import claim, noted
+from convoy.compare.runs.manifest import ask_gpu, make_manifest
+from convoy.compare.runs.rows import Figure, Row
+from convoy.compare.runs.runfile import Run, resumed, write
 from convoy.compare.samples import ready_row, rounds_for, row_of, with_samples
-from convoy.compare.session import ChildFailedError, ChildSession
-from convoy.compare.turns import Samples, quietest, take_rounds
-from convoy.compare.waiting import Waiting
 from convoy.measurement import detect_target
 from convoy.target import Target
 

@@ -1,4 +1,4 @@
-"""Energy of a GPU, by the counter that NVIDIA's driver keeps (`convoy.measurement.nvml`)."""
+"""Energy of a GPU, by the counter that NVIDIA's driver keeps (`convoy.measurement.device.nvml`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from convoy.measurement.nvml import Gpu
+from convoy.measurement.device.nvml import Gpu
 
 
 def joules_counter(bus_id: str, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], float] | None:

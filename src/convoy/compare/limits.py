@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.compare.memory import available_bytes
+from convoy.compare.process_memory import available_bytes
 
 ROUNDS: Final = 15
 """Interleaved rounds: an odd number, so that the median is a sample."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from convoy.compare.case import Case
-from convoy.compare.rows import Figure, Row
+from convoy.compare.runs.rows import Figure, Row
 
 LEAST_ROUNDS: Final = 3
 ROUNDS_S: Final = 30.0

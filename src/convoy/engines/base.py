@@ -139,7 +139,7 @@ class Engine(ABC):
 
     skips_zeros: ClassVar[bool] = False
     """Whether its time depends on the zeros in its input: it is then measured for the shares that layers have
-    (`convoy.engines.zeros`)."""
+    (`convoy.engines.activation_sparsity`)."""
 
     zeros_kind: ClassVar[str] = "zeros"
     """What an engine that skips zeros leaves out, and so what its time is measured over: a field of `zeros.Shares`."""
@@ -177,7 +177,7 @@ class Engine(ABC):
     def has_knobs(self, problem: Problem, knobs: Knobs, target: Target) -> bool:
         """Whether knobs, from a plan file for example, are a setting of its space, so that `build` may be given them.
 
-        What zeros a time holds for (`convoy.engines.zeros`) is the tuner's knob and no part of the space.
+        What zeros a time holds for (`convoy.engines.activation_sparsity`) is the tuner's knob and no part of the space.
         """
         if self.skips_zeros and self.zeros_kind in knobs:
             share = knobs[self.zeros_kind]

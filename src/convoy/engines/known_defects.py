@@ -16,8 +16,8 @@ from typing import Final
 
 import torch
 
-from convoy.engines.conditions import effective_dilation
-from convoy.engines.instruction_sets import onednn_in_force
+from convoy.engines.compilers.instruction_sets import onednn_in_force
+from convoy.engines.support_checks import effective_dilation
 from convoy.problem import ConvProblem
 from convoy.target import Target
 

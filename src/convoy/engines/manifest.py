@@ -15,20 +15,20 @@ from convoy.engines.base import Engine
 from convoy.errors import InputError
 
 MANIFEST: Final[dict[str, str]] = {
-    "aten": "convoy.engines.aten",
+    "aten": "convoy.engines.library.aten",
     "reference": "convoy.engines.reference",
-    "inductor": "convoy.engines.inductor",
-    "cudnn": "convoy.engines.cudnn",
-    "foreach": "convoy.engines.foreach",
-    "onednn": "convoy.engines.onednn",
-    "gemm": "convoy.engines.gemm",
-    "pointwise": "convoy.engines.pointwise",
-    "winograd2": "convoy.engines.winograd2",
-    "winograd4": "convoy.engines.winograd4",
-    "fft": "convoy.engines.fft",
-    "fft_tiled": "convoy.engines.fft_tiled",
-    "zeroskip.cpu": "convoy.engines.zeroskip.cpu",
-    "zeroskip.channels": "convoy.engines.zeroskip.channels",
+    "inductor": "convoy.engines.library.inductor",
+    "cudnn": "convoy.engines.library.cudnn",
+    "foreach": "convoy.engines.library.foreach",
+    "onednn": "convoy.engines.library.onednn",
+    "gemm": "convoy.engines.library.gemm",
+    "pointwise": "convoy.engines.library.pointwise",
+    "winograd2": "convoy.engines.algorithms.winograd2",
+    "winograd4": "convoy.engines.algorithms.winograd4",
+    "fft": "convoy.engines.algorithms.fft",
+    "fft_tiled": "convoy.engines.algorithms.fft_tiled",
+    "zeroskip.cpu": "convoy.engines.sparse_activations.cpu",
+    "zeroskip.channels": "convoy.engines.sparse_activations.channels",
     "cpu.direct": "convoy.engines.cpu.direct",
     "cpu.depthwise": "convoy.engines.cpu.depthwise",
     "cpu.pooling": "convoy.engines.cpu.pooling",
@@ -37,13 +37,13 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.scale": "convoy.engines.cpu.scale",
     "cpu.winograd": "convoy.engines.cpu.winograd",
     "cpu.banded": "convoy.engines.cpu.banded",
-    "pruned.c": "convoy.engines.pruned.c",
-    "pruned.channels": "convoy.engines.pruned.channels",
-    "pruned.cuda": "convoy.engines.pruned.cuda",
-    "pruned.sparse24": "convoy.engines.pruned.sparse24",
-    "pruned.blocks": "convoy.engines.pruned.blocks",
-    "pruned.channels_gpu": "convoy.engines.pruned.channels_gpu",
-    "pruned.direct": "convoy.engines.pruned.direct",
+    "pruned.c": "convoy.engines.sparse_weights.c",
+    "pruned.channels": "convoy.engines.sparse_weights.channels",
+    "pruned.cuda": "convoy.engines.sparse_weights.cuda",
+    "pruned.sparse24": "convoy.engines.sparse_weights.sparse24",
+    "pruned.blocks": "convoy.engines.sparse_weights.blocks",
+    "pruned.channels_gpu": "convoy.engines.sparse_weights.channels_gpu",
+    "pruned.direct": "convoy.engines.sparse_weights.direct",
     "triton.implicit_gemm": "convoy.engines.triton.implicit_gemm",
     "triton.swapped": "convoy.engines.triton.swapped",
     "triton.pointwise": "convoy.engines.triton.pointwise",
@@ -61,27 +61,27 @@ MANIFEST: Final[dict[str, str]] = {
     "triton.wgrad": "convoy.engines.triton.wgrad",
     "triton.stem_wgrad": "convoy.engines.triton.stem_wgrad",
     "triton.depthwise_gradients": "convoy.engines.triton.depthwise_gradients",
-    "cuda.implicit_gemm": "convoy.engines.cuda.implicit_gemm",
-    "cuda.swapped": "convoy.engines.cuda.swapped",
-    "cuda.split_fp32": "convoy.engines.cuda.split_fp32",
-    "cuda.fresh": "convoy.engines.cuda.fresh",
-    "cuda.dgrad": "convoy.engines.cuda.dgrad",
-    "cuda.wgrad": "convoy.engines.cuda.wgrad",
-    "cuda.first_layer": "convoy.engines.cuda.first_layer",
-    "cuda.first_layer_tf32": "convoy.engines.cuda.first_layer_tf32",
-    "cuda.stem": "convoy.engines.cuda.stem",
-    "cuda.depthwise": "convoy.engines.cuda.depthwise",
-    "cuda.depthwise_tile": "convoy.engines.cuda.depthwise_tile",
-    "padded": "convoy.engines.padded",
-    "batches": "convoy.engines.batches",
+    "cuda.implicit_gemm": "convoy.engines.hopper.implicit_gemm",
+    "cuda.swapped": "convoy.engines.hopper.swapped",
+    "cuda.split_fp32": "convoy.engines.hopper.split_fp32",
+    "cuda.fresh": "convoy.engines.hopper.fresh",
+    "cuda.dgrad": "convoy.engines.hopper.dgrad",
+    "cuda.wgrad": "convoy.engines.hopper.wgrad",
+    "cuda.first_layer": "convoy.engines.hopper.first_layer",
+    "cuda.first_layer_tf32": "convoy.engines.hopper.first_layer_tf32",
+    "cuda.stem": "convoy.engines.hopper.stem",
+    "cuda.depthwise": "convoy.engines.hopper.depthwise",
+    "cuda.depthwise_tile": "convoy.engines.hopper.depthwise_tile",
+    "padded": "convoy.engines.delegating.channel_padded",
+    "batches": "convoy.engines.delegating.micro_batched",
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
 WAITING: Final[dict[str, str]] = {
-    "pruned.csr": "convoy.engines.pruned.csr",
-    "zeroskip.ecr": "convoy.engines.zeroskip.ecr",
-    "zeroskip.gather": "convoy.engines.zeroskip.gather",
-    "zeroskip.blocks": "convoy.engines.zeroskip.blocks",
+    "pruned.csr": "convoy.engines.sparse_weights.csr",
+    "zeroskip.ecr": "convoy.engines.sparse_activations.ecr",
+    "zeroskip.gather": "convoy.engines.sparse_activations.gather",
+    "zeroskip.blocks": "convoy.engines.sparse_activations.blocks",
 }
 """Engines that are not offered: they have not run on a device yet, or were measured there and never win (their pages say so).
 Benchmarks and tests name them as `id=module:ENGINE`."""
@@ -126,7 +126,7 @@ NATIVE: Final = frozenset(
         "zeroskip.cpu",
     }
 )
-"""Engines whose launches need no Python (`convoy.engines.cpu.native`): a program on a CPU has chains of them, each one call."""
+"""Engines whose launches need no Python (`convoy.engines.cpu.native_launch`): a program on a CPU has chains of them."""
 
 MERGING: Final = "triton.merged"
 """Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""

@@ -17,9 +17,9 @@ from torch.nn.functional import fold, unfold
 
 from convoy.engines.activations import activate, pool2d
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
-from convoy.engines.conditions import plain_convolution
 from convoy.engines.interpret import compile_graph
-from convoy.engines.piece import read, runnable
+from convoy.engines.subgraph import read, runnable
+from convoy.engines.support_checks import plain_convolution
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from convoy.engines.base import Engine, Executable, Knobs
-from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.cost_model import Work, estimate_us
 from convoy.problem import Problem
 from convoy.target import Target
 

@@ -11,7 +11,7 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.functional.arguments import Size, autocast, check_dtypes, check_tensors, layout_of, padded, problem_of
 from convoy.functional.autograd import FORMATS, Convolution, on
 from convoy.functional.choice import pick, with_mask
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.program import calls
 from convoy.settings import Settings, checked_settings
 from convoy.target import Target

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from convoy.capture.masks import mask_of
+from convoy.capture.weight_masks import mask_of
+from convoy.engines.activation_sparsity import expected
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
-from convoy.engines.zeros import expected
 from convoy.errors import InputError, UnsupportedError
-from convoy.measurement.offers import admitted
+from convoy.measurement.engine_space import admitted
 from convoy.measurement.protocol import protocol_for
 from convoy.measurement.statistics import Timing, is_faster
 from convoy.perfdb import Database, Measurement, default_path

@@ -1,18 +1,17 @@
-"""The clock: device and stack, protocol, accuracy, runners and the staged search (docs/measurement.md)."""
+"""The clock: device and stack, protocol, accuracy and runners (docs/measurement.md)."""
 
 from __future__ import annotations
 
-from convoy.measurement.ahead import Ahead
-from convoy.measurement.child import ChildRunner
-from convoy.measurement.detect import check_dtype, detect_target
-from convoy.measurement.doctor import Finding, findings
+from convoy.measurement.count_zeros import zero_shares
+from convoy.measurement.device.detect import check_dtype, detect_target
+from convoy.measurement.device.doctor import Finding, findings
+from convoy.measurement.device.peaks import Peaks, floor_us, peaks
 from convoy.measurement.in_process import InProcessRunner
-from convoy.measurement.peaks import Peaks, floor_us, peaks
+from convoy.measurement.processes.child import ChildRunner
+from convoy.measurement.processes.parallel_compile import Ahead
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.replay import ReplayRunner
 from convoy.measurement.runner import Request, Runner
-from convoy.measurement.search import SearchResult, search
-from convoy.measurement.zeros import zero_shares
 
 __all__ = [
     "Ahead",
@@ -24,13 +23,11 @@ __all__ = [
     "ReplayRunner",
     "Request",
     "Runner",
-    "SearchResult",
     "check_dtype",
     "detect_target",
     "findings",
     "floor_us",
     "peaks",
     "protocol_for",
-    "search",
     "zero_shares",
 ]

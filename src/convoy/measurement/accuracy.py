@@ -18,7 +18,7 @@ from convoy.engines.base import Executable
 from convoy.measurement.data import Data, dense, in_layout, make_data, result_specs, tensor_specs
 from convoy.measurement.guards import Guarded, Trial, checksum, overrun, run_guarded
 from convoy.measurement.oracle import oracle, spread_norm, terms_norm
-from convoy.measurement.pieces import FLIPPED, STOCK, is_random, narrowest, stock_results
+from convoy.measurement.subgraph_accuracy import FLIPPED, STOCK, is_random, narrowest, stock_results
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 
 __all__ = [

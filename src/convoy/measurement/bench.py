@@ -8,14 +8,14 @@ from typing import Final, TypeGuard
 
 import torch
 
+from convoy.engines.activation_sparsity import kind_of
 from convoy.engines.base import Engine, Executable, Packed
-from convoy.engines.zeros import kind_of
 from convoy.measurement.accuracy import check
 from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, with_zeros
 from convoy.measurement.failure import Failure, Found, first_lines, is_out_of_memory, survive
 from convoy.measurement.guards import checksum, run_guarded
-from convoy.measurement.landing import Landing
 from convoy.measurement.oracle import oracle
+from convoy.measurement.output_buffers import Landing
 from convoy.perfdb.row import Status
 from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.fresh import build
+from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement.bench import KINDS, Bench

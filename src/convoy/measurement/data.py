@@ -10,11 +10,11 @@ from typing import Final, TypeGuard
 import numpy as np
 import torch
 
+from convoy.engines.activation_sparsity import BLOCK, TILE
 from convoy.engines.operators import DTYPES
-from convoy.engines.zeros import BLOCK, TILE
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
-from convoy.measurement.places import draw_indices, readers_of_indices
+from convoy.measurement.pool_indices import draw_indices, readers_of_indices
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
 
 KINDS: Final = ("integer", "normal", "cancelling")
@@ -147,7 +147,7 @@ def with_zeros(data: Data, percent: float, seed: int, kind: str = "zeros") -> Da
         percent: 0 to 100.
         seed: same seed, same places on the same kind of device.
         kind: what is zero or not as a whole, each image by itself: single values (`zeros`), channels, tiles or blocks
-            (`convoy.engines.zeros.Shares`).
+            (`convoy.engines.activation_sparsity.Shares`).
     """
     x = dense(data.args[0])
     generator = torch.Generator(x.device).manual_seed(seed)

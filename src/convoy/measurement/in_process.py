@@ -12,9 +12,9 @@ from convoy.engines.manifest import BASELINE
 from convoy.errors import LaunchError
 from convoy.measurement.bench import Bench, shared_data
 from convoy.measurement.candidate import Ready, prepare
+from convoy.measurement.device.memory_limit import keep_room
 from convoy.measurement.failure import ContextLostError, Failure, failure_of, is_out_of_memory, survive
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.room import keep_room
 from convoy.measurement.runner import Announce, Request, stamp
 from convoy.measurement.statistics import Timing, summarise_rounds
 from convoy.measurement.timer import first_run_us, replayed_us, time_rounds
@@ -42,7 +42,7 @@ class InProcessRunner:
         target: the device.
         extra_engines: extra engines as `id=module:Class`.
         timeout_s: unused; only a child can be ended from outside.
-        memory_bytes: most bytes that the process may hold on the device (`convoy.measurement.room`); None: all that there are.
+        memory_bytes: most bytes that the process may hold on the device (`measurement.device.memory_limit`); None: no limit.
         announce: told what begins.
     """
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import torch
 
+from convoy.measurement.capture_recovery import by_hand, put_right
+from convoy.measurement.device.memory_limit import ask_to_record
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.room import ask_to_record
-from convoy.measurement.unfinished import by_hand, put_right
 
 Launch = Callable[[], object]
 Sample = Callable[[], float]

@@ -8,7 +8,7 @@ from pathlib import Path
 from convoy.errors import InputError
 from convoy.perfdb.faults import Untouchable
 from convoy.perfdb.location import checked_path
-from convoy.perfdb.mend import read_contents
+from convoy.perfdb.repair import read_contents
 from convoy.perfdb.transfer import Incoming
 
 

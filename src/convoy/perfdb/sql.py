@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from convoy.errors import InputError
 from convoy.perfdb.faults import Damage
-from convoy.perfdb.pages import PAGE_BYTES
 from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, Value, seal_pair, seal_row
 from convoy.perfdb.row import Measurement
+from convoy.perfdb.sqlite_salvage import PAGE_BYTES
 from convoy.perfdb.stored import STORED, verified_pair, verified_record, verified_rows
 
 APPLICATION_ID: Final = 0x436F6E76

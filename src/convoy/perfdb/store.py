@@ -19,7 +19,7 @@ from convoy.errors import DatabaseError
 from convoy.perfdb import sql
 from convoy.perfdb.faults import FINDINGS, Moved, Untouchable, is_damage, is_unwritable
 from convoy.perfdb.location import on_shared_file_system
-from convoy.perfdb.mend import Contents, open_sound, read_contents, replace_damaged
+from convoy.perfdb.repair import Contents, open_sound, read_contents, replace_damaged
 
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Result]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from convoy.capture.copies import separate_copy
-from convoy.engines.flags import convolutions
+from convoy.engines.torch_flags import convolutions
 from convoy.errors import CaptureError
 from convoy.pipeline.isolation import Isolated, attributes_of
-from convoy.pipeline.stages import Net, capture_net
+from convoy.pipeline.net import Net, capture_net
 from convoy.settings import Settings
 from convoy.target import Target
 

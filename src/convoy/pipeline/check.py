@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from convoy.measurement.device.memory_limit import keep_room
 from convoy.measurement.failure import is_out_of_memory
-from convoy.measurement.room import keep_room
+from convoy.pipeline.end_to_end import Errors, Timed, interleave
 from convoy.pipeline.summarize import Outcome
-from convoy.pipeline.verdict import Errors, Timed, interleave
 from convoy.plan import Plan
-from convoy.plan.timeline import Span
 from convoy.program import Program
 from convoy.program.module import eager_of
 from convoy.program.trace import measured
+from convoy.schedule.timeline import Span
 
 APART = "there was no room for PyTorch's own beside the plan: they were timed one after the other, and not in turn"
 """What a plan says of times that were taken so."""

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
-from convoy.engines.flags import convolutions
-from convoy.pipeline import verdict
+from convoy.engines.torch_flags import convolutions
+from convoy.pipeline import end_to_end
 from convoy.pipeline.check import Check, Side
 from convoy.pipeline.isolation import Isolated
+from convoy.pipeline.net import Net
 from convoy.pipeline.oracle import reference
 from convoy.pipeline.rounding import seeded
-from convoy.pipeline.stages import Net
 from convoy.program import Program
 
 
@@ -55,7 +55,7 @@ class NetCheck(Check):
         model, args, kwargs = self._model, self._args, self._kwargs
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
         if self.cuda:
-            runs = verdict.baseline_run(runs["torch.eager"], lambda: verdict.stock_graph(model, args, kwargs))
+            runs = end_to_end.baseline_run(runs["torch.eager"], lambda: end_to_end.stock_graph(model, args, kwargs))
         ((name, run),) = runs.items()
         return Side(name, self._baseline_errors, run)
 
@@ -63,6 +63,6 @@ class NetCheck(Check):
         """The program: on a GPU without the copies of inputs and outputs."""
         args, kwargs = self._args, self._kwargs
         with seeded():
-            errors = verdict.errors_against(program(args, kwargs), self._exact)
+            errors = end_to_end.errors_against(program(args, kwargs), self._exact)
         run = program.runnable.replay if self.cuda else lambda: program(args, kwargs)  # type: ignore[union-attr]
         return Side("convoy", errors, run)

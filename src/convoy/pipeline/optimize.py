@@ -17,22 +17,16 @@ from convoy.capture.foreign_hooks import foreign_hook
 from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError, PlanError
-from convoy.measurement import Peaks, SearchResult
-from convoy.measurement.room import memory_limited
+from convoy.measurement import Peaks
+from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
 from convoy.pipeline.arguments import checked_arguments, checked_model, checked_name
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
 from convoy.pipeline.check import checked, timeline_of
-from convoy.pipeline.choice import convolutions_of, make_plan, select
 from convoy.pipeline.isolation import Isolated, isolate, undisturbed
-from convoy.pipeline.modules import optimize_modules
-from convoy.pipeline.net_check import NetCheck
-from convoy.pipeline.proof import Built, proven
-from convoy.pipeline.result import NO_GRAPH, Result, stock_result
-from convoy.pipeline.schedules import build_fastest
-from convoy.pipeline.stages import (
+from convoy.pipeline.net import (
     Net,
     Observer,
     Stopwatch,
@@ -45,11 +39,18 @@ from convoy.pipeline.stages import (
     target_for,
     tell_changes,
 )
+from convoy.pipeline.net_check import NetCheck
+from convoy.pipeline.result import NO_GRAPH, Result, stock_result
+from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.select import convolutions_of, make_plan, select
+from convoy.pipeline.separate_layers import optimize_modules
 from convoy.pipeline.summarize import summarize
+from convoy.pipeline.verify_predicted import Built, proven
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
 from convoy.settings import Numerics, Settings, checked_settings
+from convoy.tune import SearchResult
 from convoy.user_warning import warn_user
 
 
@@ -176,8 +177,8 @@ class _Job:
             lambda: build_fastest(planned, net, settings, choice.problem),
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
-        least = verdict.least_error(str(settings.numerics))
-        wrong = verdict.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
+        least = end_to_end.least_error(str(settings.numerics))
+        wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
         return Built(choice, plan, program, outcome, wrong, tuned_s)
 
     def conclude(self, built: Built) -> Result:
@@ -187,9 +188,9 @@ class _Job:
         """
         net, settings = self.net, self.settings
         plan, program, outcome = built.plan, built.program, built.outcome
-        slow = verdict.why_slow("the whole net", outcome.optimized, outcome.baseline)
+        slow = end_to_end.why_slow("the whole net", outcome.optimized, outcome.baseline)
         stock_wrong = bool(self.check.wrong or stock_is_wrong(convolutions_of(net.regions), net.target))
-        falls_back, note = verdict.falls_back(
+        falls_back, note = end_to_end.falls_back(
             slow, built.wrong, net.captured.as_pytorch, net.target.device, settings, stock_wrong
         )
         if note:

@@ -22,9 +22,9 @@ from convoy.capture.copies import separate_copy
 from convoy.engines.operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
+from convoy.pipeline.end_to_end import Errors
 from convoy.pipeline.rounding import seeded, unit_roundoff
-from convoy.pipeline.verdict import Errors
 
 _T = TypeVar("_T")
 
@@ -78,12 +78,12 @@ def reference(
         why = "draws random numbers" if random else "could not be run in float64"
         note = (
             f"the net {why}: its outputs were compared with PyTorch's own, and may be as far off as"
-            f" {verdict.WORST_ERROR:g} times what one more rounding in every operator changes there"
+            f" {end_to_end.WORST_ERROR:g} times what one more rounding in every operator changes there"
         )
         wanted = [tensor.double() for tensor in stock]
         return Reference(wanted, _rounded(lambda: _run(model, args, kwargs), unit, wanted), note)
     exact, run = found
-    errors = verdict.errors_against(stock, exact)
+    errors = end_to_end.errors_against(stock, exact)
     if errors.rel_l2_error <= FAR * unit:
         return Reference(exact, errors)
     explained = _rounded(run, unit, exact)
@@ -108,7 +108,7 @@ def wrong_words(what: str, errors: Errors, explained: Errors, *, cuda: bool) -> 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     with seeded():
-        return verdict.float_outputs(model(*args, **kwargs))
+        return end_to_end.float_outputs(model(*args, **kwargs))
 
 
 def _exact(
@@ -128,10 +128,10 @@ def _exact(
             given, named = _first_images(args, kwargs, images)
             captured = capture_with_original(separate_copy(model), given, named)[1]
         function = captured_function(to_double(captured))
-        return lambda: verdict.float_outputs(function(*given, **named))
+        return lambda: end_to_end.float_outputs(function(*given, **named))
 
     def by_module() -> _Run:
-        return lambda: verdict.exact_outputs(model, args, kwargs, flops)
+        return lambda: end_to_end.exact_outputs(model, args, kwargs, flops)
 
     for way in (by_graph, by_module):
         run = _tried(way)
@@ -145,10 +145,10 @@ def _affordable_images(args: tuple[Any, ...], kwargs: dict[str, Any], flops: int
     """How many images of a batch a float64 run takes for all; None where it takes all, or there is no batch to be cut."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     batches = {t.shape[0] for t in tensors if t.dim()}
-    if flops <= verdict.ORACLE_FLOPS or len(batches) != 1 or any(t.is_cuda for t in tensors):
+    if flops <= end_to_end.ORACLE_FLOPS or len(batches) != 1 or any(t.is_cuda for t in tensors):
         return None
     images = batches.pop()
-    affordable = max(1, int(images * verdict.ORACLE_FLOPS / flops))
+    affordable = max(1, int(images * end_to_end.ORACLE_FLOPS / flops))
     return affordable if affordable < images else None
 
 
@@ -183,8 +183,8 @@ def _graph_errors(
     original: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], exact: list[torch.Tensor]
 ) -> Errors:
     """Errors of the graph by PyTorch's operators in the model's own precision."""
-    found = _tried(lambda: verdict.float_outputs(captured_function(original)(*args, **kwargs)))
-    return Errors(0.0, 0.0) if found is None else verdict.errors_against(found, exact)
+    found = _tried(lambda: end_to_end.float_outputs(captured_function(original)(*args, **kwargs)))
+    return Errors(0.0, 0.0) if found is None else end_to_end.errors_against(found, exact)
 
 
 class _Rounded(TorchDispatchMode):
@@ -224,4 +224,4 @@ def _rounded(run: _Run, unit: float, wanted: list[torch.Tensor]) -> Errors:
             return run()
 
     found = _tried(shaken)
-    return Errors(unit, 0.0) if found is None or not _fits(wanted, found) else verdict.errors_against(found, wanted)
+    return Errors(unit, 0.0) if found is None or not _fits(wanted, found) else end_to_end.errors_against(found, wanted)

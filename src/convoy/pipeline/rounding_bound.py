@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline import verdict
-from convoy.pipeline.verdict import Errors
+from convoy.pipeline import end_to_end
+from convoy.pipeline.end_to_end import Errors
 
 FP32_UNIT: Final = 2.0**-24
 """Unit roundoff of fp32."""
@@ -18,7 +18,7 @@ FP32_UNIT: Final = 2.0**-24
 def allowed_baseline(
     errors: Errors, baseline: Errors, numerics: str, unit: float, rounded: Callable[[], Errors]
 ) -> Errors:
-    """The errors that gradients, or results of a pass, are to be compared with (`verdict.why_wrong` with `LEAST_ERROR`).
+    """The errors that gradients, or results of a pass, are to be compared with (`end_to_end.why_wrong` with `LEAST_ERROR`).
 
     PyTorch may happen to run exact fp32 kernels where its flags allow it TF32's products, and a plan may use what they allow.
 
@@ -33,7 +33,7 @@ def allowed_baseline(
         PyTorch's own errors; those of `rounded` where the plan's are too large for PyTorch's, products may be coarser than
         fp32's, and `rounded` gives more.
     """
-    allowed = max(verdict.WORST_ERROR * baseline.rel_l2_error, verdict.LEAST_ERROR)
+    allowed = max(end_to_end.WORST_ERROR * baseline.rel_l2_error, end_to_end.LEAST_ERROR)
     if errors.rel_l2_error <= allowed or numerics == "strict" or unit <= FP32_UNIT:
         return baseline
     try:

@@ -11,16 +11,27 @@ import torch
 from convoy.errors import CompileError
 from convoy.measurement import Ahead
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline import verdict
-from convoy.pipeline.stages import Net
-from convoy.pipeline.within_memory import Spread, within
-from convoy.plan import Plan, Step, contention, critical_us, device_us, exposed_us, frugal, others, parallel
+from convoy.pipeline import end_to_end
+from convoy.pipeline.net import Net
+from convoy.pipeline.schedule_memory import Spread, within
+from convoy.plan import Plan, Step
 from convoy.program import GraphProgram, PackedSteps, Program, build_program
 from convoy.program.bind import Bound, bind
 from convoy.program.lifetimes import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import shares
-from convoy.schedule import TRIES, Collective, CostModel
+from convoy.schedule import (
+    TRIES,
+    Collective,
+    CostModel,
+    contention,
+    critical_us,
+    device_us,
+    exposed_us,
+    others,
+    parallel_plan,
+    smaller_configs,
+)
 from convoy.selection import SelectionProblem
 from convoy.settings import Effort, Settings
 
@@ -98,7 +109,7 @@ def _build_fastest(
         words: str, steps: Sequence[Step], shares: Sequence[float] = (), model: CostModel | None = None
     ) -> None:
         for streams in range(2, settings.streams + 1):
-            spread = partial(parallel, steps, streams, shares, model, collectives)
+            spread = partial(parallel_plan, steps, streams, shares, model, collectives)
             contest.challenge_within(f"{streams}{words}", spread, steps, bound_of)
 
     challenge_all("", plan.steps)
@@ -110,7 +121,7 @@ def _build_fastest(
         # Two further configs of every launch take a minute to build; on an H100 they gave GoogLeNet's step 1 % (4b785fd).
         if offered is not None and settings.effort is Effort.FULL and not settings.deterministic:
             variants = [(steps, _shares_of(steps, build)) for steps in others(plan.steps, offered)]
-            steps, taken = frugal(plan.steps, taken, [(steps, found) for steps, found in variants if found])
+            steps, taken = smaller_configs(plan.steps, taken, [(steps, found) for steps, found in variants if found])
             if steps != plan.steps:
                 challenge_all(" with smaller side work", steps, taken, model)
     program = contest.program
@@ -139,7 +150,7 @@ def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]
         return ()
 
 
-Clock = Callable[[Program, Program], tuple[verdict.Timed, verdict.Timed]]
+Clock = Callable[[Program, Program], tuple[end_to_end.Timed, end_to_end.Timed]]
 """Times the best so far and a challenger in turn."""
 
 
@@ -215,7 +226,7 @@ class Contest:
         self.measured.append((steps, found.median_ms * 1e3))
         self._took.setdefault(self.name, best.median_ms)
         self._took[name] = found.median_ms
-        if not verdict.is_faster(self._whole(found, steps), self._whole(best, self.steps)):
+        if not end_to_end.is_faster(self._whole(found, steps), self._whole(best, self.steps)):
             return
         grown = _bytes(_bound(program)) / max(1, self._serial_bytes)
         if grown > self._most_memory:
@@ -226,7 +237,7 @@ class Contest:
             return
         self.steps, self.program, self.name = steps, program, name
 
-    def _timed(self, steps: Sequence[Step]) -> tuple[Program, verdict.Timed, verdict.Timed] | None:
+    def _timed(self, steps: Sequence[Step]) -> tuple[Program, end_to_end.Timed, end_to_end.Timed] | None:
         """A schedule's program, with what the best so far and it take in turn; None where there is no room for both."""
         try:
             program = self._build(steps)
@@ -236,7 +247,7 @@ class Contest:
                 raise
         return None
 
-    def _whole(self, timed: verdict.Timed, steps: Sequence[Step]) -> verdict.Timed:
+    def _whole(self, timed: end_to_end.Timed, steps: Sequence[Step]) -> end_to_end.Timed:
         return dataclasses.replace(timed, median_ms=timed.median_ms + self._exposed(steps) / 1e3)
 
     def words(self, bounds: str) -> str:
@@ -245,9 +256,9 @@ class Contest:
         return f"streams: {self.name} (measured by number of streams: {took}; {bounds})"
 
 
-def _on_gpu(best: Program, challenger: Program) -> tuple[verdict.Timed, verdict.Timed]:
+def _on_gpu(best: Program, challenger: Program) -> tuple[end_to_end.Timed, end_to_end.Timed]:
     programs = {"best": best, "challenger": challenger}
-    timed = verdict.interleave(
+    timed = end_to_end.interleave(
         {name: program.runnable.replay for name, program in programs.items()},  # type: ignore[union-attr]
         cuda=True,
         rounds=ROUNDS,

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from convoy._version import __version__
+from convoy.engines.activation_sparsity import expected, kind_of
 from convoy.engines.manifest import BASELINE, load_engine
-from convoy.engines.zeros import expected, kind_of
 from convoy.graph.layers import conv_problem
-from convoy.measurement import Peaks, SearchResult, floor_us, protocol_for
+from convoy.measurement import Peaks, floor_us, protocol_for
 from convoy.perfdb import Measurement
-from convoy.pipeline.choice import Choice
-from convoy.pipeline.offers import rows_at
-from convoy.pipeline.stages import Net
-from convoy.pipeline.verdict import Errors, Timed
+from convoy.pipeline.end_to_end import Errors, Timed
+from convoy.pipeline.net import Net
+from convoy.pipeline.select import Choice
+from convoy.pipeline.selection_input import rows_at
 from convoy.plan import Plan, Step
-from convoy.plan.timeline import Span, bounds
 from convoy.problem import ConvProblem, LinearProblem, Problem, TensorSpec
 from convoy.program import Program
 from convoy.report.summary import (
@@ -33,7 +32,9 @@ from convoy.report.summary import (
     Timing,
     Tuning,
 )
+from convoy.schedule.timeline import Span, bounds
 from convoy.settings import Settings
+from convoy.tune import SearchResult
 
 SINGLE = ("conv", "linear", "dgrad", "wgrad", "op", "draw")
 """Patterns of the regions that hold one node alone."""
@@ -118,9 +119,9 @@ def _timing(timed: Timed) -> Timing:
 
 def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
     """The plan's steps; where it fell back to the baseline, those that had been chosen, so that the report can say so."""
-    from convoy.plan import serial
+    from convoy.schedule import serial_plan
 
-    return plan.steps or serial(choice.problem, choice.selection)
+    return plan.steps or serial_plan(choice.problem, choice.selection)
 
 
 def _peaks(ceilings: Peaks | None) -> dict[str, float]:

@@ -13,12 +13,12 @@ import torch
 
 from convoy.capture import Captured
 from convoy.engines.base import Executable, Packed
-from convoy.engines.fresh import build
+from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import CompileError, PlanError
-from convoy.measurement.ahead import Ahead
+from convoy.measurement.processes.parallel_compile import Ahead
+from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.plan.words import title
 from convoy.problem import ANY_LAYOUT, Problem, TensorSpec
 from convoy.program.lifetimes import mark_frees
 from convoy.program.marks import link_marks

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from convoy.engines.cpu.native import Native, NativeExecutable, address
-from convoy.engines.host_compiler import library
+from convoy.engines.compilers.host_compiler import library
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, address
 from convoy.errors import CompileError
 from convoy.problem import TensorSpec
 from convoy.program.bind import Bound, BoundStep

@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.operators import DTYPES
-from convoy.engines.piece import MEMORY_FORMATS
+from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bind import Bound, BoundStep
 from convoy.program.placement import Place

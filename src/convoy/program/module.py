@@ -13,9 +13,9 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
-from convoy.measurement.ahead import Ahead
-from convoy.measurement.heap import keep_freed_memory
-from convoy.measurement.room import keep_room
+from convoy.measurement.device.heap import keep_freed_memory
+from convoy.measurement.device.memory_limit import keep_room
+from convoy.measurement.processes.parallel_compile import Ahead
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.bind import PackedSteps, Regions, bind

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from convoy.engines.base import Buffers, Executable
-from convoy.engines.piece import read
+from convoy.engines.subgraph import read
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import MOST_COPIED, pieces
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from convoy.errors import LaunchError
-from convoy.measurement.room import ask_to_record
-from convoy.measurement.unfinished import put_right, stream_beside
+from convoy.measurement.capture_recovery import put_right, stream_beside
+from convoy.measurement.device.memory_limit import ask_to_record
 
 __all__ = ["FAILURES", "first_line", "forget_library_workspaces", "recording", "stream_beside"]
 

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Executable
-from convoy.plan.timeline import Span, spans
 from convoy.program.eager import EagerProgram
 from convoy.program.recording import recording, stream_beside
+from convoy.schedule.timeline import Span, spans
 
 ROUNDS: Final = 5
 """Runs whose median counts, after two that do not."""

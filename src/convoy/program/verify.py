@@ -13,8 +13,8 @@ from functools import lru_cache
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError, PlanError
 from convoy.graph.ir import Graph
+from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
-from convoy.plan.words import title
 from convoy.problem import ANY_LAYOUT, EngineConfig, Knobs, LayoutProblem, Problem
 from convoy.regions import Region
 from convoy.schedule import finished_before

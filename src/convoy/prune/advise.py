@@ -10,12 +10,12 @@ from typing import Any, Final
 import torch
 
 from convoy.capture import Captured
-from convoy.capture.masks import LEAST_SPARSITY, mask_of
+from convoy.capture.weight_masks import LEAST_SPARSITY, mask_of
 from convoy.engines.base import Engine
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
-from convoy.measurement import Runner, SearchResult, search
-from convoy.measurement.offers import ask
+from convoy.measurement import Runner
+from convoy.measurement.engine_space import ask
 from convoy.perfdb import Database, Measurement
 from convoy.problem import ConvProblem
 from convoy.prune.defaults import measure_defaults
@@ -24,6 +24,7 @@ from convoy.prune.patterns import Pattern, misfit, parse_pattern
 from convoy.regions import Region, propose
 from convoy.settings import Effort, Settings
 from convoy.target import Target
+from convoy.tune import SearchResult, search
 
 PATTERNS: Final = ("unstructured", "2:4", "block:1x8", "channel")
 """Patterns that are tried where none is named."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convoy.engines.base import Engine
-from convoy.measurement import Request, Runner, SearchResult, protocol_for
-from convoy.measurement.known import Progress
-from convoy.measurement.offers import ask
-from convoy.measurement.stages import label
+from convoy.measurement import Request, Runner, protocol_for
+from convoy.measurement.engine_space import ask
 from convoy.perfdb import Database
 from convoy.problem import Problem
 from convoy.settings import Settings
 from convoy.target import Target
+from convoy.tune import SearchResult
+from convoy.tune.prior_rows import Progress
+from convoy.tune.staged_search import label
 
 
 def measure_defaults(

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from convoy.plan.words import shapes
+from convoy.plan.describe import shapes
 from convoy.report.break_even import break_even_chart
 from convoy.report.charts import times_chart
 from convoy.report.roofline import roofline

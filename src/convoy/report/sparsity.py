@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from convoy.engines.zeros import Shares
+from convoy.engines.activation_sparsity import Shares
 from convoy.report.html import page
 
 HEADINGS = ("layer", "x", "zeros %", "p10", "p90", "dead channels %", "dead tiles %", "dead blocks %")

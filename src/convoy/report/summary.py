@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convoy.plan.timeline import Span
+from convoy.schedule.timeline import Span
 
 SCHEMA = 1
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from convoy.plan.words import shapes
+from convoy.plan.describe import shapes
 from convoy.report.summary import CandidateRow, Layer, Summary
 from convoy.untrusted import escape_controls
 

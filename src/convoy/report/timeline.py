@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from convoy.plan.timeline import Span
 from convoy.report.charts import WIDTH
+from convoy.schedule.timeline import Span
 
 ROW: Final = 30
 LEFT: Final = 70

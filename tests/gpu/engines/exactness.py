@@ -5,7 +5,7 @@ import math
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.fresh import build
+from convoy.engines.dynamic_weight import build
 from convoy.measurement.accuracy import judge, make_data
 
 

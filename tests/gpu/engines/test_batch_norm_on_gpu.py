@@ -14,10 +14,10 @@ import norm_cases
 from norm_cases import backward, forward
 
 from convoy.engines.base import Buffers
-from convoy.engines.piece import read
+from convoy.engines.subgraph import read
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 
 pytestmark = pytest.mark.gpu
 

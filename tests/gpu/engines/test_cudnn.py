@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.cudnn import ENGINE, library
+from convoy.engines.library.cudnn import ENGINE, library
 from convoy.errors import CompileError, InputError
 from convoy.measurement.accuracy import in_layout, judge, make_data, result_specs
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 
 pytestmark = pytest.mark.gpu

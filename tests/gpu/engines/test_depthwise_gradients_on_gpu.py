@@ -13,7 +13,7 @@ from dealt import dealt
 from convoy.engines.base import Buffers
 from convoy.engines.triton.depthwise_gradients import ENGINE
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu

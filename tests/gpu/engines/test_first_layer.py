@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exactness import faults
 
 from convoy.engines.base import Buffers
-from convoy.engines.cuda import first_layer, first_layer_tf32
-from convoy.engines.cuda.compiled import SpillError
-from convoy.engines.cuda.first_form import Form
+from convoy.engines.hopper import first_layer, first_layer_tf32
+from convoy.engines.hopper.compiled import SpillError
+from convoy.engines.hopper.first_form import Form
 from convoy.measurement.accuracy import make_data, oracle
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Pool
 
 pytestmark = pytest.mark.gpu

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines import batches, padded
+from convoy.engines.delegating import channel_padded, micro_batched
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def wrong(engine, problem, target, most=8):
 @pytest.mark.parametrize(("c", "k"), [(13, 64), (64, 21), (61, 91)])
 def test_padded_convolutions_are_right(c, k, kind):
     problem = conv(2, c, 14, 13, k, 3, 3, 1, 1, kind=kind, epilogue=FULL)
-    assert wrong(padded.ENGINE, problem, detect_target("cuda")) == []
+    assert wrong(channel_padded.ENGINE, problem, detect_target("cuda")) == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
@@ -50,4 +50,7 @@ def test_padded_convolutions_are_right(c, k, kind):
 def test_parts_of_a_batch_are_the_whole(c, direction, kind):
     problem = conv(8, c, 28, 28, 64, 7 if c == 3 else 3, 7 if c == 3 else 3, 1, 1, kind=kind)
     epilogue = FULL if direction == "fprop" else Epilogue()
-    assert wrong(batches.ENGINE, replace(problem, direction=direction, epilogue=epilogue), detect_target("cuda")) == []
+    assert (
+        wrong(micro_batched.ENGINE, replace(problem, direction=direction, epilogue=epilogue), detect_target("cuda"))
+        == []
+    )

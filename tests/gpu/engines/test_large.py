@@ -11,10 +11,10 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import bound, is_exact, relative_error
 from convoy.measurement.data import make_data, result_specs, tensor_specs
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.failure import is_out_of_memory
-from convoy.measurement.landing import Landing
 from convoy.measurement.oracle import oracle
+from convoy.measurement.output_buffers import Landing
 from convoy.problem import ConvProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("large")]

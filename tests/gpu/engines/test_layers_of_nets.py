@@ -11,7 +11,7 @@ import pytest
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 
 pytestmark = pytest.mark.gpu

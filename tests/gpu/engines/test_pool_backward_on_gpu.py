@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))  # what 
 from dealt import dealt
 from pool_backward_cases import AVERAGES, average_piece
 
-from convoy.engines.aten import ENGINE as BASELINE
 from convoy.engines.base import Buffers
+from convoy.engines.library.aten import ENGINE as BASELINE
 from convoy.engines.triton.pool_backward import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import Data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import oracle
 from convoy.problem import SubgraphProblem
 

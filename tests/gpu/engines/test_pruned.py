@@ -16,11 +16,11 @@ from exactness import check_chain, faults
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.pruned import channels_gpu, csr, cuda, direct
-from convoy.engines.pruned.cuda import ENGINE
-from convoy.engines.pruned.direct_form import Form as DirectForm
+from convoy.engines.sparse_weights import channels_gpu, csr, cuda, direct
+from convoy.engines.sparse_weights.cuda import ENGINE
+from convoy.engines.sparse_weights.direct_form import Form as DirectForm
 from convoy.measurement.accuracy import make_data, oracle
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 
 pytestmark = pytest.mark.gpu

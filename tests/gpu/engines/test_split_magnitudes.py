@@ -9,7 +9,7 @@ import torch
 
 from convoy.engines.manifest import load_engine
 from convoy.measurement.accuracy import Data, bound, oracle, run_guarded
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu

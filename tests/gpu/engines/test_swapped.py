@@ -15,11 +15,11 @@ from exactness import check_chain, faults
 from pruned_cases import mask_of
 
 from convoy.engines.base import Buffers
-from convoy.engines.cuda import dgrad, fresh, swapped
-from convoy.engines.cuda.swapped_form import SHARED_BYTES, Form, iterations
-from convoy.engines.pruned import blocks, sparse24
+from convoy.engines.hopper import dgrad, fresh, swapped
+from convoy.engines.hopper.swapped_form import SHARED_BYTES, Form, iterations
+from convoy.engines.sparse_weights import blocks, sparse24
 from convoy.measurement.accuracy import make_data, oracle
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exactness import faults
 
 from convoy.engines.base import Buffers
-from convoy.engines.cuda import wgrad
-from convoy.engines.cuda.wgrad_form import Form
-from convoy.engines.cuda.wgrad_forms import forms
+from convoy.engines.hopper import wgrad
+from convoy.engines.hopper.wgrad_form import Form
+from convoy.engines.hopper.wgrad_forms import forms
 from convoy.measurement.accuracy import make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from convoy.engines.manifest import load_engine, waiting
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.data import Data, with_zeros
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.plan.plan import Step
 from convoy.problem import ConvProblem, Epilogue, Pool, TensorSpec
 from convoy.program.bind import Bound, BoundStep

@@ -12,16 +12,17 @@ from torch import nn
 
 import convoy
 from convoy.engines.manifest import load_engine
-from convoy.measurement import detect_target, peaks
+from convoy.measurement import detect_target
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
+from convoy.measurement.device import peaks
+from convoy.measurement.device.memory_limit import CONTEXT_BYTES
 from convoy.measurement.guards import checksum
-from convoy.measurement.room import CONTEXT_BYTES
 from convoy.measurement.timer import captured
 from convoy.pipeline.ceilings import measured_ceilings
 from convoy.pipeline.check import APART, Side
+from convoy.pipeline.end_to_end import errors_against, exact_outputs
 from convoy.pipeline.net_check import NetCheck
-from convoy.pipeline.verdict import errors_against, exact_outputs
 from convoy.problem import ConvProblem, Epilogue
 from convoy.program.recording import forget_library_workspaces, recording
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import torch
 
-from convoy.measurement import unfinished
+from convoy.measurement import capture_recovery
 from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.timer import captured
 from convoy.program.recording import recording
@@ -100,7 +100,7 @@ def alone(way: Callable[[Callable[[], None]], None], *, waits: bool) -> None:
         assert x.tolist() == [2.0] * 3
         del pinned, again
     if waits:
-        assert len(unfinished._UNFINISHED) == 3
+        assert len(capture_recovery._UNFINISHED) == 3
 
 
 def shared() -> None:

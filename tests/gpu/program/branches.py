@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.measurement import widening
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
+from convoy.tune import local_search
 
 FEW = ("triton.implicit_gemm", "triton.dgrad", "triton.wgrad")
 """Engines enough for a program of our own kernels; tuning is tested elsewhere, and each more costs a compiler's seconds."""
@@ -62,5 +62,5 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def keep_ours(patch: pytest.MonkeyPatch) -> None:
     """The chosen plan is kept, whatever the clock says; one setting of each engine is measured: a compiler's second each."""
-    patch.setattr(verdict, "is_faster", lambda *_: True)
-    patch.setattr(widening, "QUICK_COMPILED", 0)
+    patch.setattr(end_to_end, "is_faster", lambda *_: True)
+    patch.setattr(local_search, "QUICK_COMPILED", 0)

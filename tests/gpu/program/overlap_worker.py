@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.measurement import widening
-from convoy.pipeline import schedules, verdict
+from convoy.pipeline import end_to_end, schedules
+from convoy.tune import local_search
 
 
 def net() -> nn.Module:
@@ -41,9 +41,9 @@ def main(folder: Path) -> None:
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    verdict.is_faster = lambda *_: True  # the plan that was chosen is kept, whatever the clock says
+    end_to_end.is_faster = lambda *_: True  # the plan that was chosen is kept, whatever the clock says
     schedules._shares = lambda _: ()  # nor is anything held back because the device is full: there are several streams
-    widening.QUICK_COMPILED = 0  # one setting of each engine is measured: a compiler's second each
+    local_search.QUICK_COMPILED = 0  # one setting of each engine is measured: a compiler's second each
     few = ("triton.implicit_gemm", "triton.dgrad", "triton.wgrad")
     settings = convoy.Settings(
         db=folder / f"perf.{rank}.db", isolate=False, streams=3, stream_memory=4.0, deterministic=True, only_engines=few

@@ -24,11 +24,13 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.capture import TrainingCapture, capture_training
 from convoy.perfdb import Database
-from convoy.pipeline.choice import make_plan, select
-from convoy.pipeline.stages import Net, input_formats, make_net, measure, silent, target_for
-from convoy.plan import Plan, parallel
-from convoy.program import bind, updates
+from convoy.pipeline.net import Net, input_formats, make_net, measure, silent, target_for
+from convoy.pipeline.select import make_plan, select
+from convoy.plan import Plan
+from convoy.program import bind
 from convoy.program.streamed import StreamedProgram
+from convoy.schedule import parallel_plan
+from convoy.training import overlapped_updates
 
 
 class Branches(nn.Module):
@@ -54,7 +56,7 @@ def planned(capture: TrainingCapture, inputs: Sequence[torch.Tensor], db: Path) 
     with Database.open(settings.db) as database:
         found = measure(net, settings, database, silent)
     plan = make_plan(net, select(net, found, settings), settings)
-    steps = parallel(plan.steps, 3)
+    steps = parallel_plan(plan.steps, 3)
     assert {step.stream for step in steps} == {0, 1, 2}
     return net, dataclasses.replace(plan, steps=steps)
 
@@ -78,7 +80,7 @@ def main(folder: Path, *, early: bool) -> None:
     inputs = [*held, *batch]
     net, plan = planned(capture, inputs, folder / "perf.db")
     optimizer = updated(model, batch)
-    updates.BUCKET_BYTES = 1 << 10
+    overlapped_updates.BUCKET_BYTES = 1 << 10
     torch.cuda.synchronize()
     sanitizer.enable_cuda_sanitizer()  # not before: the measurements capture graphs, which it does not follow
 
@@ -93,7 +95,7 @@ def main(folder: Path, *, early: bool) -> None:
             return lambda: program(inputs)
         learned = [parameters[name] for name in capture.learned]
         slots = [capture.parameters.index(name) for name in capture.learned]
-        follower = updates.updates_of(bound, learned, slots, optimizer, program.streams)
+        follower = overlapped_updates.updates_of(bound, learned, slots, optimizer, program.streams)
         assert follower is not None
         assert len(follower._buckets) > 3
         if planted:

@@ -11,8 +11,8 @@ import torch
 from branches import FEW, keep_ours
 from torch import nn
 
-from convoy.pipeline import dynamo
-from convoy.pipeline.inference_graph import InferenceGraph
+from convoy.torch_compile import backend
+from convoy.torch_compile.inference_graph import InferenceGraph
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InferenceGraph]]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(dynamo, "InferenceGraph", Remembered)
+    monkeypatch.setattr(backend, "InferenceGraph", Remembered)
     yield made
     torch.compiler.reset()
 

@@ -19,11 +19,12 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy import plan as plans
-from convoy.pipeline import schedules, train_model, verdict
-from convoy.plan import Plan, parallel
-from convoy.program import updates
-from convoy.program.step import TrainingStep
-from convoy.program.step_program import StepOptions
+from convoy.pipeline import end_to_end, schedules
+from convoy.plan import Plan
+from convoy.schedule import parallel_plan
+from convoy.training import overlapped_updates, train_model
+from convoy.training.step import TrainingStep
+from convoy.training.step_program import StepOptions
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +66,7 @@ def on(tuned: Plan, tmp_path: Path) -> Spread:
     def write(streams: int) -> Path:
         # As if all launches took equally long: then the net alone decides how they are spread, and not the clock.
         even = [dataclasses.replace(step, median_us=10.0) for step in tuned.steps]
-        steps = parallel(even, streams)
+        steps = parallel_plan(even, streams)
         assert {step.stream for step in steps} == set(range(streams))
         path = tmp_path / f"{streams}.plan.json"
         plans.save(dataclasses.replace(tuned, steps=steps), path)
@@ -82,7 +83,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 def test_a_step_for_which_nothing_is_faster_is_pytorchs_as_one_graph(
     db: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
 ) -> None:
-    monkeypatch.setattr(verdict, "is_faster", lambda *_: False)
+    monkeypatch.setattr(end_to_end, "is_faster", lambda *_: False)
     model = net()
     judge = Judge(model, sgd)
     options = {"accumulate": accumulate}
@@ -401,15 +402,15 @@ def test_replays_under_memory_pressure_give_the_same_bits(db: Path, on: Spread):
 def test_early_updates_have_the_bits_of_one_at_the_end(
     db: Path, on: Spread, maker: Callable[[nn.Module], torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(updates, "BUCKET_BYTES", 1 << 10)
+    monkeypatch.setattr(overlapped_updates, "BUCKET_BYTES", 1 << 10)
     captured: list[int] = []
-    end = updates.Updates.end
+    end = overlapped_updates.Updates.end
 
-    def ended(self: updates.Updates) -> None:
+    def ended(self: overlapped_updates.Updates) -> None:
         captured.append(len(self._buckets))
         end(self)
 
-    monkeypatch.setattr(updates.Updates, "end", ended)
+    monkeypatch.setattr(overlapped_updates.Updates, "end", ended)
     plan, ends = on(3), []
     for early in (True, False):
         model = net()

@@ -11,30 +11,30 @@ from branches import FEW, batches, keep_ours, net, sgd
 from judge import Judge
 from torch.nn.functional import cross_entropy
 
-from convoy.pipeline import dynamo_backend, traced
+from convoy.torch_compile import dynamo_backend, training_graph
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[traced.TracedGraph]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[training_graph.TracedGraph]:
     """The graphs that were compiled, in order; their plans are kept, whatever the clock says."""
     keep_ours(monkeypatch)
     torch.compiler.reset()
-    made: list[traced.TracedGraph] = []
-    before = traced.TracedGraph.__init__
+    made: list[training_graph.TracedGraph] = []
+    before = training_graph.TracedGraph.__init__
 
-    def remember(self: traced.TracedGraph, *args: Any) -> None:
+    def remember(self: training_graph.TracedGraph, *args: Any) -> None:
         before(self, *args)
         made.append(self)
 
-    monkeypatch.setattr(traced.TracedGraph, "__init__", remember)
+    monkeypatch.setattr(training_graph.TracedGraph, "__init__", remember)
     return made
 
 
 @pytest.mark.parametrize(("amp", "scaled"), [(torch.bfloat16, False), (torch.float16, True)], ids=["bf16", "fp16"])
 def test_an_eager_loop_has_the_gradients_of_pytorch(
-    graphs: list[traced.TracedGraph], tmp_path: Path, amp: torch.dtype, scaled: bool
+    graphs: list[training_graph.TracedGraph], tmp_path: Path, amp: torch.dtype, scaled: bool
 ):
     model = net()
     optimizer = sgd(model)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import convoy
-from convoy.pipeline import dynamo_backend
+from convoy.torch_compile import dynamo_backend
 
 pytestmark = pytest.mark.gpu
 

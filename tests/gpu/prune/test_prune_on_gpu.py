@@ -12,9 +12,9 @@ from torch import nn
 from convoy.capture import capture_inference
 from convoy.measurement import InProcessRunner, detect_target
 from convoy.perfdb import Database
-from convoy.pipeline.finetune import Schedule, finetune
 from convoy.prune import Recipe, accuracy, advise, prune_model
 from convoy.settings import Settings
+from convoy.training.finetune import Schedule, finetune
 from convoy.zoo import Preprocessing, load_dataset
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convoy.capture import Captured, capture_inference, captured_function, functional
-from convoy.capture.functional import _IN_PLACE, _KEPT, _MAY_SHARE, aten
+from convoy.capture import Captured, capture_inference, captured_function, functionalize
+from convoy.capture.functionalize import _IN_PLACE, _KEPT, _MAY_SHARE, aten
 from convoy.zoo import input_size, load_model
 
 NETS = ["alexnet", "googlenet", "mobilenet_v2", "densenet121", "efficientnet_b0"]
@@ -20,12 +20,12 @@ def both(monkeypatch):
     """What is captured as it is, what is captured by PyTorch's decomposition, and whether calls were rewritten in the former."""
 
     def capture(model: nn.Module, *args: torch.Tensor) -> tuple[Captured, Captured, bool]:
-        simple, answers = functional._is_simple, []
-        monkeypatch.setattr(functional, "_is_simple", lambda program: answers.append(simple(program)) or answers[-1])
+        simple, answers = functionalize._is_simple, []
+        monkeypatch.setattr(functionalize, "_is_simple", lambda program: answers.append(simple(program)) or answers[-1])
         found = capture_inference(model, args)
-        monkeypatch.setattr(functional, "_is_simple", lambda program: False)
+        monkeypatch.setattr(functionalize, "_is_simple", lambda program: False)
         wanted = capture_inference(model, args)
-        monkeypatch.setattr(functional, "_is_simple", simple)
+        monkeypatch.setattr(functionalize, "_is_simple", simple)
         return found, wanted, answers[0]
 
     return capture
@@ -69,8 +69,8 @@ def test_on_a_gpu_that_is_not_there_they_are_the_same_too(net):
                 module._buffers[name] = torch.empty_like(value, device="cuda")
         x = torch.empty(2, 3, 224, 224, dtype=torch.half, device="cuda")
         found, wanted = (torch.export.export(model, (x,), strict=False) for _ in range(2))
-        assert functional._is_simple(found)
-        assert described(functional.functional(found)) == described(wanted.run_decompositions({}))
+        assert functionalize._is_simple(found)
+        assert described(functionalize.functional(found)) == described(wanted.run_decompositions({}))
 
 
 class Calls(nn.Module):

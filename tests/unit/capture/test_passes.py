@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from convoy.capture.draft import Draft
-from convoy.capture.fold_batch_norm import fold_batch_norm, replace_batch_norm
-from convoy.capture.fold_constants import SMALL_ELEMENTS, copy_returned_constants, fold_constants
-from convoy.capture.fold_pad import fold_pad
-from convoy.capture.randomness import note_randomness
-from convoy.capture.recognise_layers import recognise_layers
-from convoy.capture.remove_identities import remove_identities
+from convoy.capture.passes.fold_batch_norm import fold_batch_norm, replace_batch_norm
+from convoy.capture.passes.fold_constants import SMALL_ELEMENTS, copy_returned_constants, fold_constants
+from convoy.capture.passes.fold_pad import fold_pad
+from convoy.capture.passes.note_randomness import note_randomness
+from convoy.capture.passes.recognise_layers import recognise_layers
+from convoy.capture.passes.remove_identities import remove_identities
 from convoy.engines.interpret import compile_graph
 from convoy.engines.operators import DTYPES
 from convoy.graph.ir import Graph

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from convoy import plan as plans
 from convoy.cli.commands import app
-from convoy.compare import runfile
-from convoy.compare.rows import Figure, Row
-from convoy.compare.runfile import Run
+from convoy.compare.runs import runfile
+from convoy.compare.runs.rows import Figure, Row
+from convoy.compare.runs.runfile import Run
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig
 from convoy.report.tables import print_table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from convoy.compare.rows import Figure, Row
-from convoy.compare.runfile import Run
+from convoy.compare.runs.rows import Figure, Row
+from convoy.compare.runs.runfile import Run
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from examples import compare_run, figures, options_run
 
 from convoy.cli.commands import app
-from convoy.compare import ablation, children, comparison
-from convoy.compare.rows import Row
-from convoy.compare.runfile import Run, write
+from convoy.compare import child_processes, comparison
+from convoy.compare.options import ablation
+from convoy.compare.runs.rows import Row
+from convoy.compare.runs.runfile import Run, write
 from convoy.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,7 @@ def test_what_is_wrong_is_said_before_anything_is_run(
     words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(children, "ChildSession", None)
+    monkeypatch.setattr(child_processes, "ChildSession", None)
     done = CliRunner().invoke(app, ["compare", "alexnet", *words])
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(named)
@@ -67,7 +68,7 @@ def test_what_is_wrong_is_said_before_anything_is_run(
 @pytest.mark.parametrize("words", [["--frameworks", "torch,gone=no_such_module:X"], ["--options", "all"]])
 def test_a_model_that_is_none_leaves_no_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(children, "ChildSession", None)
+    monkeypatch.setattr(child_processes, "ChildSession", None)
     done = CliRunner().invoke(app, ["compare", "nosuchnet", *words])
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith("model")

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from convoy.compare import children, comparison
+from convoy.compare import child_processes, comparison
 from convoy.compare.case import Case
+from convoy.compare.case_input_folders import MaterialFolders
+from convoy.compare.case_inputs import make
+from convoy.compare.child_session import MODULE, ChildFailedError, in_words
 from convoy.compare.comparison import compare
 from convoy.compare.frameworks import FRAMEWORKS, Entry, find
 from convoy.compare.limits import Limits
-from convoy.compare.material import make
-from convoy.compare.material_folders import MaterialFolders
-from convoy.compare.memory import available_bytes, peak_bytes
-from convoy.compare.rows import Row
-from convoy.compare.runfile import Run, read
+from convoy.compare.process_memory import available_bytes, peak_bytes
+from convoy.compare.ready_frameworks import Waiting
+from convoy.compare.runs.rows import Row
+from convoy.compare.runs.runfile import Run, read
 from convoy.compare.samples import figure, rounds_for, with_samples
-from convoy.compare.session import MODULE, ChildFailedError, in_words
-from convoy.compare.waiting import Waiting
 from convoy.errors import InputError
 from convoy.measurement import detect_target
-from convoy.measurement.process import WorkerProcess
+from convoy.measurement.processes.process import WorkerProcess
 
 HERE = Path(__file__).parent
 PLANTED = HERE / "planted_frameworks.py"
@@ -135,7 +135,7 @@ def test_a_run_goes_on_where_it_was_interrupted(run: Any, tmp_path: Path, monkey
     found, path, _ = run
     again = tmp_path / "run.json"
     again.write_text(path.read_text())
-    monkeypatch.setattr(children, "ChildSession", None)  # nothing is started
+    monkeypatch.setattr(child_processes, "ChildSession", None)  # nothing is started
     entries = planted("right", "wrong", "crash")
     assert compare([CASE], entries, again, request=REQUEST, limits=LIMITS).rows == found.rows
     with pytest.raises(InputError, match="--again"):
@@ -210,7 +210,7 @@ def test_those_that_are_compared_were_timed_in_turn(tmp_path: Path, monkeypatch:
     # What was measured of each by itself stands: a database or a cache would make a second build look fast.
     assert compile_s(runs[2]) == compile_s(runs[1])
     assert compile_s(runs[3]).items() >= compile_s(runs[1]).items()
-    monkeypatch.setattr(children, "ChildSession", None)  # nothing is started
+    monkeypatch.setattr(child_processes, "ChildSession", None)  # nothing is started
     assert timed(three) == timed([*one, *two])
 
 
@@ -240,7 +240,7 @@ def test_those_that_memory_is_too_short_for_are_left_as_they_are(
     entries = at(a="RIGHT", b="RIGHT")
     found = compare([CASE], entries, path, request=REQUEST, limits=LIMITS)
     assert [(row.detail["timed"], row.detail["short_of_memory"]) for row in found.rows] == [("alone", True)] * 2
-    monkeypatch.setattr(children, "ChildSession", None)  # nothing is started
+    monkeypatch.setattr(child_processes, "ChildSession", None)  # nothing is started
     assert compare([CASE], entries, path, request=REQUEST, limits=LIMITS).rows == found.rows
 
 

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from convoy.compare import material
+from convoy.compare import case_inputs
 from convoy.compare.case import Case
 from convoy.compare.checking import check
 from convoy.compare.frameworks import FRAMEWORKS
@@ -30,7 +30,7 @@ def needs(name: str) -> Any:
 
 def errors_of(name: str, case: Case, folder: Path) -> list[str]:
     """What is wrong with each way of a framework."""
-    facts = material.read(folder)
+    facts = case_inputs.read(folder)
     found: list[str] = []
     for way in FRAMEWORKS[name].load().ways(case, facts):
         built = way.build()
@@ -49,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Path
     for mode in ("inference", "training"):
         case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode=mode, trust=True)
         folder = tmp_path_factory.mktemp(mode)
-        material.make(case, folder)
+        case_inputs.make(case, folder)
         found[mode] = (case, folder)
     return found
 
@@ -62,9 +62,9 @@ def test_pytorch_in_both_formats(tiny: Any, mode: str) -> None:
 def test_where_fp32_stands_for_what_is_exact_pytorch_has_an_error_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(material, "ORACLE_FLOPS", 0)
+    monkeypatch.setattr(case_inputs, "ORACLE_FLOPS", 0)
     case = Case(f"{PLANTED}:tiny", batch=2, size=16, mode="training", trust=True)
-    facts = material.make(case, tmp_path)
+    facts = case_inputs.make(case, tmp_path)
     assert facts["reference"] == "fp32"
     assert 0 < facts["stock_error"] < 1e-5
     assert errors_of("torch", case, tmp_path) == ["", ""]
@@ -73,7 +73,7 @@ def test_where_fp32_stands_for_what_is_exact_pytorch_has_an_error_all_the_same(
 @pytest.mark.parametrize("name", [needs("onnxruntime"), needs("openvino")])
 def test_frameworks_that_read_onnx(tiny: Any, name: str) -> None:
     pytest.importorskip("onnxscript")
-    material.export_onnx(tiny["inference"][0], material.read(tiny["inference"][1]))
+    case_inputs.export_onnx(tiny["inference"][0], case_inputs.read(tiny["inference"][1]))
     assert errors_of(name, *tiny["inference"]) == [""]
     with pytest.raises(UnsupportedCaseError):
         errors_of(name, *tiny["training"])
@@ -97,14 +97,14 @@ OWN += [(model, "inference") for model in (*TRAINED, "vgg19", "inception_v3")]
 @pytest.mark.parametrize(("model", "mode"), OWN)
 def test_frameworks_with_nets_of_their_own(tmp_path: Path, name: str, model: str, mode: str) -> None:
     case = Case(model, batch=BATCHES.get(model, 4), size=SIZES.get(model, 64), mode=mode)
-    material.make(case, tmp_path)
+    case_inputs.make(case, tmp_path)
     assert set(errors_of(name, case, tmp_path)) == {""}
 
 
 @pytest.mark.parametrize("name", [needs("jax"), needs("tensorflow")])
 def test_a_net_without_a_definition_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedCaseError, match="vgg11"):
-        FRAMEWORKS[name].load().ways(Case("vgg11"), material.Material(tmp_path, {}))
+        FRAMEWORKS[name].load().ways(Case("vgg11"), case_inputs.Material(tmp_path, {}))
 
 
 ON_GPU = [Case("tiny", device="cuda", mode=mode) for mode in ("inference", "training")]

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convoy.compare import child, lock, manifest
+from convoy.compare import child
 from convoy.compare.case import Case
 from convoy.compare.checking import check, relative_error
 from convoy.compare.energy import counter_of, joules_counter
 from convoy.compare.frameworks.base import Material, UnsupportedCaseError, net_of
-from convoy.compare.kinds import KINDS, by_kind, kind_of
-from convoy.compare.lock import claim, device_lock, others_at_work
-from convoy.compare.memory import available_bytes, resident_bytes
+from convoy.compare.layer_kinds import KINDS, by_kind, kind_of
+from convoy.compare.process_memory import available_bytes, resident_bytes
+from convoy.compare.runs import device_lock as lock
+from convoy.compare.runs import manifest
+from convoy.compare.runs.device_lock import claim, device_lock, others_at_work
 from convoy.errors import InputError
 from convoy.target import Target
 

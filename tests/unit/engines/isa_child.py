@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conv_cases import SHAPES, of_dtype
 
-from convoy.engines import host_compiler, instruction_sets
+from convoy.engines.compilers import host_compiler, instruction_sets
 from convoy.engines.manifest import load_engine
 from convoy.measurement.accuracy import judge, make_data, oracle
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 
 ENGINES = ("aten", "onednn", "gemm", "cpu.direct", "cpu.depthwise", "cpu.winograd", "zeroskip.cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from convoy.engines import host_compiler
+from convoy.engines.compilers import host_compiler
 
 FLAGS = ("-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

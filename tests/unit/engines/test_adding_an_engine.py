@@ -14,7 +14,7 @@ from conv_cases import SHAPES, variants
 import convoy
 from convoy.engines.manifest import load_engine
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding-an-engine.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

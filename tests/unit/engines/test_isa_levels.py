@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from convoy.engines.host_compiler import compiler
-from convoy.engines.instruction_sets import cpu_flags, kernel_levels, onednn_levels
+from convoy.engines.compilers.host_compiler import compiler
+from convoy.engines.compilers.instruction_sets import cpu_flags, kernel_levels, onednn_levels
 
 CHILD = Path(__file__).with_name("isa_child.py")
 LEVELS = {

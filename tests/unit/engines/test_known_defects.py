@@ -8,13 +8,13 @@ from torch import nn
 
 import convoy
 from convoy.engines import known_defects
-from convoy.engines.conditions import effective_dilation
-from convoy.engines.instruction_sets import ONEDNN_LEVELS
+from convoy.engines.compilers.instruction_sets import ONEDNN_LEVELS
 from convoy.engines.known_defects import KNOWN_DEFECTS, defect_of, defects_here, stock_is_wrong
 from convoy.engines.manifest import load_engine
-from convoy.measurement import doctor
+from convoy.engines.support_checks import effective_dilation
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device import doctor
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
 from convoy.target import Target
 

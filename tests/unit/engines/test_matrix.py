@@ -12,7 +12,7 @@ from planted_faults import FAULTS, AccumulatesInHalf, Right
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement.accuracy import judge, make_data, oracle
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.support import Support
 from convoy.target import Target

@@ -12,7 +12,7 @@ from convoy.engines.activations import pool2d
 from convoy.engines.base import Buffers, Knobs
 from convoy.engines.manifest import load_engine
 from convoy.measurement.data import Data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, LinearProblem
 

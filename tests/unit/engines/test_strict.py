@@ -11,11 +11,11 @@ import pytest
 import torch
 from conv_cases import SHAPES, of_dtype
 
-from convoy.capture.masks import mask_of
-from convoy.engines.fresh import build
+from convoy.capture.weight_masks import mask_of
+from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement.accuracy import Data, judge, make_data, oracle, relative_error, run_guarded
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
 
 CPU = detect_target("cpu")

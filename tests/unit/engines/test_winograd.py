@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines import winograd2, winograd4
-from convoy.engines.winograd_convolution import WinogradConvolution, chunks
-from convoy.engines.winograd_tiles import F2, F4
+from convoy.engines.algorithms import winograd2, winograd4
+from convoy.engines.algorithms.winograd_convolution import WinogradConvolution, chunks
+from convoy.engines.algorithms.winograd_transforms import F2, F4
 from convoy.measurement.accuracy import judge, make_data, oracle, relative_error, run_guarded
 from convoy.problem import ConvProblem, Knobs
 from convoy.target import Target

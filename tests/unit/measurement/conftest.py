@@ -20,7 +20,7 @@ def database(tmp_path):
 def fakes(monkeypatch):
     """Engines of the search's own, by name."""
     found = {}
-    monkeypatch.setattr(sys.modules["convoy.measurement.search"], "load_engine", lambda engine, extra: found[engine])
+    monkeypatch.setattr(sys.modules["convoy.tune.search"], "load_engine", lambda engine, extra: found[engine])
 
     def make(*engines):
         found.update((engine.id, engine) for engine in engines)

@@ -26,7 +26,7 @@ from convoy.measurement.accuracy import (
     tf32_bound,
 )
 from convoy.measurement.data import Data, result_specs, tensor_specs
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.guards import GUARD_BYTES
 from convoy.measurement.oracle import terms_norm
 from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec

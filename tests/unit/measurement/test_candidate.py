@@ -8,14 +8,14 @@ import torch
 
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
-from convoy.measurement import data, landing
+from convoy.measurement import data, output_buffers
 from convoy.measurement.bench import Bench, checked_images, shared_data
 from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
 from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory, survive
 from convoy.measurement.in_process import InProcessRunner
-from convoy.measurement.landing import Landing
 from convoy.measurement.oracle import oracle
+from convoy.measurement.output_buffers import Landing
 from convoy.measurement.protocol import MOST_COPIES, Protocol
 from convoy.measurement.runner import Request
 from convoy.perfdb.row import Status
@@ -404,7 +404,7 @@ def test_a_launch_reads_no_problem(monkeypatch):
 def test_where_buffers_stay_all_candidates_write_to_the_same(monkeypatch, fresh):
     """As on a GPU: two dozen that wait to be timed together would hold two dozen results."""
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
-    monkeypatch.setattr(landing, "FRESH", fresh)
+    monkeypatch.setattr(output_buffers, "FRESH", fresh)
     bench = Bench(PROBLEM, TARGET)
     extra = ("recorder=faulty_engines:Recorder",)
     first, second = (prepare(bench, EngineConfig("recorder", 1, knobs), extra) for knobs in (Knobs(), AS_THEY_ARE))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.engines import host_compiler
-from convoy.pipeline import optimize_model, stages, verdict
+from convoy.engines.compilers import host_compiler
+from convoy.pipeline import end_to_end, net, optimize_model
 from convoy.program.chained import Chain, ChainedProgram
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
@@ -36,8 +36,8 @@ class Block(nn.Module):
 def test_a_plan_in_bands_runs_is_saved_and_runs_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr(stages, "_least_inside", lambda _target: 1)
-    monkeypatch.setattr(verdict, "why_slow", lambda *_: "")  # whatever else this machine does meanwhile
+    monkeypatch.setattr(net, "_least_inside", lambda _target: 1)
+    monkeypatch.setattr(end_to_end, "why_slow", lambda *_: "")  # whatever else this machine does meanwhile
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -13,7 +13,7 @@ import torch
 
 from convoy.pipeline import check as checks
 from convoy.pipeline.check import APART, UNSEEN, Check, Side, checked, timeline_of
-from convoy.pipeline.verdict import Errors, Timed
+from convoy.pipeline.end_to_end import Errors, Timed
 
 
 class Program:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from untimed import keep_plans
 
-from convoy.pipeline import dynamo
 from convoy.settings import Effort
+from convoy.torch_compile import backend
 
 PAGE = Path(__file__).parents[3] / "docs" / "torch-compile.md"
 
@@ -27,12 +27,12 @@ def blocks() -> list[str]:
 
 def test_the_page_runs_without_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CONVOY_DB", str(tmp_path / "perf.db"))
-    read = dynamo.settings_of
+    read = backend.settings_of
 
     def unmeasured(*args: Any) -> Any:
         return dataclasses.replace(read(*args), effort=Effort.NONE)
 
-    monkeypatch.setattr(dynamo, "settings_of", unmeasured)
+    monkeypatch.setattr(backend, "settings_of", unmeasured)
     keep_plans(monkeypatch)
     torch.compiler.reset()
     names: dict[str, Any] = {"__name__": "page"}

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from untimed import keep_plans
 
-from convoy.pipeline import traced
-from convoy.pipeline.traced import TracedGraph
+from convoy.torch_compile import training_graph
+from convoy.torch_compile.training_graph import TracedGraph
 
 
 class Residual(nn.Module):
@@ -64,7 +64,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TracedGraph]]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(traced, "TracedGraph", Remembered)
+    monkeypatch.setattr(training_graph, "TracedGraph", Remembered)
     keep_plans(monkeypatch)
     yield made
     torch.compiler.reset()

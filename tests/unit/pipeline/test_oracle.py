@@ -12,7 +12,7 @@ from torch import nn
 import convoy
 from convoy.capture import capture_with_original
 from convoy.errors import CaptureError
-from convoy.pipeline import oracle, verdict
+from convoy.pipeline import end_to_end, oracle
 from convoy.pipeline.oracle import Reference, reference
 
 X = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -66,7 +66,7 @@ def test_casts_and_new_tensors_are_float64_in_the_graph(name: str) -> None:
 
 def test_of_a_large_batch_the_first_images_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = CASTS["float() before a linear layer"]
-    found = look(model, flops=int(2 * verdict.ORACLE_FLOPS))
+    found = look(model, flops=int(2 * end_to_end.ORACLE_FLOPS))
     assert [tuple(exact.shape) for exact in found.exact] == [(1, 10)]
     assert found.baseline.rel_l2_error < 1e-6
 
@@ -147,7 +147,7 @@ def test_a_deep_ill_conditioned_net_is_not_called_wrong() -> None:
 
 
 def test_the_warning_and_the_note(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr(oracle, "_graph_errors", lambda *_: verdict.Errors(1.0, 1.0))
+    monkeypatch.setattr(oracle, "_graph_errors", lambda *_: end_to_end.Errors(1.0, 1.0))
     monkeypatch.setattr(oracle, "_run", lambda model, args, kwargs: [model(*args, **kwargs) + 1])
     with pytest.warns(UserWarning, match="convoy: PyTorch's own outputs are wrong here") as caught:
         fast = convoy.optimize(Net(lambda y: y), X, settings=convoy.Settings(effort="none", db=tmp_path / "perf.db"))

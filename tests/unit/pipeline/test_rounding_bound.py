@@ -14,10 +14,11 @@ from training_nets import batches, net, sgd
 from untimed import keep_plans
 
 import convoy
-from convoy.pipeline import stock_step, traced
+from convoy.pipeline.end_to_end import Errors
 from convoy.pipeline.rounding import TF32_ROUNDING
 from convoy.pipeline.rounding_bound import FP32_UNIT, allowed_baseline
-from convoy.pipeline.verdict import Errors
+from convoy.torch_compile import training_graph
+from convoy.training import stock_step
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """A program: takes a graph's inputs, gives its results."""
@@ -85,17 +86,17 @@ def test_gradients_of_a_training_step(
 def test_passes_of_a_compiled_model(
     change: Callable[..., Any], unit: float, numerics: str, is_right: bool, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[traced.TracedGraph] = []
-    tune = traced.TracedGraph._tune
+    made: list[training_graph.TracedGraph] = []
+    tune = training_graph.TracedGraph._tune
 
-    def remember(graph: traced.TracedGraph, args: Sequence[Any]) -> Any:
+    def remember(graph: training_graph.TracedGraph, args: Sequence[Any]) -> Any:
         made.append(graph)
         return tune(graph, args)
 
-    eager = traced.eager_of
-    monkeypatch.setattr(traced.TracedGraph, "_tune", remember)
-    monkeypatch.setattr(traced, "eager_of", lambda runnable: lambda args: change(eager(runnable), args))
-    monkeypatch.setattr(traced, "unit_roundoff", lambda dtypes, *, cuda: unit)
+    eager = training_graph.eager_of
+    monkeypatch.setattr(training_graph.TracedGraph, "_tune", remember)
+    monkeypatch.setattr(training_graph, "eager_of", lambda runnable: lambda args: change(eager(runnable), args))
+    monkeypatch.setattr(training_graph, "unit_roundoff", lambda dtypes, *, cuda: unit)
     model = net()
     compiled = torch.compile(model, backend="convoy", options={"effort": "none", "numerics": numerics, "db": db})
     x, y = batches(1)[0]

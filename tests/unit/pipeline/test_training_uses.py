@@ -18,8 +18,8 @@ from training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 import convoy
 from convoy.errors import InputError, PlanError
-from convoy.pipeline import check, verdict
-from convoy.pipeline.verdict import Timed
+from convoy.pipeline import check, end_to_end
+from convoy.pipeline.end_to_end import Timed
 
 WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.5, 0.7])
 
@@ -42,7 +42,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: Timed(name, 1.0, 0.0) for name in runs}
 
     monkeypatch.setattr(check, "interleave", untimed)
-    monkeypatch.setattr(verdict, "why_slow", lambda *_: "")
+    monkeypatch.setattr(end_to_end, "why_slow", lambda *_: "")
 
 
 def assert_planned(found: Pair) -> None:
@@ -502,7 +502,7 @@ def test_a_tuning_that_fails_leaves_pytorchs_step(settings: convoy.Settings, mon
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("a compiler fell over\nat length")
 
-    monkeypatch.setattr("convoy.pipeline.training_job.build_fastest", fails)
+    monkeypatch.setattr("convoy.training.training_job.build_fastest", fails)
     batch = images(), labels()
     with pytest.warns(
         UserWarning, match="tuning failed, with RuntimeError: a compiler fell over: PyTorch's own step runs"

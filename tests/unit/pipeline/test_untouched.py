@@ -12,8 +12,8 @@ from nasty_modules import MODELS, Branches, CountsInABuffer, changes, state_of, 
 from torch import nn
 
 import convoy
-from convoy.pipeline import check, modules, verdict
-from convoy.pipeline.verdict import Timed
+from convoy.pipeline import check, end_to_end, separate_layers
+from convoy.pipeline.end_to_end import Timed
 
 COMPILED = ("CountsInABuffer", "CountsInPython", "OverwritesItsInput", "Caches", "Branches", "hooked", "learning")
 
@@ -33,8 +33,8 @@ def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: Timed(name, 1.0 if "convoy" in name else 2.0, 0.0) for name in runs}
 
     monkeypatch.setattr(check, "interleave", timed)
-    monkeypatch.setattr(verdict, "interleave", timed)
-    monkeypatch.setattr(modules.verdict, "interleave", timed)
+    monkeypatch.setattr(end_to_end, "interleave", timed)
+    monkeypatch.setattr(separate_layers.verdict, "interleave", timed)
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.engines import host_compiler
-from convoy.engines.zeros import CURVE, Shares, quantise
-from convoy.measurement import SearchResult
+from convoy.engines.activation_sparsity import CURVE, Shares, quantise
+from convoy.engines.compilers import host_compiler
 from convoy.perfdb import Database
 from convoy.pipeline.optimize import Result, load, optimize_model
 from convoy.settings import Settings
+from convoy.tune import SearchResult
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")
 
@@ -106,7 +106,7 @@ def test_where_there_is_no_memory_to_count_zeros_the_plan_says_so(
     def full(*args: object) -> dict[str, Shares]:
         raise torch.OutOfMemoryError("CUDA out of memory, planted")
 
-    monkeypatch.setattr("convoy.pipeline.stages.zero_shares", full)
+    monkeypatch.setattr("convoy.pipeline.net.zero_shares", full)
     result = optimize_model(Net().eval(), (inputs(),), name="net", settings=settings)
     assert any("no memory to count zeros" in note for note in result.plan.notes)
     for layer in result.summary.layers:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import convoy
-from convoy.program.step import TrainingStep
+from convoy.training.step import TrainingStep
 
 Factory = Callable[[], nn.Module]
 Optimizer = Callable[[list[Any]], torch.optim.Optimizer]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from convoy.engines.aten import Aten
 from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.library.aten import Aten
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target

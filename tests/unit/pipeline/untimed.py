@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from convoy.pipeline import check, verdict
+from convoy.pipeline import check, end_to_end
 
 
-def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, verdict.Timed]:
+def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, end_to_end.Timed]:
     """Stands for `verdict.interleave`."""
     for run in runs.values():
         run()
-    return {name: verdict.Timed(name, 1.0, 0.0) for name in runs}
+    return {name: end_to_end.Timed(name, 1.0, 0.0) for name in runs}
 
 
 def keep_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every plan that is right; nothing is timed end to end."""
-    monkeypatch.setattr(verdict, "is_faster", lambda result, baseline: True)
-    for module in (verdict, check):
+    monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: True)
+    for module in (end_to_end, check):
         monkeypatch.setattr(module, "interleave", once)

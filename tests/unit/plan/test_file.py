@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from convoy import plan as plans
-from convoy.engines.zeros import KINDS
+from convoy.engines.activation_sparsity import KINDS
 from convoy.errors import InputError, PlanError
 from convoy.plan import Plan, Step
+from convoy.plan.describe import ZEROS
 from convoy.plan.file import write_text
-from convoy.plan.words import ZEROS
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 
 STEPS = (

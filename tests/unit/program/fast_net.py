@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([1, 3])
@@ -50,5 +50,5 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def always_kept() -> Iterator[None]:
     """Programs are kept although PyTorch may be as fast."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        patch.setattr(end_to_end, "falls_back", lambda *_: (False, ""))
         yield

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.measurement.offers import ask
+from convoy.measurement.engine_space import ask
 from convoy.perfdb.row import Measurement, Status
-from convoy.pipeline.choice import Choice, make_plan
-from convoy.pipeline.offers import distinct_problems, selection_problem
-from convoy.pipeline.stages import Net
-from convoy.plan import Plan, parallel
+from convoy.pipeline.net import Net
+from convoy.pipeline.select import Choice, make_plan
+from convoy.pipeline.selection_input import distinct_problems, selection_problem
+from convoy.plan import Plan
+from convoy.schedule import parallel_plan
 from convoy.selection import solve
 from convoy.settings import Settings
 from convoy.target import Target
@@ -79,7 +80,7 @@ def fabricated(net: Net, draw: random.Random) -> Plan:
         net.captured.graph, net.regions, net.copies, rows, layouts=net.layouts, border=net.border
     )
     plan = make_plan(net, Choice(offered, solve(offered, "greedy"), {}), Settings())
-    return dataclasses.replace(plan, steps=parallel(plan.steps, draw.choice((1, 2, 3))))
+    return dataclasses.replace(plan, steps=parallel_plan(plan.steps, draw.choice((1, 2, 3))))
 
 
 def edited(plan: dict[str, Any], draw: random.Random) -> dict[str, Any]:

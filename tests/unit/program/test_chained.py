@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import convoy
-from convoy.engines import host_compiler
-from convoy.engines.cpu.native import NativeExecutable
+from convoy.engines.compilers import host_compiler
+from convoy.engines.cpu.native_launch import NativeExecutable
 from convoy.engines.manifest import MANIFEST, NATIVE, load_engine
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
-from convoy.pipeline.choice import make_plan, select
-from convoy.pipeline.stages import capture_net, measure
+from convoy.pipeline.net import capture_net, measure
+from convoy.pipeline.select import make_plan, select
 from convoy.program import chained
 from convoy.program.chained import ChainedProgram
 from convoy.program.eager import EagerProgram

@@ -21,9 +21,9 @@ import convoy
 from convoy import plan as plans
 from convoy.engines.base import Buffers
 from convoy.errors import LaunchError
-from convoy.measurement import unfinished
+from convoy.measurement import capture_recovery
 from convoy.measurement.timer import captured
-from convoy.pipeline import schedules, training_job, verdict
+from convoy.pipeline import end_to_end, schedules
 from convoy.pipeline.isolation import isolate
 from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
@@ -31,6 +31,7 @@ from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program import GraphProgram, Program, build_program, module, recording, trace
 from convoy.program.bind import Bound, BoundStep
 from convoy.program.module import eager_of
+from convoy.training import training_job
 
 optimize = importlib.import_module("convoy.pipeline.optimize")  # the package has a function of that name
 X = torch.tensor([1.0, 2.0, 3.0])
@@ -124,14 +125,14 @@ def test_no_room_and_launches_that_fail_anyway_are_not_taken_for_a_failed_captur
 
 @pytest.mark.parametrize("invalid", [True, False])
 def test_a_failed_recording_leaves_stream_and_generator_usable(cuda: FakeCuda, invalid: bool):
-    cuda.invalid, caller, kept = invalid, cuda.current, len(unfinished._UNFINISHED)
+    cuda.invalid, caller, kept = invalid, cuda.current, len(capture_recovery._UNFINISHED)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match=f"^{REFUSED}$"), recording.recording(graph, torch.cuda.Stream()):
         raise RuntimeError(REFUSED)
     assert cuda.current is caller
     cuda.draw()
     # One that was never ended is asked by PyTorch's allocator ever after; of the others none is kept, and its memory goes back.
-    assert len(unfinished._UNFINISHED) - kept == invalid
+    assert len(capture_recovery._UNFINISHED) - kept == invalid
 
 
 def test_no_recording_begins_without_room_for_its_random_numbers(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
@@ -263,8 +264,8 @@ def test_a_net_that_cannot_be_captured_is_checked_against_pytorchs_launches(
     net = optimize.captured_net("net", isolated, settings, target)
     plan, program = schedules.build_fastest(plans.load(saved), net, dataclasses.replace(settings, streams=1))
     assert plan.notes[-1] == NOTE
-    monkeypatch.setattr(verdict, "LEAST_ROUND_S", 1e-4)
-    monkeypatch.setattr(verdict, "capture_stock", capture_on_cpu)
+    monkeypatch.setattr(end_to_end, "LEAST_ROUND_S", 1e-4)
+    monkeypatch.setattr(end_to_end, "capture_stock", capture_on_cpu)
     outcome = NetCheck(net, isolated).both(program)
     assert outcome is not None
     assert (outcome.baseline.name, outcome.optimized.name) == ("torch.eager", "convoy")
@@ -287,7 +288,7 @@ def test_pytorch_itself_may_be_short_of_room_which_is_no_failed_capture():
         raise torch.OutOfMemoryError("full")
 
     with pytest.raises(torch.OutOfMemoryError):
-        verdict.baseline_run(lambda: None, full)
+        end_to_end.baseline_run(lambda: None, full)
 
 
 def test_a_replayed_training_plan_tells_of_it_in_the_steps_notes(

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import convoy
 from convoy.errors import InputError, PlanError
 from convoy.program.module import OptimizedModule
-from convoy.program.step import TrainingStep
+from convoy.training.step import TrainingStep
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations, prune
 
 import convoy
-from convoy.pipeline import verdict
+from convoy.pipeline import end_to_end
 from convoy.program.contents import contents_checks
 from convoy.program.module import OptimizedModule
-from convoy.program.step import TrainingStep
-from convoy.program.step_program import StepOptions, StepProgram
+from convoy.training.step import TrainingStep
+from convoy.training.step_program import StepOptions, StepProgram
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([1, 3])
@@ -73,7 +73,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
 def tuned(settings: convoy.Settings) -> OptimizedModule:
     """A module with a program, whatever the clock says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        patch.setattr(end_to_end, "falls_back", lambda *_: (False, ""))
         made = convoy.optimize(net(), (X,), settings=settings)
     assert not made.plan.baseline
     return made
@@ -84,7 +84,7 @@ def step_program(settings: convoy.Settings) -> StepProgram:
     """A program with steps of its own, whatever the clock says; it serves every model with these parameters."""
     model = net(plain_tensor=False).train()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        patch.setattr(end_to_end, "falls_back", lambda *_: (False, ""))
         step = convoy.training_step(model, cross_entropy, sgd(model), (X, Y), settings=settings)
     assert not step.plan.baseline
     return step.program
@@ -379,7 +379,7 @@ def test_a_cast_model_under_a_step_runs_pytorchs_step(settings: convoy.Settings)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        patch.setattr(end_to_end, "falls_back", lambda *_: (False, ""))
         step = convoy.training_step(model, cross_entropy, sgd(model), (X, Y), settings=settings)
     model.double()
     with pytest.raises(RuntimeError, match=r"dtype|type"), pytest.warns(UserWarning, match="got another dtype"):
@@ -390,7 +390,7 @@ def test_a_cast_model_under_a_step_runs_pytorchs_step(settings: convoy.Settings)
 
 def test_other_objects_attributes_are_not_seen_and_refresh_follows_them(settings: convoy.Settings):
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(verdict, "falls_back", lambda *_: (False, ""))
+        patch.setattr(end_to_end, "falls_back", lambda *_: (False, ""))
         fast = convoy.optimize(Holder(), (X,), settings=settings)
         before = fast(X)
         fast.model.options.scale = 3.0

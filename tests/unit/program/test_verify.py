@@ -13,9 +13,9 @@ from torch import nn
 
 from convoy import plan as plans
 from convoy.engines.manifest import load_engine
-from convoy.engines.piece import MEMORY_FORMATS
+from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.errors import PlanError
-from convoy.pipeline.stages import Net, capture_net, make_net, target_for
+from convoy.pipeline.net import Net, capture_net, make_net, target_for
 from convoy.plan import Plan
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 from convoy.program import build_program

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import prune as torch_prune
 
 from convoy.errors import ConvoyError, InputError
-from convoy.pipeline.finetune import Schedule, finetune
 from convoy.prune import (
     Recipe,
     accuracy,
@@ -21,6 +20,7 @@ from convoy.prune import (
     save_weights,
 )
 from convoy.prune.accuracy import class_scores
+from convoy.training.finetune import Schedule, finetune
 from convoy.zoo import Dataset, Preprocessing, load_dataset, load_model, preprocessing
 from convoy.zoo.weights import load_into, read
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from convoy.plan.timeline import Span
 from convoy.report.summary import (
     CandidateRow,
     Layer,
@@ -14,6 +13,7 @@ from convoy.report.summary import (
     Timing,
     Tuning,
 )
+from convoy.schedule.timeline import Span
 
 HOSTILE = "<script>document.title = 'broken'</script><img src=x onerror=alert(1)>"
 

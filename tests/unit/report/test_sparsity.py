@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from example import HOSTILE, summary
 
-from convoy.engines.zeros import Shares
+from convoy.engines.activation_sparsity import Shares
 from convoy.report.break_even import break_even, break_even_chart
 from convoy.report.html import render
 from convoy.report.sparsity import (

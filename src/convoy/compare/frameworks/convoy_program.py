@@ -18,10 +18,10 @@ from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
 from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of
 from convoy.pipeline import optimize_model
-from convoy.pipeline.training import train_model
-from convoy.pipeline.verdict import float_outputs
-from convoy.program.step_program import StepOptions
+from convoy.pipeline.end_to_end import float_outputs
 from convoy.report.summary import Summary
+from convoy.training.step_program import StepOptions
+from convoy.training.tune_step import train_model
 from convoy.zoo import parse_dtype
 
 

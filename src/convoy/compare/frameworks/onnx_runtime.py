@@ -14,7 +14,7 @@ import onnxruntime
 
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
-from convoy.compare.kinds import by_kind
+from convoy.compare.layer_kinds import by_kind
 
 PROFILED_CALLS = 3
 

@@ -12,7 +12,7 @@ from openvino import properties
 
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
-from convoy.compare.kinds import by_kind
+from convoy.compare.layer_kinds import by_kind
 
 TYPES: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 

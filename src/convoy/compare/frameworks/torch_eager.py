@@ -11,7 +11,7 @@ import torch
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, Outputs, UnsupportedCaseError, Way
 from convoy.compare.frameworks.torch_model import Net, Step, built, check_step, load_net, outputs_of, set_flags
-from convoy.pipeline.verdict import stock_graph
+from convoy.pipeline.end_to_end import stock_graph
 
 
 class Torch:

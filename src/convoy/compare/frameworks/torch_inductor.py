@@ -11,7 +11,7 @@ import torch
 from convoy.compare.case import Case
 from convoy.compare.frameworks.base import Built, Material, UnsupportedCaseError, Way
 from convoy.compare.frameworks.torch_model import Step, built, check_step, load_net, outputs_of, set_flags
-from convoy.measurement.detect import compiler_version
+from convoy.measurement.device.detect import compiler_version
 
 
 class Inductor:

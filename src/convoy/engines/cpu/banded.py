@@ -20,15 +20,15 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Packed
+from convoy.engines.compilers.host_compiler import library
+from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cpu.cpu_subgraph import CpuPiece
 from convoy.engines.cpu.depthwise import ENGINE as DEPTHWISE
 from convoy.engines.cpu.direct import BAND_BLOCKS, PIXELS, Division
 from convoy.engines.cpu.direct import ENGINE as DIRECT
-from convoy.engines.cpu.native import Native, NativeExecutable, Operand, bound_call
-from convoy.engines.cpu.piece import CpuPiece
-from convoy.engines.cpu.tiles import FLAGS
-from convoy.engines.host_compiler import library
-from convoy.engines.piece import read
-from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
+from convoy.engines.cpu.weight_tiles import FLAGS
+from convoy.engines.subgraph import read
 from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
 from convoy.regions.banded import LAYOUT
 from convoy.regions.conv import conv_region

@@ -9,10 +9,10 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.piece import CpuPiece
-from convoy.engines.host_compiler import library
-from convoy.engines.piece import read
+from convoy.engines.compilers.host_compiler import library
+from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.subgraph import read
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import pieces
 from convoy.target import Target

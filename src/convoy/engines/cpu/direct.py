@@ -23,10 +23,10 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
-from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, in_tiles, taken
-from convoy.engines.host_compiler import lanes, library
-from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, in_tiles, taken
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target

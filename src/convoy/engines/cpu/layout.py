@@ -9,9 +9,9 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Engine, Executable, Packed
-from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.host_compiler import compiler_support, library
-from convoy.engines.roofline import Work, estimate_us
+from convoy.engines.compilers.host_compiler import compiler_support, library
+from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.problem import Knobs, LayoutProblem, Problem
 from convoy.support import Support
 from convoy.target import Target

@@ -13,10 +13,10 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.piece import CpuPiece
-from convoy.engines.host_compiler import library
-from convoy.engines.piece import pooling_of
+from convoy.engines.compilers.host_compiler import library
+from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.subgraph import pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 

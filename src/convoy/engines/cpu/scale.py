@@ -22,11 +22,11 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Executable, Packed
-from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.piece import CpuPiece
-from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H
-from convoy.engines.host_compiler import lanes, library
-from convoy.engines.piece import read
+from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
+from convoy.engines.subgraph import read
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.activation import activation_of

@@ -19,14 +19,14 @@ from typing import Final
 
 import torch
 
+from convoy.engines.algorithms.winograd_convolution import winograd_support
+from convoy.engines.algorithms.winograd_transforms import F2, F4
 from convoy.engines.base import Engine, Executable, Knobs, Packed
+from convoy.engines.compilers.host_compiler import lanes, library
+from convoy.engines.cost_model import Work, estimate_us
 from convoy.engines.cpu.direct import PIXELS, tile, vectors
-from convoy.engines.cpu.native import Native, NativeExecutable, bound_call
-from convoy.engines.cpu.tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
-from convoy.engines.host_compiler import lanes, library
-from convoy.engines.roofline import Work, estimate_us
-from convoy.engines.winograd_convolution import winograd_support
-from convoy.engines.winograd_tiles import F2, F4
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target

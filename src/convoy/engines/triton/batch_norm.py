@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.gpu.device_tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
+from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT, piece_support, values_support
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting, shared_limit
 from convoy.engines.triton.norms import Norm, norm_of
-from convoy.engines.triton.requirements import INDEX_LIMIT, piece_support, values_support
-from convoy.engines.triton.tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.support import Support

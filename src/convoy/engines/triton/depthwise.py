@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, vector
+from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import conv_support
-from convoy.engines.triton.tensors import checked, vector
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, scratch, vector
+from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import conv_support
-from convoy.engines.triton.tensors import as_floats, dense_nhwc, scratch, vector
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, ConvProblem, Knobs, Problem
 from convoy.support import Support

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, scratch, vector
+from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.persistent import Form, estimate_us
-from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.swapped_launch import box_type
-from convoy.engines.triton.tensors import dense_nhwc, descriptor, scratch, vector
 from convoy.engines.triton.tiles import Tile, View, boxes
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Knobs, Problem

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.gpu.device_tensors import as_floats, checked, scratch, vector
+from convoy.engines.gpu.gpu_support_checks import conv_support, linear_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import conv_support, linear_support
 from convoy.engines.triton.swapped_launch import ReduceSplits
-from convoy.engines.triton.tensors import as_floats, checked, scratch, vector
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support

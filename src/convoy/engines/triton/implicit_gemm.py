@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.gpu.device_tensors import as_floats, checked, fits_tma, pitch_of, round_tf32, scratch, vector
+from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
-from convoy.engines.triton.requirements import conv_support, is_strict
 from convoy.engines.triton.swapped_launch import ReduceSplits
-from convoy.engines.triton.tensors import as_floats, checked, fits_tma, pitch_of, round_tf32, scratch, vector
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.piece import read
+from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, fits_tma, pitch_of, sliced_nhwc
+from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT
+from convoy.engines.subgraph import read
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
-from convoy.engines.triton.requirements import INDEX_LIMIT
 from convoy.engines.triton.swapped import block_channels
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
-from convoy.engines.triton.tensors import dense_nhwc, descriptor, fits_tma, pitch_of, sliced_nhwc
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, estimate_us
 from convoy.errors import InputError, LaunchError
 from convoy.graph.ir import Graph, Node

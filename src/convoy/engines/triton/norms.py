@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from convoy.engines.piece import read
+from convoy.engines.subgraph import read
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import SubgraphProblem
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Executable
-from convoy.engines.formed import FormedEngine
+from convoy.engines.gpu.device_tensors import checked, descriptor
+from convoy.engines.gpu.gpu_support_checks import product_support
+from convoy.engines.tiled_kernel import FormedEngine
 from convoy.engines.triton.compiled import Build, interpreting
-from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.swapped import block_channels, tensor_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
-from convoy.engines.triton.tensors import checked, descriptor
 from convoy.engines.triton.tiles import Tile, View, boxes, conv_view, row_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support

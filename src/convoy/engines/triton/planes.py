@@ -7,9 +7,9 @@ from typing import Final
 
 import torch
 
+from convoy.engines.gpu.device_tensors import as_floats
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.engines.triton.marking import MOST_MARKS
-from convoy.engines.triton.tensors import as_floats
 from convoy.problem import TensorSpec
 from convoy.target import Target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convoy.engines.base import Engine, Executable
-from convoy.engines.triton.requirements import conv_support, is_strict, linear_support
+from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict, linear_support
 from convoy.engines.triton.swapped import tensor_support, tile_space
 from convoy.engines.triton.swapped_launch import SwappedExecutable, workspace_bytes
 from convoy.engines.triton.tiles import Tile, estimate_us, row_view

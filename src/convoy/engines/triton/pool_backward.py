@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.piece import read
+from convoy.engines.gpu.device_tensors import dense_nhwc, vector
+from convoy.engines.gpu.gpu_support_checks import piece_support, values_support
+from convoy.engines.subgraph import read
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import piece_support, values_support
-from convoy.engines.triton.tensors import dense_nhwc, vector
 from convoy.errors import LaunchError
 from convoy.graph.ir import AVG_POOL_BACKWARD, MAX_POOL_BACKWARD, Graph, Node, Ref
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem

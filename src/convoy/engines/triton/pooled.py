@@ -18,16 +18,16 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, descriptor, scratch
+from convoy.engines.gpu.gpu_support_checks import is_strict
 from convoy.engines.scratch import Scratch
 from convoy.engines.triton import implicit_gemm, persistent, split_fp32, stem, swapped
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build
 from convoy.engines.triton.marking import UNMARKED
 from convoy.engines.triton.persistent import Form, PersistentExecutable
-from convoy.engines.triton.requirements import is_strict
 from convoy.engines.triton.split_fp32 import SplitExecutable
 from convoy.engines.triton.stem import StemExecutable
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
-from convoy.engines.triton.tensors import checked, descriptor, scratch
 from convoy.engines.triton.tiles import Tile, View, conv_view
 from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem

@@ -7,9 +7,9 @@ import math
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
-from convoy.engines.piece import pooling_of, runnable
+from convoy.engines.gpu.device_tensors import checked
+from convoy.engines.subgraph import pooling_of, runnable
 from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
-from convoy.engines.triton.tensors import checked
 from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.problem import Epilogue, Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.support import Support

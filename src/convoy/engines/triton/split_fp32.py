@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, scratch
+from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.triton.compiled import Build, interpreting
 from convoy.engines.triton.marking import UNMARKED, MarkingExecutable
 from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_us, split_weight
-from convoy.engines.triton.requirements import conv_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
-from convoy.engines.triton.tensors import checked, scratch
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, descriptor, scratch
+from convoy.engines.gpu.gpu_support_checks import first_layer_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import first_layer_support
 from convoy.engines.triton.swapped import tensor_support, tile_space
 from convoy.engines.triton.swapped_launch import SwappedExecutable, workspace_bytes
-from convoy.engines.triton.tensors import checked, descriptor, scratch
 from convoy.engines.triton.tiles import Tile, View, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from convoy.engines.base import Engine, Executable
-from convoy.engines.triton.requirements import product_support
+from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, workspace_bytes
 from convoy.engines.triton.tiles import Tile, View, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem

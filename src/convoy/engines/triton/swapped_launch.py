@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import as_floats, checked, descriptor, fits_tma, pitch_of, round_tf32, scratch
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting
-from convoy.engines.triton.tensors import as_floats, checked, descriptor, fits_tma, pitch_of, round_tf32, scratch
 from convoy.engines.triton.tiles import Tile, View
 from convoy.problem import Epilogue
 from convoy.target import Target

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
+from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, descriptor, scratch
+from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.requirements import product_support
 from convoy.engines.triton.swapped import tensor_support
 from convoy.engines.triton.swapped_launch import ReduceSplits, box_type
-from convoy.engines.triton.tensors import as_floats, dense_nhwc, descriptor, scratch
 from convoy.engines.triton.tiles import View, boxes, conv_view, row_view
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem

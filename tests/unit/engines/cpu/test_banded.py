@@ -11,16 +11,16 @@ import sanitized
 import torch
 from banded_cases import Part, inverted, piece, problems
 
-from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import banded, depthwise
 from convoy.engines.cpu.banded import ENGINE, plan_of
 from convoy.engines.cpu.direct import PART_BYTES, Division, tile
-from convoy.engines.cpu.tiles import VECTORS_H
+from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.measurement.guards import run_guarded
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target

@@ -9,13 +9,13 @@ import pytest
 import sanitized
 import torch
 
-from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import direct
 from convoy.engines.cpu.direct import ENGINE, PART_BYTES, PIXELS, Division, tile
-from convoy.engines.cpu.tiles import VECTORS_H
+from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
 

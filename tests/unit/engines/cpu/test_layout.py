@@ -8,14 +8,14 @@ import pytest
 import sanitized
 import torch
 
-from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import layout
 from convoy.engines.cpu.layout import ENGINE
 from convoy.engines.operators import DTYPES
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, LayoutProblem, TensorSpec
 from convoy.target import Target
 

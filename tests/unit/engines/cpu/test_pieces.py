@@ -9,16 +9,16 @@ import sanitized
 import torch
 from torch.nn.functional import avg_pool2d, max_pool2d
 
-from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
+from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu import concat, pooling
-from convoy.engines.host_compiler import library
 from convoy.engines.manifest import load_engine
 from convoy.engines.operators import DTYPES
 from convoy.errors import CompileError
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
 

@@ -9,13 +9,13 @@ import sanitized
 import torch
 from torch.nn import functional
 
-from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu.scale import ENGINE, SOURCE
-from convoy.engines.cpu.tiles import VECTORS_H
+from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
 

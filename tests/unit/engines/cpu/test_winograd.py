@@ -9,14 +9,14 @@ import pytest
 import sanitized
 import torch
 
-from convoy.engines import host_compiler
 from convoy.engines.base import Buffers
+from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import winograd
 from convoy.engines.cpu.direct import PIXELS, tile
-from convoy.engines.cpu.tiles import VECTORS_H
+from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.engines.cpu.winograd import BAND_KIB, ENGINE, TILES, Division
 from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.target import Target
 

@@ -453,7 +453,7 @@ STEMS = {
 
 def cut(numerics):
     """How far gathered fp32 values are from themselves, and from TF32's nearest ones, behind a filter that copies them."""
-    from convoy.engines.triton.tensors import round_tf32
+    from convoy.engines.gpu.device_tensors import round_tf32
 
     problem = conv(1, 16, 5, 5, 16, 1, 1, 0, 0, dtype="fp32", numerics=numerics)
     executable = load_engine("triton.implicit_gemm").build(problem, gather_knobs(flat=False), TARGET)

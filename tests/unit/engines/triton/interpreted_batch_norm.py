@@ -12,7 +12,7 @@ from norm_cases import CASES, backward, forward
 
 from convoy.engines.base import Buffers
 from convoy.engines.operators import DTYPES
-from convoy.engines.piece import read
+from convoy.engines.subgraph import read
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.engines.triton.norms import norm_of
 from convoy.measurement.data import make_data

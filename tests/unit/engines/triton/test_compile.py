@@ -5,7 +5,7 @@ import pytest
 from pruned_cases import mask_of
 
 from convoy.engines import manifest
-from convoy.engines.pruned.channels import inner_knobs, smaller
+from convoy.engines.sparse_weights.channels import inner_knobs, smaller
 from convoy.engines.triton.compiled import assembler_log
 from convoy.errors import CompileError
 from convoy.graph.text import parse_graph

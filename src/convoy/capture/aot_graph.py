@@ -1,0 +1,72 @@
+"""capture_traced: a graph that AOTAutograd traced and cut (torch.compile's forward or backward pass), as a Captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from convoy.capture.captured import Captured
+from convoy.capture.joint import ParameterNames
+from convoy.capture.lower_nodes import NodeLowering
+from convoy.capture.passes.fold_constants import copy_returned_constants
+from convoy.capture.passes.recognise_layers import recognise_layers
+from convoy.capture.passes.regular_pools import regular_pools
+from convoy.capture.passes.remove_identities import remove_identities
+from convoy.capture.passes.remove_restrides import remove_restrides
+from convoy.capture.passes.split_backward import split_backward
+from convoy.capture.structure import Baked, Leaf, Structure
+from convoy.errors import CaptureError
+from convoy.graph.verify import verify
+
+PASSES = (remove_identities, regular_pools, recognise_layers, split_backward, copy_returned_constants)
+
+
+def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
+    """Capture a functional ATen graph whose placeholders are its arguments in order.
+
+    Args:
+        module: the graph, with a fake tensor in each node's `meta["val"]`; it returns a flat sequence.
+        inputs: its arguments.
+
+    Raises:
+        CaptureError: symbolic shapes, or what a graph cannot hold.
+    """
+    remove_restrides(module.graph)
+    module.recompile()
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    if any(not isinstance(value, torch.Tensor) for value in inputs):
+        raise CaptureError("the graph takes numbers as arguments: symbolic shapes are not supported")
+    device = next((t.device for t in inputs), torch.device("cpu"))
+    lowering = NodeLowering(device, ParameterNames({}))
+    for node, given in zip(placeholders, inputs, strict=True):
+        lowering.input(node, node.name, given)
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            lowering.call(node)
+        elif node.op == "get_attr":
+            lowering.found[node] = lowering.draft.add_constant(str(node.target), getattr(module, str(node.target)))
+    draft = lowering.draft
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    leaves: list[Leaf] = []
+    for value in pytree.tree_leaves(output.args[0], is_leaf=lambda v: v is None):
+        found = lowering.found.get(value) if isinstance(value, fx.Node) else Baked(value)
+        if isinstance(found, str) and found:
+            draft.outputs.append(found)
+            leaves.append(None)
+        elif isinstance(found, Baked):
+            leaves.append(found)
+        else:
+            raise CaptureError(f"the graph returns {value}, which is no tensor")
+    traced, _ = draft.finish()
+    for rewrite in PASSES:
+        rewrite(draft)
+    graph, constants = draft.finish()
+    verify(graph)
+    held: list[Leaf] = [None] * len(graph.inputs)
+    arguments = Structure(pytree.tree_structure((tuple(held), {})), held, plain=True)
+    results = Structure(pytree.tree_structure(list(range(len(leaves)))), leaves)
+    return Captured(graph, constants, arguments, results, tuple(dict.fromkeys(draft.notes)), traced=traced)

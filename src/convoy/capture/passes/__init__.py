@@ -1,0 +1,1 @@
+"""Rewrites of a captured graph, one a file, each before --> after in its docstring."""

@@ -1,0 +1,1 @@
+"""How data-parallel training scales over the GPUs of one host."""

@@ -1,0 +1,187 @@
+"""Start torchrun for one job, wait for it with a limit, and turn any end but a good one into a status and a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from convoy.compare.runs.rows import Row
+from convoy.compare.scaling.scaling_jobs import Job, result_row
+
+WORKER: Final = "convoy.compare.scaling.scaling_worker"
+
+LAUNCHER: Final = "CONVOY_LAUNCHER"
+"""Environment variable that tells a worker who started its torchrun: when that is gone, killed perhaps, so is the worker."""
+
+GRACE_S: Final = 10.0
+"""How long torchrun may take to end its workers; a worker whose torchrun is gone ends by itself."""
+
+_SAID_BYTES: Final = 20_000
+_LINE: Final = 300
+"""Most characters of what a process said that go into a row."""
+
+_KILLED: Final = re.compile(r"Signal \d+ \((?!SIGTERM)(SIG\w+)\)")
+"""How torchrun tells of a worker that a signal ended; SIGTERM is its own, for those that are left."""
+
+_LAST_WORDS: Final = re.compile(
+    r"^\s*(terminate called.*|what\(\): .*|Fatal Python error: .*|FATAL: .*)$", re.MULTILINE
+)
+"""What C++ and Python say when they abort."""
+
+
+def command(job: Job, folder: Path) -> list[str]:
+    """The argument list that starts a job.
+
+    Args:
+        job: what is started.
+        folder: where the worker finds `job.json` and writes its results.
+    """
+    request = job.request
+    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.processes}", "--max-restarts=0"]
+    if request.nodes == 1:
+        words.append("--standalone")
+    else:
+        # The static rendezvous keeps --node-rank, so that the first process of all is on the first host, where figures go.
+        host, _, port = request.endpoint.rpartition(":")
+        words += [f"--nnodes={request.nodes}", f"--node-rank={request.node_rank}", "--rdzv-backend=static"]
+        words += [f"--master-addr={host}", f"--master-port={port}", f"--rdzv-conf=timeout={int(request.timeout_s)}"]
+        words.append(f"--rdzv-id=convoy-{job.provider}-{job.world}-{job.scaling}")
+    return [*words, "-m", WORKER, str(folder)]
+
+
+def run(job: Job, make: Callable[[Job, Path], Sequence[str]] = command) -> Row | None:
+    """Run a job to its end.
+
+    Args:
+        job: what is run.
+        make: gives the argument list.
+
+    Returns:
+        Its row; None on a host that is not the first, where the result is not.
+    """
+    taken = _port_in_use(job)
+    if taken:
+        return job.row(status="launch_error", reason=taken)
+    with tempfile.TemporaryDirectory(prefix="convoy-scale-") as name, tempfile.TemporaryFile() as said:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps(job.to_dict()), encoding="utf-8")
+        process = subprocess.Popen(  # noqa: S603 - this Python and torchrun, as a list of arguments
+            list(make(job, folder)),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=job.request.timeout_s)
+        except subprocess.TimeoutExpired:
+            alone = "; no process began: does the same command run on the other hosts?" if job.request.nodes > 1 else ""
+            where = _stages(folder) or alone
+            return job.row(status="timeout", reason=f"no end after {job.request.timeout_s:g} s{where}")
+        finally:
+            _end(process)
+        return _conclude(job, folder, code, said)
+
+
+def _port_in_use(job: Job) -> str:
+    """A line where the first host's port is taken: torchrun would wait there for whoever has it."""
+    request = job.request
+    if request.nodes == 1 or request.node_rank > 0:
+        return ""
+    port = int(request.endpoint.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the store does: what has only just ended is no one
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return (
+                f"port {port} of --endpoint cannot be used ({error.strerror}): another job runs there; give another one"
+            )
+    return ""
+
+
+def _environment() -> dict[str, str]:
+    """The workers import from where we do; one thread each, unless the user says otherwise, as torchrun has it."""
+    paths = [entry for entry in sys.path if entry] + [os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1", LAUNCHER: str(os.getpid())}
+    return {**os.environ, **own}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun, which ends its workers; kill it where it does not."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _conclude(job: Job, folder: Path, code: int, said: IO[bytes]) -> Row | None:
+    """The row of what was written, or of what went wrong."""
+    result = _read(folder / "result.json")
+    if code == 0 and result is not None:
+        return result_row(job, result)
+    if code == 0 and job.request.node_rank > 0:
+        return None
+    said.seek(0, os.SEEK_END)
+    said.seek(max(0, said.tell() - _SAID_BYTES))
+    words = said.read().decode(errors="replace")
+    errors = sorted(folder.glob("error-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [error for path in errors if (error := _read(path)) is not None]
+    if found and not _KILLED.search(words):  # what the others say of one that was killed is only that it is gone
+        return job.row(status=str(found[0]["status"]), reason=str(found[0]["reason"]))
+    return job.row(status="crashed", reason=explain(words, code) + _stages(folder))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _stages(folder: Path) -> str:
+    """What each process was last at."""
+    found = {
+        path.stem.partition("-")[2]: path.read_text(encoding="utf-8") for path in sorted(folder.glob("stage-*.txt"))
+    }
+    return f" (last at: {', '.join(f'process {rank}: {stage}' for rank, stage in found.items())})" if found else ""
+
+
+def explain(words: str, code: int) -> str:
+    """One line from what torchrun printed."""
+    if re.search(r"EADDRINUSE|address already in use", words, re.IGNORECASE):
+        port = re.search(r"port:? ?\(?(\d{2,5})", words)
+        which = f"port {port[1]}" if port else "the port of --endpoint"
+        return f"{which} is in use: another job runs there, or one has only just ended; give another --endpoint"
+    died = _KILLED.search(words)
+    if died:
+        rank = re.search(r"rank\s*: (\d+)[^[]*?Signal", words)
+        memory = ", as the system does when memory is short" if died[1] == "SIGKILL" else ""
+        last = " ".join(word.strip() for word in _LAST_WORDS.findall(words))
+        said = f": {last[:_LINE]}" if last else ""
+        return f"{f'process {rank[1]}' if rank else 'a process'} was ended by {died[1]}{memory}{said}"
+    if re.search(r"Rendezvous\w*Error|RendezvousTimeout|rendezvous.*(?:timed out|timeout)", words):
+        return "the hosts did not find each other in time: is --endpoint the first host's, and reachable from here?"
+    lines = [line.strip() for line in words.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
+    errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b", line)]
+    last = (errors or lines or ["it said nothing"])[-1]
+    return f"torchrun ended with code {code}: {last[:_LINE]}"

@@ -1,0 +1,108 @@
+"""What torchrun starts, once a GPU: sets up the process group, measures, and lets the first process write the result.
+
+Every end is told: `result.json` by the first process of all, `error-RANK.json` by whoever fails, `stage-RANK.txt` always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from convoy.compare.scaling.scaling_launch import LAUNCHER
+from convoy.compare.scaling.scaling_measure import measure
+from convoy.errors import ConvoyError
+
+
+def main() -> NoReturn:
+    """Measure the job of the folder that is named, and end the process."""
+    folder = Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
+    _end_with_parents()
+    job: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+
+    def stage(text: str) -> None:
+        (folder / f"stage-{os.environ['LOCAL_RANK']}.txt").write_text(text, encoding="utf-8")
+
+    try:
+        stage("start")
+        device = _join(job)
+        result = measure(job, device, stage)
+        stage("done")
+        if rank == 0:
+            _write(folder / "result.json", result)
+    except Exception as error:  # whatever it is, it becomes this process's line, and torchrun ends the others
+        _write(folder / f"error-{rank}.json", {"status": _status(error), "reason": f"process {rank}: {_line(error)}"})
+        os._exit(1)  # a process group with a dead member may hang in its own end
+    # All is told. Nobody leaves while others still measure; whose end comes first may reset the connection of who waits here.
+    with contextlib.suppress(RuntimeError):
+        dist.barrier()
+    # Taking a process apart may still fail: a captured step holds NCCL's communicator, whose own end would wait for that step for
+    # ever, and a DistributedDataParallel that is left to Python's end may abort there.
+    os._exit(0)
+
+
+def _join(job: dict[str, Any]) -> torch.device:
+    """Join the process group; the limit is the job's, for one process may tune while the others wait."""
+    request = job["request"]
+    limit = dt.timedelta(seconds=float(request["timeout_s"]))
+    if request["device"] == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=limit, device_id=device)
+        return device
+    dist.init_process_group("gloo", timeout=limit)
+    return torch.device("cpu")
+
+
+def _status(error: Exception) -> str:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error):
+        return "out_of_memory"
+    return "unsupported" if isinstance(error, ConvoyError) else "launch_error"
+
+
+def _line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:400]}" if words else type(error).__name__
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    """Whole or not at all: the launcher may look at any moment."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data), encoding="utf-8")
+    part.replace(path)
+
+
+def _end_with_parents() -> None:
+    """End when torchrun is gone or who started it: all are sessions of their own, and nobody else would end them."""
+    parent, launcher = os.getppid(), int(os.environ.get(LAUNCHER, "0"))
+
+    def watch() -> None:
+        while os.getppid() == parent and (not launcher or _is_there(launcher)):
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _is_there(process: int) -> bool:
+    """Whether a process still runs; one that has ended and is not yet taken note of does not."""
+    try:
+        os.kill(process, 0)
+        status = Path(f"/proc/{process}/stat")
+        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

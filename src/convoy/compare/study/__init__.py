@@ -1,0 +1,1 @@
+"""Convolution algorithms over swept structure, and the criteria that are learned from the measurements."""

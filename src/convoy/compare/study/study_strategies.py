@@ -1,0 +1,78 @@
+"""The three strategies of the first paper against exact selection, on whole nets: the sum of measured times, and memory.
+
+One algorithm for every layer, what PyTorch's library chooses by itself, the best of each layer by itself, and the choice that
+also pays for copies between memory formats and for memory (`convoy.selection`). Copies are part of every sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from convoy.compare.runs.rows import Figure, Row
+from convoy.errors import SelectionError
+from convoy.perfdb import Database
+from convoy.pipeline.net import Net, Observer, measure, prediction_notes
+from convoy.pipeline.select import on_offer
+from convoy.selection import Selection, SelectionProblem, solve
+from convoy.settings import Settings
+from convoy.tune import SearchResult
+
+SOLVERS: Final = {"library": "baseline", "one algorithm": "single", "per layer": "greedy", "exact": "exact"}
+"""The strategies: PyTorch's own choice; the best engine that is used wherever it can be, PyTorch elsewhere; the fastest of each
+layer; the optimum."""
+
+
+def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> tuple[list[Row], SearchResult]:
+    """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
+    found = measure(net, settings, database, observer)
+    problem = on_offer(net, found, settings)
+    return strategy_rows(problem, _about(net, settings), found), found
+
+
+def _about(net: Net, settings: Settings) -> dict[str, Any]:
+    graph = net.captured.graph
+    first = graph.values[graph.inputs[0]].spec
+    return {"subject": net.name, "batch": first.shape[0], "dtype": first.dtype, "numerics": str(settings.numerics)}
+
+
+def strategy_rows(problem: SelectionProblem, about: Mapping[str, Any], found: SearchResult | None = None) -> list[Row]:
+    """A row for each strategy.
+
+    Args:
+        problem: what is on offer.
+        about: fields that all rows share.
+        found: where the times come from: rows say how many of them are predicted.
+    """
+    rows: list[Row] = []
+    predicted: dict[str, Any] = {}
+    if found is not None and found.predicted:
+        about = {**about, "notes": tuple(prediction_notes(found))}
+        predicted = {"predicted": found.predicted, "problems": len(found.rows)}
+    for strategy, solver in SOLVERS.items():
+        best, reason = _solved(problem, solver)
+        if best is None:
+            rows.append(Row(provider=strategy, status="unsupported", reason=reason, **about))
+            continue
+        figures = (
+            Figure.once("total_us", "us", best.total_us),
+            Figure.once("peak_memory_bytes", "B", best.peak_bytes),
+            Figure.once("workspace_bytes", "B", max((c.workspace_bytes for c in best.chosen), default=0)),
+        )
+        detail = {"engines": _engines(best), "copies": len(best.conversions), "bound_us": best.bound_us, **predicted}
+        rows.append(Row(provider=strategy, setting=best.solver, figures=figures, detail=detail, **about))
+    return rows
+
+
+def _solved(problem: SelectionProblem, solver: str) -> tuple[Selection | None, str]:
+    try:
+        return solve(problem, solver), ""
+    except SelectionError as error:
+        return None, str(error)
+
+
+def _engines(selection: Selection) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for candidate in selection.chosen:
+        counts[candidate.config.engine] = counts.get(candidate.config.engine, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))

@@ -1,0 +1,1 @@
+"""Convolution by FFT and by Winograd's minimal filtering, over torch's operations."""

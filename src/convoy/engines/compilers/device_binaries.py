@@ -1,0 +1,39 @@
+"""Device binaries in the user's cache, checked by owner and SHA-256 before they are used: a bad one is a miss."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from convoy.engines.compilers import host_compiler
+from convoy.engines.compilers.compiled_cache import folder_at, summed
+
+
+def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
+    """What `make` gives, or gave before for this key.
+
+    Args:
+        engine: its id, the beginning of the file's name.
+        key: everything that decides what is made: source, architecture, compiler and its version, options.
+        make: makes it; what it raises passes through.
+    """
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
+    path = host_compiler.compiled_folder() / f"{engine}-{name}.cubin"
+    folder = folder_at(path.parent)
+    found = None if folder is None else folder.read(path.name)
+    if found is None:
+        found = make()
+        _write(path, found)
+    return found
+
+
+def _write(path: Path, body: bytes) -> None:
+    """What appears is whole; a cache that cannot be written is no fault of the binary's."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
+            file.write(summed(body, mark=False))
+        Path(file.name).replace(path)
+    except OSError:
+        return

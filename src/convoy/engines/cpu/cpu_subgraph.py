@@ -1,0 +1,51 @@
+"""What engines share that do a piece of the graph on a CPU, in C: the piece is one operator on 4-D values."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from convoy.engines.base import Engine
+from convoy.engines.compilers.host_compiler import compiler_support
+from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.subgraph import runnable
+from convoy.problem import Knobs, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+
+class CpuPiece(Engine):
+    """One pass over memory, compiled once for all problems.
+
+    Attributes:
+        does: what it does, as a verb.
+        layouts: memory formats that it takes.
+    """
+
+    does: ClassVar[str]
+    layouts: ClassVar[tuple[str, ...]]
+    family = "direct"
+    trusted = False
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """A piece of its own kind and in a memory format of its own, on a CPU with a C compiler."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"{self.does}, got {type(problem).__name__}")
+        if target.device != "cpu":
+            return Support.no(f"runs on CPUs, got {target.device}")
+        if problem.layout not in self.layouts:
+            return Support.no(f"needs layout {' or '.join(self.layouts)}, got {problem.layout}")
+        if not (found := runnable(problem)):
+            return found
+        if reason := self.refusal(problem):
+            return Support.no(reason)
+        return compiler_support()
+
+    @abstractmethod
+    def refusal(self, problem: SubgraphProblem) -> str:
+        """Why it cannot do this piece; empty where it can."""
+
+    def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
+        """A pass over memory."""
+        del knobs
+        return estimate_us(Work(0.0, problem.bytes_min, 1), target)

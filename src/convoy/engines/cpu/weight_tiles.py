@@ -1,0 +1,90 @@
+"""What convolutions in C share: sources, the problems that they take, and weights in tiles of output channels side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from convoy.engines.compilers.host_compiler import compiler_support
+from convoy.engines.support_checks import plain_convolution
+from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
+
+VECTORS_H: Final = Path(__file__).with_name("activated.h")
+"""What stands before a source that works with vectors."""
+
+ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid")
+"""Numbered as in the sources."""
+
+CHEAP: Final = ACTIVATIONS[:3]
+"""Those that cost an instruction or two."""
+
+
+def taken(
+    problem: Problem,
+    target: Target,
+    *,
+    pools: bool = False,
+    depthwise: bool = False,
+    activations: Sequence[str] = ACTIVATIONS,
+) -> Support:
+    """Forward convolutions in fp32 and nhwc, with a residual and an activation, where there is a compiler.
+
+    Args:
+        problem: anything.
+        target: the device.
+        pools: whether the engine does an epilogue's pooling.
+        depthwise: whether it is for one filter a channel; else it takes no groups.
+        activations: those that it has.
+    """
+    if target.device != "cpu":
+        return Support.no(f"runs on CPUs, got {target.device}")
+    support = plain_convolution(problem, pools=pools)
+    if not support or not isinstance(problem, ConvProblem):
+        return support
+    for name, wanted, given in (
+        ("fp32", "fp32", problem.x_dtype),
+        ("layout nhwc", "nhwc", problem.layout),
+        ("groups = 1", 1, 1 if depthwise else problem.groups),
+    ):
+        if given != wanted:
+            return Support.no(f"needs {name}, got {given}")
+    if depthwise and not problem.c == problem.k == problem.groups:
+        return Support.no(
+            f"needs one filter a channel, got {problem.c} channels, {problem.k} filters, {problem.groups} groups"
+        )
+    if problem.epilogue.activation not in activations:
+        return Support.no(f"has the activations {', '.join(activations)}, got {problem.epilogue.activation}")
+    return compiler_support()
+
+
+def as_convolution(problem: LinearProblem) -> ConvProblem:
+    """A linear layer as the 1x1 convolution that it is: its rows are the pixels of one image."""
+    n, rows = min(1, problem.n), max(1, problem.n)
+    return ConvProblem(
+        n, problem.c, 1, rows, problem.k, 1, 1, layout="nhwc", numerics=problem.numerics, epilogue=problem.epilogue
+    )
+
+
+def in_tiles(problem: ConvProblem, constants: Sequence[torch.Tensor], tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight as [tiles, r, s, c, tile] and the bias as [tiles · tile], zero for channels that are not there.
+
+    Args:
+        problem: the convolution.
+        constants: the weight [k, c, r, s] (of a linear layer [k, c]), and the bias [k] where it has one.
+        tile: output channels of a tile.
+    """
+    tiles = -(-problem.k // tile)
+    weight = constants[0].detach()
+    padded = weight.new_zeros(tiles * tile, problem.c, problem.r, problem.s)
+    padded[: problem.k] = weight.view(-1, *padded.shape[1:])
+    bias = weight.new_zeros(tiles * tile)
+    if problem.epilogue.bias:
+        bias[: problem.k] = constants[1].detach()
+    return padded.view(tiles, tile, problem.c, problem.r, problem.s).permute(0, 3, 4, 2, 1).contiguous(), bias

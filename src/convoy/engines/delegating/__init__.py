@@ -1,0 +1,1 @@
+"""Engines that arrange data and leave the products to another engine."""

@@ -1,0 +1,1 @@
+"""What GPU kernels share, whichever language they are written in."""

@@ -1,0 +1,107 @@
+"""What every kernel here asks of a problem and a target, each "no" with its reason."""
+
+from __future__ import annotations
+
+from convoy.engines.subgraph import runnable
+from convoy.engines.support_checks import without_pooling
+from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
+from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+INDEX_LIMIT = 2**31
+"""Elements of a tensor that 32-bit indices reach."""
+
+
+def conv_support(problem: Problem, target: Target, capability: int, direction: str = "fprop") -> Support:
+    """A dense convolution in one direction, in NHWC, of one dtype, on a device that is new enough."""
+    if not isinstance(problem, ConvProblem):
+        return Support.no("computes convolutions only")
+    if not (device := device_support(target, capability)):
+        return device
+    if problem.direction != direction:
+        return Support.no(f"computes direction {direction} only, got {problem.direction}")
+    if not (unpooled := without_pooling(problem)):
+        return unpooled
+    if problem.layout != "nhwc":
+        return Support.no(f"needs layout nhwc, got {problem.layout}")
+    dtypes = {problem.x_dtype, problem.weight_dtype, problem.y_dtype}
+    if len(dtypes) > 1 or not dtypes <= {"fp16", "bf16", "fp32"}:
+        return Support.no(f"needs x, weight and y of one dtype of fp16, bf16, fp32, got {', '.join(sorted(dtypes))}")
+    if problem.acc_dtype != "fp32":
+        return Support.no(f"accumulates in fp32, got acc_dtype {problem.acc_dtype}")
+    largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
+    if largest >= INDEX_LIMIT:
+        return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
+    return Support.yes()
+
+
+def product_support(problem: Problem, target: Target, direction: str = "fprop", *, empty: bool = False) -> Support:
+    """A convolution without groups that Hopper's tensor cores compute, fp32 as TF32; of no images where `empty` says so."""
+    if not (found := conv_support(problem, target, 90, direction)):
+        return found
+    assert isinstance(problem, ConvProblem)
+    if is_strict(problem):
+        return Support.no("multiplies fp32 as TF32, which numerics strict forbids")
+    epilogue = problem.epilogue
+    if direction == "dgrad" and epilogue:
+        return Support.no(f"a data gradient has no epilogue, got {epilogue}")
+    if direction == "wgrad" and (epilogue.residual or epilogue.activation != "none"):
+        return Support.no(f"a weight gradient has no epilogue but the bias's, got {epilogue}")
+    if problem.groups != 1:
+        return Support.no(f"needs groups = 1, got {problem.groups}")
+    if not empty and not problem.y_spec.elements:
+        return Support.no("needs at least one image")
+    return Support.yes()
+
+
+def first_layer_support(
+    problem: Problem, target: Target, most: int, direction: str = "fprop", *, empty: bool
+) -> Support:
+    """The same for kernels that read windows: at most so many channels, no dilation."""
+    if not (found := product_support(problem, target, direction, empty=empty)):
+        return found
+    assert isinstance(problem, ConvProblem)
+    if problem.c > most:
+        return Support.no(f"needs at most {most} channels in one group, got {problem.c}")
+    if problem.dilation_h * problem.dilation_w != 1:
+        return Support.no("needs dilation 1")
+    return Support.yes()
+
+
+def piece_support(problem: Problem, target: Target, does: str) -> Support:
+    """A piece of the graph in NHWC that torch can run, on capability 8.0 and newer."""
+    if not isinstance(problem, SubgraphProblem):
+        return Support.no(f"{does}, got {type(problem).__name__}")
+    if not (found := device_support(target, 80)):
+        return found
+    if problem.layout != "nhwc":
+        return Support.no(f"needs layout nhwc, got {problem.layout}")
+    return runnable(problem)
+
+
+def values_support(dtype: str, elements: int) -> Support:
+    """Values that the kernels know, of a tensor that they can index."""
+    if dtype not in TORCH_DTYPE:
+        return Support.no(f"needs fp16, bf16 or fp32, got {dtype}")
+    if elements >= INDEX_LIMIT:
+        return Support.no(f"indexes tensors of fewer than 2^31 elements, got {elements}")
+    return Support.yes()
+
+
+def linear_support(problem: LinearProblem, target: Target, capability: int) -> Support:
+    """A linear layer of one dtype on a device that is new enough."""
+    if not (device := device_support(target, capability)):
+        return device
+    if problem.dtype not in ("fp16", "bf16", "fp32"):
+        return Support.no(f"needs dtype fp16, bf16 or fp32, got {problem.dtype}")
+    largest = max(s.elements for s in (problem.x_spec, problem.weight_spec, problem.y_spec))
+    if largest >= INDEX_LIMIT:
+        return Support.no(f"indexes tensors of fewer than 2^31 elements, got {largest}")
+    return Support.yes()
+
+
+def is_strict(problem: ConvProblem | LinearProblem) -> bool:
+    """Whether fp32 products must be exact. A linear layer's are: torch allows TF32 for convolutions alone by default."""
+    dtype = problem.dtype if isinstance(problem, LinearProblem) else problem.x_dtype
+    return dtype == "fp32" and (problem.numerics == "strict" or isinstance(problem, LinearProblem))

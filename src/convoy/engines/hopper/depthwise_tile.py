@@ -1,0 +1,263 @@
+"""cuda.depthwise_tile: depthwise convolution in halves from a tile in shared memory (docs/kernels/cuda_depthwise.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, Self
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked
+from convoy.engines.gpu.gpu_support_checks import conv_support
+from convoy.engines.hopper.compiled import Function, compile_cubin, pointer
+from convoy.engines.hopper.depthwise import by_taps, one_filter_a_channel, roomiest
+from convoy.engines.hopper.maps import BoxMap
+from convoy.engines.hopper.requirements import hopper_alone
+from convoy.engines.hopper.source import ACTIVATIONS, options, text, tile_text
+from convoy.engines.tiled_kernel import FormedEngine
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+CHANNELS: Final = 64
+"""Of a block: two a lane."""
+
+MOST_FORMS: Final = 24
+_PIXEL_BYTES: Final = 128
+_SHARED_BYTES: Final = 232448
+_SHARED_OF_UNIT: Final = 233472
+_BLOCK_BYTES: Final = 1024
+"""What a multiprocessor keeps for each block."""
+
+_MOST_IN_BOX: Final = 256
+_MOST_WARPS: Final = 16
+_MOST_REGISTERS: Final = 240
+_REGISTERS_OF_UNIT: Final = 65536
+
+_PARTS: Final = 4
+"""Of a multiprocessor: each begins instructions of its own warps."""
+
+_INSTRUCTIONS_NS: Final = 1.14
+"""Warp instructions a nanosecond of such a part, at 1.7 GHz: two in three clocks. A warp by itself has 1.44."""
+
+_ALONE_NS: Final = 1.44
+_LOAD: Final = 1.9
+"""Instructions of a pixel that is loaded and widened."""
+
+_BYTES_NS: Final = 70.0
+"""That come to a multiprocessor's shared memory."""
+
+_MEMORY_BYTES_NS: Final = 2620.0
+_ROUND_NS: Final = 87.0
+_START_NS: Final = 978.0
+"""Of another round of blocks, and of the launch.
+
+All of these are fitted to 694 timings of 31 layers on an H100 (59d335a), batch 1 and 32 (root mean square of the logarithm
+0.11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut.
+
+    Attributes:
+        tile: output rows of a block.
+        images: of a block.
+        strip: output columns of a warp.
+        rows: output rows that a warp goes down.
+    """
+
+    tile: int
+    images: int
+    strip: int
+    rows: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(tile=self.tile, images=self.images, strip=self.strip, rows=self.rows)
+
+    @classmethod
+    def of(cls, knobs: Knobs) -> Self:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = cls(*(knobs.integer(name) for name in ("tile", "images", "strip", "rows")))
+        if min(form.tile, form.images, form.strip, form.rows) < 1:
+            raise InputError("knobs", str(knobs), "tile, images, strip and rows of at least 1")
+        return form
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Sizes of a problem's kernel in one form."""
+
+    problem: ConvProblem
+    form: Form
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """Of one copy: channels, columns, rows, images."""
+        p = self.problem
+        columns, lines = (p.q - 1) * p.stride_w + p.s, (self.form.tile - 1) * p.stride_h + p.r
+        return CHANNELS, columns, lines, self.form.images
+
+    @property
+    def shared_bytes(self) -> int:
+        """The tile, its barrier, and what rounding up costs."""
+        return math.prod(self.box[1:]) * _PIXEL_BYTES + 16 + 128
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        form = self.form
+        return form.images * -(-self.problem.q // form.strip) * -(-form.tile // form.rows)
+
+    @property
+    def registers(self) -> int:
+        """About so many a thread: sums, a row as it comes and widened, weights, places."""
+        p, seen = self.problem, (self.form.strip - 1) * self.problem.stride_w + self.problem.s
+        in_flight = min(-(-p.r // p.stride_h), self.form.rows)
+        return 2 * in_flight * self.form.strip + 3 * seen + 2 * p.r * p.s + 30
+
+    @property
+    def block_registers(self) -> int:
+        """Of a block: its warps get them four at a time."""
+        return 128 * -(-self.warps // 4) * self.registers
+
+    @property
+    def blocks(self) -> int:
+        """That a multiprocessor has room for."""
+        room = _SHARED_OF_UNIT // (self.shared_bytes + _BLOCK_BYTES)
+        return max(1, min(room, 32, _REGISTERS_OF_UNIT // self.block_registers))
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for one block."""
+        rooms = self.shared_bytes <= _SHARED_BYTES and self.registers <= _MOST_REGISTERS
+        threads = self.warps <= _MOST_WARPS and self.block_registers <= _REGISTERS_OF_UNIT
+        return rooms and threads and max(self.box) <= _MOST_IN_BOX
+
+    @property
+    def grid(self) -> int:
+        """Blocks: of channels, of rows, of images."""
+        p = self.problem
+        return -(-p.c // CHANNELS) * -(-p.p // self.form.tile) * -(-p.n // self.form.images)
+
+    def map(self) -> BoxMap:
+        """What the tensor-copy unit is told of x."""
+        n, c, h, w = self.problem.x_spec.shape
+        return BoxMap((c, w, h, n), (c * 2, w * c * 2, h * w * c * 2), self.box, swizzled=False)
+
+    def macros(self, blocks: int) -> dict[str, int]:
+        """The kernel's settings."""
+        p, form = self.problem, self.form
+        return {
+            "BF16": int(p.x_dtype == "bf16"), "C": p.c, "P": p.p, "Q": p.q, "R": p.r, "S": p.s, "STRIDE_H": p.stride_h,
+            "STRIDE_W": p.stride_w, "PAD_H": p.pad_h, "PAD_W": p.pad_w, "N": p.n, "CHANNELS": 2,
+            "TILE": form.tile, "IMAGES": form.images, "STRIP": form.strip, "ROWS": form.rows,
+            "BIAS": int(p.epilogue.bias), "RESIDUAL": int(p.epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(p.epilogue.activation), "BLOCKS": blocks,
+        }  # fmt: skip
+
+    def guess_us(self, units: int) -> float:
+        """A guess in microseconds: instructions, copies and bytes of memory, which hide each other in part.
+
+        For every round of blocks the time of one warp is added.
+        """
+        p, form = self.problem, self.form
+        seen = (form.strip - 1) * p.stride_w + p.s
+        loads = ((form.rows - 1) * p.stride_h + p.r) * seen
+        instructions = 2 * form.rows * form.strip * p.r * p.s + _LOAD * loads
+        blocks, rounds = -(-self.grid // units), -(-self.grid // (units * self.blocks))
+        busy = blocks * self.warps * instructions / (_PARTS * _INSTRUCTIONS_NS)
+        hidden = math.hypot(busy, blocks * self.shared_bytes / _BYTES_NS, p.bytes_min / _MEMORY_BYTES_NS)
+        return (hidden + rounds * (_ROUND_NS + instructions / _ALONE_NS) + _START_NS) / 1000
+
+
+def forms(problem: ConvProblem, units: int) -> list[Form]:
+    """Forms that have room, by their guess."""
+    return sorted(_candidates(problem), key=lambda form: Tile(problem, form).guess_us(units))[:MOST_FORMS]
+
+
+def _candidates(problem: ConvProblem) -> Iterator[Form]:
+    tiles = sorted({min(rows, problem.p) for rows in (1, 2, 4, 7, 8, 14, 28)})
+    for tile, images, strip, rows in product(tiles, (1, 2, 4), (2, 4, 7, 8), (1, 2, 4, 7, 14)):
+        form = Form(tile, images, strip, rows)
+        whole = images == 1 or (tile == problem.p and images <= problem.n)
+        if whole and rows <= tile and strip < 2 * problem.q and Tile(problem, form).fits:
+            yield form
+
+
+class DepthwiseTileExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem, self.tile = problem, Tile(problem, form)
+        if not self.tile.fits:
+            raise InputError(
+                "knobs", str(form.knobs), f"a smaller tile: {self.tile.shared_bytes} bytes of shared memory"
+            )
+        cubin, self.log = roomiest(lambda blocks: self._compiled_for(blocks, engine, target), self.tile.blocks, 1)
+        self.function = Function(engine, cubin, "depthwise_tile", self.tile.shared_bytes)
+
+    def _compiled_for(self, blocks: int, engine: str, target: Target) -> tuple[bytes, str]:
+        headers = "".join(text(f"{name}.cuh") for name in ("hopper", "hopper_more", "activation"))
+        content = tile_text(self.tile.macros(blocks), headers)
+        return compile_cubin(engine, content, target, options(self.problem.epilogue.activation, self.problem.x_dtype))
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight as fp32 [r·s, c]; the bias as it is."""
+        return by_taps(constants)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch; none for a batch of no images."""
+        del workspace
+        if not self.problem.n:
+            return
+        x, y, residual = checked(buffers, self.problem.epilogue.residual)
+        weight, bias = buffers.constants[0], buffers.constants[1] if self.problem.epilogue.bias else None
+        arguments = [self.tile.map().encode(self.problem.x_dtype, x), *map(pointer, (weight, y, residual, bias))]
+        threads = 32 * self.tile.warps
+        self.function.launch(x.device.index or 0, self.tile.grid, threads, arguments, dependent=True)
+
+
+class DepthwiseTileEngine(FormedEngine[Form]):
+    """A tile of the image by one tensor copy, sums in registers; see `depthwise_tile.cu`."""
+
+    id = "cuda.depthwise_tile"
+    family = "direct"
+    trusted = False
+    quick_settings = 8
+    form = Form
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """As many groups as channels, a multiple of 8, in fp16 or bf16 on Hopper; at most 25 taps, no dilation."""
+        if not (found := conv_support(problem, target, 90)) or not (found := hopper_alone(target)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if problem.x_dtype not in ("fp16", "bf16"):
+            return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
+        if not (found := one_filter_a_channel(problem, 8)):
+            return found
+        if not any(True for _ in _candidates(problem)):
+            return Support.no(f"has no room for a row of {problem.q} results with the pixels that it sees")
+        return Support.yes()
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See `forms` above."""
+        return forms(problem, units)
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `Tile`."""
+        return Tile(problem, form).guess_us(units)
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return DepthwiseTileExecutable(self.id, problem, form, target)
+
+
+ENGINE = DepthwiseTileEngine()

@@ -1,0 +1,122 @@
+"""cuda.first_layer: the first layer and the pooling behind it in one launch (docs/kernels/cuda_first_layer.md)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
+from convoy.engines.gpu.gpu_support_checks import first_layer_support
+from convoy.engines.hopper.compiled import Function, compile_cubin, pointer
+from convoy.engines.hopper.first_form import FILTERS, MOST_CHANNELS, MOST_COLUMNS, Form, Layer, forms, in_slices
+from convoy.engines.hopper.requirements import hopper_alone
+from convoy.engines.hopper.source import first_source, options
+from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.triton.compiled import TORCH_DTYPE
+from convoy.engines.triton.pooled import unpooled
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+_MONOTONE: Final = ("none", "relu", "relu6")
+"""Activations of a largest value that are the largest of the activations."""
+
+
+class FirstLayerExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem, self.layer = problem, Layer(problem, form)
+        if not self.layer.fits:
+            raise InputError(
+                "knobs", str(form.knobs), f"fewer warpgroups: {self.layer.shared_bytes} bytes of shared memory"
+            )
+        text = first_source(self.layer.macros(), problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.x_dtype))
+        self.function = Function(engine, cubin, "first_layer", self.layer.shared_bytes)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """See `in_slices`; the bias as it is."""
+        weight = constants[0].detach()
+        weight = in_slices(round_tf32(weight) if weight.dtype == torch.float32 else weight, self.layer)
+        return (weight, *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma(TORCH_DTYPE[self.problem.y_dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch; none for a batch of no images."""
+        del workspace
+        if not self.problem.n:
+            return
+        x, y, _ = checked(buffers, residual=False, slices=True)
+        bias = buffers.constants[1] if self.problem.epilogue.bias else None
+        arguments = [
+            pointer(x), pointer(buffers.constants[0]), pointer(y), pointer(bias), ctypes.c_int(pitch_of(y))
+        ]  # fmt: skip
+        grid, threads = self.problem.n * self.layer.tiles, 128 * self.layer.form.warpgroups
+        self.function.launch(x.device.index or 0, grid, threads, arguments, dependent=True)
+
+
+class FirstLayerEngine(FormedEngine[Form]):
+    """Windows that overlap in shared memory, and a maximum in registers; see `first.cu`."""
+
+    id = "cuda.first_layer"
+    version = 1
+    family = "implicit_gemm"
+    trusted = False
+    quick_settings = 4
+    form = Form
+    dtypes: ClassVar[frozenset[str]] = frozenset({"fp16", "bf16"})
+    strides: ClassVar[frozenset[int]] = frozenset({2, 4})
+    """Along the width."""
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """First layers of up to 4 channels and 64 filters on Hopper, with a maximum of 3x3 behind or none."""
+        base = unpooled(problem) if isinstance(problem, ConvProblem) and problem.epilogue.pool else problem
+        found = first_layer_support(base, target, MOST_CHANNELS, empty=True)
+        if not found or not (found := hopper_alone(target)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if problem.x_dtype not in self.dtypes:
+            return Support.no(f"needs {' or '.join(sorted(self.dtypes, reverse=True))}, got {problem.x_dtype}")
+        if problem.epilogue.residual:
+            return Support.no("adds no residual")
+        if problem.stride_w not in self.strides:
+            words = " or ".join(map(str, sorted(self.strides)))
+            return Support.no(f"needs a stride of {words} along the width, got {problem.stride_w}")
+        if problem.k > FILTERS or problem.k % 8:
+            return Support.no(f"needs at most {FILTERS} filters, a multiple of 8, got {problem.k}")
+        pool = problem.epilogue.pool
+        if problem.q > MOST_COLUMNS[pool is not None]:
+            return Support.no(f"has room for rows of {MOST_COLUMNS[pool is not None]} results, got {problem.q}")
+        if pool is not None:
+            sizes = (pool.kind, pool.window_h, pool.window_w, pool.stride_h, pool.stride_w)
+            if sizes != ("max", 3, 3, 2, 2) or pool.pad_h != pool.pad_w:
+                return Support.no(f"pools by the largest of 3x3 with stride 2 and one padding, got {pool}")
+            if problem.epilogue.activation not in _MONOTONE:
+                return Support.no(f"pools behind {', '.join(_MONOTONE)}, got {problem.epilogue.activation}")
+        if not Layer(problem, Form(1, 1)).fits:
+            return Support.no("has no room for the weight and the rows of the image that a row reads")
+        return Support.yes()
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """Forms that have room, by their guess."""
+        return sorted(forms(problem), key=lambda form: Layer(problem, form).guess_us(units))
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `Layer`."""
+        return Layer(problem, form).guess_us(units)
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return FirstLayerExecutable(self.id, problem, form, target)
+
+
+ENGINE = FirstLayerEngine()

@@ -1,0 +1,75 @@
+"""cuda.fresh: `swapped.cu` on weights as they lie, for training (docs/kernels/cuda_swapped.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from convoy.engines.base import Executable
+from convoy.engines.gpu.device_tensors import dense_nhwc
+from convoy.engines.hopper.maps import FilterMap
+from convoy.engines.hopper.requirements import copied_product
+from convoy.engines.hopper.swapped import SwappedExecutable, SwappedForms
+from convoy.engines.hopper.swapped_form import Form
+from convoy.engines.hopper.swapped_kinds import UnpackedForm
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+
+class UnpackedExecutable(SwappedExecutable):
+    """One form for one problem.
+
+    Args:
+        engine: whose it is.
+        problem: the convolution that is computed.
+        form: how the work is cut.
+        target: the device.
+        weight_map: of the weight as it lies.
+    """
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target, weight_map: FilterMap) -> None:
+        super().__init__(engine, problem, form, target)
+        self.weight_map = weight_map
+
+    def in_order(self, weight: torch.Tensor) -> torch.Tensor:
+        """As it is; raises LaunchError where it does not lie as [k, r, s, c]."""
+        return dense_nhwc("weight", weight)
+
+    def weight_argument(self, weight: torch.Tensor) -> Any:
+        """Its descriptor."""
+        return self.weight_map.encode(self.problem.weight_dtype, weight)
+
+
+def half_product(problem: Problem, target: Target, direction: str) -> Support:
+    """A dense convolution in half types: in these alone a product turns an operand over."""
+    if not (found := copied_product(problem, target, direction)):
+        return found
+    assert isinstance(problem, ConvProblem)
+    if problem.x_dtype not in ("fp16", "bf16"):
+        return Support.no(f"needs fp16 or bf16, got {problem.x_dtype}")
+    return Support.yes()
+
+
+class FreshEngine(SwappedForms):
+    """Convolutions whose weight changes from call to call."""
+
+    id = "cuda.fresh"
+    form = UnpackedForm
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions with a fresh weight in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
+        if not (found := half_product(problem, target, "fprop")):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if not problem.fresh_weight:
+            return Support.no("reads weights that change from call to call; cuda.swapped packs the others")
+        return Support.yes()
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return UnpackedExecutable(self.id, problem, form, target, FilterMap.of(problem, form.filters))
+
+
+ENGINE = FreshEngine()

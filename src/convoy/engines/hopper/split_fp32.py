@@ -1,0 +1,102 @@
+"""cuda.split_fp32: strict fp32 convolution by products of halves, with `swapped.cu` (docs/kernels/split_fp32.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import scratch
+from convoy.engines.gpu.gpu_support_checks import conv_support
+from convoy.engines.hopper.requirements import hopper_alone, im2col, whole_vectors
+from convoy.engines.hopper.swapped import SwappedExecutable, SwappedForms, in_blocks
+from convoy.engines.hopper.swapped_form import Form
+from convoy.engines.hopper.swapped_kinds import PlanesForm
+from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_us, split_weight
+from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
+from convoy.support import Support
+from convoy.target import Target
+
+_PLANE_BYTES: Final = 2
+"""Of a plane's value."""
+
+
+def of_planes(problem: ConvProblem) -> ConvProblem:
+    """The problem whose x and weight are halves."""
+    return replace(problem, x_dtype="fp16", weight_dtype="fp16")
+
+
+def planes_in_blocks(weight: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both planes of each block, one behind the other (`in_blocks`), and 1 / s of every filter."""
+    high, low, inverse = split_weight(weight)
+    return torch.stack((in_blocks(high, form), in_blocks(low, form)), dim=2), inverse
+
+
+class SplitExecutable(SwappedExecutable):
+    """Three launches (largest |x|, planes, product); two where x has marks."""
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        super().__init__(engine, of_planes(problem), form, target)
+        self.planes = PlaneSplit(engine, problem.x_spec.elements, target)
+        self.workspace_bytes = plane_bytes(problem.x_spec.elements)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Both planes of the weight; the bias; 1 / s of every filter."""
+        planes, inverse = planes_in_blocks(constants[0].detach(), self.form)
+        return (planes, *(bias.detach().contiguous() for bias in constants[1:]), inverse)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """Split x, and multiply."""
+        room = scratch(workspace, self.workspace_bytes)
+        assert room is not None
+        marks = buffers.args[-1] if len(buffers.args) > 1 + self.problem.epilogue.residual else None
+        planes, inverse = self.planes.split(buffers.args[0], marks, buffers.constants[0], room)
+        self.multiply(planes, buffers, (inverse, buffers.constants[-1]))
+
+    def accept_marks(self, spec: TensorSpec) -> bool:
+        """See `PlaneSplit`."""
+        return self.planes.accept_marks(spec)
+
+
+class SplitFp32Engine(SwappedForms):
+    """fp16x3 with short sums; see `swapped.cu`."""
+
+    id = "cuda.split_fp32"
+    form = PlanesForm
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """fp32 NHWC convolutions on Hopper, c and k multiples of 8."""
+        if not (found := conv_support(problem, target, 90)) or not (found := hopper_alone(target)):
+            return found
+        assert isinstance(problem, ConvProblem)
+        if problem.x_dtype != "fp32":
+            return Support.no(f"splits fp32, got {problem.x_dtype}")
+        if problem.groups != 1:
+            return Support.no(f"needs groups = 1, got {problem.groups}")
+        if not problem.x_spec.elements:
+            return Support.no("needs at least one image")
+        return whole_vectors(problem, _PLANE_BYTES) and im2col(problem)
+
+    def computed(self, problem: ConvProblem) -> ConvProblem:
+        """See `of_planes`."""
+        return of_planes(problem)
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """The product's, and what splits x."""
+        return super().guess_us(problem, form, units) + split_us(problem.x_spec.elements)
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """Planes of x."""
+        del knobs
+        assert isinstance(problem, ConvProblem)
+        return plane_bytes(problem.x_spec.elements)
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return SplitExecutable(self.id, problem, form, target)
+
+
+ENGINE = SplitFp32Engine()

@@ -1,0 +1,171 @@
+"""cuda.swapped: convolution with filters as the rows of its products, as `swapped.cu` does it (docs/kernels/cuda_swapped.md).
+
+y = activation(conv(x, weight) + bias + residual)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
+from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.requirements import copied_product
+from convoy.engines.hopper.source import options, swapped_source
+from convoy.engines.hopper.swapped_form import ROW_BYTES, Form
+from convoy.engines.hopper.swapped_forms import estimate_us, forms
+from convoy.engines.hopper.swapped_kinds import WideForm
+from convoy.engines.hopper.swapped_maps import pixel_map, result_map
+from convoy.engines.tiled_kernel import FormedEngine
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+_PIECES: Final = 8
+"""Of sixteen bytes, in a row of a block."""
+
+
+def in_blocks(weight: torch.Tensor, form: Form) -> torch.Tensor:
+    """The weight in the order in which it is copied: [tiles of filters, blocks, filters of a tile, channels of a block].
+
+    A block is one tap and 128 bytes of channels, in the 128-byte swizzle; with a halo all taps of some channels follow each
+    other, else all channels of a tap. Filters and channels that are not there are zeros.
+
+    Args:
+        weight: [k, c, r, s].
+        form: how the work is cut.
+    """
+    k, c, r, s = weight.shape
+    filters, together = form.filters, form.filters * form.cluster
+    channels = ROW_BYTES // weight.element_size()
+    rows = weight.permute(0, 2, 3, 1).reshape(k, r * s, c)
+    rows = torch.nn.functional.pad(rows, (0, -c % channels, 0, 0, 0, -k % together))
+    pieces = rows.view(-1, filters, r * s, rows.shape[2] // channels, _PIECES, channels // _PIECES)
+    row = torch.arange(filters, device=weight.device)[:, None]
+    place = torch.arange(_PIECES, device=weight.device)[None, :] ^ (row % 8)
+    swizzled = pieces.gather(4, place[None, :, None, None, :, None].expand_as(pieces))
+    order = (0, 3, 2, 1, 4, 5) if form.halo else (0, 2, 3, 1, 4, 5)
+    return swizzled.permute(order).reshape(rows.shape[0] // filters, -1, filters, channels).contiguous()
+
+
+class SwappedExecutable(Executable):
+    """One form for one problem.
+
+    Args:
+        engine: whose it is.
+        problem: what the engine takes.
+        form: how the work is cut.
+        target: the device.
+    """
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        if not form.fits(problem):
+            raise InputError(
+                "knobs", str(form.knobs), f"a halo only where it fits: 3x3, stride 1, padding 1; got {problem}"
+            )
+        self.problem, self.form, self.units = problem, form, target.units
+        text = swapped_source("swapped", form.macros(problem), problem.x_dtype, sparse=form.sparse)
+        cubin, self.log = compile_cubin(engine, text, target, options(problem.epilogue.activation, problem.y_dtype))
+        self.function = Function(engine, cubin, "swapped", form.shared_bytes)
+        self.pixel_map = pixel_map(problem, form)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight in the order in which it is copied; the bias as it is."""
+        return (self.in_order(constants[0].detach()), *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def in_order(self, weight: torch.Tensor) -> torch.Tensor:
+        """See `in_blocks`; rounded where TF32 would cut it."""
+        return in_blocks(round_tf32(weight), self.form)
+
+    def weight_argument(self, weight: torch.Tensor) -> Any:
+        """What the kernel is told of the packed weight."""
+        return pointer(weight)
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch; none for a batch of no images."""
+        del workspace
+        if self.problem.n:
+            self.multiply(buffers.args[0], buffers)
+
+    def multiply(
+        self, pixels: torch.Tensor, buffers: Buffers, scales: Sequence[torch.Tensor | None] = (None, None)
+    ) -> None:
+        """The kernel.
+
+        Args:
+            pixels: what the map describes: x, or its planes.
+            buffers: those of the launch.
+            scales: 1 / s of x and of every filter, where there are planes.
+        """
+        problem, form = self.problem, self.form
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
+        weight, bias = buffers.constants[0], buffers.constants[1] if problem.epilogue.bias else None
+        arguments = [
+            self.pixel_map.encode(problem.x_dtype, pixels), self.weight_argument(weight), pointer(y),
+            pointer(residual), pointer(bias), structure("Sizes", form.sizes(problem, pitch_of(y))),
+        ]  # fmt: skip
+        if form.staged:
+            arguments += [
+                result_map(problem, form, pitch_of(y)).encode(problem.y_dtype, y),
+                result_map(problem, form, problem.k).encode(problem.y_dtype, y if residual is None else residual),
+            ]
+        if form.wide:
+            arguments += [pointer(scale) for scale in scales]
+        device, threads, size = x.device.index or 0, 128 * (form.consumers + 1), form.cluster * form.split
+        clusters = form.units(problem)
+        if form.split == 1 and form.staged < 2:  # otherwise sums or results have room for one tile
+            clusters = min(clusters, self.function.clusters(device, threads, size))
+        self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
+
+
+class SwappedForms(FormedEngine[Form]):
+    """What engines of `swapped.cu` share: its forms, for the convolution that is computed."""
+
+    version = 1
+    family = "implicit_gemm"
+    trusted = False
+    quick_settings = 6
+    form = Form
+
+    def computed(self, problem: ConvProblem) -> ConvProblem:
+        """What the kernel computes for a problem."""
+        return problem
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See `swapped_forms`."""
+        return forms(self.computed(problem), units, self.kind(problem))
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `swapped_forms.estimate_us`."""
+        return estimate_us(self.computed(problem), form, units)
+
+
+class SwappedEngine(SwappedForms):
+    """Filters as rows, copies that wait for nothing, splits and halos; see `swapped.cu`."""
+
+    id = "cuda.swapped"
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
+        return copied_product(problem, target)
+
+    def kind(self, problem: ConvProblem) -> type[Form]:
+        """Of fp32 results, forms without copies of them."""
+        return WideForm if problem.x_dtype == "fp32" else Form
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return SwappedExecutable(self.id, problem, form, target)
+
+
+ENGINE = SwappedEngine()

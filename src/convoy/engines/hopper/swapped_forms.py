@@ -1,0 +1,277 @@
+"""Which forms of `swapped.cu` are worth a try, by a model of their time (docs/kernels/cuda_swapped.md, sparse24.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final, TypeVar
+
+from convoy.engines.hopper.source import DIVIDING
+from convoy.engines.hopper.swapped_form import (
+    MOST_SHARED_PIXELS,
+    MOST_STAGES,
+    MOST_SUMS,
+    ROW_BYTES,
+    SHARED_BYTES,
+    SPLIT_PLANES,
+    TAPS,
+    Form,
+    iterations,
+)
+from convoy.problem import ConvProblem
+
+FormT = TypeVar("FormT", bound=Form)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the model knows of a device and of the kernel's products.
+
+    Attributes:
+        clock_ghz: of the tensor cores.
+        load_bytes_ns: into a multiprocessor with all of them loading; clusters that share copies get no more.
+        pixel_bytes_ns: the same of pixels alone, whose rows are copied one by one; a cluster's blocks copy a share each.
+        step_ns: of an iteration beside its products: a block waits, begins them, and releases.
+        latency_ns: from the release of a stage to its next full one: too few stages bound an iteration by this over their number.
+        abreast: by how much steps and latencies are shorter where a multiprocessor's two blocks have a tile each.
+        together_ns: what a cluster with the same pixels costs.
+        meeting_ns: what a split costs beside the way of its sums.
+        peer_bytes_ns: to the shared memory of other blocks.
+        tile_ns: of each tile.
+        store_bytes_ns: each lane's own results, and those through shared memory.
+        staging_ns: results to shared memory, a meeting, and a tensor copy's own latency.
+        hidden: the part of the smaller one of a tile's stores and loop that the other hides, of two tiles in turn.
+        memory_bytes_ns: all that must be moved.
+        start_ns: everything that happens once.
+        room_ns: what room for the next kernel's blocks saves of it.
+        sharp: whether the slowest of what goes on side by side hides the others; else all are felt, as the root of their squares.
+    """
+
+    clock_ghz: float
+    load_bytes_ns: float
+    pixel_bytes_ns: float
+    step_ns: float
+    latency_ns: float
+    abreast: float
+    together_ns: Mapping[int, float]
+    meeting_ns: float
+    peer_bytes_ns: float
+    tile_ns: float
+    store_bytes_ns: tuple[float, float]
+    staging_ns: float
+    hidden: float
+    memory_bytes_ns: float
+    start_ns: float
+    room_ns: float
+    sharp: bool
+
+    def felt(self, *values: float) -> float:
+        """The time of what goes on side by side."""
+        return max(values) if self.sharp else math.hypot(*values)
+
+
+_SPARSE: Final = Rates(
+    clock_ghz=1.7, load_bytes_ns=101.0, pixel_bytes_ns=math.inf, step_ns=0.0, latency_ns=770.0, abreast=1.0,
+    together_ns={1: 0.0, 2: 160.0, 4: 330.0}, meeting_ns=510.0, peer_bytes_ns=18.0, tile_ns=240.0,
+    store_bytes_ns=(20.7, 40.0), staging_ns=100.0, hidden=1.0, memory_bytes_ns=4200.0, start_ns=2700.0, room_ns=1000.0,
+    sharp=True,
+)  # fmt: skip
+"""Fitted to 364 times of sparse products on an H200 (standard deviation 9 percent; bench/results/pruned-nvidia-h200.csv has the
+best of them, commit 3fce82f).
+
+Results through shared memory and their latency are guesses: half of what loads get. The start is 2870 of the second version, less
+a guess at what goes on side by side now. The room is 0.9 to 1.8 us of four layers, once the clock counted a graph's launches by
+their own time (docs/kernels/sparse24.md, launches a graph): the fit is to times in which the graph's start hid it.
+"""
+
+_DENSE: Final = Rates(
+    clock_ghz=1.68, load_bytes_ns=203.0, pixel_bytes_ns=139.0, step_ns=78.0, latency_ns=860.0, abreast=2.0,
+    together_ns={1: 0.0, 2: 260.0, 4: 520.0}, meeting_ns=0.0, peer_bytes_ns=18.4, tile_ns=0.0,
+    store_bytes_ns=(37.0, 69.0), staging_ns=0.0, hidden=0.5, memory_bytes_ns=3100.0, start_ns=1580.0, room_ns=370.0,
+    sharp=False,
+)  # fmt: skip
+"""Fitted to 1067 times of dense products on an H100 (27 layers, fp16, batches 1 and 32): root of the mean squared relative error
+9 percent, 11 of layers that were left out; with the sparse products' numbers 18 (docs/kernels/cuda_swapped.md).
+
+Rates are those of a part alone, which none ever is: where two parts take as long, the time is 1.4 of either's. What a tile, its
+way through shared memory and a split's meeting cost beside their bytes made the fit no better. A cluster of four is a guess.
+"""
+
+_HOPEFUL: Final = 1.2
+"""A kind of form is tried where its best guess comes within this factor of the best of all."""
+
+
+def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+    """A guess in microseconds: the busiest multiprocessor's products and loads with its stores, and the memory's bytes."""
+    return _estimate_us(problem, form, units, problem.bytes_min)
+
+
+def _estimate_us(problem: ConvProblem, form: Form, units: int, moved: int) -> float:
+    rates = _SPARSE if form.sparse else _DENSE
+    blocks = form.each(problem) * form.depth
+    tiles = -(-form.units(problem) // form.resident(units))
+    box = form.halo_rows(problem.w) * form.halo
+    row = ROW_BYTES * form.planes
+    pixels = (box / TAPS if form.halo else form.pixels) * row
+    abreast = form.depth * (rates.abreast if form.blocks > 1 and tiles > 1 else 1.0)
+    block = rates.felt(
+        form.product_clocks() / rates.clock_ghz,
+        (form.filters * form.filter_bytes + pixels) / rates.load_bytes_ns,
+        pixels / form.cluster / rates.pixel_bytes_ns,
+        # Of the stages whose products are under way, half are as good as free.
+        rates.latency_ns / (form.stages - form.pending / 2) / abreast,
+        rates.step_ns / abreast,
+    )
+    loop = blocks * block + max(0, box - form.pixels) * row / rates.load_bytes_ns
+    store = form.filters * form.pixels * (4 if form.wide else 2) / form.split / rates.store_bytes_ns[form.staged > 0]
+    store += rates.staging_ns if form.staged else 0.0
+    if form.split > 1:
+        sent = 4 * form.filters * form.pixels * (form.split - 1) / form.split
+        store += sent / rates.peer_bytes_ns + rates.meeting_ns
+    # Of two tiles in turn, one's stores hide the next one's loads.
+    busy = tiles * (loop + store + rates.tile_ns) - (tiles - 1) * rates.hidden * min(store, loop)
+    memory = moved / rates.memory_bytes_ns
+    start = rates.start_ns + rates.together_ns[form.cluster] - (rates.room_ns if form.blocks > 1 else 0.0)
+    return (rates.felt(busy, memory) + (0.1 * min(busy, memory) if rates.sharp else 0.0) + start) / 1000
+
+
+def forms(problem: ConvProblem, units: int, kind: type[FormT], limit: int = 16) -> list[FormT]:
+    """Forms worth trying, by their guess."""
+    moved = problem.bytes_min  # a thousand guesses need it
+    found = [
+        (_estimate_us(problem, form, units, moved), index, form)
+        for index, form in enumerate(_candidates(problem, units, kind))
+    ]
+    ordered = {form: guess for guess, _, form in sorted(found, key=lambda entry: entry[:2])}
+    wanted = _sparse_first(ordered) if kind.sparse else _dense_first(ordered)
+    kept = set(list(dict.fromkeys(wanted))[:limit])
+    return [form for form in ordered if form in kept]
+
+
+def _hopeful(ordered: Mapping[FormT, float]) -> list[FormT]:
+    most = _HOPEFUL * min(ordered.values())
+    return [form for form, guess in ordered.items() if guess <= most]
+
+
+def _dense_first(ordered: Mapping[FormT, float]) -> list[FormT]:
+    """Of each tile's twins one; first the best of each number of filters, with its results' way, then by their guess.
+
+    With a halo three taps an iteration are always faster than one (25 pairs, 11 percent), and rows of one column more than the
+    image than rows of whole eights (51 of 62 pairs, 2 percent). Through the ring or not, results take as long (19 pairs).
+    """
+    alone: dict[tuple[int, ...], FormT] = {}
+    for form in ordered:
+        tile = (form.pixels // form.halo, 0) if form.halo else (form.pixels, form.depth)
+        alone.setdefault((form.filters, form.cluster, form.split, form.blocks, form.halo > 0, *tile), form)
+    best: dict[tuple[int, bool, bool], FormT] = {}
+    for form in _hopeful({form: ordered[form] for form in alone.values()}):
+        best.setdefault((form.filters, form.staged > 0, form.halo > 0), form)
+    return [*best.values(), *alone.values()]
+
+
+def _sparse_first(ordered: Mapping[FormT, float]) -> list[FormT]:
+    """Of each kind of cluster, split, room, depth and halo the best, then of other tiles.
+
+    The best two whose results go through shared memory are tried without that too.
+    """
+    own = {replace(form, stages=0): form for form in ordered if not form.staged}
+    known = [own[replace(form, stages=0, staged=0)] for form in ordered if not form.halo and form.staged][:2]
+    # What sharing, splitting, room and depth bring is the least certain: each is tried where it might win.
+    chosen = _first(_hopeful(ordered), lambda form: (form.cluster, form.split, form.blocks, form.depth, form.halo))
+    tiles = _first(ordered, lambda form: (form.cluster, form.split, form.blocks, form.pixels, form.filters, form.halo))
+    return [*known, *chosen, *tiles, *ordered]
+
+
+def _first(ordered: Iterable[FormT], kind: Callable[[FormT], tuple[int, ...]]) -> list[FormT]:
+    """The first one of each kind, the kind whose last one comes first in front."""
+    return list({kind(form): form for form in reversed(list(ordered))}.values())[::-1]
+
+
+_SHAPES: Final = ((64, 1), (64, 2), (64, 3), (128, 1), (128, 2))
+"""(rows, consumers) of the forms."""
+
+_MOST_TOGETHER: Final = 2
+"""Blocks with the same pixels. Clusters of four won none of 26 layers with 2:4 weights."""
+
+
+def _widths(total: int, groups: int, form: Form, units: int) -> list[int]:
+    """Pixels of a tile: some round numbers, and those that fill one to three rounds of the device with nothing left over."""
+    whole = 8 * form.cluster
+    even = (-(-total // max(1, rounds * form.resident(units) // groups)) for rounds in (1, 2, 3))
+    found = {-(-width // whole) * whole for width in (32, 64, 96, 128, 160, 192, 224, 256, *even)}
+    return sorted(width for width in found if width <= 256)
+
+
+def _halos(problem: ConvProblem, kind: type[Form]) -> Iterator[tuple[int, int]]:
+    """(columns of a row, pixels of a tile) where taps may read one copy: an image's rows in so many equal parts."""
+    widths = {(problem.w // 8 + 1) * 8, *([problem.w + 1] if kind.odd_rows else [])}
+    if Form(64, problem.w + 8, 2, 1, 1, staged=1, halo=problem.w + 1).fits(problem):
+        rows = {-(-problem.p // parts) for parts in range(1, problem.p + 1)}
+        found = ((columns, -(-count * columns // 8) * 8) for columns in sorted(widths) for count in sorted(rows))
+        yield from ((columns, pixels) for columns, pixels in found if pixels <= 256)
+
+
+def _candidates(problem: ConvProblem, units: int, kind: type[FormT]) -> Iterator[FormT]:
+    total = problem.n * problem.p * problem.q
+    together = ((_MOST_TOGETHER if kind.planes == 1 else 1, 1), *((1, split) for split in kind.splits))
+    together = tuple(dict.fromkeys(together))
+    for (rows, consumers), (cluster, split) in product(_SHAPES, together):
+        filters = rows * consumers
+        if (filters > 64 and filters >= problem.k + 64) or (cluster > 1 and filters * (cluster - 1) >= problem.k):
+            continue  # a warpgroup, or a block of the cluster, would have no filters
+        shape = kind(rows, 8, 2, consumers, cluster, split=split)
+        depths = (1, 2) if iterations(problem) % 2 == 0 and kind.planes == 1 else (1,)
+        for pixels in _widths(total, -(-problem.k // (filters * cluster)), shape, units):
+            if pixels < total + 32:
+                for depth, blocks in product(depths, (1, 2)):
+                    form = kind(rows, pixels, 2, consumers, cluster, depth, split, blocks)
+                    if _is_held(form, problem, units):
+                        yield from _deep(form, 0, problem, units)
+                        if not kind.wide:
+                            yield from _deep(form, _staging(form, problem, units), problem, units)
+        for columns, pixels in _halos(problem, kind) if cluster == 1 else ():
+            for depth, blocks in product((1, 3) if kind.planes == 1 else (1,), (1, 2)):
+                form = kind(rows, pixels, 2, consumers, 1, depth, split, blocks, 0, columns)
+                if _is_held(form, problem, units):
+                    own = kind.wide or (split > 1 and columns % 8 > 0)
+                    yield from _deep(form, 0 if own else _staging(form, problem, units), problem, units)
+
+
+def _staging(form: Form, problem: ConvProblem, units: int) -> int:
+    """Results through the ring, where each block has one tile; residuals had better come before its end."""
+    alone = form.units(problem) <= form.resident(units) and (form.split > 1 or not problem.epilogue.residual)
+    return 2 if alone else 1
+
+
+def _is_held(form: Form, problem: ConvProblem, units: int) -> bool:
+    """Whether there are registers for a form's sums, and of a split no more tiles than run at one time."""
+    if form.sums > _most_sums(form, problem.epilogue.activation):
+        return False
+    if form.blocks > 1 and form.pixels > MOST_SHARED_PIXELS:
+        return False
+    return form.split == 1 or form.units(problem) <= form.resident(units)
+
+
+def _most_sums(form: Form, activation: str) -> int:
+    """`MOST_SUMS`; none where there are no registers for so many, fewer where an activation's division wants some."""
+    most = MOST_SUMS.get((form.consumers, form.blocks), 0)
+    most -= SPLIT_PLANES if form.planes > 1 and form.split > 1 else 0
+    return most - 8 if form.consumers == 2 and activation in DIVIDING else most
+
+
+def _deep(form: FormT, staged: int, problem: ConvProblem, units: int) -> Iterator[FormT]:
+    """A form that is not staged so, with a ring of as many stages as there is room and work for.
+
+    None where three do not fit or a block has no work.
+    """
+    if form.split > 1 and (form.split - 1) * form.each(problem) >= form.steps(problem):
+        return
+    room = SHARED_BYTES[form.blocks] - form.fixed_bytes - (form.result_bytes if staged == 1 else 0)
+    work = form.each(problem) * -(-form.units(problem) // form.resident(units))
+    stages = min(MOST_STAGES, room // (form.stage_bytes + 16), max(3, work))
+    if form.cluster > 1 and stages > 3:
+        stages -= stages % 2  # with an odd number, one thread alone copies a cluster's pixels
+    if stages >= 3 and (staged < 2 or form.result_bytes <= stages * form.stage_bytes):
+        yield replace(form, stages=stages, staged=staged)

@@ -1,0 +1,32 @@
+"""What the tensor-copy unit is told for `swapped.cu`: of x, of y and of a residual."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convoy.engines.hopper.maps import BoxMap, PixelMap
+from convoy.engines.hopper.swapped_form import ROW_BYTES, Form
+from convoy.problem import ConvProblem
+from convoy.problem.spec import DTYPE_BYTES
+
+
+def pixel_map(problem: ConvProblem, form: Form) -> PixelMap | BoxMap:
+    """x: runs of pixels for each tap, or with a halo boxes of some rows and their neighbours. Planes follow each other."""
+    if not form.halo:
+        return PixelMap.of(replace(problem, n=problem.n * form.planes), form.pixels // form.cluster)
+    n, h, w, c = problem.n * form.planes, problem.h, problem.w, problem.c
+    each = DTYPE_BYTES[problem.x_dtype]
+    return _boxes(n, h, w, c, c, (ROW_BYTES // each, form.halo, form.halo_rows(w), 1), each)
+
+
+def result_map(problem: ConvProblem, form: Form, pitch: int) -> BoxMap:
+    """Y or a residual, each pixel `pitch` elements from the one before: 64 filters of as many pixels as are copied at once."""
+    n, p, q, k = problem.n, problem.p, problem.q, problem.k
+    if not form.halo:
+        return _boxes(1, 1, n * p * q, k, pitch, (64, form.unit, 1, 1))
+    columns = min(form.halo, form.unit)
+    return _boxes(n, p, q, k, pitch, (64, columns, form.unit // columns, 1))
+
+
+def _boxes(n: int, h: int, w: int, c: int, pitch: int, box: tuple[int, int, int, int], each: int = 2) -> BoxMap:
+    return BoxMap((c, w, h, n), (pitch * each, w * pitch * each, h * w * pitch * each), box)

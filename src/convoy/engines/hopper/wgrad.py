@@ -1,0 +1,114 @@
+"""cuda.wgrad: gradients of a weight, both operands as they lie, by `wgrad.cu` (docs/kernels/gradients.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from convoy.engines.base import Buffers, Executable
+from convoy.engines.gpu.device_tensors import as_floats, scratch
+from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.fresh import half_product
+from convoy.engines.hopper.requirements import im2col
+from convoy.engines.hopper.source import wgrad_source
+from convoy.engines.hopper.wgrad_form import Form
+from convoy.engines.hopper.wgrad_forms import estimate_us, forms
+from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.triton.swapped_launch import ReduceSplits
+from convoy.engines.triton.wgrad import asked
+from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+
+class WeightGradientExecutable(Executable):
+    """One form for one problem.
+
+    Args:
+        engine: whose it is.
+        problem: a weight gradient.
+        form: how the work is cut.
+        target: the device.
+    """
+
+    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+        self.problem, self.form = problem, form
+        self.workspace_bytes = share_bytes(problem, form)
+        text = wgrad_source(form.macros(problem), problem.x_dtype)
+        cubin, self.log = compile_cubin(engine, text, target)
+        self.function = Function(engine, cubin, "wgrad", form.shared_bytes)
+        self.sizes = structure("Sizes", form.sizes(problem)) if problem.n else None
+        self.x_map, self.dy_map = form.x_map(problem), form.dy_map(problem)
+        self.reduce = None
+        if self.workspace_bytes:
+            self.reduce = ReduceSplits(
+                engine, problem.weight_spec.elements, problem.c, form.shares, problem.weight_dtype, Epilogue(), target
+            )
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch, a second where shares go through memory; none for a batch of no images."""
+        x, dy, dweight = asked(self.problem, buffers)
+        if self.sizes is None:
+            dweight.zero_()
+            return
+        partial = scratch(workspace, self.workspace_bytes)
+        sums = None if partial is None else as_floats(partial, self.form.shares * dweight.numel())
+        self.multiply(x, dy, dweight if sums is None else sums)
+        if self.reduce is not None and sums is not None:
+            self.reduce.launch(sums, dweight, None, None)
+
+    def multiply(self, x: torch.Tensor, dy: torch.Tensor, out: torch.Tensor) -> None:
+        """The kernel, which writes the gradient, or every share's sums."""
+        problem, form = self.problem, self.form
+        arguments = [
+            self.x_map.encode(problem.x_dtype, x), self.dy_map.encode(problem.y_dtype, dy), pointer(out), self.sizes,
+        ]  # fmt: skip
+        device, threads = x.device.index or 0, 128 * (form.consumers + 1)
+        clusters = form.units(problem)
+        if form.split == 1:  # otherwise the ring has the sums of one tile
+            clusters = min(clusters, self.function.clusters(device, threads, 1))
+        self.function.launch(device, clusters * form.split, threads, arguments, cluster=form.split, dependent=True)
+
+
+def share_bytes(problem: ConvProblem, form: Form) -> int:
+    """Room for the shares' sums in fp32; none where there is one."""
+    return 4 * form.shares * problem.weight_spec.elements if problem.n and form.shares > 1 else 0
+
+
+class WeightGradientEngine(FormedEngine[Form]):
+    """Weight gradients in half types."""
+
+    id = "cuda.wgrad"
+    version = 1
+    family = "implicit_gemm"
+    trusted = False
+    quick_settings = 6
+    form = Form
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Weight gradients in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
+        if not (found := half_product(problem, target, "wgrad")):
+            return found
+        assert isinstance(problem, ConvProblem)
+        return im2col(problem)
+
+    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+        """See `wgrad_forms`."""
+        return forms(problem, units)
+
+    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+        """See `wgrad_forms.estimate_us`."""
+        return estimate_us(problem, form, units)
+
+    def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
+        """The shares' sums."""
+        assert isinstance(problem, ConvProblem)
+        return share_bytes(problem, Form.of(knobs))
+
+    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return WeightGradientExecutable(self.id, problem, form, target)
+
+
+ENGINE = WeightGradientEngine()

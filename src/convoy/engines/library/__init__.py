@@ -1,0 +1,1 @@
+"""Engines that call a library: ATen, cuDNN, oneDNN, Inductor, matrix products."""

@@ -1,0 +1,216 @@
+"""aten: what PyTorch does today. The baseline of every region, on CPUs and GPUs.
+
+Convolutions go to whom ATen gives them: oneDNN on a CPU, cuDNN with its benchmark on a GPU. Epilogues follow as ATen calls
+that overwrite the convolution's new result, as `nn.ReLU(inplace=True)` and `out += x` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from convoy.engines import nondeterminism as unsteady
+from convoy.engines.activations import finish, pool2d
+from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.interpret import compile_graph
+from convoy.engines.known_defects import defect_of
+from convoy.engines.product_precision import products
+from convoy.engines.subgraph import MEMORY_FORMATS, Results, read, runnable
+from convoy.engines.support_checks import effective_dilation, plain_convolution
+from convoy.engines.torch_flags import convolutions, without_onednn
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
+from convoy.support import Support
+from convoy.target import Target
+
+
+class _Convolution(Executable):
+    """torch.conv2d and what follows. ATen's convolution has no form that writes to a given tensor.
+
+    (The overload `aten.convolution.out` makes a new tensor and copies it.) Where oneDNN has a known defect, ATen's own
+    convolution does it.
+    """
+
+    allocates_results = True
+
+    def __init__(self, problem: ConvProblem, target: Target, *, deterministic: bool) -> None:
+        self._problem, self._held = problem, deterministic
+        self._device = torch.device(target.device)
+        self._memory_format = MEMORY_FORMATS[problem.layout]
+        self._sizes = (
+            (problem.stride_h, problem.stride_w),
+            (problem.pad_h, problem.pad_w),
+            effective_dilation(problem),
+            problem.groups,
+        )
+        self._avoids_onednn = self._device.type == "cpu" and defect_of(problem, target) is not None
+        self.deterministic = deterministic or not _unsteady(problem, target)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight in x's memory format: ATen computes in channels_last where either has it."""
+        if not constants:
+            return ()
+        return constants[0].detach().contiguous(memory_format=self._memory_format), *constants[1:]
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        chosen = convolutions(self._problem.numerics, self._device, deterministic=self._held)
+        with without_onednn() if self._avoids_onednn else chosen:
+            if self._problem.direction == "fprop":
+                buffers.results[0] = self._forward(buffers)
+            else:
+                buffers.results[:] = self._gradients(buffers)
+
+    def _forward(self, buffers: Buffers) -> torch.Tensor:
+        epilogue = self._problem.epilogue
+        bias = buffers.constants[1] if epilogue.bias else None
+        y = torch.conv2d(buffers.args[0], buffers.constants[0], bias, *self._sizes)
+        finish(y, None, buffers.args[1] if epilogue.residual else None, epilogue.activation)
+        return pool2d(y, epilogue.pool).contiguous(memory_format=self._memory_format)
+
+    def _gradients(self, buffers: Buffers) -> list[torch.Tensor | None]:
+        problem = self._problem
+        stride, padding, dilation, groups = self._sizes
+        first, second = buffers.args
+        # Of the operand whose gradient is asked for only the sizes are read.
+        if problem.direction == "dgrad":
+            dy, weight = first, second
+            x = dy.new_empty(1).expand(problem.x_spec.shape)
+            wanted = [True, False, False]
+        else:
+            x, dy = first, second
+            weight = dy.new_empty(1).expand(problem.weight_spec.shape)
+            wanted = [False, True, problem.epilogue.bias]
+        made = torch.ops.aten.convolution_backward.default(
+            dy, x, weight, [problem.k], stride, padding, dilation, False, [0, 0], groups, wanted
+        )
+        images = [t.contiguous(memory_format=self._memory_format) for t in made[:2] if t is not None]
+        return [*images, *made[2:]] if wanted[2] else images
+
+
+def _unsteady(problem: Problem, target: Target) -> str:
+    """Why the same inputs may give other bits from run to run, left to itself; empty: they do not.
+
+    Of convolutions those are cuDNN's gradients (its documentation, "Reproducibility"), of pieces `unsteady.TABLE` says it.
+    """
+    if isinstance(problem, SubgraphProblem):
+        return unsteady.words(unsteady.by_aten(read(problem.text), target.device))
+    if target.device == "cuda" and isinstance(problem, ConvProblem) and problem.direction != "fprop":
+        return f"{problem.direction} by cuDNN may give other bits from run to run"
+    return ""
+
+
+def _has_steady_setting(problem: Problem, target: Target) -> bool:
+    """Whether what is unsteady by itself can be had with the same bits in every run."""
+    if not _unsteady(problem, target):
+        return False
+    return not isinstance(problem, SubgraphProblem) or unsteady.has_steady_form(read(problem.text), target.device)
+
+
+class _Linear(Executable):
+    """addmm into the given result, then the rest of the epilogue in place."""
+
+    def __init__(self, problem: LinearProblem, target: Target) -> None:
+        self._numerics, self._epilogue = problem.numerics, problem.epilogue
+        self._device = torch.device(target.device)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight seen as [c, k]; its memory stays as it is."""
+        return tuple(t.detach().t() for t in constants)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        y = buffers.results[0]
+        assert y is not None
+        with products(self._numerics, self._device):
+            if self._epilogue.bias:
+                torch.addmm(buffers.constants[1], buffers.args[0], buffers.constants[0], out=y)
+            else:
+                torch.mm(buffers.args[0], buffers.constants[0], out=y)
+        finish(y, None, buffers.args[1] if self._epilogue.residual else None, self._epilogue.activation)
+
+
+class _Piece(Executable):
+    """The operators of a piece of the graph, one after another."""
+
+    allocates_results = True
+
+    def __init__(self, problem: SubgraphProblem, target: Target) -> None:
+        self._function = compile_graph(read(problem.text))
+        self._results = Results(problem)
+        self.deterministic = not _unsteady(problem, target)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        made = self._function(buffers.args, buffers.constants)
+        self._results.settle(made, (*buffers.args, *buffers.constants), buffers.results)
+
+
+class _SteadyPiece(_Piece):
+    """The same by the algorithms that give the same bits in every run, which all of its operators have."""
+
+    def __init__(self, problem: SubgraphProblem, target: Target) -> None:
+        super().__init__(problem, target)
+        self.deterministic = True
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        with unsteady.steady_algorithms():
+            super().launch(buffers, workspace)
+
+
+class _Copy(Executable):
+    """Copies a value into another memory format."""
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """A copy goes anywhere."""
+        return True
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        assert buffers.results[0] is not None
+        buffers.results[0].copy_(buffers.args[0])
+
+
+class Aten(Engine):
+    """PyTorch's own operators."""
+
+    id = "aten"
+    family = "library"
+    version = 2
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Everything on ordinary tensors of one dtype."""
+        del target
+        if isinstance(problem, ConvProblem):
+            return plain_convolution(problem, ("fprop", "dgrad", "wgrad"), pools=True)
+        if isinstance(problem, SubgraphProblem):
+            return runnable(problem)
+        if isinstance(problem, LayoutProblem) and "blocked" in (problem.source, problem.layout):
+            return Support.no("copies between nchw and nhwc, got blocked")
+        return Support.yes()
+
+    def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
+        """As PyTorch runs it, and where that may give other bits from run to run, as it runs when told to give the same.
+
+        A gradient by cuDNN has that by `torch.backends.cudnn.deterministic`, a piece by `torch.use_deterministic_algorithms`
+        unless an operator in it has no such form: then there is no setting for it.
+        """
+        plain = Knobs()
+        return (plain, Knobs.of(**{DETERMINISTIC: True})) if _has_steady_setting(problem, target) else (plain,)
+
+    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+        """Gradients by cuDNN, and pieces with certain operators."""
+        return "" if knobs.get(DETERMINISTIC) else _unsteady(problem, target)
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Nothing is compiled."""
+        if isinstance(problem, ConvProblem):
+            return _Convolution(problem, target, deterministic=bool(knobs.get(DETERMINISTIC)))
+        if isinstance(problem, LinearProblem):
+            return _Linear(problem, target)
+        if isinstance(problem, SubgraphProblem):
+            return (_SteadyPiece if knobs.get(DETERMINISTIC) else _Piece)(problem, target)
+        return _Copy()
+
+
+ENGINE = Aten()

@@ -1,0 +1,114 @@
+"""A built plan as an executable: pointers into cuDNN's graph, and what the graph does not hold as ATen calls after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from convoy.engines.activations import finish
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.library.cudnn import library
+from convoy.engines.library.cudnn.graphs import BIAS, RESIDUAL, WEIGHT, X, Y
+from convoy.engines.library.cudnn.plans import Facts
+from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.errors import LaunchError
+from convoy.problem import ConvProblem, Epilogue
+
+ALIGNMENT: Final = 16
+"""Bytes that every tensor's start is a multiple of: what the frontend tells cuDNN of tensors, unasked."""
+
+
+class Convolution(Executable):
+    """One plan of one problem.
+
+    Args:
+        problem: what is computed.
+        fused: what of its epilogue is in the graph.
+        graph: holds the plan, built.
+        index: where.
+        facts: what cuDNN said of it.
+    """
+
+    def __init__(self, problem: ConvProblem, fused: Epilogue, graph: Any, index: int, facts: Facts) -> None:
+        self.workspace_bytes = facts.workspace_bytes
+        self.deterministic = facts.deterministic
+        self._index = index
+        self._graph = graph
+        self._problem = problem
+        self._epilogue = problem.epilogue
+        self._fused = fused
+        self._format = MEMORY_FORMATS[problem.layout]
+        self._activation = problem.epilogue.activation if fused.activation == "none" else "none"
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The weight in x's memory format; both at an aligned address."""
+        made = [tensor.detach() for tensor in constants]
+        if made:
+            made[0] = made[0].contiguous(memory_format=self._format)
+        return tuple(t.clone() if t.data_ptr() % ALIGNMENT else t for t in made)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        pointers = self._pointers(buffers)
+        scratch = self._scratch(workspace)
+        try:
+            self._graph.execute_plan_at_index(pointers, scratch, self._index, handle=library.handle())
+        except library.errors() as error:
+            raise LaunchError(f"cudnn: {self._problem}: {library.first_line(error)}") from error
+        if self._problem.direction == "fprop":
+            self._finish(buffers)
+        elif self._epilogue.bias:
+            bias_gradient = buffers.results[1]
+            assert bias_gradient is not None
+            torch.sum(buffers.args[1], (0, 2, 3), out=bias_gradient)
+
+    def _pointers(self, buffers: Buffers) -> dict[int, int]:
+        """Uid → address."""
+        first, *more = buffers.args
+        result = buffers.results[0]
+        if result is None:
+            raise LaunchError("result 0: no tensor was given to write to")
+        if self._problem.direction == "dgrad":
+            return self._addresses({Y: first, WEIGHT: more[0], X: result})
+        if self._problem.direction == "wgrad":
+            return self._addresses({X: first, Y: more[0], WEIGHT: result})
+        found = self._addresses({X: first, Y: result})
+        found[WEIGHT] = buffers.constants[0].data_ptr()
+        if self._fused.bias:
+            found[BIAS] = buffers.constants[1].data_ptr()
+        if self._fused.residual:
+            found |= self._addresses({RESIDUAL: more[0]})
+        return found
+
+    def _addresses(self, tensors: dict[int, torch.Tensor]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for uid, tensor in tensors.items():
+            if not tensor.is_contiguous(memory_format=self._format):
+                expected = f"those of a dense {self._problem.layout} tensor"
+                raise LaunchError(f"{_NAMES[uid]}: strides {tuple(tensor.stride())} are not {expected}")
+            address = tensor.data_ptr()
+            if address % ALIGNMENT:
+                raise LaunchError(f"{_NAMES[uid]}: its memory starts at {address:#x}, which is no multiple of 16 bytes")
+            found[uid] = address
+        return found
+
+    def _scratch(self, workspace: torch.Tensor | None) -> int | None:
+        """The workspace's address."""
+        if not self.workspace_bytes:
+            return None
+        given = 0 if workspace is None else workspace.numel()
+        if workspace is None or given < self.workspace_bytes:
+            raise LaunchError(f"workspace: got {given} bytes, expected at least {self.workspace_bytes}")
+        return workspace.data_ptr()
+
+    def _finish(self, buffers: Buffers) -> None:
+        """What the graph does not hold."""
+        y = buffers.results[0]
+        assert y is not None
+        bias = buffers.constants[1] if self._epilogue.bias and not self._fused.bias else None
+        residual = buffers.args[1] if self._epilogue.residual and not self._fused.residual else None
+        finish(y, bias, residual, self._activation)
+
+
+_NAMES: Final = {X: "x", WEIGHT: "weight", Y: "y", BIAS: "bias", RESIDUAL: "residual"}

@@ -1,0 +1,87 @@
+"""A convolution with its epilogue as a graph of cuDNN's operations.
+
+Every tensor has a fixed number (its uid), so that a launch can name its buffers without keeping the graph's own objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from convoy.engines.library.cudnn import library
+from convoy.problem import ConvProblem, Epilogue
+
+X, WEIGHT, Y, BIAS, RESIDUAL = 101, 102, 103, 104, 105
+"""Uids; the frontend gives out its own from 1 on."""
+
+_DTYPES: Final = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BFLOAT16"}
+
+_ACTIVATIONS: Final[dict[str, tuple[str, dict[str, float]]]] = {
+    "relu": ("relu", {}),
+    "relu6": ("relu", {"lower_clip": 0.0, "upper_clip": 6.0}),
+    "silu": ("swish", {"swish_beta": 1.0}),
+    "sigmoid": ("sigmoid", {}),
+    "gelu": ("gelu", {}),
+}
+"""Activation → pointwise operation and its attributes. Those that cuDNN has no operation for follow as an ATen call."""
+
+
+def fused_part(epilogue: Epilogue) -> Epilogue:
+    """As much of an epilogue as a graph can hold."""
+    activation = epilogue.activation if epilogue.activation in _ACTIVATIONS else "none"
+    return Epilogue(epilogue.bias, epilogue.residual, activation)
+
+
+def strides(shape: tuple[int, ...], layout: str) -> list[int]:
+    """Strides, in elements, of a dense 4-D tensor of logical shape [n, c, h, w] in a layout."""
+    _, c, h, w = shape
+    return [h * w * c, 1, w * c, c] if layout == "nhwc" else [c * h * w, h * w, w, 1]
+
+
+def operation_graph(problem: ConvProblem, epilogue: Epilogue) -> Any:
+    """A validated graph without plans yet.
+
+    The order conv, residual, bias, activation is that of cuDNN's ready-made fused kernels; sums and everything between the
+    nodes are fp32.
+
+    Args:
+        problem: what is computed; its own epilogue is not looked at.
+        epilogue: what is fused.
+    """
+    frontend = library.load()
+    types = frontend.data_type
+    dtype = getattr(types, _DTYPES[problem.x_dtype])
+    graph = frontend.pygraph(
+        io_data_type=dtype,
+        intermediate_data_type=types.FLOAT,
+        compute_data_type=types.FLOAT,
+        handle=library.handle(),
+    )
+
+    def tensor(name: str, uid: int, shape: tuple[int, ...]) -> Any:
+        layout = "nhwc" if uid == BIAS else problem.layout  # of one pixel: both are the same
+        return graph.tensor(dim=list(shape), stride=strides(shape, layout), data_type=dtype, name=name, uid=uid)
+
+    shapes = {X: problem.x_spec.shape, WEIGHT: problem.weight_spec.shape, Y: problem.y_spec.shape}
+    sizes = {
+        "padding": [problem.pad_h, problem.pad_w],
+        "stride": [problem.stride_h, problem.stride_w],
+        "dilation": [problem.dilation_h, problem.dilation_w],
+    }
+    if problem.direction == "dgrad":
+        result, uid = graph.conv_dgrad(tensor("dy", Y, shapes[Y]), tensor("w", WEIGHT, shapes[WEIGHT]), **sizes), X
+    elif problem.direction == "wgrad":
+        result, uid = graph.conv_wgrad(tensor("x", X, shapes[X]), tensor("dy", Y, shapes[Y]), **sizes), WEIGHT
+    else:
+        result, uid = graph.conv_fprop(tensor("x", X, shapes[X]), tensor("w", WEIGHT, shapes[WEIGHT]), **sizes), Y
+    if epilogue.residual:
+        result = graph.add(result, tensor("residual", RESIDUAL, shapes[Y]))
+    if epilogue.bias:
+        result = graph.bias(result, tensor("bias", BIAS, (1, problem.k, 1, 1)))
+    if epilogue.activation != "none":
+        operation, attributes = _ACTIVATIONS[epilogue.activation]
+        result = getattr(graph, operation)(result, **attributes)
+    result.set_output(True).set_data_type(dtype).set_dim(list(shapes[uid]))
+    result.set_stride(strides(shapes[uid], problem.layout)).set_uid(uid)
+    graph.validate()
+    graph.build_operation_graph()
+    return graph

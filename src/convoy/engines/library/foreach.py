@@ -1,0 +1,54 @@
+"""foreach: many changes of dtype in one launch, by PyTorch's multi-tensor copy (`torch._foreach_copy_`)."""
+
+from __future__ import annotations
+
+import torch
+
+from convoy.engines.base import Buffers, Engine, Executable, Knobs
+from convoy.engines.subgraph import read, runnable
+from convoy.problem import Problem, SubgraphProblem
+from convoy.regions.casts import is_cast
+from convoy.support import Support
+from convoy.target import Target
+
+
+class _Casts(Executable):
+    """Each argument into the result of its place. A graph's args come in the order of its nodes, as its results do."""
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        torch._foreach_copy_(buffers.results, list(buffers.args))
+
+
+class Foreach(Engine):
+    """Several casts from one dtype to another: the weights of a net under autocast."""
+
+    id = "foreach"
+    family = "library"
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Pieces that are casts alone, one for each argument."""
+        del target
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"does pieces of the graph, got {type(problem).__name__}")
+        support = runnable(problem)
+        if not support:
+            return support
+        graph = read(problem.text)
+        if len(graph.nodes) < 2 or not all(map(is_cast, graph.nodes)):
+            return Support.no(f"does several changes of dtype, got {problem.label or graph.nodes[0].op}")
+        pairs = [(next(node.refs()), node.outputs[0]) for node in graph.nodes]
+        if pairs != list(zip(graph.inputs, graph.outputs, strict=False)) or len(pairs) != len(graph.inputs):
+            return Support.no("needs each argument cast once, and every result returned")
+        dtypes = {(graph.values[a].spec.dtype, graph.values[b].spec.dtype) for a, b in pairs}
+        if len(dtypes) > 1:
+            return Support.no("needs one dtype before and one after")
+        return Support.yes()
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Nothing is compiled."""
+        del problem, knobs, target
+        return _Casts()
+
+
+ENGINE = Foreach()

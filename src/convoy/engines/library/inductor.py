@@ -1,0 +1,210 @@
+"""inductor: pieces of the graph (pooling, concatenation, pointwise work, norms) fused and compiled by torch._inductor.
+
+The piece is traced at its own sizes and memory format, results included, and handed to `torch._inductor.standalone_compile`
+(PyTorch 2.11 to 2.13): C++ by the host's compiler on a CPU, Triton on a GPU. Inductor keeps what it made in its own cache on
+disk, so another process gets it in about ten milliseconds. What compiling costs is in docs/engines/cpu.md.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from convoy.engines import nondeterminism as unsteady
+from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
+from convoy.engines.interpret import compile_graph
+from convoy.engines.operators import DTYPES
+from convoy.engines.subgraph import MEMORY_FORMATS, Results, read, runnable
+from convoy.errors import CompileError
+from convoy.graph.ir import LAYERS, Graph, Node
+from convoy.graph.randomness import draws
+from convoy.problem import Problem, SubgraphProblem, TensorSpec
+from convoy.regions.casts import is_cast
+from convoy.support import Support
+from convoy.target import Target
+
+LEAST_CAPABILITY: Final = 70
+"""Triton compiles for GPUs of compute capability 7.0 and up (its README)."""
+
+_WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
+"""Parts of the names of operators that Inductor may do better than ATen by themselves. Any other single operator is one pass
+over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/engines/cpu.md)."""
+
+_FOR_WHOLE_NETS: Final = {
+    "freezing": False,
+    "max_autotune": False,
+    "coordinate_descent_tuning": False,
+    "triton.cudagraphs": False,
+}
+"""What is turned on for whole nets, as Inductor has it by itself: the process that measured a piece knew nothing of that. Another
+piece would run than was measured, compiled anew instead of taken from the cache."""
+
+_LOCK: Final = threading.Lock()
+"""Inductor's configuration and caches are process-wide."""
+
+
+class _Compiled(Executable):
+    """A compiled piece. Its results are new tensors."""
+
+    allocates_results = True
+
+    def __init__(self, problem: SubgraphProblem, function: Callable[..., Any], *, deterministic: bool) -> None:
+        self._function = function
+        self._results = Results(problem)
+        self.deterministic = deterministic
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """The constants without their history."""
+        return tuple(tensor.detach() for tensor in constants)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        del workspace
+        tensors = (*buffers.args, *buffers.constants)
+        with torch.no_grad():
+            made = self._function(*tensors)
+        self._results.settle(made, tensors, buffers.results)
+
+
+class Inductor(Engine):
+    """PyTorch's compiler, on the pieces between convolutions."""
+
+    id = "inductor"
+    family = "compiler"
+    trusted = False
+    builds_on_device = True
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Pieces of several operators or of one that is worth it, without convolutions, where there is a compiler."""
+        if not isinstance(problem, SubgraphProblem):
+            return Support.no(f"compiles pieces of the graph, got {type(problem).__name__}")
+        support = runnable(problem)
+        if not support:
+            return support
+        support = _has_compiler(target)
+        return _worthwhile(read(problem.text), target) if support else support
+
+    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+        """Pieces with operators of which the compiler makes atomic operations, or that it leaves to ATen."""
+        del knobs
+        assert isinstance(problem, SubgraphProblem)
+        return unsteady.words(unsteady.by_inductor(read(problem.text), target.device))
+
+    def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
+        """Trace and compile; raises CompileError with the compiler's words."""
+        assert isinstance(problem, SubgraphProblem)
+        try:
+            function = _compile(problem, target)
+        except Exception as error:  # Inductor and the compilers below raise what they like; it goes on as the log
+            words = str(error).strip() or type(error).__name__
+            raise CompileError(self.id, words.splitlines()[0], words) from error
+        return _Compiled(problem, function, deterministic=not self.unsteady(problem, knobs, target))
+
+
+def _has_compiler(target: Target) -> Support:
+    """Whether the compiler is there that Inductor needs."""
+    if target.device == "cpu":
+        return (
+            Support.yes() if target.version("cxx") else Support.no("needs a C++ compiler: g++ or clang++ on the PATH")
+        )
+    if not target.version("triton"):
+        return Support.no("needs triton: pip install 'convoy-cnn[gpu]'")
+    if target.capability < LEAST_CAPABILITY:
+        return Support.no(f"needs compute capability 7.0 or more, got {target.capability / 10}")
+    return Support.yes()
+
+
+def _worthwhile(graph: Graph, target: Target) -> Support:
+    """Whether compiling can gain anything: time, or the same bits in every run where ATen has other ones."""
+    layers = [node.op for node in graph.nodes if node.op in LAYERS]
+    if layers:
+        return Support.no(f"compiles what lies between the layers, got {layers[0]}")
+    if all(map(is_cast, graph.nodes)):
+        return Support.no("gains nothing over one multi-tensor copy, got casts alone")
+    halves = [node.op for node in graph.nodes if target.device == "cpu" and _halves_statistics(graph, node)]
+    if halves:
+        return Support.no(f"saves a batch norm's statistics in the input's precision, PyTorch in fp32: {halves[0]}")
+    random = [node.op for node in graph.nodes if draws(node)]
+    if random:
+        return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")
+    if any(value.spec.elements == 0 for value in graph.values.values()):
+        return Support.no("needs tensors with elements, got an empty one")
+    if len(graph.nodes) > 1 or any(part in graph.nodes[0].op for part in _WORTHWHILE_ALONE):
+        return Support.yes()
+    if unsteady.by_aten(graph, target.device) and not unsteady.by_inductor(graph, target.device):
+        return Support.yes()
+    return Support.no(f"gains nothing over ATen by a lone {graph.nodes[0].op}")
+
+
+def _halves_statistics(graph: Graph, node: Node) -> bool:
+    """Whether it is a batch norm whose saved mean and deviation have another dtype than its input (PyTorch 2.11 to 2.13).
+
+    Inductor's code for a CPU saves them in the input's dtype, and PyTorch's backward pass refuses such.
+    """
+    if "native_batch_norm" not in node.op or "backward" in node.op:
+        return False
+    saved = {graph.values[name].spec.dtype for name in node.outputs[1:3] if name in graph.values}
+    return bool(saved - {graph.values[next(iter(node.refs()))].spec.dtype})
+
+
+def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
+    """A function of args and constants, in order, that gives the results in the problem's memory format."""
+    # Importing these takes about a second, which only those pay who build.
+    import torch._inductor.config as settings
+    from torch._inductor import standalone_compile
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = read(problem.text)
+    run = compile_graph(graph)
+    inputs = len(graph.inputs)
+    layouts = [_memory_format(graph.values[name].spec, problem.layout) for name in graph.outputs]
+
+    def piece(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = run(tensors[:inputs], tensors[inputs:])
+        return tuple(t.contiguous(memory_format=layout) for t, layout in zip(made, layouts, strict=True))
+
+    specs = [graph.values[name].spec for name in graph.inputs] + [value.spec for value in graph.constants()]
+    with _LOCK, torch.no_grad(), FakeTensorMode() as mode:
+        # Constants come as torch made them, contiguous; args in the problem's memory format.
+        examples = [
+            _example(spec, problem.layout if index < inputs else "nchw", target.device)
+            for index, spec in enumerate(specs)
+        ]
+        traced = make_fx(piece)(*examples)
+        del mode
+    # Threads are compiled in: naming them keeps code made by a process with other threads apart in Inductor's cache. On a GPU a
+    # piece has one kernel or two: handing them to Inductor's own processes took 20 of the 46 s in which DenseNet-121's 62 pieces
+    # were taken from the cache (batch 32, H200).
+    options = {"cpp.threads": target.units} if target.device == "cpu" else {"compile_threads": 1}
+    if target.device == "cuda":
+        _keep_triton_cache()
+    with _LOCK, torch.no_grad(), settings.patch({**_FOR_WHOLE_NETS, **options}):
+        return standalone_compile(traced, examples, dynamic_shapes="from_graph")
+
+
+def _keep_triton_cache() -> None:
+    """Hold Triton's cache where it is.
+
+    Inductor's first kernel would move it for the whole process (`torch._inductor.runtime.triton_heuristics`), and every
+    kernel of ours that another process had compiled would be compiled again: on an H100 more than half of the time that
+    tuning GoogLeNet's training step took.
+    """
+    from triton import knobs
+
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
+
+
+def _memory_format(spec: TensorSpec, layout: str) -> torch.memory_format:
+    return MEMORY_FORMATS.get(layout, torch.contiguous_format) if len(spec.shape) == 4 else torch.contiguous_format
+
+
+def _example(spec: TensorSpec, layout: str, device: str) -> torch.Tensor:
+    """A tensor to trace with."""
+    return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=_memory_format(spec, layout))
+
+
+ENGINE = Inductor()

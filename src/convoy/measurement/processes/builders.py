@@ -1,0 +1,186 @@
+"""BuilderPool: compiles kernels in other processes before the measuring process builds them.
+
+What is built is thrown away: what counts is left in the compilers' caches on disk (Triton's and Inductor's).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from convoy.engines.manifest import load_engine
+from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MOST_ON_DEVICE, Shares
+from convoy.measurement.processes.process import START_S, EndedError, WorkerProcess, greeting
+from convoy.measurement.processes.worker import config_fields, problem_fields
+from convoy.measurement.runner import Request
+from convoy.problem import EngineConfig
+from convoy.target import Target
+
+MOST_BUILDERS: Final = 16
+"""Each imports torch (about 0.5 GB of memory); a tuner's requests are compiled in waves of hundreds, one second each."""
+
+CONTEXT_SHARE: Final = 0.05
+"""All contexts of builders together take this share of the GPU's memory at most."""
+
+JOBS_A_BUILDER: Final = 4
+"""A builder starts for so many jobs: its start takes as long as three builds."""
+
+ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Inductor would start a pool of compiling processes of its own in each of ours."""
+
+_Key = tuple[str, EngineConfig]
+
+
+def builders_at_most(target: Target, *, on_device: bool) -> int:
+    """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit.
+
+    Args:
+        target: the device.
+        on_device: whether they see it.
+    """
+    cores = max(1, len(os.sched_getaffinity(0)) - 1)
+    if not on_device:
+        return min(MOST_BUILDERS, cores)
+    return max(1, min(MOST_ON_DEVICE, cores, int(CONTEXT_SHARE * target.memory_bytes / CONTEXT_BYTES)))
+
+
+class BuilderPool:
+    """Processes that build and throw away. A build that fails, hangs or crashes here is met, and recorded, when measuring.
+
+    A pool builds for the engines that need a GPU to build (`Engine.builds_on_device`), or for all others: those builders
+    do not see the GPU, since a context in each would take its memory.
+
+    Args:
+        target: what to compile for.
+        extra_engines: extra engines as `id=module:Class`.
+        timeout_s: a build that takes longer is given up.
+        most: processes at most; None: one less than there are cores, fewer on the device.
+        on_device: whether its builders see the GPU.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        extra_engines: tuple[str, ...],
+        timeout_s: float,
+        most: int | None = None,
+        *,
+        on_device: bool = False,
+    ) -> None:
+        self._on_device = on_device
+        self._target = target
+        self._extra_engines = extra_engines
+        self._timeout_s = timeout_s
+        self._most = most or builders_at_most(target, on_device=on_device)
+        self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending: set[_Key] = set()
+        self._seen: set[_Key] = set()
+        self._threads: list[threading.Thread] = []
+        self._workers: dict[int, WorkerProcess] = {}
+        self._closed = False
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin to build, once each, the candidates of engines that compile (`Engine.trusted` is False)."""
+        with self._changed:
+            for key, job in self._new_jobs(requests):
+                self._seen.add(key)
+                self._pending.add(key)
+                self._jobs.put((key, job))
+            wanted = min(self._most, -(-len(self._pending) // JOBS_A_BUILDER))
+        while len(self._threads) < wanted:
+            thread = threading.Thread(target=self._work, args=(len(self._threads),), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def wait(self, request: Request) -> None:
+        """Wait until everything that was begun for a request has been built or given up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._pending.isdisjoint(_keys(request)))
+
+    def is_built(self, request: Request) -> bool:
+        """Whether `wait` would return at once."""
+        with self._changed:
+            return self._closed or self._pending.isdisjoint(_keys(request))
+
+    def close(self) -> None:
+        """End all builders."""
+        with self._changed:
+            self._closed = True
+            workers = list(self._workers.values())
+            self._changed.notify_all()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for worker in workers:
+            worker.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _new_jobs(self, requests: Sequence[Request]) -> Iterator[tuple[_Key, dict[str, Any]]]:
+        for request in requests:
+            for config in request.configs:
+                key = (request.problem.key, config)
+                engine = load_engine(config.engine, self._extra_engines)
+                if key not in self._seen and not engine.trusted and engine.builds_on_device == self._on_device:
+                    yield key, {**problem_fields(request.problem), "config": config_fields(config)}
+
+    def _work(self, index: int) -> None:
+        """One builder's thread: starts its process, hands it jobs, replaces it after a fault."""
+        worker: WorkerProcess | None = None
+        while (item := self._jobs.get()) is not None:
+            key, job = item
+            try:
+                worker = worker or self._start(index)
+                if worker is not None:
+                    worker.send(job)
+                    worker.receive(self._timeout_s)
+            except (TimeoutError, EndedError):
+                self._end(index)
+                worker = None
+            finally:
+                with self._changed:
+                    self._pending.discard(key)
+                    self._changed.notify_all()
+        self._end(index)
+
+    def _start(self, index: int) -> WorkerProcess | None:
+        with self._changed:
+            if self._closed:
+                return None
+            hello = greeting(self._target, self._extra_engines, self._timeout_s, role="build")
+            hidden = {} if self._on_device else {"CUDA_VISIBLE_DEVICES": ""}
+            worker = WorkerProcess(hello, {**hidden, "OMP_NUM_THREADS": "1", **ONE_COMPILER})
+            self._workers[index] = worker
+        worker.receive(START_S)
+        return worker
+
+    def _end(self, index: int) -> None:
+        with self._changed:
+            worker = self._workers.pop(index, None)
+        if worker is not None:
+            worker.end()
+
+
+def builder_pools(
+    target: Target, extra_engines: tuple[str, ...], timeout_s: float, limit: int | None
+) -> list[BuilderPool]:
+    """A pool for each kind of engine; where a limit leaves no room for contexts, what needs the device is built by who wants it.
+
+    Args:
+        target: what to compile for.
+        extra_engines: extra engines as `id=module:Class`.
+        timeout_s: a build that takes longer is given up.
+        limit: bytes that tuning may take of the device, this process's own tensors included; None: what is free.
+    """
+    most = builders_at_most(target, on_device=True)
+    if limit is not None:
+        most = min(most, Shares.of(limit, isolate=True).builders)
+    pools = [BuilderPool(target, extra_engines, timeout_s)]
+    return pools + ([BuilderPool(target, extra_engines, timeout_s, most, on_device=True)] if most else [])
+
+
+def _keys(request: Request) -> set[_Key]:
+    return {(request.problem.key, config) for config in request.configs}

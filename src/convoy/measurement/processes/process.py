@@ -1,0 +1,199 @@
+"""WorkerProcess: a Python process of ours that answers in JSON lines and can be ended at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import IO, Any, Final
+
+import torch
+
+from convoy.measurement.device.memory_limit import Room
+from convoy.target import Target
+
+START_S: Final = 120.0
+"""Time for a process to import torch and open the device, on a loaded machine."""
+
+CLEAN_UP_S: Final = 1.0
+"""Time for compilers to remove what they have half written, before they are killed."""
+
+_BOOTSTRAP: Final = (
+    "import importlib, json, sys; "
+    "sys.path[:] = json.loads(sys.stdin.readline()); "
+    "importlib.import_module(sys.argv[1]).main()"
+)
+"""The worker imports from where its parent does, extra engines included, whatever its own start-up made of sys.path."""
+
+_SAID_BYTES: Final = 4000
+_SAID_LINES: Final = 8
+
+
+class EndedError(Exception):
+    """The process has ended; the message says how, with its last words."""
+
+    def __init__(self, reason: str, *, killed: bool) -> None:
+        super().__init__(reason)
+        self.killed = killed
+        """By SIGKILL, which nobody but the system sends when memory is short."""
+
+
+class WorkerProcess:
+    """One worker. It is a process group of its own, so that a Ctrl-C is not for it and its compilers end with it.
+
+    Args:
+        hello: the first message; the answer says that the worker is ready.
+        environment: variables to set for it.
+        module: whose `main` it runs.
+    """
+
+    def __init__(
+        self,
+        hello: Mapping[str, Any],
+        environment: Mapping[str, str],
+        module: str = "convoy.measurement.processes.worker",
+    ) -> None:
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, with a program that is a constant
+            [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
+        self.send([entry for entry in sys.path if isinstance(entry, str)])
+        self.send(hello)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        """Write one line; a process that has ended is noticed by `receive`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came in time.
+            EndedError: the process has ended.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=timeout_s)
+            except queue.Empty:
+                raise TimeoutError(f"took longer than {timeout_s:g} s") from None
+            if line is None:
+                raise self._ended()
+            with contextlib.suppress(ValueError):  # what a library prints while it is imported
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    return message
+
+    def kill(self) -> None:
+        """Kill the process with everything that it started. Whoever waits in `receive` learns that it has ended."""
+        if self._process.poll() is None:
+            if hasattr(os, "killpg"):
+                self._end_group()
+            self._process.kill()
+
+    def _end_group(self) -> None:
+        """Ask all processes of the group to end, then kill those that do not.
+
+        A compiler that is killed leaves half a file. Inductor would take half a precompiled header for a whole one from then on,
+        and each of its compilations would take four times as long.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            end = time.monotonic() + CLEAN_UP_S
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLEAN_UP_S)
+            while time.monotonic() < end:
+                os.killpg(self._process.pid, 0)  # raises when nobody is left
+                time.sleep(0.005)
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill the process, wait for it and close everything; for the thread that uses it alone."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._said):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _ended(self) -> EndedError:
+        """How it ended. Its output is closed, so it has ended or is about to."""
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - _SAID_BYTES))
+        words = _last_words(self._said.read().decode(errors="replace"))
+        killed = code == -signal.SIGKILL if hasattr(signal, "SIGKILL") else False
+        how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit code {code}"
+        return EndedError(f"the measuring process ended with {how}" + (f"\n{words}" if words else ""), killed=killed)
+
+
+def _pump(pipe: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
+    assert pipe is not None
+    with contextlib.suppress(ValueError, OSError):  # closed while reading, because the process was ended
+        for line in pipe:
+            lines.put(line)
+    lines.put(None)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _last_words(text: str) -> str:
+    """What faulthandler said of a crash, of the thread that crashed, or else the last lines."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if crash is None:
+        return "\n".join(lines[-_SAID_LINES:])
+    thread = next((i for i, line in enumerate(lines) if line.startswith("Current thread")), crash + 1)
+    return "\n".join([lines[crash], *lines[thread : thread + _SAID_LINES]])
+
+
+def greeting(
+    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, room: Room | None = None
+) -> dict[str, Any]:
+    """The first message: what makes the worker's torch behave as this process's does."""
+    hello: dict[str, Any] = {
+        "role": role,
+        "target": target.to_dict(),
+        "engines": list(extra_engines),
+        "timeout_s": timeout_s,
+        "room": None if room is None else asdict(room),
+        "device_index": torch.cuda.current_device() if target.device == "cuda" and role == "measure" else 0,
+    }
+    with contextlib.suppress(RuntimeError):  # torch refuses to tell where old and new precision settings are mixed
+        hello["fp32_matmul"] = torch.get_float32_matmul_precision()
+        hello["cudnn_tf32"] = torch.backends.cudnn.allow_tf32
+    return hello

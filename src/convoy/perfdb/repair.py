@@ -1,0 +1,192 @@
+"""Get the good rows out of any file, and put a sound database in the place of a damaged one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from convoy.perfdb import sql
+from convoy.perfdb.faults import FINDINGS, Damage, Untouchable, is_damage
+from convoy.perfdb.record import Value
+from convoy.perfdb.sqlite_salvage import Header, read_header, read_records
+from convoy.perfdb.stored import verified_pair, verified_record
+
+_BESIDE = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database; it belongs to the file's contents and goes where they go."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a database file holds: rows as records (oldest first), texts by problem, targets by digest.
+
+    `damage` says what was found wrong; empty for a whole file.
+    """
+
+    records: list[dict[str, Value]] = field(default_factory=list[dict[str, Value]])
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    targets: dict[str, str] = field(default_factory=dict[str, str])
+    damage: str = ""
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Add everything to an open database in one transaction."""
+        with sql.transaction(connection):
+            sql.put_records(connection, self.records)
+            sql.put_pairs(connection, "texts", self.texts)
+            sql.put_pairs(connection, "targets", self.targets)
+
+
+def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sqlite3.Connection:
+    """Open the database at `path`, made or migrated where needed, and check it. The caller holds the file's lock.
+
+    Raises:
+        Damage: what is there is no database, or a damaged one.
+        Untouchable: a whole database of a newer schema version or of another program; nothing was changed.
+        sqlite3.Error: see `faults`.
+    """
+    if path.exists():
+        _check_header(path)
+        _check_writable(path)
+    connection = sql.connect(path, timeout_s)
+    try:
+        _check_ours(connection)
+        sql.check(connection)
+        version = sql.schema_version(connection)
+        if version == 0:
+            sql.create(connection)
+        elif version < sql.SCHEMA_VERSION:
+            sql.migrate(connection, version)
+        with closing(sql.connect(":memory:")) as fresh:
+            sql.create(fresh)
+            if sql.layout(connection) != sql.layout(fresh):
+                raise Damage("its tables are not those of a performance database")
+        sql.set_journal(connection, write_ahead=write_ahead)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_header(path: Path) -> None:
+    log = _beside(path, "-wal")
+    if path.stat().st_size == 0:
+        if log.exists() and log.stat().st_size:
+            # SQLite would take the empty file for a new one and delete the log with all its rows.
+            raise Damage("it is empty, but its write-ahead log is not")
+        return
+    header = read_header(path)
+    if not isinstance(header, Header):
+        raise Damage(header)
+    # Asked before SQLite opens the file, which would leave its own marks.
+    if header.application_id == sql.APPLICATION_ID and header.schema_version > sql.SCHEMA_VERSION:
+        raise Untouchable(_newer(header.schema_version))
+
+
+def _check_writable(path: Path) -> None:
+    # SQLite would open a read-only file all the same, leave its log beside it, and fail at the first result.
+    effective = os.access in os.supports_effective_ids
+    if not os.access(path, os.W_OK, effective_ids=effective):
+        raise PermissionError(errno.EACCES, "it is read-only", str(path))
+
+
+def _check_ours(connection: sqlite3.Connection) -> None:
+    version, empty = sql.schema_version(connection), sql.is_empty(connection)
+    if version == 0 and empty:
+        return
+    marked = sql.application_id(connection) == sql.APPLICATION_ID
+    if not marked and not sql.has_measurements(connection):
+        raise Untouchable("it is another program's database")
+    if marked and version > sql.SCHEMA_VERSION:
+        raise Untouchable(_newer(version))
+    # Version 1 had no mark.
+    if empty or not (1 < version <= sql.SCHEMA_VERSION if marked else version == 1):
+        raise Damage("its header and its tables do not agree")
+
+
+def _newer(version: int) -> str:
+    return (
+        f"its schema version is {version}, this Convoy knows {sql.SCHEMA_VERSION}: install the newer Convoy to use it"
+    )
+
+
+def read_contents(path: Path) -> Contents:
+    """Everything good in a file, which is not changed: by SQLite where the file is whole, else page by page.
+
+    Raises:
+        Untouchable: a database of a newer schema version or of another program.
+        OSError: if the file cannot be read at all.
+    """
+    try:
+        _check_header(path)
+        log = _beside(path, "-wal")
+        # Without a log to read, SQLite must leave no trace beside a file that is not ours to change.
+        with closing(sql.connect_read_only(path, immutable=not (log.exists() and log.stat().st_size))) as connection:
+            _check_ours(connection)
+            sql.check(connection)
+            if sql.schema_version(connection) == sql.SCHEMA_VERSION:
+                return Contents(
+                    list(sql.select_records(connection)),
+                    sql.select_pairs(connection, "texts"),
+                    sql.select_pairs(connection, "targets"),
+                )
+        return _salvage(path)  # an older version, whose rows lack the last columns
+    except FINDINGS as error:
+        # A whole file in a folder where SQLite cannot make its shared memory ends here too: that is no damage.
+        contents = _salvage(path)
+        contents.damage = str(error) if is_damage(error) else ""
+        return contents
+
+
+def _salvage(path: Path) -> Contents:
+    contents = Contents()
+    for values in read_records(path):
+        if len(values) > 3:
+            with suppress(Damage):
+                contents.records.append(verified_record(values))
+        elif len(values) == 3:
+            for table, pairs in (("texts", contents.texts), ("targets", contents.targets)):
+                with suppress(Damage):
+                    key, text = verified_pair(table, values)
+                    pairs[key] = text
+    contents.records.sort(key=lambda record: str(record["date"]))
+    return contents
+
+
+def replace_damaged(path: Path) -> tuple[Path, Contents]:
+    """Move the file at `path` aside and leave a sound one with its good rows. The caller holds the file's lock.
+
+    The new file is complete before the old one moves: where there is no room for it, nothing has changed.
+
+    Returns:
+        The damaged file's new path (`NAME.bad-YYYYmmddTHHMMSS`), and what was saved.
+    """
+    contents = read_contents(path)
+    fresh = path.with_name(f"{path.name}.new-{os.getpid()}")
+    fresh.unlink(missing_ok=True)  # of a process that had this number before and died here
+    try:
+        with closing(sql.connect(fresh)) as connection:
+            sql.create(connection)
+            contents.write(connection)
+        bad = _unused_name(path)
+        for suffix in _BESIDE:
+            with suppress(FileNotFoundError):
+                _beside(path, suffix).rename(_beside(bad, suffix))
+        path.rename(bad)
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return bad, contents
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _unused_name(path: Path) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    candidates = (path.with_name(f"{path.name}.bad-{stamp}" + (f"-{n}" if n else "")) for n in range(1000))
+    return next(name for name in candidates if not name.exists())

@@ -1,0 +1,303 @@
+"""The end-to-end check: is the result right, and is it really faster? Baseline and result are run and timed in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy.capture.copies import copy_module
+from convoy.engines import nondeterminism
+from convoy.engines.torch_flags import convolutions
+from convoy.errors import SelectionError
+from convoy.graph.ir import Graph
+from convoy.measurement.failure import is_out_of_memory
+from convoy.program.recording import FAILURES, recording
+from convoy.settings import Settings
+
+ROUNDS = 15
+"""Interleaved rounds of the end-to-end timing: an odd number, so that the median is a sample."""
+
+LEAST_ROUND_S = 0.02
+"""A round repeats a program until it has run this long: short nets need many calls to rise above the timer and the scheduler."""
+
+SETTLED_S = 0.1
+"""A round on a CPU that takes less is preceded by a call that is not timed: the threads of the library that ran before spin for
+some milliseconds after their last call, on the same cores (AlexNet after ONNX Runtime took 32 ms instead of 17)."""
+
+ORACLE_FLOPS = 4e10
+"""Work above which a CPU's float64 oracle takes the first images of the batch alone (about 10 s at 4 GFLOP/s of float64)."""
+
+
+WORST_ERROR = 4.0
+"""Times the error of PyTorch's own run against float64 that outputs or gradients as a whole may have: candidates are held to
+their own bounds one by one, and this catches what only their sum shows. Libraries of one precision differ by less than two."""
+
+LEAST_ERROR = 1e-6
+"""The relative error of gradients, or of a piece of a graph, that is never too much: some roundings of fp32."""
+
+LEAST_STRICT_ERROR = 1e-5
+"""The same of a whole net's outputs where products are exact: some roundings in each of as many layers as nets have, times what
+Winograd's transforms magnify them by."""
+
+LEAST_LOOSE_ERROR = 1e-3
+"""The same where TF32's or half types' products are allowed: about one rounding of one layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Latency of one call, milliseconds: median over rounds, and half the distance from the 20th to the 80th percentile."""
+
+    name: str
+    median_ms: float
+    spread_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Error against a float64 run, over all floating-point outputs together."""
+
+    rel_l2_error: float
+    max_abs_error: float
+
+
+def float_outputs(outputs: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in a model's result, in order."""
+    return [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def exact_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> list[torch.Tensor]:
+    """The model's floating-point outputs by a float64 copy of it.
+
+    Above `ORACLE_FLOPS` on a CPU the first images of a batch stand for all: `errors_against` compares as many. So they do on a
+    GPU that has no room for more; where it has none for one image, the host computes, and has the results.
+
+    Raises:
+        Exception: there is no room on the device, and the model does not run on the host.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    batches = {t.shape[0] for t in tensors if t.dim()}
+    images = batches.pop() if len(batches) == 1 else 1
+    affordable = images if flops <= ORACLE_FLOPS else max(1, int(images * ORACLE_FLOPS / flops))
+    keep = images if device.type == "cuda" else affordable
+
+    def exact(images_kept: int, where: torch.device) -> list[torch.Tensor]:
+        wide = [_wide(leaf, images_kept if images > 1 else None, where) for leaf in leaves]
+        given, named = pytree.tree_unflatten(wide, spec)
+        return float_outputs(copy_module(model, where).double()(*given, **named))
+
+    while True:
+        try:
+            return exact(keep, device)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            short = error.with_traceback(None)  # which would hold what there is no room for
+        if keep == 1:
+            break
+        keep //= 2
+    try:
+        return exact(affordable, torch.device("cpu"))
+    except (RuntimeError, MemoryError) as error:  # e.g. a tensor that the model makes on its own device
+        raise short from error
+
+
+def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
+    """The first images of a tensor, numbers in float64; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    kept = leaf[:images] if leaf.dim() and images else leaf
+    return kept.to(device, torch.float64) if leaf.is_floating_point() else kept.to(device)
+
+
+def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:
+    """Compare a model's result with float64 tensors, where these are; of fewer images in `exact`, the first ones are compared."""
+    squared = norm = worst = 0.0
+    for found, wanted in zip(float_outputs(outputs), exact, strict=True):
+        compared = (found[: wanted.shape[0]] if wanted.dim() else found).to(wanted.device, torch.float64)
+        difference = compared - wanted
+        if not bool(torch.isfinite(difference).all()):
+            same = torch.equal(torch.isfinite(compared), torch.isfinite(wanted))
+            difference = torch.nan_to_num(difference) if same else torch.full_like(difference, float("inf"))
+        squared += float(difference.square().sum())
+        norm += float(torch.nan_to_num(wanted, posinf=0, neginf=0).square().sum())
+        worst = max(worst, float(difference.abs().max()) if difference.numel() else 0.0)
+    relative = (squared / norm) ** 0.5 if norm else squared**0.5
+    return Errors(relative, worst)
+
+
+def interleave(
+    runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int = ROUNDS, least_s: float = LEAST_ROUND_S
+) -> dict[str, Timed]:
+    """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
+
+    Args:
+        runs: name → a call that runs once.
+        cuda: wait for the device at the end of each round.
+        rounds: timed rounds, after one that is dropped.
+        least_s: how long a round takes at least: what a program does before its first launch counts once a round.
+    """
+    repeats = {name: _repeats(run, least_s, cuda=cuda) for name, run in runs.items()}
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(rounds + 1):
+        for name, run in runs.items():
+            if not cuda and (not samples[name] or repeats[name] * samples[name][-1] < SETTLED_S * 1e3):
+                run()
+            elapsed = _round(run, repeats[name], cuda=cuda)
+            if index:
+                samples[name].append(elapsed / repeats[name] * 1e3)
+    return {name: summarise(name, values) for name, values in samples.items()}
+
+
+def summarise(name: str, values: Sequence[float]) -> Timed:
+    """Median and spread of samples."""
+    if len(values) < 2:
+        return Timed(name, values[0], 0.0)
+    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    return Timed(name, statistics.median(values), (cuts[7] - cuts[1]) / 2)
+
+
+def is_faster(result: Timed, baseline: Timed) -> bool:
+    """Whether the result beats the baseline by more than the spread of both."""
+    return result.median_ms + max(result.spread_ms, baseline.spread_ms) < baseline.median_ms
+
+
+def why_slow(what: str, result: Timed, baseline: Timed) -> str:
+    """Why a plan is not worth it, as `falls_back` takes it; empty where it is."""
+    if is_faster(result, baseline):
+        return ""
+    times = f"{result.median_ms:.3f} ms as planned and {baseline.median_ms:.3f} ms as run by PyTorch"
+    return f"{what} took {times}: not faster by more than the spread"
+
+
+def why_wrong(what: str, errors: Errors, baseline: Errors, least: float) -> str:
+    """Why a result is wrong as a whole, as `falls_back` takes it; empty where it is not.
+
+    Args:
+        what: what was compared, for the words.
+        errors: of the result.
+        baseline: of PyTorch's own.
+        least: the relative error that is never too much.
+    """
+    allowed = max(WORST_ERROR * baseline.rel_l2_error, least)
+    error = errors.rel_l2_error
+    return "" if error <= allowed else f"{what} error of {error:.2e} is over {allowed:.2e}"
+
+
+def least_error(numerics: str) -> float:
+    """The relative error of a net's outputs that is never too much."""
+    return LEAST_STRICT_ERROR if numerics == "strict" else LEAST_LOOSE_ERROR
+
+
+def falls_back(
+    slow: str, wrong: str, graph: Graph, device: str, settings: Settings, stock_wrong: bool = False
+) -> tuple[bool, str]:
+    """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
+
+    It does where the plan is slow or wrong. But where `deterministic` was asked for, and its operators may give other bits from
+    run to run, only a plan keeps that promise: a slow one is kept. So is one that is right where PyTorch's own run is wrong.
+
+    Args:
+        slow: why the plan is not faster; empty where it is.
+        wrong: why its results are wrong as a whole; empty where they are not.
+        graph: what PyTorch runs.
+        device: `cpu` or `cuda`.
+        settings: `solver` and `deterministic` are used.
+        stock_wrong: whether PyTorch's own run is wrong, or may be by a known defect.
+
+    Raises:
+        SelectionError: the plan is wrong, and PyTorch's own run may give other bits.
+    """
+    if settings.solver == "baseline" or not (slow or wrong):
+        return False, ""
+    if stock_wrong and not wrong:
+        return False, f"{slow}, but kept: PyTorch's own run is wrong there, or may be"
+    differs = nondeterminism.words(nondeterminism.by_aten(graph, device)) if settings.deterministic else ""
+    if not differs:
+        return True, f"{wrong or slow}, so the plan is the baseline"
+    asked = f"`deterministic` was asked for, and as PyTorch runs it {differs}"
+    if wrong:
+        raise SelectionError(f"{wrong}; {asked}. Leave `deterministic` out, or restrict the engines (`only_engines`).")
+    return False, f"{slow}, but kept: {asked}"
+
+
+def _round(run: Callable[[], object], repeats: int, *, cuda: bool) -> float:
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _repeats(run: Callable[[], object], least_s: float, *, cuda: bool) -> int:
+    for _ in range(2):
+        run()
+    once = max(_round(run, 1, cuda=cuda), 1e-6)
+    return max(1, round(least_s / once))
+
+
+def baseline_run(
+    run: Callable[[], object], capture: Callable[[], Callable[[], object]]
+) -> dict[str, Callable[[], object]]:
+    """PyTorch's own run on a GPU under its name: `torch.graph`, or `torch.eager` where it cannot be captured.
+
+    Args:
+        run: launches it once.
+        capture: captures it, and gives what replays it.
+    """
+    try:
+        return {"torch.graph": capture()}
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES:
+        return {"torch.eager": run}
+
+
+def stock_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
+    """The stock module captured as one CUDA graph, as PyTorch users do it by hand: the baseline on a GPU.
+
+    cudnn.benchmark is on while it warms up, so that the captured kernels are those that cuDNN found fastest.
+    """
+
+    def run() -> object:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+
+    return capture_stock(run, reads=(model, args, kwargs))
+
+
+def capture_stock(run: Callable[[], object], *, reads: object) -> Callable[[], object]:
+    """What a function launches, captured as one CUDA graph on one stream.
+
+    Args:
+        run: launches the work.
+        reads: what must live as long as the graph: the graph holds addresses alone.
+    """
+    stream = torch.cuda.Stream()
+    with convolutions("as_torch", stream.device):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, stream):
+            kept = run()
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    replay.reads = reads  # type: ignore[attr-defined]
+    return replay

@@ -1,0 +1,109 @@
+"""What of a net is measured: problems that need not be looked at, shares of the rest, and what a cut search leaves to PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+from convoy.engines.manifest import BASELINE
+from convoy.problem import ConvProblem, Problem
+from convoy.regions import Region
+from convoy.settings import Effort, LayoutChoice, Settings
+from convoy.target import Target
+from convoy.tune import SearchResult
+
+QUICK_LOOKS: Final = frozenset({(LayoutChoice.AUTO, Effort.QUICK), (LayoutChoice.AUTO, Effort.NONE)})
+"""Layout and efforts with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16,
+batch 1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
+
+NHWC_KERNELS: Final = "triton.implicit_gemm"
+"""Takes every convolution in nhwc, whatever its sizes."""
+
+
+def looks_quickly(settings: Settings, target: Target) -> bool:
+    """Whether the memory formats that were not asked for may be left out."""
+    return target.device == "cuda" and (settings.layout, settings.effort) in QUICK_LOOKS
+
+
+def share_of(problems: Sequence[Problem], index: int, count: int) -> list[Problem]:
+    """One of several shares of problems, alike in kind: forms of one layer, which lie side by side, are dealt out."""
+    dealt = sorted(problems, key=lambda problem: crc32(problem.key.encode())) if count > 1 else list(problems)
+    chosen = {problem.key for problem in dealt[index::count]}
+    return [problem for problem in problems if problem.key in chosen]
+
+
+def outdone(regions: Sequence[Region]) -> set[str]:
+    """Problems of regions that another region does with the activation that follows: our engines need not do both.
+
+    A fused activation costs a kernel nothing, so without it a candidate could win only by chance. The region without a
+    residual stays beside the one with it: where two convolutions meet in a sum, one of them must leave it to the other.
+    """
+    chains: dict[tuple[str, str, int], int] = {}
+    for region in regions:
+        key = (region.pattern, region.nodes[0], len(region.args))
+        chains[key] = max(chains.get(key, 0), len(region.nodes))
+    shorter: set[str] = set()
+    longest: set[str] = set()
+    for region in regions:
+        if region.pattern in ("conv", "conv_pool", "linear"):
+            full = len(region.nodes) == chains[region.pattern, region.nodes[0], len(region.args)]
+            (longest if full else shorter).update(problem.key for problem in region.problems)
+    return shorter - longest
+
+
+def never_in_nchw(regions: Sequence[Region], engines: Sequence[str], settings: Settings, target: Target) -> set[str]:
+    """Convolutions in nchw that are offered in nhwc too, where looking at them is not worth its time."""
+    quick = looks_quickly(settings, target) and target.capability >= 80
+    return in_nchw_too(regions, target) if quick and NHWC_KERNELS in engines else set()
+
+
+def in_nchw_too(regions: Sequence[Region], target: Target) -> set[str]:
+    """Problems in nchw of forward convolutions that tensor cores compute, and that stand beside the same in nhwc.
+
+    On an H100 none of 763 was faster in nchw where our kernels had been measured in nhwc (fp16 and fp32, batch 1 and 32); strict
+    fp32, gradients and pruned weights were not part of that. Where a net has no other convolutions, its pieces in nchw belong
+    to these: between convolutions in nhwc they would want two copies.
+    """
+    convs: set[str] = set()
+    pieces: set[str] = set()
+    others = False
+    for region in regions:
+        found = {problem for problem in region.problems if problem.layout == "nchw"}
+        in_both = any(problem.layout == "nhwc" for problem in region.problems)
+        for problem in found:
+            if not isinstance(problem, ConvProblem):
+                pieces.update([problem.key] if in_both else [])
+            elif in_both and _on_tensor_cores(problem, target):
+                convs.add(problem.key)
+            else:
+                others = True
+    return convs | pieces if convs and not others else convs
+
+
+def _on_tensor_cores(problem: ConvProblem, target: Target) -> bool:
+    plain = problem.direction == "fprop" and not problem.weight_mask
+    tf32 = (
+        problem.numerics == "as_torch"
+        and target.version("cudnn_tf32") != "off"
+        and not target.version("fp32_precision")
+    )
+    return plain and problem.numerics != "strict" and (problem.x_dtype in ("fp16", "bf16") or tf32)
+
+
+def prefer_measured(regions: Sequence[Region], found: SearchResult) -> None:
+    """Where a region was measured in one memory format, leave what is predicted of it in others to PyTorch.
+
+    The best of many predictions is one that is too good: with 340 of 584 problems of a training step predicted, all beside
+    the same in the format that had been measured, a plan for 13 ms took 46 (ResNet-50, batch 128, H200). PyTorch's own time alone
+    is no measurement of a region: in nchw it is often all that is looked at.
+    """
+
+    def is_measured(problem: Problem) -> bool:
+        return any(row.ok and row.samples and row.config.engine != BASELINE for row in found.rows.get(problem.key, ()))
+
+    known = {problem.key for region in regions for problem in region.problems if is_measured(problem)}
+    for region in regions:
+        if any(problem.key in known for problem in region.problems):
+            for key in {problem.key for problem in region.problems} - known:
+                found.rows[key] = [row for row in found.rows.get(key, ()) if row.config.engine == BASELINE]

@@ -1,0 +1,148 @@
+"""The choice: what selection found among the measurements of a net, and what other strategies would have found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from convoy.capture.passes.narrow_indices import index_casts
+from convoy.engines.base import DETERMINISTIC
+from convoy.engines.known_defects import stock_is_wrong
+from convoy.engines.manifest import BASELINE, engine_ids
+from convoy.errors import InputError, SelectionError
+from convoy.graph.ir import Graph
+from convoy.graph.text import digest
+from convoy.pipeline.launch_overhead import as_measured, priced
+from convoy.pipeline.net import Net
+from convoy.pipeline.selection_input import selection_problem
+from convoy.plan import Plan
+from convoy.problem import ConvProblem
+from convoy.regions import Region
+from convoy.schedule import plan_memory, serial_plan
+from convoy.selection import Selection, SelectionProblem, solve
+from convoy.settings import Settings, Solver
+from convoy.tune import SearchResult
+
+
+@dataclass(slots=True)
+class Choice:
+    """What selection found, and what the other strategies would have found.
+
+    Attributes:
+        problem: what was on offer.
+        selection: the choice.
+        strategies: predicted total of each strategy that was possible, microseconds, by name.
+        notes: strategies that were not possible, and why.
+    """
+
+    problem: SelectionProblem
+    selection: Selection
+    strategies: dict[str, float]
+    notes: list[str] = field(default_factory=list[str])
+
+
+def on_offer(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
+    """What was measured, beside the regions that it is for."""
+    return selection_problem(
+        net.captured.graph,
+        net.regions,
+        net.copies,
+        found.rows,
+        layouts=net.layouts,
+        border=net.border,
+        memory_budget_bytes=settings.memory_budget_bytes,
+        zeros=net.zeros,
+        wary=settings.solver is not Solver.SINGLE,
+    )
+
+
+def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
+    """One choice by the solver asked for, and the totals of the others, so that the gain is always known.
+
+    Raises:
+        SelectionError: no choice satisfies the settings.
+    """
+    problem = on_offer(net, found, settings)
+    notes = _steadiness(net, found, problem) if settings.deterministic else []
+    device = net.target.device
+    with_launches = priced(problem, device)
+    chosen = solve(with_launches, _solver_name(settings))
+    strategies: dict[str, float] = {}
+    engines = sorted(
+        {c.config.engine for c in problem.candidates if not c.baseline}, key=engine_ids(settings.engines).index
+    )
+    for name in ("baseline", "greedy", *(f"single:{engine}" for engine in engines)):
+        try:
+            other = solve(with_launches, name)
+        except SelectionError as error:
+            notes.append(f"strategy {name} is not possible: {error}")
+        else:
+            strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
+    strategies[chosen.solver] = chosen.total_us
+    return Choice(problem, as_measured(chosen, problem, device), strategies, notes)
+
+
+def _steadiness(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:
+    """Operators whose baseline is left out for the same bits' sake, each once, with the reason.
+
+    Raises:
+        SelectionError: nobody is left for one of them, as `torch.use_deterministic_algorithms` raises where PyTorch has no way.
+    """
+    reasons: dict[str, str] = {}
+    for region in net.regions:
+        refused = [found.refusals.get(p.key, {}).get(BASELINE, "") for p in region.problems]
+        if len(region.nodes) == 1 and all(DETERMINISTIC in reason for reason in refused):
+            reasons[region.nodes[0]] = refused[0]
+    covered = {node for candidate in problem.candidates for node in problem.regions[candidate.region].nodes}
+    bare = [name for name in problem.nodes if name in reasons and name not in covered]
+    if bare:
+        raise SelectionError(
+            f"nothing computes {net.captured.graph.node(bare[0]).op} ({bare[0]}) with the same bits in every run here: "
+            f"{reasons[bare[0]]}. Leave `deterministic` out, or put another operator in its place."
+        )
+    return list(dict.fromkeys(f"PyTorch's own is left out: {reason}" for reason in reasons.values()))
+
+
+def stock_us(baseline: Selection, problem: SelectionProblem, graph: Graph) -> float:
+    """Predicted time of what PyTorch itself runs: a baseline's without the nodes that capture adds, microseconds."""
+    added = index_casts(graph)
+    ours = (c.median_us for c in baseline.chosen if added.issuperset(problem.regions[c.region].nodes))
+    return baseline.total_us - math.fsum(ours)
+
+
+def _solver_name(settings: Settings) -> str:
+    if settings.solver is not Solver.SINGLE:
+        return str(settings.solver)
+    if len(settings.only_engines) != 1:
+        expected = "exactly one engine id with solver single"
+        raise InputError("only_engines", settings.only_engines, expected, "Name it with --engine ID.")
+    return f"single:{settings.only_engines[0]}"
+
+
+def convolutions_of(regions: Sequence[Region]) -> list[ConvProblem]:
+    """The problem of each convolution and gradient of a net, in its first memory format."""
+    alone = [region.problems[0] for region in regions if len(region.nodes) == 1 and region.problems]
+    return [problem for problem in alone if isinstance(problem, ConvProblem)]
+
+
+def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
+    """The choice in an order that can be run, as data."""
+    steps = serial_plan(choice.problem, choice.selection)
+    arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
+    graph = net.captured.graph
+    return Plan(
+        model=net.name,
+        graph_digest=digest(graph),
+        inputs=tuple(str(graph.values[name].spec) for name in graph.inputs),
+        target=net.target.to_dict(),
+        numerics=str(settings.numerics),
+        steps=steps,
+        solver=choice.selection.solver,
+        total_us=choice.selection.total_us,
+        bound_us=choice.selection.bound_us,
+        workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
+        activation_bytes=arena.size_bytes,
+        notes=(*net.captured.notes, *stock_is_wrong(convolutions_of(net.regions), net.target), *choice.notes, *notes),
+        border=net.border,
+    )

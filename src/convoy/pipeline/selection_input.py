@@ -1,0 +1,199 @@
+"""From measurements to a selection problem: what is on offer for each region, and what a change of layout costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from convoy.engines.activation_sparsity import MARGIN, Levels, Shares, holds, kind_of
+from convoy.engines.manifest import BASELINE, SLICING
+from convoy.graph.ir import Graph
+from convoy.perfdb.row import Measurement
+from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
+from convoy.regions import Region
+from convoy.regions.concat import placeable
+from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
+
+MOST_CANDIDATES = 8
+"""Candidates kept for one problem: selection needs the fastest, and the frugal where memory is short."""
+
+Rows = Mapping[str, Sequence[Measurement]]
+"""Measurements by problem key."""
+
+
+def image_values(graph: Graph) -> list[str]:
+    """The values that have a memory format to choose: 4-D, not constant."""
+    return [v.name for v in graph.values.values() if v.kind != "constant" and len(v.spec.shape) == 4]
+
+
+def layout_problems(graph: Graph, layouts: Sequence[str]) -> dict[tuple[str, str, str], LayoutProblem]:
+    """The copies between memory formats that selection may want, by (value, from, to)."""
+    return {
+        (name, source, layout): LayoutProblem(graph.values[name].spec, source, layout)
+        for name in image_values(graph)
+        for source in layouts
+        for layout in layouts
+        if source != layout
+    }
+
+
+def distinct_problems(regions: Sequence[Region], copies: Mapping[tuple[str, str, str], LayoutProblem]) -> list[Problem]:
+    """Every problem to be measured, once, in graph order."""
+    found: dict[str, Problem] = {p.key: p for region in regions for p in region.problems}
+    found.update((p.key, p) for p in copies.values())
+    return list(found.values())
+
+
+def selection_problem(
+    graph: Graph,
+    regions: Sequence[Region],
+    copies: Mapping[tuple[str, str, str], LayoutProblem],
+    rows: Rows,
+    *,
+    layouts: Sequence[str],
+    border: Mapping[str, str],
+    memory_budget_bytes: int | None = None,
+    zeros: Mapping[str, Shares] | None = None,
+    wary: bool = True,
+) -> SelectionProblem:
+    """Put measurements beside the regions that they are for.
+
+    Args:
+        graph: the net.
+        regions: proposals that cover it.
+        copies: problems of layout changes, by (value, from, to).
+        rows: measurements by problem key.
+        layouts: memory formats allowed, first the one that PyTorch would use.
+        border: memory format of 4-D inputs and outputs.
+        memory_budget_bytes: limit for the whole net, or None.
+        zeros: what the values that convolutions read could spare, by name: an engine that skips zeros is offered with what it
+            takes for that share of what it leaves out. None: with what it takes where there are none.
+        wary: leave out what holds for a share of zeros alone and is not clearly faster (`MARGIN`).
+    """
+    shares = zeros or {}
+    fastest = _fastest_copies(copies, rows)
+    in_place = _written_in_place(graph, regions, rows)
+    candidates: list[Candidate] = []
+    for index, region in enumerate(regions):
+        constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
+        for problem in region.problems:
+            fitting = rows_at(rows.get(problem.key, ()), shares.get(region.args[0]) if region.args else None)
+            found = sorted((row for row in fitting if row.ok), key=lambda row: row.median_us)
+            kept = _kept(clearly_faster(found) if wary else found)
+            baseline_here = len(region.nodes) == 1 and problem.layout in (layouts[0], ANY_LAYOUT)
+            own = [_candidate(index, problem, row, constant_bytes, baseline_here) for row in kept]
+            if own and problem.key in in_place.get(region.id, ()):
+                best = min(own, key=lambda candidate: candidate.median_us)
+                own.append(replace(best, median_us=0.0, spread_us=0.0, baseline=False, predicted=True))
+            candidates += own
+    return SelectionProblem(
+        nodes=tuple(node.name for node in graph.nodes),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        regions=tuple(Cover(r.id, r.nodes, r.args, r.results) for r in regions),
+        candidates=tuple(candidates),
+        value_layouts={name: tuple(layouts) for name in image_values(graph)},
+        value_bytes={v.name: v.spec.size_bytes for v in graph.values.values() if v.kind != "constant"},
+        convert_us={name: row.median_us for name, row in fastest.items()},
+        copies={name: Copy(row.problem, row.config) for name, row in fastest.items()},
+        border=dict(border),
+        memory_budget_bytes=memory_budget_bytes,
+    )
+
+
+def _kept(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Of rows sorted by time those that are offered: the fast, the frugal, and PyTorch's own."""
+    return list(dict.fromkeys(frugal_and_fast(rows) + [row for row in rows if row.config.engine == BASELINE]))
+
+
+def _candidate(region: int, problem: Problem, row: Measurement, constant_bytes: int, baseline_here: bool) -> Candidate:
+    """A row as a candidate for a region; packed constants count beyond the originals' bytes."""
+    return Candidate(
+        region=region,
+        problem=problem.key,
+        config=row.config,
+        layout=problem.layout,
+        median_us=row.median_us,
+        spread_us=row.spread_us,
+        workspace_bytes=row.workspace_bytes,
+        resident_bytes=max(0, row.resident_bytes - constant_bytes),
+        baseline=baseline_here and row.config.engine == BASELINE,
+    )
+
+
+def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, Shares]) -> dict[str, set[Levels]]:
+    """By problem key, the levels of zeros that engines which skip them are to be measured for."""
+    found: dict[str, set[Levels]] = {}
+    for region in regions:
+        for problem in region.problems:
+            if isinstance(problem, ConvProblem) and region.args[0] in zeros:
+                found.setdefault(problem.key, set()).add(Levels.of(zeros[region.args[0]]))
+    return found
+
+
+def rows_at(rows: Sequence[Measurement], shares: Shares | None) -> list[Measurement]:
+    """Those that hold for an input with shares of zeros: all but those of engines that skip zeros at other shares."""
+    levels = Levels.of(shares or Shares())
+    return [row for row in rows if holds(row.config.knobs, levels)]
+
+
+def clearly_faster(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Rows that hold for any input, and those of the others that are faster than all of them by `MARGIN`, in the same order."""
+    always = min((row.median_us for row in rows if kind_of(row.config.knobs) is None), default=math.inf)
+    return [row for row in rows if kind_of(row.config.knobs) is None or row.median_us < (1 - MARGIN) * always]
+
+
+def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> dict[str, set[str]]:
+    """Problems of concatenations, by region, that may cost nothing: the fastest makers of the pieces write to their places.
+
+    Selection weighs regions one by one, so this looks ahead. Should it choose other makers after all, the concatenation is run
+    as it is, and the whole net's measured time shows it.
+    """
+    makers: dict[str, list[Region]] = {}
+    for region in regions:
+        for value in region.results:
+            makers.setdefault(value, []).append(region)
+    found: dict[str, set[str]] = {}
+    for region in regions:
+        named = placeable(graph, graph.node(region.nodes[0])) if len(region.nodes) == 1 else ()
+        if named and all(_fastest_writes_slices(makers.get(value, ()), rows) for value in named):
+            found[region.id] = {problem.key for problem in region.problems if problem.layout == "nhwc"}
+    return found
+
+
+def _fastest_writes_slices(regions: Sequence[Region], rows: Rows) -> bool:
+    """Whether the fastest way to make a value, in NHWC, is by an engine that writes slices."""
+    times = [
+        (row.median_us, row.config.engine)
+        for region in regions
+        for problem in region.problems
+        if problem.layout == "nhwc"
+        for row in rows_at(rows.get(problem.key, ()), None)
+        if row.ok
+    ]
+    return bool(times) and min(times)[1] in SLICING
+
+
+def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The fastest rows, and after them each that needs less memory than all before it. `rows` are sorted by time."""
+    kept = list(rows[:MOST_CANDIDATES])
+    least = min((row.workspace_bytes + row.resident_bytes for row in kept), default=0)
+    for row in rows[MOST_CANDIDATES:]:
+        wanted = row.workspace_bytes + row.resident_bytes
+        if wanted < least:
+            kept.append(row)
+            least = wanted
+    return kept
+
+
+def _fastest_copies(
+    copies: Mapping[tuple[str, str, str], LayoutProblem], rows: Rows
+) -> dict[tuple[str, str, str], Measurement]:
+    """The fastest way to make each copy that can be made."""
+    found: dict[tuple[str, str, str], Measurement] = {}
+    for name, problem in copies.items():
+        measured = [row for row in rows.get(problem.key, ()) if row.ok]
+        if measured:
+            found[name] = min(measured, key=lambda row: row.median_us)
+    return found

@@ -1,0 +1,137 @@
+"""Proof: what a plan runs and nobody has measured, held to the oracle one by one, where the whole turned out to be wrong.
+
+A measured candidate was right on data of its own before it was timed; a predicted one was never run (effort `none`, or a search
+that was cut short). Both efforts promise to measure little, so that this is done only where the end-to-end check finds an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from convoy.engines.manifest import BASELINE
+from convoy.measurement.protocol import protocol_for
+from convoy.measurement.runner import Request
+from convoy.perfdb import Database
+from convoy.pipeline.net import Net, Observer, make_runner
+from convoy.pipeline.select import Choice
+from convoy.pipeline.selection_input import distinct_problems
+from convoy.pipeline.summarize import Outcome
+from convoy.plan import Plan
+from convoy.problem import texts_of
+from convoy.program import Program
+from convoy.settings import Settings
+from convoy.tune import SearchResult
+
+
+class Checked(Protocol):
+    """A plan that was built and checked as a whole."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it runs."""
+        ...
+
+    @property
+    def wrong(self) -> str:
+        """Why its results are wrong; empty where they are not."""
+        ...
+
+
+Found = TypeVar("Found", bound=Checked)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A plan that was selected, built and checked as a whole.
+
+    Attributes:
+        choice: what was selected, and from what.
+        plan: with its schedule.
+        program: what runs it.
+        outcome: times and errors beside PyTorch's own run.
+        wrong: why its results are wrong; empty where they are not.
+        tuned_s: seconds that measuring and selecting took.
+        stock_wrong: whether PyTorch's own run is wrong beyond rounding; told of a training step.
+    """
+
+    choice: Choice
+    plan: Plan
+    program: Program
+    outcome: Outcome
+    wrong: str
+    tuned_s: float
+    stock_wrong: bool = False
+
+
+TRIES = 4
+"""How often selection may choose again: what it falls back on may be predicted too."""
+
+
+def proven(
+    build: Callable[[], Found],
+    net: Net,
+    found: SearchResult,
+    settings: Settings,
+    database: Database,
+    observer: Observer,
+) -> Found:
+    """What was built, chosen anew where it is wrong as a whole and steps that were only predicted turn out to be.
+
+    Args:
+        build: selects from what is known by then, builds and checks.
+        net: what it is for.
+        found: what is known.
+        settings: effort and limits.
+        database: where rows are kept.
+        observer: told of the progress.
+    """
+    built = build()
+    for _ in range(TRIES):
+        if not built.wrong or not disproved(built.plan, net, found, settings, database, observer):
+            break
+        built = build()
+    return built
+
+
+def disproved(
+    plan: Plan, net: Net, found: SearchResult, settings: Settings, database: Database, observer: Observer
+) -> int:
+    """Measure the steps of a plan that predictions alone speak for; PyTorch's own need no proof.
+
+    Args:
+        plan: what turned out to be wrong as a whole.
+        net: what it is for.
+        found: what is known; the rows measured now take the place of predictions.
+        settings: effort and limits.
+        database: where rows are kept.
+        observer: told of the progress.
+
+    Returns:
+        How many of them failed: with any, selection must choose again; with none, their sum is what is wrong.
+    """
+    predicted = {
+        (row.problem, row.config) for rows in found.rows.values() for row in rows if row.ok and not row.samples
+    }
+    wanted = dict.fromkeys((step.problem, step.config) for step in plan.steps if step.config.engine != BASELINE)
+    unproven = [key for key in wanted if key in predicted]
+    if not unproven:
+        return 0
+    problems = {problem.key: problem for problem in distinct_problems(net.regions, net.copies)}
+    protocol = protocol_for(settings.effort, net.target.device)
+    failed = 0
+    with closing(make_runner(net.target, settings)) as runner:
+        requests = [Request(problems[key], (config,), protocol.few) for key, config in unproven]
+        runner.prepare(requests)
+        for done, request in enumerate(requests):
+            observer("proving what was predicted", done, len(requests))
+            rows = list(runner.measure(request, protocol))
+            database.put(rows, texts_of([request.problem]), targets=(net.target,))
+            key = request.problem.key
+            kept = [row for row in found.rows[key] if row.config not in request.configs]
+            found.rows[key] = [*kept, *rows]
+            failed += sum(not row.ok for row in rows)
+    found.disproved += failed
+    return failed

@@ -1,0 +1,75 @@
+"""Side work in a form that takes less of the device: a slower config of fewer blocks may be the better neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from convoy.plan.plan import Step
+from convoy.schedule.dag import dag_of
+from convoy.selection import Candidate, SelectionProblem
+
+SLOWER: Final = 1.5
+"""Times the chosen config's time that another may take to be looked at: more is seldom hidden beside a critical path."""
+
+LESS: Final = 0.85
+"""Part of the chosen config's work (time on the clock by share of the device) that another must stay under to take its place."""
+
+
+def others(steps: Sequence[Step], problem: SelectionProblem, count: int = 2) -> list[tuple[Step, ...]]:
+    """The same steps with each region in its next best config, then in the one after that; a step without one stays.
+
+    Args:
+        steps: in the order of a plan.
+        problem: what was on offer.
+        count: most such variants.
+    """
+    offered: dict[tuple[str, str, str], list[Candidate]] = {}
+    for candidate in sorted(problem.candidates, key=lambda one: one.median_us):
+        key = problem.regions[candidate.region].id, candidate.problem, candidate.layout
+        offered.setdefault(key, []).append(candidate)
+    found: list[tuple[Step, ...]] = []
+    for place in range(count):
+        variant = tuple(_another(step, offered, place) for step in steps)
+        if variant != tuple(steps):
+            found.append(variant)
+    return found
+
+
+def _another(step: Step, offered: Mapping[tuple[str, str, str], Sequence[Candidate]], place: int) -> Step:
+    if step.kind != "region" or not step.median_us:
+        return step
+    name = f"{step.pattern}({'+'.join(step.nodes)})"
+    near = [
+        one
+        for one in offered.get((name, step.problem, step.layout), ())
+        if one.config != step.config and 0 < one.median_us <= SLOWER * step.median_us
+    ]
+    if place >= len(near):
+        return step
+    one = near[place]
+    return replace(step, config=one.config, median_us=one.median_us, workspace_bytes=one.workspace_bytes)
+
+
+def frugal(
+    steps: Sequence[Step], shares: Sequence[float], variants: Sequence[tuple[Sequence[Step], Sequence[float]]]
+) -> tuple[tuple[Step, ...], tuple[float, ...]]:
+    """Steps off the critical path in the form that takes the least of the device, and their shares.
+
+    Args:
+        steps: as chosen.
+        shares: part of the device that each takes.
+        variants: the same steps in other configs, with their shares.
+    """
+    critical = set(dag_of(steps, [step.median_us for step in steps]).critical_path())
+    made: list[Step] = []
+    taken: list[float] = []
+    for index, (step, share) in enumerate(zip(steps, shares, strict=True)):
+        forms = [(step, share), *((other[index], theirs[index]) for other, theirs in variants)]
+        work = [one.median_us * part for one, part in forms]
+        best = min(range(len(forms)), key=lambda form: work[form])
+        keep = index in critical or not forms[best][1] or work[best] > LESS * work[0]
+        made.append(forms[0 if keep else best][0])
+        taken.append(forms[0 if keep else best][1])
+    return tuple(made), tuple(taken)

@@ -1,0 +1,102 @@
+"""When each step of a plan runs, as planned or as measured; and that as a trace for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from convoy.plan.describe import title
+from convoy.plan.plan import Step
+from convoy.schedule.dag import dag_of
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One step on its stream.
+
+    Attributes:
+        name: what it does.
+        engine: the engine's id.
+        stream: index of its stream.
+        start_us: when it begins, from the begin of the first.
+        duration_us: how long it takes.
+        critical: whether it is on the critical path.
+    """
+
+    name: str
+    engine: str
+    stream: int
+    start_us: float
+    duration_us: float
+    critical: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no schedule of these steps can beat.
+
+    Attributes:
+        serial_us: one after another.
+        critical_us: the longest chain of steps that need one another, with as many streams as one likes.
+    """
+
+    serial_us: float
+    critical_us: float
+
+
+def planned(steps: Sequence[Step]) -> list[Span]:
+    """Each step as soon as its stream is free and what it waits for is done; steps do not slow one another here."""
+    ends: list[float] = []
+    free: dict[int, float] = {}
+    starts: list[float] = []
+    for step in steps:
+        start = max([free.get(step.stream, 0.0), *(ends[before] for before in step.waits)])
+        starts.append(start)
+        ends.append(start + step.median_us)
+        free[step.stream] = ends[-1]
+    return spans(steps, starts, [step.median_us for step in steps])
+
+
+def spans(steps: Sequence[Step], starts_us: Sequence[float], durations_us: Sequence[float]) -> list[Span]:
+    """Steps with their times; the critical path is the longest chain under these very times."""
+    critical = set(dag_of(steps, durations_us).critical_path())
+    return [
+        Span(title(step), step.config.engine, step.stream, start, duration, index in critical)
+        for index, (step, start, duration) in enumerate(zip(steps, starts_us, durations_us, strict=True))
+    ]
+
+
+def bounds(steps: Sequence[Step]) -> Bounds:
+    """The bounds of a plan's steps, by their predicted times."""
+    dag = dag_of(steps, [step.median_us for step in steps])
+    return Bounds(dag.total_us, dag.critical_us)
+
+
+def chrome_trace(timelines: Mapping[str, Sequence[Span]]) -> dict[str, object]:
+    """Timelines in the Trace Event Format that Perfetto reads: one process each, a row for each stream, microseconds.
+
+    Args:
+        timelines: such as `planned` and `measured`, by name.
+    """
+    events: list[dict[str, object]] = []
+    for process, (name, found) in enumerate(timelines.items()):
+        events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}})
+        for stream in sorted({span.stream for span in found}):
+            row = {"name": f"stream {stream}"}
+            events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": stream, "args": row})
+        events += [_event(process, span) for span in found]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _event(process: int, span: Span) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": "critical" if span.critical else "side",
+        "cname": "terrible" if span.critical else "good",
+        "pid": process,
+        "tid": span.stream,
+        "ts": round(span.start_us, 3),
+        "dur": round(span.duration_us, 3),
+        "args": {"engine": span.engine, "critical": span.critical},
+    }

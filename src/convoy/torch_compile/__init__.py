@@ -1,0 +1,7 @@
+"""`torch.compile(model, backend="convoy")`: graphs that Dynamo caught, tuned in their first call (docs/torch-compile.md)."""
+
+from __future__ import annotations
+
+from convoy.torch_compile.backend import dynamo_backend
+
+__all__ = ["dynamo_backend"]

@@ -1,0 +1,301 @@
+"""Graphs that torch.compile traced for training: forward and backward pass, each tuned when it is first called."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from convoy.capture import Captured, capture_traced, captured_function, to_double
+from convoy.engines.known_defects import stock_is_wrong
+from convoy.engines.torch_flags import convolutions
+from convoy.errors import SelectionError
+from convoy.graph.randomness import draws
+from convoy.measurement.device.memory_limit import memory_limited
+from convoy.measurement.failure import is_out_of_memory
+from convoy.perfdb import Database
+from convoy.pipeline import end_to_end
+from convoy.pipeline.isolation import undisturbed
+from convoy.pipeline.net import (
+    Net,
+    device_of,
+    input_formats,
+    make_net,
+    measure,
+    memory_format,
+    prediction_notes,
+    silent,
+    target_for,
+)
+from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding_bound import allowed_baseline
+from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.select import convolutions_of, make_plan, select
+from convoy.pipeline.verify_predicted import proven
+from convoy.plan import Plan
+from convoy.program import GraphProgram
+from convoy.program.module import Runnable, eager_of
+from convoy.program.recording import first_line
+from convoy.settings import Settings
+from convoy.torch_compile.dispatch_modes import without_modes
+from convoy.torch_compile.result_layout import layout_of
+from convoy.tune import SearchResult
+from convoy.user_warning import warn_user
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A plan of a pass, what runs it, and why its results are wrong as a whole; empty where they are not."""
+
+    plan: Plan
+    ways: dict[str, Runnable]
+    wrong: str
+
+
+class TracedGraph:
+    """A traced graph that is tuned with the arguments of its first call, and runs by its plan from then on.
+
+    Where it cannot be captured, or the plan is not faster, PyTorch runs it as it was traced; the first with a warning.
+
+    Args:
+        module: the graph.
+        settings: what may be done.
+        name: what to call it: `forward` or `backward`.
+        visible: how many of its results, the first ones, leave the compiled function: those lie in memory as PyTorch's do.
+
+    Attributes:
+        plan: what it runs; None before the first call and where it could not be captured.
+    """
+
+    def __init__(self, module: fx.GraphModule, settings: Settings, name: str, visible: int = 0) -> None:
+        self._module, self._settings, self._name = module, settings, name
+        self._visible = visible
+        self._lock = threading.Lock()
+        self._run: Callable[[Sequence[Any]], Any] | None = None
+        self.plan: Plan | None = None
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Run once; the list is emptied, so that a value can be freed when its last reader has run."""
+        args = list(given)
+        given.clear()
+        with self._lock:
+            if self._run is None:
+                if any(isinstance(arg, FakeTensor) for arg in args):  # they hold no numbers to tune with
+                    return self._stock(args)
+                self._run = self._tune(args)
+        with torch.no_grad():
+            return self._run(args)
+
+    def _stock(self, args: Sequence[Any]) -> Any:
+        return self._module(*args)
+
+    def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+        try:
+            with undisturbed(), without_modes():
+                captured = capture_traced(self._module, args)
+                layout = layout_of(_results(self._module)[: self._visible])
+                runnable = self._runnable(captured, [arg.detach() for arg in args])
+        except SelectionError:
+            raise  # a budget or a promise that was asked for cannot be kept
+        except Exception as error:  # whatever a user's operators, a compiler or a device make of it
+            if is_out_of_memory(error):
+                torch.cuda.empty_cache()
+            warn_user(f"torch.compile: PyTorch runs the {self._name} pass as it was traced: {first_line(error)}")
+            return self._stock
+        if runnable is None:
+            return self._stock
+        return lambda args: layout(captured.unflatten_outputs(runnable(args)))
+
+    def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
+        """Tune; None where the plan is wrong as a whole or not faster than PyTorch.
+
+        Unless only a plan gives the same bits in every run, and that was asked for.
+        """
+        device = device_of(self._module, tuple(args), {})
+        net = _net(self._name, self._module, captured, args, self._settings, target_for(device))
+        settings = self._settings
+        limited = memory_limited(device, settings.tuning_memory_bytes, isolate=settings.isolate)
+        with limited, Database.open(self._settings.db) as database:
+            found = measure(net, self._settings, database, silent)
+            # Not before: among a forward pass's results are all activations that the backward pass reads.
+            with torch.no_grad(), convolutions("as_torch", args[0].device):
+                exact, theirs = self._reference(captured, args)
+                stock = end_to_end.errors_against(theirs, exact)
+            build = partial(self._build, net, found, database, args, exact, stock)
+            built = proven(build, net, found, self._settings, database, silent)
+        best, slow = self._fastest(built.ways, args)
+        slow = "" if built.wrong else slow
+        stock_wrong = bool(stock_is_wrong(convolutions_of(net.regions), net.target))
+        falls_back, note = end_to_end.falls_back(
+            slow, built.wrong, captured.as_pytorch, device, self._settings, stock_wrong
+        )
+        notes = (*built.plan.notes, note) if note else built.plan.notes
+        self.plan = dataclasses.replace(built.plan, baseline=falls_back, notes=notes)
+        return None if falls_back else built.ways[best]
+
+    def _build(
+        self,
+        net: Net,
+        found: SearchResult,
+        database: Database,
+        args: list[torch.Tensor],
+        exact: list[torch.Tensor],
+        stock: end_to_end.Errors,
+    ) -> _Built:
+        """Select, build, and check against what PyTorch's own run was held to."""
+        choice = select(net, found, self._settings)
+        plan = make_plan(net, choice, self._settings, [*prediction_notes(found), *database.warnings])
+        plan, program = build_fastest(plan, net, self._settings, choice.problem)
+        assert program.runnable is not None
+        ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}
+        if isinstance(program.runnable, GraphProgram) and not self._settings.static_outputs:
+            ways["convoy.graph"] = program.runnable
+        with torch.no_grad(), convolutions("as_torch", args[0].device), seeded():
+            ours = end_to_end.errors_against(end_to_end.float_outputs(ways["convoy"](args)), exact)
+            unit, numerics = self._unit(cuda=args[0].is_cuda), self._settings.numerics
+            allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
+        return _Built(plan, ways, end_to_end.why_wrong("its", ours, allowed, end_to_end.LEAST_ERROR))
+
+    def _fastest(self, ways: dict[str, Runnable], args: list[torch.Tensor]) -> tuple[str, str]:
+        """The plan launch by launch, or on a GPU as one graph between copies, whichever the clock prefers; and why it is slow."""
+        runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: self._stock(args)}
+        runs |= {name: (lambda way=way: way(args)) for name, way in ways.items()}
+        with torch.no_grad(), convolutions("as_torch", args[0].device):
+            timed = end_to_end.interleave(runs, cuda=args[0].is_cuda)
+        best = min(ways, key=lambda name: timed[name].median_ms)
+        faster = end_to_end.is_faster(timed[best], timed["torch.eager"])
+        return best, "" if faster else "not faster than PyTorch by more than the spread"
+
+    def _reference(self, captured: Captured, args: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What to compare with, and PyTorch's own or what stands for its error.
+
+        That is float64 and PyTorch's own. Where float64 would draw other random numbers, or has no room, it is PyTorch's own and
+        what one rounding of every argument changes there.
+        """
+        with seeded():
+            stock = end_to_end.float_outputs(self._stock(args))
+        if not any(draws(node) for node in captured.graph.nodes):
+            try:
+                return end_to_end.float_outputs(captured_function(to_double(captured))(*args)), stock
+            except Exception as error:  # a dtype that is written into the graph, or no room
+                if is_out_of_memory(error):
+                    torch.cuda.empty_cache()
+        return [tensor.double() for tensor in stock], self._shaken(args)
+
+    def _unit(self, *, cuda: bool) -> float:
+        """The unit roundoff of the graph, by the dtypes of its values."""
+        made = (node.meta.get("val") for node in self._module.graph.nodes)
+        return unit_roundoff({value.dtype for value in made if isinstance(value, torch.Tensor)}, cuda=cuda)
+
+    def _shaken(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
+        """PyTorch's own results from arguments that are off by one rounding each."""
+        shake = Shaker(self._unit(cuda=args[0].is_cuda))
+        with seeded():
+            return end_to_end.float_outputs(self._stock([shake(arg) for arg in args]))
+
+    def _rounded(self, args: list[torch.Tensor]) -> end_to_end.Errors:
+        """How far one rounding of every argument moves PyTorch's own results."""
+        with seeded():
+            stock = end_to_end.float_outputs(self._stock(args))
+        return end_to_end.errors_against(self._shaken(args), [tensor.double() for tensor in stock])
+
+
+def _results(module: fx.GraphModule) -> list[Any]:
+    """The fake results of a traced graph."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]]
+
+
+def _net(
+    name: str, module: fx.GraphModule, captured: Captured, args: list[torch.Tensor], settings: Settings, target: Any
+) -> Net:
+    """The captured graph; its results have the memory format that they were traced with."""
+    border = input_formats(captured, args)
+    first = next(iter(border.values()), "nchw")
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    made = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
+    for value, tensor in zip(captured.graph.outputs, made, strict=True):
+        if tensor.dim() == 4:
+            border[value] = memory_format(tensor)
+    return make_net(name, captured, border, first, settings, target)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPasses:
+    """What AOTAutograd made of a graph.
+
+    Attributes:
+        run: takes all the graph's inputs; it writes to those that the graph writes to.
+        is_plain: whether there is no backward pass, no input is written to, and no result is a view of an input.
+    """
+
+    run: Callable[..., Any]
+    is_plain: bool
+
+
+def compile_passes(graph_module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings) -> CompiledPasses:
+    """Have AOTAutograd cut a graph in forward and backward pass; each is tuned in its first call.
+
+    AOTAutograd makes passes functional: what the graph writes to its inputs it copies back after the call, and results that are
+    views of inputs it makes anew of those.
+
+    Args:
+        graph_module: the graph that Dynamo caught.
+        example_inputs: its inputs.
+        settings: what may be done.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    plain: list[bool] = []
+
+    def compiler(name: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
+        def compile_pass(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            del inputs  # fake tensors: the first call brings real ones
+            plain.append(name == "inference" and _is_plain())
+            visible = 0 if name == "backward" else _visible()
+            graph = TracedGraph(module, settings, "forward" if name == "inference" else name, visible)
+
+            def run(args: list[Any]) -> Any:
+                return graph(args)
+
+            run._boxed_call = True  # type: ignore[attr-defined] - AOTAutograd's word for one list, which may be emptied
+            return run
+
+        return compile_pass
+
+    compilers = {"fw_compiler": "forward", "bw_compiler": "backward", "inference_compiler": "inference"}
+    backend = aot_autograd(**{argument: compiler(name) for argument, name in compilers.items()})
+    return CompiledPasses(backend(graph_module, example_inputs), plain == [True])
+
+
+def _is_plain() -> bool:
+    """Whether the graph that AOTAutograd compiles now writes to no input and returns no view of one."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    metadata = _metadata()
+    if metadata is None:
+        return False
+    written = any(given.mutates_data or given.mutates_metadata for given in metadata.input_info)
+    return not written and all(made.output_type is OutputType.non_alias for made in metadata.output_info)
+
+
+def _visible() -> int:
+    """How many results of the forward pass that AOTAutograd compiles now leave it; the others are for the backward pass."""
+    metadata = _metadata()
+    if metadata is None:
+        return 0
+    return metadata.num_mutated_inp_runtime_indices + metadata.num_outputs + metadata.num_intermediate_bases
+
+
+def _metadata() -> Any:
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata

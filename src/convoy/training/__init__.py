@@ -1,0 +1,8 @@
+"""Training: a step captured whole and tuned, and the trainer that runs it epoch by epoch (docs/training.md)."""
+
+from __future__ import annotations
+
+from convoy.training.training_job import TrainingResult
+from convoy.training.tune_step import train_model, training_step
+
+__all__ = ["TrainingResult", "train_model", "training_step"]

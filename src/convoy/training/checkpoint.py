@@ -1,0 +1,234 @@
+"""Checkpoints of a training: weights, optimizer, schedule, random numbers and position, in one file, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from convoy.errors import InputError
+from convoy.training.checksummed_file import TOKEN_BYTES, read_summed, read_values, write_summed
+
+FORMAT: Final = "convoy checkpoint 2"
+"""Files of the first format, which torch.save wrote, held no sum: damage went unnoticed. They are refused."""
+
+MOST_PROCESSES: Final = 65536
+"""Whose random numbers a file may hold."""
+
+_SPARE_BYTES: Final = 64 << 20
+"""For a file's header and random numbers."""
+
+RandomState = dict[str, torch.Tensor]
+"""One process's random number generators, uint8 tensors in host memory: `cpu`, and `cuda` where it trains on a GPU."""
+
+
+class Position(NamedTuple):
+    """Where a training is: epochs that are done, and steps of the next one."""
+
+    epoch: int
+    step: int
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Where the generators are that a training on this device draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def put_random_state(state: RandomState, device: torch.device) -> None:
+    """Put the generators where `random_state` found them; a GPU's stays as it is where the state was taken without one."""
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)  # first: it alone may still refuse a state
+    torch.set_rng_state(state["cpu"])
+
+
+def write_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    position: Position,
+    random: Sequence[RandomState],
+) -> None:
+    """Write everything that a training needs to go on; an existing file is replaced only when the new one is complete.
+
+    Args:
+        path: the file.
+        model: its weights and buffers are written,
+        optimizer: its momenta,
+        schedule: and where it is.
+        position: between two updates: gradients are not written.
+        random: of every process, in the order of ranks.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    state: dict[str, Any] = {
+        "model": dict(model.state_dict()),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "epoch": position.epoch,
+        "step": position.step,
+        "random": list(random),
+    }
+    try:
+        write_summed(path, FORMAT, state)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise InputError("checkpoint", str(path), "a file that can be written", str(error)) from error
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a process that was killed while it wrote a checkpoint left beside it: each is as large as the file."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}." + "[0-9a-f]" * (2 * TOKEN_BYTES)):
+        with contextlib.suppress(OSError):  # it is in nobody's way
+            left.unlink()
+
+
+def read_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    device: torch.device,
+    rank: int = 0,
+    most_step: int | None = None,
+) -> Position:
+    """Put a training where a checkpoint was written; tensors and plain values are read, nothing in the file is run.
+
+    Everything in the file is checked before anything is changed: its sum, names, shapes, dtypes, and the kinds of values.
+
+    Args:
+        path: the file.
+        model: is given the weights and buffers,
+        optimizer: its momenta,
+        schedule: and its place.
+        device: what this process trains on: its generator goes on too.
+        rank: of this process: it goes on with its own random numbers. One that was not there yet takes the first one's.
+        most_step: steps of an epoch; a file that was written behind more is of other batches.
+
+    Raises:
+        InputError: no checkpoint, a damaged one, or one of another model. Nothing is changed then.
+    """
+    state = read_summed(path, FORMAT, "checkpoint", most_bytes=_most_bytes(model))
+    try:
+        if not isinstance(state, dict) or state.keys() != set(_PARTS):
+            raise ValueError("it has other parts than " + ", ".join(_PARTS))
+        _check_model(state["model"], model)
+        _check_optimizer(state["optimizer"], optimizer)
+        _check_like(state["schedule"], schedule.state_dict(), "schedule")
+        position = _position(state)
+        if most_step is not None and position.step > most_step:
+            raise ValueError(
+                f"{position.step} steps of an epoch are made, which has {most_step} here: is batch the same?"
+            )
+        random = _own_random_state(state["random"], device, rank)
+    except ValueError as error:
+        raise InputError("checkpoint", str(path), "a checkpoint of this model", f"In the file, {error}.") from error
+    put_random_state(random, device)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    return position
+
+
+def position_in(path: Path) -> Position | None:
+    """Where the training was that wrote a file; None where it holds no such thing. Its sum is not looked at."""
+    try:
+        return _position(read_values(path, "checkpoint", most_bytes=1 << 62))
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
+        return None
+
+
+_PARTS: Final = ("model", "optimizer", "schedule", "epoch", "step", "random")
+
+
+def _most_bytes(model: nn.Module) -> int:
+    """Of a file: a model's tensors, and as much again for each of up to two momenta of an optimizer."""
+    return 3 * sum(t.nbytes for t in model.state_dict().values() if isinstance(t, torch.Tensor)) + _SPARE_BYTES
+
+
+def _position(state: Mapping[str, Any]) -> Position:
+    for name in ("epoch", "step"):
+        if type(state[name]) is not int or state[name] < 0:
+            raise ValueError(f"{name} is no count")
+    return Position(state["epoch"], state["step"])
+
+
+def _check_model(found: Any, model: nn.Module) -> None:
+    own = model.state_dict()
+    if not isinstance(found, dict) or found.keys() != own.keys():
+        raise ValueError("the model's parameters and buffers have other names")
+    for name, tensor in own.items():
+        if isinstance(tensor, torch.Tensor):
+            _check_tensor(found[name], tensor, name)
+        else:
+            _check_like(found[name], tensor, name)
+
+
+def _check_tensor(found: Any, own: torch.Tensor, name: str) -> None:
+    if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (own.shape, own.dtype):
+        words = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ValueError(f"{name} is {words} and not {own.dtype} {list(own.shape)}")
+
+
+def _check_optimizer(found: Any, optimizer: torch.optim.Optimizer) -> None:
+    """The groups hold the same parameters and options; a parameter's momenta have its shape and dtype."""
+    if not isinstance(found, dict) or found.keys() != {"state", "param_groups"} or not isinstance(found["state"], dict):
+        raise ValueError("the optimizer's state is malformed")
+    _check_like(found["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, kept in found["state"].items():
+        if type(index) is not int or not 0 <= index < len(parameters) or not isinstance(kept, dict):
+            raise ValueError("the optimizer's state is of other parameters")
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                _check_tensor(value, parameters[index], f"{name} of parameter {index}")
+            elif not (value is None or isinstance(value, torch.Tensor | int | float)):
+                raise ValueError(f"{name} of parameter {index} is {type(value).__name__}")
+
+
+def _check_like(found: Any, own: Any, name: str) -> None:
+    """Plain values are of the kind that is there now, with the same keys and lengths; numbers are finite."""
+    if isinstance(own, dict) and isinstance(found, dict):
+        if found.keys() != own.keys():
+            raise ValueError(f"{name} has other names")
+        for key in own:
+            _check_like(found[key], own[key], "params" if key == "params" else f"{name}.{key}")
+    elif isinstance(own, list | tuple) and type(found) is type(own):
+        if len(found) != len(own) or (name == "params" and found != own):
+            raise ValueError(f"{name} has another length or other members")
+        for index, each in enumerate(own):
+            _check_like(found[index], each, f"{name}.{index}")
+    elif isinstance(own, torch.Tensor):
+        _check_tensor(found, own, name)
+    elif not (_is_number(found) and _is_number(own)) and type(found) is not type(own):
+        raise ValueError(f"{name} is {type(found).__name__} and not {type(own).__name__}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _own_random_state(random: Any, device: torch.device, rank: int) -> RandomState:
+    """One process's share of what a file holds, as this device's generators take it."""
+    if not isinstance(random, list) or not 0 < len(random) <= MOST_PROCESSES:
+        raise ValueError("the random numbers are malformed")
+    mine = random[rank] if rank < len(random) else random[0]
+    if not isinstance(mine, dict) or "cpu" not in mine:
+        raise ValueError("the random numbers are malformed")
+    for name, own in random_state(device).items():
+        if name in mine:
+            _check_tensor(mine[name], own, f"the random state of {name}")
+    try:
+        torch.Generator().set_state(mine["cpu"])
+    except RuntimeError as error:
+        raise ValueError("the random state of cpu is none") from error
+    return mine

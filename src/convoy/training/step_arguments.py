@@ -1,0 +1,91 @@
+"""The arguments of `training_step`, looked at before any work is done for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from convoy.capture.batch import flatten_batch
+from convoy.capture.loss_module import LossModule
+from convoy.capture.step_tensors import StepTensors
+from convoy.errors import InputError
+from convoy.training.step import refuse_empty
+from convoy.training.step_program import StepOptions
+
+
+def check_training_arguments(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    options: StepOptions,
+) -> None:
+    """Refuse what no training step can be made of.
+
+    Raises:
+        InputError: names the argument.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError("model", type(model).__name__, "a torch.nn.Module")
+    if not callable(loss_fn):
+        raise InputError("loss_fn", loss_fn, "a function (output, *targets) that returns one number")
+    if not isinstance(batch, (tuple, list)) or len(batch) < 1:
+        raise InputError("batch", type(batch).__name__, "a tuple (x, *targets)")
+    refuse_empty(flatten_batch(tuple(batch)))
+    _check_options(options)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("model", type(model).__name__, "a model with a parameter that requires a gradient")
+    _check_optimizer(LossModule(model, loss_fn, None, scaled=False), optimizer)
+
+
+def _check_options(options: StepOptions) -> None:
+    accumulate, norm, scaler = options.accumulate, options.clip_grad_norm, options.scaler
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise InputError("accumulate", accumulate, "an integer of at least 1")
+    if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
+        raise InputError("clip_grad_norm", norm, "a positive number, or None")
+    if options.amp not in (None, torch.float16, torch.bfloat16):
+        raise InputError("amp", options.amp, "torch.bfloat16, torch.float16 or None")
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise InputError("scaler", type(scaler).__name__, "a torch.amp.GradScaler, or None")
+
+
+def _check_optimizer(module: LossModule, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that needs a closure, or that updates nothing of this model and its loss.
+
+    One that holds some of their parameters is PyTorch's business: the others get gradients and stay as they are.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError("optimizer", type(optimizer).__name__, "a torch.optim.Optimizer")
+    if needs_closure(optimizer):
+        raise InputError(
+            "optimizer",
+            type(optimizer).__name__,
+            "an optimizer whose step() needs no closure",
+            "It computes the loss several times in a step: use PyTorch's own loop.",
+        )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    learning = StepTensors(module).learning
+    if not any(id(parameter) in held for parameter in learning.values()):
+        shown = ", ".join(list(learning)[:3]) + (", ..." if len(learning) > 3 else "")
+        raise InputError(
+            "optimizer",
+            f"{type(optimizer).__name__} over {len(held)} parameters",
+            f"one that holds parameters of this model that require a gradient ({shown}); it holds none of them",
+            "Make the optimizer of this model's parameters, after the model was copied or moved.",
+        )
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer.step()` cannot be called without an argument, as LBFGS's."""
+    try:
+        inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler puts a wrapper in the object's place
+    except TypeError:
+        return True
+    except ValueError:  # it has no signature
+        return False
+    return False

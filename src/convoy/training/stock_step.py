@@ -1,0 +1,272 @@
+"""Loss and gradients as PyTorch computes them, and the check of a tuned step against them: is it right, is it faster?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from convoy.capture import TrainingCapture, captured_function, to_double
+from convoy.capture.copies import separate_copy
+from convoy.capture.loss_module import LossModule
+from convoy.capture.step_tensors import LIFTED, StepTensors
+from convoy.capture.substitution import Substitution
+from convoy.engines.torch_flags import convolutions
+from convoy.measurement.failure import is_out_of_memory
+from convoy.pipeline import end_to_end
+from convoy.pipeline.check import Check, Side
+from convoy.pipeline.end_to_end import Errors
+from convoy.pipeline.oracle import FAR, wrong_words
+from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding_bound import allowed_baseline
+from convoy.program import Program
+from convoy.program.graph import GraphProgram
+
+LEAST_SUSPICIOUS: Final = 1e-3
+"""Relative error of gradients that is never looked into: behind batch norms, sums that cancel magnify rounding."""
+
+
+class StockStep:
+    """Loss and gradients as PyTorch computes them, on a copy of the model and of what the step changes besides.
+
+    Args:
+        model: not changed.
+        loss_fn: (output, *targets) → one number.
+        amp: dtype of autocast, or None.
+        batch: (x, *targets).
+        scaled: whether the batch's last entry is a factor of the loss.
+        capture: the step as it was captured: which tensors code holds, and which parameters get a gradient. None: no tensor,
+            and all that require one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        amp: torch.dtype | None,
+        batch: tuple[Any, ...],
+        *,
+        scaled: bool,
+        capture: TrainingCapture | None = None,
+    ) -> None:
+        original = LossModule(model, loss_fn, amp, scaled=scaled)
+        lifted = capture.lifted if capture else ()
+        self._batch, self._capture = batch, capture
+        self._module = original.rebuilt(separate_copy)
+        self._lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in lifted]
+        # Code that holds tensors of its own is handed the copies of those alone that the step learns or changes.
+        named, copies = StepTensors(original, lifted).all(), StepTensors(self._module, self._lifted).all()
+        touched = {name for name in named if not name.startswith(LIFTED)}
+        touched |= {*capture.learned, *capture.updated, *capture.counted} if capture else set()
+        reached = capture.reached if capture else ()
+        self._originals = {name: named[name] for name in reached}
+        self._stand_ins = {id(named[name]): copies[name] for name in reached if name in touched}
+
+    def run(self) -> list[torch.Tensor]:
+        """The loss, then the gradients of the parameters that have one."""
+        learning = StepTensors(self._module, self._lifted).learning
+        learned = [learning[name] for name in (self._capture.learned if self._capture else learning)]
+        with torch.enable_grad(), Substitution(self._stand_ins) if self._stand_ins else nullcontext():
+            made = self._module(*self._batch)
+        return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
+
+    def exact(self) -> list[torch.Tensor]:
+        """The same in float64, without autocast; in nchw, for PyTorch has kernels for channels_last that are wrong.
+
+        (`convoy.engines.interpret` names one.) A stock step that runs them is then as far off as it is.
+        """
+        wide = self._module.rebuilt(_own_copy).double().to(memory_format=torch.contiguous_format)
+        wide.amp = None
+        lifted = [_wide(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self._lifted]
+        return self._twin(wide, lifted, pytree.tree_map(_wide, self._batch)).run()
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the step, by the dtypes of its tensors and of autocast."""
+        held = list(StepTensors(self._module, self._lifted).all().values())
+        dtypes = [*(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
+        return unit_roundoff(dtypes, cuda=held[0].is_cuda)
+
+    def shaken(self) -> list[torch.Tensor]:
+        """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
+        module = self._module.rebuilt(_own_copy)
+        lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
+        held = list(StepTensors(module, lifted).all().values())
+        leaves, spec = pytree.tree_flatten(self._batch)
+        shake = Shaker(self.unit)
+        with torch.no_grad():
+            for tensor in held:
+                tensor.copy_(shake(tensor))
+        batch = pytree.tree_unflatten([shake(t) if isinstance(t, torch.Tensor) else t for t in leaves], spec)
+        return self._twin(module, lifted, batch).run()
+
+    def _twin(self, module: LossModule, lifted: Sequence[torch.Tensor], batch: tuple[Any, ...]) -> StockStep:
+        """The same step with other tensors, all of which code is handed."""
+        twin = StockStep.__new__(StockStep)
+        twin._module, twin._lifted, twin._batch, twin._capture = module, list(lifted), batch, self._capture
+        copies = StepTensors(module, lifted).all()
+        twin._originals = self._originals
+        twin._stand_ins = {id(tensor): copies[name] for name, tensor in self._originals.items()}
+        return twin
+
+    def captured(self) -> Callable[[], object]:
+        """Loss and gradients as one CUDA graph on one stream: the baseline on a GPU."""
+        return end_to_end.capture_stock(self.run, reads=self)
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own, which may be written to."""
+    return separate_copy(module, share_parameters=False)
+
+
+def _wide(value: Any) -> Any:
+    """A tensor of numbers in float64 and nchw; anything else as it is."""
+    return value.double().contiguous() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+    with seeded():
+        return run()
+
+
+def _why_not_exact(capture: TrainingCapture, flops: int, *, cuda: bool) -> str:
+    """Why the step cannot be held to float64; empty where it can."""
+    if capture.random:
+        return "draws random numbers"
+    return "" if cuda or flops <= end_to_end.ORACLE_FLOPS else "takes too long in float64 here"
+
+
+def _reference(
+    stock: StockStep, why: str, of_graph: Callable[[], list[torch.Tensor]]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
+    """What to compare with, PyTorch's own step or what stands for its error, and a note; empty where the first is float64.
+
+    Args:
+        stock: PyTorch's step.
+        why: why there is no float64 run; empty where there is.
+        of_graph: the captured step in float64, for a model that does not run in it: one that casts to fp32, say.
+    """
+    if not why:
+        try:
+            return stock.exact(), _seeded(stock.run), ""
+        except Exception as error:  # the user's code in a dtype that it may not have been written for
+            if is_out_of_memory(error):
+                torch.cuda.empty_cache()
+                why = "does not fit in float64"
+            else:
+                why = f"does not run in float64 ({type(error).__name__})"
+                exact = _agreeing(stock, of_graph)
+                if exact is not None:
+                    return exact, _seeded(stock.run), ""
+    note = (
+        f"the step {why}: its gradients were compared with PyTorch's own and not with float64, and may be as far off as"
+        f" {end_to_end.WORST_ERROR:g} times what one rounding of every parameter changes there"
+    )
+    return [t.double() for t in _seeded(stock.run)], _seeded(stock.shaken), note
+
+
+def _agreeing(stock: StockStep, of_graph: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor] | None:
+    """The captured step in float64, where PyTorch's own is no farther from it than rounding takes it; a wrong graph is not."""
+    try:
+        exact = of_graph()
+        own = _seeded(stock.run)
+        rounding = end_to_end.errors_against(_seeded(stock.shaken), [t.double() for t in own])
+        found = end_to_end.errors_against(own, exact)
+    except Exception:  # it has no float64 kernel, or no room
+        torch.cuda.empty_cache()
+        return None
+    return None if end_to_end.why_wrong("", found, rounding, end_to_end.LEAST_ERROR) else exact
+
+
+def _graph_in_double(capture: TrainingCapture, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Loss and gradients by the captured graph in float64."""
+    made = captured_function(to_double(capture.captured))(*inputs)
+    return list(made)[: 1 + len(capture.learned)]
+
+
+class StepCheck(Check):
+    """Loss and gradients of stock step and program; the user's model is not touched.
+
+    cuDNN searches from PyTorch's first step on: the first plan of a convolution that is found is kept. Where there is no float64
+    run, the baseline's error is what rounding alone does to PyTorch's own step.
+
+    Args:
+        stock: PyTorch's step.
+        inputs: parameters, buffers and batch.
+        capture: what the program's outputs are.
+        flops: operations of the step: where float64 would take too long on a CPU, PyTorch's own step is compared with.
+
+    Attributes:
+        note: what was compared with; empty where it was float64.
+        wrong: what to tell the user of PyTorch's own loss and gradients; empty where they are right, or nobody can tell.
+    """
+
+    def __init__(
+        self, stock: StockStep, inputs: Sequence[torch.Tensor], capture: TrainingCapture, *, flops: int
+    ) -> None:
+        self.cuda = inputs[0].is_cuda
+        self._stock, self._inputs, self._results = stock, inputs, 1 + len(capture.learned)
+        with self.context():
+            why = _why_not_exact(capture, flops, cuda=self.cuda)
+            self._exact, theirs, self.note = _reference(stock, why, lambda: _graph_in_double(capture, inputs))
+            errors = end_to_end.errors_against(theirs, self._exact)
+            self._baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
+
+    def _looked_into(self, errors: Errors, theirs: list[torch.Tensor]) -> tuple[Errors, str]:
+        """PyTorch's errors, or where they are larger than rounding explains what it does explain, and what to tell the user."""
+        if errors.rel_l2_error <= LEAST_SUSPICIOUS:
+            return errors, ""
+        unit = self._stock.unit
+        if errors.rel_l2_error <= FAR * unit:
+            return errors, ""
+        explained = self._rounded(theirs)
+        if errors.rel_l2_error <= FAR * max(explained.rel_l2_error, unit):
+            return errors, ""
+        return explained, wrong_words("loss and gradients", errors, explained, cuda=self.cuda)
+
+    def _rounded(self, theirs: list[torch.Tensor]) -> Errors:
+        """What one rounding of every parameter, buffer and number of the batch changes in PyTorch's own step."""
+        return end_to_end.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
+
+    def allowed(self, errors: Errors, baseline: Errors, numerics: str) -> Errors:
+        """The errors that a program's loss and gradients are to be compared with (`rounding_bound.allowed_baseline`).
+
+        Args:
+            errors: of the program's loss and gradients.
+            baseline: of PyTorch's own.
+            numerics: the rounding that the user allows.
+        """
+
+        def rounded() -> Errors:
+            with self.context():
+                return self._rounded(_seeded(self._stock.run))
+
+        return allowed_baseline(errors, baseline, numerics, self._stock.unit, rounded)
+
+    def context(self) -> AbstractContextManager[None]:
+        """Convolutions as PyTorch runs them."""
+        return convolutions("as_torch", self._inputs[0].device)
+
+    def stock(self) -> Side:
+        """PyTorch's step: on a GPU as one graph, where it can be captured."""
+        runs: dict[str, Callable[[], object]] = {"torch.eager": self._stock.run}
+        if self.cuda:
+            runs = end_to_end.baseline_run(self._stock.run, self._stock.captured)
+        ((name, run),) = runs.items()
+        return Side(name, self._baseline_errors, run)
+
+    def ours(self, program: Program) -> Side:
+        """The program: as one graph without the copies of inputs and outputs."""
+        runnable = program.runnable
+        assert runnable is not None
+
+        def run() -> list[torch.Tensor]:
+            with torch.no_grad():
+                return runnable(self._inputs)[: self._results]
+
+        errors = end_to_end.errors_against(_seeded(run), self._exact)
+        return Side("convoy", errors, runnable.replay if isinstance(runnable, GraphProgram) else run)

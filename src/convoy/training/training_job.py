@@ -1,0 +1,297 @@
+"""A training step on its way through the stages: captured, measured, selected, built and checked, or replayed from a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from convoy.capture import TrainingCapture, capture_training
+from convoy.capture.batch import flatten_batch
+from convoy.capture.loss_module import LossModule
+from convoy.capture.step_tensors import StepTensors
+from convoy.engines.known_defects import stock_is_wrong
+from convoy.errors import CaptureError, PlanError
+from convoy.graph.text import digest
+from convoy.measurement import Peaks, protocol_for
+from convoy.measurement.device.memory_limit import memory_limited
+from convoy.perfdb import Database
+from convoy.pipeline import end_to_end
+from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
+from convoy.pipeline.check import checked, timeline_of
+from convoy.pipeline.isolation import undisturbed
+from convoy.pipeline.net import (
+    Net,
+    Observer,
+    Stopwatch,
+    check_target,
+    device_of,
+    input_formats,
+    make_net,
+    measure,
+    memory_format,
+    prediction_notes,
+    silent,
+    target_for,
+    tell_changes,
+)
+from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.select import convolutions_of, make_plan, select
+from convoy.pipeline.selection_input import distinct_problems
+from convoy.pipeline.summarize import summarize
+from convoy.pipeline.verify_predicted import Built, proven
+from convoy.plan import Plan
+from convoy.problem import texts_of
+from convoy.program import Program, build_program
+from convoy.program.calls import Example
+from convoy.program.module import eager_of
+from convoy.report.summary import Summary
+from convoy.schedule import Collective, cast_together, collectives
+from convoy.settings import Settings
+from convoy.target import Target
+from convoy.training.step import TrainingStep
+from convoy.training.step_program import StepOptions, StepProgram
+from convoy.training.stock_step import StepCheck, StockStep
+from convoy.tune import SearchResult
+
+NO_GRAPH: Final = "0" * 16
+"""The digest in the plan of a step that was not captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What `train_model` found.
+
+    Attributes:
+        step: the step to call.
+        plan: what it runs.
+        summary: everything that was found out; None where a plan was replayed.
+    """
+
+    step: TrainingStep
+    plan: Plan
+    summary: Summary | None
+
+
+class TrainingJob:
+    """One model with its batch on the way through the stages."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        batch: tuple[Any, ...],
+        options: StepOptions,
+        amp: torch.dtype | None,
+        settings: Settings,
+        name: str,
+        replayed: Plan | None,
+    ) -> None:
+        self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
+        self.batch, self.options, self.settings = batch, options, settings
+        refuse_numbers_elsewhere(model, batch)
+        self.target: Target = target_for(device_of(model, batch, {}))
+        scaled = options.scaler is not None
+        self.amp = amp
+        self.given = options.given(batch)
+        self.capture: TrainingCapture = capture_training(model, loss_fn, self.given, amp=self.amp, scaled=scaled)
+        self.tensors = StepTensors(LossModule(model, loss_fn, self.amp, scaled=scaled), self.capture.lifted)
+        self.net = self._net(name, replayed)
+
+    def _net(self, name: str, replayed: Plan | None) -> Net:
+        """The captured step; gradients have their parameters' memory format.
+
+        Gradients that are sent together are cast together; where a plan is replayed, those that it casts together, whoever sent
+        them when it was made.
+        """
+        capture = self.capture
+        graph = capture.captured.graph
+        border = input_formats(capture.captured, self.inputs())
+        parameters, buffers = self.tensors.parameters, self.tensors.buffers
+        returned = [*(parameters[n] for n in capture.learned), *(buffers[n] for n in capture.updated)]
+        for value, tensor in zip(graph.outputs[1:], returned, strict=True):
+            if tensor.dim() == 4:
+                border[value] = memory_format(tensor)
+        images = graph.inputs[len(capture.parameters) + len(capture.buffers) :]
+        first = next((border[value] for value in images if value in border), "nchw")
+        sent = [one.args for one in self._collectives()] if replayed is None else cast_together(replayed.steps)
+        net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
+        net.batch_input = images[0]
+        return net
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Parameters, buffers and batch, in the graph's order."""
+        parameters, buffers = self.tensors.parameters, self.tensors.buffers
+        held = [
+            *(parameters[n].detach() for n in self.capture.parameters),
+            *(buffers[n] for n in self.capture.buffers),
+        ]
+        return [*held, *flatten_batch(self.given).tensors]
+
+    def measure_share(self, observer: Observer, index: int, count: int) -> bytes:
+        """Measure one of several shares; what was measured, as an export of the database."""
+        protocol = protocol_for(self.settings.effort, self.target.device).id
+        with Database.open(self.settings.db) as database:
+            found = measure(self.net, self.settings, database, observer, (index, count))
+            # As the clock gave them: in `found` are rows that these settings rule out, without their times.
+            rows = [row for key in found.rows for row in database.lookup(key, self.target.digest, protocol)]
+        problems = distinct_problems(self.net.regions, self.net.copies)
+        texts = texts_of(p for p in problems if p.key in found.rows)
+        with Database.memory() as box, tempfile.TemporaryDirectory() as folder:
+            box.put(rows, texts, targets=(self.target,))
+            path = Path(folder) / "share.jsonl.gz"
+            box.export(path)
+            return path.read_bytes()
+
+    def take(self, shares: Sequence[bytes]) -> None:
+        """Put what other processes measured into the database; every row is checked."""
+        with Database.open(self.settings.db) as database, tempfile.TemporaryDirectory() as folder:
+            for index, data in enumerate(shares):
+                path = Path(folder) / f"{index}.jsonl.gz"
+                path.write_bytes(data)
+                database.import_(path)
+
+    def tune(self, observer: Observer | None) -> TrainingResult:
+        """Measure, select, build, check."""
+        watch = observer or silent
+        settings = self.settings
+        limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
+        with limited, Database.open(settings.db) as database:
+            ceilings = measured_ceilings(self.target)
+            clock = Stopwatch()
+            found = measure(self.net, settings, database, watch)
+            build = partial(self._build, found, ceilings, database, clock, watch)
+            built = proven(build, self.net, found, settings, database, watch)
+        return self._conclude(built, found, ceilings)
+
+    def _build(
+        self, found: SearchResult, ceilings: Peaks | None, database: Database, clock: Stopwatch, watch: Observer
+    ) -> Built:
+        """Select, build, check."""
+        choice = select(self.net, found, self.settings)
+        notes = [*prediction_notes(found), *ceiling_notes(ceilings), *database.warnings]
+        planned = make_plan(self.net, choice, self.settings, notes)
+        tuned_s = clock.seconds
+        watch("checking the whole step", 0, 0)
+        net, settings = self.net, self.settings
+        flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
+        scaled = self.options.scaler is not None
+        stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
+        check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
+        plan, program, outcome = checked(
+            check,
+            lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),
+            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
+        )
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *filter(None, (check.wrong, check.note))))
+        allowed = check.allowed(outcome.errors, outcome.baseline_errors, settings.numerics)
+        wrong = end_to_end.why_wrong("the gradients'", outcome.errors, allowed, end_to_end.LEAST_ERROR)
+        return Built(choice, plan, program, outcome, wrong, tuned_s, stock_wrong=bool(check.wrong))
+
+    def _collectives(self) -> list[Collective]:
+        """The all-reduces of the gradients, where there are several processes."""
+        group = self.options.group
+        if group is None or self.options.accumulate > 1:
+            return []
+        graph = self.capture.captured.graph
+        names = graph.outputs[1 : 1 + len(self.capture.learned)]
+        specs = [graph.values[name].spec for name in names]
+        processes = torch.distributed.get_world_size(group)
+        return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
+
+    def _conclude(self, built: Built, found: SearchResult, ceilings: Peaks | None) -> TrainingResult:
+        plan, program, outcome = built.plan, built.program, built.outcome
+        graph, device = self.capture.captured.as_pytorch, self.target.device
+        slow = end_to_end.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
+        stock_wrong = built.stock_wrong or bool(stock_is_wrong(convolutions_of(self.net.regions), self.target))
+        falls_back, reason = end_to_end.falls_back(slow, built.wrong, graph, device, self.settings, stock_wrong)
+        plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
+        if falls_back:
+            plan = dataclasses.replace(plan, baseline=True, steps=())
+            program = Program(plan, self.capture.captured, None)
+            outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
+        plan, timeline = timeline_of(plan, program, self.inputs())
+        summary = summarize(
+            self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,
+            ceilings=ceilings,
+        )  # fmt: skip
+        return TrainingResult(self._step(plan, program), plan, summary)
+
+    def replay(self, plan: Plan) -> TrainingResult:
+        """Bind a plan that exists already, after checking that it is for this step and target."""
+        check_target(plan, self.target)
+        if plan.graph_digest != digest(self.net.captured.graph):
+            raise PlanError("plan", plan.model, "a plan of this model, loss and batch", "Tune it anew.")
+        settings = dataclasses.replace(self.settings, numerics=plan.numerics)
+        program = build_program(plan, self.net.captured, self.net.regions_by_nodes, self.target, settings)
+        tell_changes(plan, program.plan)
+        return TrainingResult(self._step(program.plan, program), program.plan, None)
+
+    def _step(self, plan: Plan, program: Program) -> TrainingStep:
+        # Not the captured form: the whole step is captured, with the update.
+        runnable = eager_of(program.runnable) if program.runnable else None
+        origin = _Origin(Example.of(self.batch, {}), self.amp, self.settings, plan.model)
+        bound = StepProgram(plan, self.capture, runnable, flatten_batch(self.batch).signature, self.amp, origin)
+        return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a step that was loaded from a pickle is made with: it binds the plan to the model, loss and optimizer beside it."""
+
+    batch: Example
+    amp: torch.dtype | None
+    settings: Settings
+    name: str
+
+    def __call__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        options: StepOptions,
+        plan: Plan,
+    ) -> TrainingStep:
+        batch, _ = self.batch.zeros()
+        device = next(model.parameters()).device
+        with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+            job = TrainingJob(model, loss_fn, optimizer, batch, options, self.amp, self.settings, self.name, plan)
+            return job.replay(plan).step
+
+
+def refuse_numbers_elsewhere(model: nn.Module, batch: tuple[Any, ...]) -> None:
+    """Refuse to capture tensors of no dimension on another device than the model's, which PyTorch takes for numbers."""
+    device = next(model.parameters()).device
+    if any(tensor.dim() == 0 and tensor.device != device for tensor in flatten_batch(batch).tensors):
+        raise CaptureError(f"a number of the batch is a tensor on another device than the model's, {device}")
+
+
+def uncaptured_step(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    options: StepOptions,
+    name: str,
+    note: str,
+) -> TrainingStep:
+    """PyTorch's own step, for what could not be captured; its plan has no steps, and `note` among its notes."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        options = dataclasses.replace(options, group=model.process_group)
+        model = model.module
+    flat = flatten_batch(tuple(batch))
+    device = next(model.parameters()).device.type
+    target = target_for(device if device == "cuda" else "cpu").to_dict()
+    plan = Plan(
+        model=name or type(model).__name__, graph_digest=NO_GRAPH, inputs=(), target=target, numerics="as_torch", steps=(),
+        solver="baseline", baseline=True, notes=(note,),
+    )  # fmt: skip
+    return TrainingStep(model, loss_fn, optimizer, options, StepProgram(plan, None, None, flat.signature))

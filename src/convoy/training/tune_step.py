@@ -1,0 +1,151 @@
+"""training_step: from a model, its loss and its optimizer to a step that computes the same sooner, or to the stock one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from convoy import plan as plans
+from convoy.errors import CaptureError, InputError, SelectionError
+from convoy.pipeline.isolation import undisturbed
+from convoy.pipeline.net import Observer, silent
+from convoy.plan import Plan
+from convoy.program.recording import first_line
+from convoy.settings import Effort, Settings, checked_settings
+from convoy.training.plan_agreement import agree
+from convoy.training.step import TrainingStep, effective_amp
+from convoy.training.step_arguments import check_training_arguments
+from convoy.training.step_program import StepOptions
+from convoy.training.training_job import TrainingJob, TrainingResult, uncaptured_step
+from convoy.user_warning import warn_user
+
+SHARED_DEVICES: Final = ("cuda",)
+"""Devices of which each process has its own, so that processes measure in shares; on a CPU they would do so on the same cores."""
+
+
+def training_step(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    amp: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
+    plan: str | Path | None = None,
+    settings: Settings | None = None,
+    name: str = "",
+) -> TrainingStep:
+    """Make a function that trains a model on a batch: forward pass, loss, backward pass and update in one call.
+
+    The gradients are those of PyTorch up to rounding; the update is the optimizer's own. On a GPU the whole step becomes one
+    CUDA graph. A step that cannot be captured runs as PyTorch runs it, with a warning that says why.
+
+    Args:
+        model: any module, or one inside DistributedDataParallel: then gradients are averaged over its process group, and all
+            processes run one plan. Parameters stay its own; its training flags are those of this moment.
+        loss_fn: (output, *targets) → one number, such as `torch.nn.functional.cross_entropy`. It may be a module, and may hold
+            tensors, which every step reads anew. Its parameters get gradients; the optimizer updates those that it was given.
+        optimizer: over parameters of the model or of the loss; one that needs no closure.
+        batch: an example, (x, *targets). x may be a tuple, given as `model(*x)`, or a dictionary, given as `model(**x)`, where
+            the model's forward takes them so. Shapes, dtypes, memory format, and entries that are no tensors, are tuned for.
+        amp: run under autocast with this dtype (bf16 or fp16).
+        scaler: a `torch.amp.GradScaler`, for fp16.
+        clip_grad_norm: scale gradients down to this joint L2 norm before the update.
+        accumulate: calls to an update; each adds its gradients divided by this number.
+        plan: replay this saved plan and measure nothing.
+        settings: what may be done; `Settings()` by default.
+        name: what to call the model in plans and reports.
+
+    Returns:
+        `step`, called as `loss = step(x, y)`; with `plan`, `notes`, `explain()`, `save(path)` and `release()`.
+
+    Raises:
+        InputError: arguments that cannot be used.
+        PlanError: `plan` is of another model, shape or machine.
+        SelectionError: nothing satisfies the settings: with `deterministic`, an operator that nothing computes with the same bits
+            in every run, or gradients that are wrong as planned where PyTorch's own may differ from run to run.
+    """
+    options = StepOptions(amp, scaler, clip_grad_norm, accumulate)
+    settings = checked_settings(settings)
+    try:
+        return train_model(
+            model, loss_fn, optimizer, batch, options=options, plan=plan, settings=settings, name=name
+        ).step
+    except CaptureError as error:
+        reason = str(error)
+    except (InputError, SelectionError):
+        raise
+    except (
+        Exception
+    ) as error:  # tuning runs compilers and kernels, and the user's code on copies: anything may come out of it
+        if isinstance(model, nn.parallel.DistributedDataParallel):  # the other processes may have gone on
+            raise
+        reason = f"tuning failed, with {type(error).__name__}: {first_line(error)}"
+    warn_user(f"{reason}: PyTorch's own step runs")
+    return uncaptured_step(model, loss_fn, optimizer, batch, options, name, reason)
+
+
+def train_model(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    *,
+    options: StepOptions | None = None,
+    plan: str | Path | None = None,
+    settings: Settings,
+    name: str = "",
+    observer: Observer | None = None,
+) -> TrainingResult:
+    """`training_step`, with everything that was found out; `observer` is told of the progress."""
+    options = options or StepOptions()
+    check_training_arguments(model, loss_fn, optimizer, batch, options)
+    device = next(model.parameters()).device
+    if device.type not in ("cpu", "cuda"):
+        raise CaptureError(f"the model is on {device.type}; expected cpu or cuda")
+    amp = effective_amp(options.amp, device)
+    # Copies are run and numbers are drawn, which training must not notice.
+    with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        return _train_model(model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer)
+
+
+def _train_model(
+    model: nn.Module,
+    loss_fn: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Any, ...],
+    options: StepOptions,
+    amp: torch.dtype | None,
+    plan: str | Path | None,
+    settings: Settings,
+    name: str,
+    observer: Observer | None,
+) -> TrainingResult:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        options = dataclasses.replace(options, group=model.process_group)
+        model = model.module
+    if isinstance(model, torch._dynamo.OptimizedModule):  # what it compiled is captured as a whole here
+        model = model._orig_mod
+    replayed = plans.load(Path(plan)) if plan is not None else None
+    job = TrainingJob(model, loss_fn, optimizer, batch, options, amp, settings, name or type(model).__name__, replayed)
+    if options.group is not None and replayed is None:
+        found: list[TrainingResult] = []
+
+        def tune(shares: list[bytes]) -> Plan:
+            job.take(shares)
+            found.append(job.tune(observer))
+            return found[0].plan
+
+        shared = job.target.device in SHARED_DEVICES and settings.effort is not Effort.NONE
+        measure_share = partial(job.measure_share, observer or silent)
+        agreed = agree(tune, options.group, job.target, measure_share if shared else None)
+        return found[0] if found else job.replay(agreed)
+    return job.tune(observer) if replayed is None else job.replay(replayed)

@@ -1,0 +1,7 @@
+"""The search: which candidates of each problem are measured, in which order, and what is predicted (docs/measurement.md)."""
+
+from __future__ import annotations
+
+from convoy.tune.search import SearchResult, search
+
+__all__ = ["SearchResult", "search"]

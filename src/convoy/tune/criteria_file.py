@@ -1,0 +1,205 @@
+"""Criteria as JSON: one file a target ships with the package, and `convoy study` writes the user's own beside the database."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final, cast
+
+from convoy.errors import InputError
+from convoy.perfdb import default_path
+from convoy.perfdb.shipped import shipped_folder
+from convoy.target import Target
+from convoy.tune.criteria import FEATURES, LOST, Criteria, Leaf, Node, Split
+from convoy.untrusted import parse_json, read_text
+
+SCHEMA: Final = 1
+SUFFIX: Final = ".criteria.json"
+MOST_BYTES: Final = 1 << 20
+DEEPEST: Final = 16
+
+
+def criteria_json(criteria: Criteria) -> str:
+    """The file's text; equal criteria give equal texts."""
+    data = {
+        "schema": SCHEMA,
+        "target": criteria.target.to_dict(),
+        "protocol": criteria.protocol,
+        "date": criteria.date,
+        "commit": criteria.commit,
+        "problems": criteria.problems,
+        "engines": dict(criteria.engines),
+        "kinds": list(criteria.kinds),
+        "root": _node_json(criteria.root),
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    if isinstance(node, Leaf):
+        return {"problems": node.problems, "regret": {e: round(r, 4) for e, r in node.regret.items()}}
+    return {
+        "feature": node.feature, "at_most": node.at_most, "yes": _node_json(node.yes), "no": _node_json(node.no),
+    }  # fmt: skip
+
+
+def read_criteria(text: str, source: str) -> Criteria:
+    """Inverse of `criteria_json`, every field checked; raises InputError naming the field, with `source` as the file's name."""
+    if len(text) > MOST_BYTES:
+        raise InputError(source, len(text), f"at most {MOST_BYTES} characters")
+    data = parse_json(text, source)
+    fields = _object(
+        data, source, ("schema", "target", "protocol", "date", "commit", "problems", "engines", "kinds", "root")
+    )
+    if fields["schema"] != SCHEMA:
+        raise InputError(f"{source}: schema", fields["schema"], str(SCHEMA), "Learn them again with `convoy study`.")
+    try:
+        target = Target.from_dict(fields["target"])
+    except InputError as error:
+        raise InputError(f"{source}: target", fields["target"], "a target's fields", f"It says: {error}") from None
+    engines = {
+        _engine(name, f"{source}: engines"): _whole(version, f"{source}: engines.{name}", 0)
+        for name, version in _object(fields["engines"], f"{source}: engines").items()
+    }
+    kinds = fields["kinds"]
+    if not isinstance(kinds, list) or not all(
+        isinstance(k, str) and 0 < len(k) < 100 for k in cast("list[Any]", kinds)
+    ):
+        raise InputError(f"{source}: kinds", kinds, "a list of kinds of layers")
+    return Criteria(
+        target=target,
+        protocol=_text(fields["protocol"], f"{source}: protocol"),
+        engines=engines,
+        kinds=tuple(cast("list[str]", kinds)),
+        root=_node(fields["root"], f"{source}: root", engines, 0),
+        problems=_whole(fields["problems"], f"{source}: problems", 1),
+        date=_text(fields["date"], f"{source}: date"),
+        commit=_text(fields["commit"], f"{source}: commit"),
+    )
+
+
+def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> Node:
+    if depth > DEEPEST:
+        raise InputError(where, depth, f"at most {DEEPEST} questions one below the other")
+    if isinstance(data, dict) and "regret" in data:
+        fields = _object(cast("object", data), where, ("problems", "regret"))
+        regret = {
+            _engine(name, f"{where}.regret", engines): _number(value, f"{where}.regret.{name}", 0.0, LOST)
+            for name, value in _object(fields["regret"], f"{where}.regret").items()
+        }
+        if not regret:
+            raise InputError(f"{where}.regret", regret, "at least one engine")
+        return Leaf(_whole(fields["problems"], f"{where}.problems", 1), regret)
+    fields = _object(data, where, ("feature", "at_most", "yes", "no"))
+    if not isinstance(fields["feature"], str) or fields["feature"] not in FEATURES:
+        raise InputError(f"{where}.feature", fields["feature"], "one of " + ", ".join(FEATURES))
+    return Split(
+        fields["feature"],
+        _number(fields["at_most"], f"{where}.at_most", -math.inf, math.inf),
+        _node(fields["yes"], f"{where}.yes", engines, depth + 1),
+        _node(fields["no"], f"{where}.no", engines, depth + 1),
+    )
+
+
+def _object(data: object, where: str, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(data, dict) or (names and set(cast("dict[str, Any]", data)) != set(names)):
+        raise InputError(where, data, "an object" + (" with " + ", ".join(names) if names else ""))
+    return cast("dict[str, Any]", data)
+
+
+def _text(data: object, where: str) -> str:
+    if not isinstance(data, str) or len(data) > 200:
+        raise InputError(where, data, "a text of at most 200 characters")
+    return data
+
+
+def _engine(name: str, where: str, known: Mapping[str, int] | None = None) -> str:
+    if not re.fullmatch(r"[a-z0-9_.]{1,60}", name, re.ASCII) or (known is not None and name not in known):
+        raise InputError(where, name, "an engine's id" + ("" if known is None else " that `engines` names"))
+    return name
+
+
+def _whole(data: object, where: str, least: int) -> int:
+    if isinstance(data, bool) or not isinstance(data, int) or not least <= data < 1 << 40:
+        raise InputError(where, data, f"an integer of at least {least}")
+    return data
+
+
+def _number(data: object, where: str, least: float, most: float) -> float:
+    if (
+        isinstance(data, bool)
+        or not isinstance(data, int | float)
+        or not math.isfinite(data)
+        or not least <= data <= most
+    ):
+        raise InputError(where, data, "a finite number" if math.isinf(least) else f"a number from {least} to {most}")
+    return float(data)
+
+
+def user_file(target: Target, database: Path | None) -> Path:
+    """Where a user's own criteria of a target lie: beside the database.
+
+    Args:
+        target: the device.
+        database: the database's path; None: the default one.
+    """
+    path = (database or default_path()).expanduser()
+    return path.with_name(f"{path.stem}-{target.digest}{SUFFIX}")
+
+
+def find_criteria(target: Target, database: Path | None = None, folder: Traversable | None = None) -> Criteria | None:
+    """The criteria that fit a target best: its own, those of a device of that name, else of that architecture.
+
+    The user's come before the shipped ones where they fit as well.
+
+    Args:
+        target: the device.
+        database: the database's path; None: the default one.
+        folder: the shipped files; the package's own by default.
+
+    Raises:
+        InputError: a file is damaged; it is named.
+    """
+    found: list[tuple[int, Criteria]] = []
+    for rank, path in enumerate((*_users(database), *_shipped(folder))):
+        try:
+            criteria = read_criteria(_content(path), str(path))
+        except InputError as error:
+            todo = f"It says: {error} Remove it, or learn it again with `convoy study`."
+            raise InputError("criteria", str(path), "a criteria file", todo) from error
+        fit = _fit(criteria.target, target)
+        if fit is not None:
+            found.append((10_000 * fit + rank, criteria))
+    return min(found, key=lambda item: item[0], default=(0, None))[1]
+
+
+def _content(path: Path | Traversable) -> str:
+    """A file's text; raises InputError where it is no regular file, too large or no UTF-8."""
+    if isinstance(path, Path):
+        return read_text(path, MOST_BYTES, "criteria")
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1).decode("utf-8", "replace")
+
+
+def _users(database: Path | None) -> list[Path]:
+    path = (database or default_path()).expanduser()
+    return sorted(path.parent.glob(f"{path.stem}-*{SUFFIX}")) if path.parent.is_dir() else []
+
+
+def _shipped(folder: Traversable | None) -> list[Traversable]:
+    folder = folder or shipped_folder()
+    entries = folder.iterdir() if folder.is_dir() else iter(())
+    return sorted((e for e in entries if e.name.endswith(SUFFIX)), key=lambda entry: entry.name)
+
+
+def _fit(known: Target, target: Target) -> int | None:
+    """0 for the same target, 1 for the same device, 2 for the same architecture; None for others."""
+    if known.digest == target.digest:
+        return 0
+    if known.is_like(target):
+        return 1
+    return 2 if known.device == target.device == "cuda" and known.arch == target.arch else None

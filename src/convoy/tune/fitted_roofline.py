@@ -1,0 +1,46 @@
+"""A roofline fitted to measurements: the best rates that any of them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from convoy.engines.activation_sparsity import expected
+from convoy.perfdb.row import Measurement
+from convoy.problem import Problem
+from convoy.tune.problem_distance import LAYERS, width_of
+
+LAUNCH_US: Final = 1.5
+"""Time of a launch that does nothing, where no measurement says better: about what a kernel of a captured graph costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The best rates that any measurement shows: operations and bytes a microsecond, by dtype."""
+
+    flops_per_us: Mapping[str, float]
+    bytes_per_us: float
+    launch_us: float
+
+    def time_us(self, problem: Problem) -> float:
+        """Time of a problem at these rates, never under a launch."""
+        rate = self.flops_per_us.get(width_of(problem.x_spec.dtype)) if isinstance(problem, LAYERS) else None
+        work_us = problem.flops / rate if rate else 0.0
+        moved_us = problem.bytes_min / self.bytes_per_us if self.bytes_per_us else 0.0
+        return self.launch_us + max(work_us, moved_us)
+
+
+def fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
+    """The best rates seen, above the shortest time seen."""
+    launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
+    flops: dict[str, float] = {}
+    moved = 0.0
+    for problem, row in known:
+        if expected(row.config.knobs):  # operations that were skipped are no rate
+            continue
+        moved = max(moved, problem.bytes_min / row.median_us)
+        if isinstance(problem, LAYERS):
+            width = width_of(problem.x_spec.dtype)
+            flops[width] = max(flops.get(width, 0.0), problem.flops / row.median_us)
+    return Roofline(flops, moved, launch_us)

@@ -1,0 +1,155 @@
+"""The stages of a search, as far as there is time: few samples for many candidates, then many samples for few."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from convoy.measurement.protocol import Protocol
+from convoy.measurement.runner import Request, Runner
+from convoy.perfdb.row import Measurement
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, texts_of
+from convoy.settings import Effort, Settings
+from convoy.target import Target
+from convoy.tune.prior_rows import Progress, Store, lasting
+from convoy.tune.tuning_task import Task
+
+Stage = Callable[[Task, Protocol, Effort], Request | None]
+"""What a stage wants to know next of a problem; None: nothing more."""
+
+STAGES: Final[tuple[Stage, ...]] = (Task.first_look, Task.widen, Task.finals)
+
+
+class StagedSearch:
+    """One search on its way."""
+
+    def __init__(
+        self,
+        tasks: list[Task],
+        protocol: Protocol,
+        settings: Settings,
+        target: Target,
+        database: Store,
+        runner: Runner,
+        report: Progress,
+    ) -> None:
+        self.tasks, self.protocol, self.effort, self.target = tasks, protocol, settings.effort, target
+        self._seconds, self._end = settings.tune_s, time.monotonic() + settings.tune_s
+        self.database, self.runner = database, runner
+        self._report = report
+        self._done = 0
+
+    def run(self) -> str:
+        """All stages of all tasks, or as many as there is time for: then what was done, else nothing."""
+        if not self._run_likely():
+            return self._cut()
+        chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
+        for chunk in chunks:
+            for stage in STAGES:
+                if not self._run_stage(chunk, stage):
+                    return self._cut()
+        self._report(self._done, self._total, "measured")
+        return ""
+
+    def _cut(self) -> str:
+        return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
+
+    def _run_likely(self) -> bool:
+        """Measure what is predicted to win as soon as it is compiled, and what needs no compiler meanwhile.
+
+        A search that is cut short has then seen the likeliest of every layer, where the compilers kept up. What needs no compiler
+        takes longer: PyTorch lets cuDNN search, 45 ms of a layer, where a kernel of ours takes 17 ms with all checks (H100).
+
+        Returns:
+            Whether there was time for all of it.
+        """
+        if self.target.device != "cuda" or self.effort is Effort.FULL:
+            return True
+        open_ = [task for task in self.tasks if not task.is_done(self.protocol, self.effort)]
+        requests = {task: request for task in open_ if (request := task.likely(self.protocol)) is not None}
+        if requests:
+            self.runner.prepare(list(requests.values()))
+        meanwhile = deque(requests)
+        while requests:
+            task = next((task for task, request in requests.items() if self.runner.is_ready(request)), None)
+            if task is not None:
+                request = requests.pop(task)
+            elif meanwhile:  # nothing is compiled yet
+                task = meanwhile.popleft()
+                request = task.uncompiled(self.protocol)
+            else:
+                task = next(iter(requests))
+                request = requests.pop(task)
+            if request is not None and not self._look(task, request):
+                return False
+        return True
+
+    @property
+    def _total(self) -> int:
+        return len(self.tasks) * len(STAGES)
+
+    def _run_stage(self, chunk: list[Task], stage: Stage) -> bool:
+        """Ask every task for its next request until none has any; whether there was time for it."""
+        for task in chunk:
+            if task.is_done(self.protocol, self.effort):
+                self._step()
+        waiting = [task for task in chunk if not task.is_done(self.protocol, self.effort)]
+        while waiting:
+            asked = [(task, stage(task, self.protocol, self.effort)) for task in waiting]
+            waiting = []
+            asked.sort(key=self._place)
+            self.runner.prepare([request for _, request in asked if request is not None])
+            for task, request in asked:
+                if request is None:
+                    self._step()
+                    continue
+                if not self._look(task, request):
+                    return False
+                waiting.append(task)
+        return True
+
+    def _look(self, task: Task, request: Request) -> bool:
+        """Measure, if there is time."""
+        if time.monotonic() > self._end:
+            return False
+        self._report(self._done, self._total, label(task.problem))
+        self._measure(task, request)
+        return True
+
+    def _place(self, asked: tuple[Task, Request | None]) -> tuple[bool, bool]:
+        """Where a request stands in its turn: what wants no compiler is measured while the builders start and compile the rest.
+
+        Where time is short, what PyTorch takes of a problem that is there for the comparison alone comes last.
+        """
+        task, request = asked
+        return task.baseline_only and math.isfinite(self._seconds), request is not None and task.compiles(request)
+
+    def _step(self) -> None:
+        self._done += 1
+
+    def _measure(self, task: Task, request: Request) -> None:
+        """Measure, and keep what was found, when interrupted too."""
+        fresh: list[Measurement] = []
+        try:
+            for row in self.runner.measure(request, self.protocol):
+                fresh.append(row)
+                task.take(row)
+        finally:
+            if kept := lasting(fresh, self.target):
+                self.database.put(kept, texts_of([task.problem]), targets=(self.target,))
+
+
+def label(problem: Problem) -> str:
+    """A problem in a few words, for people who wait."""
+    if isinstance(problem, SubgraphProblem):
+        return f"{problem.label or 'operations'}, {problem.layout}"
+    if isinstance(problem, ConvProblem):
+        sizes = f"{problem.c}x{problem.h}x{problem.w} to {problem.k}, {problem.r}x{problem.s}"
+        return f"conv {sizes}, {problem.layout}, {problem.epilogue}"
+    if isinstance(problem, LinearProblem):
+        return f"linear {problem.c} to {problem.k}, {problem.epilogue}"
+    assert isinstance(problem, LayoutProblem)
+    return f"copy {problem.spec} from {problem.source} to {problem.layout}"

@@ -1,0 +1,170 @@
+"""Runs as a sheet: what is fastest stands first, failures say why, hostile names stay text, the terminal shows the same."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
+
+from convoy.cli.commands import app
+from convoy.compare.runs.run_page import sheet_of
+from convoy.compare.runs.runfile import Run, write
+from convoy.errors import InputError
+from convoy.report.roofline import roofline
+from convoy.report.sheet import Cell, Part, print_sheet, render_sheet
+
+ALL = [compare_run(), options_run(), study_run(), scaling_run()]
+
+
+def test_frameworks_by_rising_latency_failures_last_with_their_reason() -> None:
+    (table,) = sheet_of([compare_run()]).sections[1].tables
+    assert [row[0].text for row in table.rows] == ["convoy", "onnxruntime", "torch", "jax", f"own {HOSTILE}"]
+    over = table.heads.index("over best")
+    assert [row[over].text for row in table.rows] == ["1.00x", "1.33x", "2.00x", "", ""]
+    assert table.rows[1][2].text == "4.000 noisy"
+    assert table.rows[3][1].text == "absent"
+    assert "pip install" in table.rows[3][-1].text
+
+
+def test_tables_of_the_page_have_percentiles_and_the_terminal_has_not() -> None:
+    (table,) = sheet_of([compare_run()]).sections[1].tables
+    at = table.heads.index("20 %")
+    assert table.heads[at : at + 2] == ("20 %", "80 %")
+    assert "95 %" not in table.heads  # these rows have no samples
+    assert [cell.text for cell in table.rows[0][at : at + 2]] == ["14.500", "15.500"]
+    assert {at, at + 1} <= set(table.page_only)
+    assert {len(row) for row in table.rows} == {len(table.heads)}
+    run = compare_run()
+    samples = {"samples": {"latency_ms": [float(ms) for ms in range(21)]}}
+    run = replace(run, rows=(replace(run.rows[0], detail=samples), *run.rows[1:]))
+    (table,) = sheet_of([run]).sections[1].tables
+    assert [row[table.heads.index("95 %")].text for row in table.rows] == ["", "", "19.000", "", ""]
+    for table in next(s for s in sheet_of([options_run()]).sections if s.title.startswith("Options")).tables:
+        assert table.heads[3:5] == ("20 %", "80 %")
+        assert {len(row) for row in table.rows} == {len(table.heads)}
+
+
+def test_criteria_are_on_the_page_with_how_good_they_are() -> None:
+    assert "Criteria" not in [section.title for section in sheet_of([study_run()]).sections]
+    about = {
+        "layers": 42,
+        "rules": ["gemm_n <= 80:", "  gemm (0 %) [30 layers]", "else:", "  fft (2 %) [12 layers]"],
+        "check": {"layers": 9, "within_5": 0.9, "within_10": 1.0, "mean": 0.98},
+        "note": "",
+    }
+    run = replace(study_run(), manifest={**study_run().manifest, "criteria": about})
+    section = next(section for section in sheet_of([run]).sections if section.title == "Criteria")
+    assert "42 layers" in section.lines[0]
+    assert "within 5 % of the best on 90.0% of 9 layers" in section.lines[1]
+    assert [[cell.text for cell in row] for row in section.tables[0].rows] == [
+        ["gemm_n <= 80", "gemm (0 %)", "30"], ["gemm_n > 80", "fft (2 %)", "12"],
+    ]  # fmt: skip
+    unknown = {**about, "check": None, "note": "too few swept layers to check them"}
+    run = replace(run, manifest={"criteria": unknown})
+    assert "criteria: too few swept layers to check them" in render_sheet(sheet_of([run]))
+    with pytest.raises(InputError):
+        sheet_of([replace(run, manifest={"criteria": {**about, "rules": ["nonsense"]}})])
+
+
+def test_every_algorithm_of_a_study_is_on_the_page_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = sheet_of([study_run()])
+    section = next(section for section in sheet.sections if section.title.startswith("Every algorithm"))
+    assert len(section.tables[0].rows) == len(study_run().rows)
+    print_sheet(sheet)
+    assert "6 lines, on the page alone" in capsys.readouterr().out
+
+
+def test_what_is_read_first() -> None:
+    sheet = sheet_of(ALL)
+    assert [card.figure for card in sheet.cards] == ["15 ms", "2.00x"]
+    assert "1.33x ahead of onnxruntime" in sheet.cards[0].words
+    titles = [section.title for section in sheet.sections]
+    assert titles[0] == "What you should know"
+    assert any(title.startswith("Roofline") for title in titles)
+    assert any(title.startswith("Time by layer kind") for title in titles)
+    (timeline,) = next(section for section in sheet.sections if section.title.startswith("Timeline")).pictures
+    assert timeline.count("<rect") == 3
+    assert timeline.count('class="critical"') == 1
+    assert HOSTILE not in timeline
+    lines = next(s for s in sheet.sections if s.title.startswith("Options")).lines
+    assert lines == ("2.0x from options alone: compile",)
+    notes = next(s for s in sheet.sections if s.title.startswith("resnet50 batch 1 fp32 inference")).lines
+    assert "convoy: a note" in notes
+    assert "timed alone and not in turn with the others: torch" in notes
+    assert len(sheet.manifests) == 4
+
+
+def test_the_page_escapes_and_lets_nothing_in() -> None:
+    text = render_sheet(sheet_of(ALL))
+    assert HOSTILE not in text
+    assert "&lt;script&gt;alert" in text
+    assert re.search(r"default-src &#39;none&#39;; script-src &#39;sha256-", text)
+    assert "style=" not in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert text.count("<table>") == text.count("</table>") > 5
+
+
+def test_every_kind_has_a_page_and_an_empty_run_too() -> None:
+    for run in ALL:
+        assert sheet_of([run]).sections
+        assert "Manifest" in render_sheet(sheet_of([Run(run.kind, {}, ())]))
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        {"kinds": 3},
+        {"kinds": {"conv": "x"}},
+        {"layers": [{}], "peaks": {"bytes_per_s": 1.0}},
+        {"timeline": [{"name": 1}]},
+    ],
+)
+def test_a_detail_that_is_none_is_an_error_that_says_so(detail: dict[str, Any]) -> None:
+    row = replace(compare_run().rows[0], detail=detail)
+    with pytest.raises(InputError, match=r"docs/compare\.md"):
+        sheet_of([Run("compare", {}, (row,))])
+
+
+def test_the_terminal_shows_tables_without_bars_and_without_control_sequences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_sheet(sheet_of(ALL))
+    said = capsys.readouterr().out
+    assert "pip install" in said
+    assert "2.0x from options alone" in said
+    assert "<svg" not in said
+    assert "\x1b" not in said
+
+
+def test_a_bar_never_leaves_its_field() -> None:
+    cell = Cell("", 1.0, bar=(Part(0.7, 0, "a"), Part(0.7, 1, "b<")), spread=(0.5, 1.7))
+    widths = [float(word) for word in re.findall(r'width="([\d.]+)%"', cell.picture)]
+    assert sum(widths) == pytest.approx(100)
+    assert 'x2="100.00%"' in cell.picture
+    assert "b&lt;" in cell.picture
+
+
+def test_no_roofline_without_layers_or_ceilings() -> None:
+    layer = {"name": "a", "engine": "e", "median_us": 1.0, "flops": 10, "bytes_min": 10}
+    assert roofline([], {"bytes_per_s": 1.0, "flops_fp32": 1.0}, "fp32") == ""
+    assert roofline([layer], {}, "fp32") == ""
+    assert roofline([layer], {"bytes_per_s": 1e9, "flops_fp32": 1e10}, "fp16").count("<circle") == 1
+
+
+def test_the_command_writes_one_page_for_several_runs(tmp_path: Path) -> None:
+    paths = []
+    for run in ALL:
+        paths.append(tmp_path / f"{run.kind}.json")
+        write(run, paths[-1])
+    done = CliRunner().invoke(app, ["report", *map(str, paths), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert "</html>" in (tmp_path / "page.html").read_text()

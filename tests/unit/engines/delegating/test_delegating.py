@@ -1,0 +1,132 @@
+"""padded and batches: engines that arrange data for another one. On the CPU, with `gemm` in that one's place."""
+
+from dataclasses import replace
+
+import pytest
+from emulated_cuda import conv
+
+from convoy.engines.delegating import channel_padded, delegating, micro_batched
+from convoy.engines.delegating.channel_padded import PaddedConvolution
+from convoy.engines.delegating.micro_batched import Parts
+from convoy.engines.manifest import load_engine
+from convoy.errors import InputError
+from convoy.measurement.accuracy import judge, make_data
+from convoy.problem import Epilogue, Knobs
+from convoy.target import Target
+
+GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
+FULL = Epilogue(bias=True, residual=True, activation="relu")
+ODD = conv(3, 13, 7, 6, 21, 3, 3, 1, 1, dtype="fp32", epilogue=FULL)
+BATCH = conv(6, 8, 7, 6, 12, 3, 3, 1, 1, 2, 2, dtype="fp32", epilogue=FULL)
+GEMM = load_engine("gemm")
+
+
+@pytest.fixture(autouse=True)
+def _gemm_inside(monkeypatch):
+    monkeypatch.setattr(channel_padded, "INNER", ("gemm",))
+    monkeypatch.setattr(micro_batched, "INNER", ("gemm",))
+    delegating.settings.cache_clear()
+    yield
+    delegating.settings.cache_clear()
+
+
+def right(executable, problem, kind):
+    return judge(executable, "gemm", problem, make_data(problem, 1, kind, "cpu"), kind)
+
+
+@pytest.mark.parametrize("kind", ["integer", "normal"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ODD,
+        replace(ODD, c=16),
+        replace(ODD, k=24),
+        replace(ODD, epilogue=Epilogue(True, False, "silu")),
+        replace(ODD, stride_h=2),
+    ],
+    ids=["both", "filters", "channels", "without a residual", "stride"],
+)
+def test_padded_convolutions_are_right(problem, kind):
+    knobs = channel_padded.ENGINE.space(problem, GPU)[0]
+    executable = channel_padded.ENGINE.build(problem, knobs, GPU)
+    assert executable.workspace_bytes == channel_padded.ENGINE.workspace_bytes(problem, knobs) > 0
+    verdict = right(executable, problem, kind)
+    assert verdict.ok, verdict.reason
+
+
+def test_a_padding_that_is_not_cleared_is_seen(monkeypatch):
+    """The workspace is full of NaN, and NaN times a padded weight's zero is NaN."""
+    monkeypatch.setattr("torch.Tensor.zero_", lambda self: self)
+    executable = PaddedConvolution(
+        ODD, GEMM.build(channel_padded.whole(ODD), GEMM.space(channel_padded.whole(ODD), GPU)[0], GPU)
+    )
+    assert not right(executable, ODD, "normal").ok
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layout": "nchw"}, "layout nhwc"),
+        ({"c": 3}, "at least 5 channels"),
+        ({"c": 16, "k": 24}, "multiple of 16 bytes"),
+        ({"direction": "dgrad", "epilogue": Epilogue()}, "computes fprop"),
+    ],
+)
+def test_padded_says_what_it_does_not_take(change, reason):
+    support = channel_padded.ENGINE.supports(replace(ODD, **change), GPU)
+    assert not support
+    assert reason in support.reason
+
+
+@pytest.mark.parametrize("direction", ["fprop", "dgrad"])
+@pytest.mark.parametrize("kind", ["integer", "normal"])
+def test_parts_of_a_batch_are_the_whole(direction, kind):
+    problem = replace(BATCH, direction=direction, epilogue=FULL if direction == "fprop" else Epilogue())
+    whole = max(GEMM.workspace_bytes(problem, knobs) for knobs in GEMM.space(problem, GPU))
+    assert micro_batched.ENGINE.supports(problem, GPU)
+    for knobs in micro_batched.ENGINE.space(problem, GPU):
+        executable = micro_batched.ENGINE.build(problem, knobs, GPU)
+        assert 0 < executable.workspace_bytes == micro_batched.ENGINE.workspace_bytes(problem, knobs) <= whole
+        assert (
+            executable.workspace_bytes < whole or knobs["images"] == 1
+        )  # gemm splits by itself: it is no batch's then
+        verdict = right(executable, problem, kind)
+        assert verdict.ok, (knobs, verdict.reason)
+
+
+def test_a_part_that_is_left_out_is_seen():
+    small = micro_batched.part(BATCH, 2)
+    executable = Parts(BATCH, 2, GEMM.build(small, GEMM.space(small, GPU)[0], GPU))
+    executable._parts = 2
+    assert not right(executable, BATCH, "normal").ok
+
+
+def test_parts_are_whole_and_begin_at_multiples_of_sixteen_bytes():
+    assert list(micro_batched.sizes(replace(BATCH, n=12))) == [6, 4, 3, 2, 1]
+    assert list(micro_batched.sizes(replace(BATCH, n=12, c=1, h=3, w=3, k=4))) == [4]
+    assert list(micro_batched.sizes(replace(BATCH, n=1))) == []
+    assert "grows with the batch" in micro_batched.ENGINE.supports(replace(BATCH, n=1), GPU).reason
+
+
+def test_a_plan_that_the_inner_engine_names_and_then_refuses_is_no_setting(monkeypatch):
+    wanted = GEMM.workspace_bytes
+
+    def workspace_bytes(problem, knobs):
+        if "refused" in knobs:
+            raise InputError("plan", "refused", "a plan that the library has")
+        return wanted(problem, knobs)
+
+    good = delegating.settings("gemm", micro_batched.part(BATCH, 2), GPU)
+    delegating.settings.cache_clear()
+    monkeypatch.setattr(GEMM, "workspace_bytes", workspace_bytes)
+    monkeypatch.setattr(GEMM, "space", lambda problem, target: [Knobs.of(refused=1), *good])
+    offered = micro_batched.ENGINE.space(BATCH, GPU)
+    assert offered
+    assert not any("refused" in knobs for knobs in offered)
+
+
+def test_knobs_of_both_engines_stand_side_by_side():
+    knobs = delegating.wrap("gemm", Knobs.of(images=1, k=2), parts=3)
+    assert delegating.unwrap(knobs, ("gemm",), "parts") == ("gemm", Knobs.of(images=1, k=2))
+    with pytest.raises(InputError, match="inner as one of"):
+        delegating.unwrap(knobs, ("cudnn",), "parts")

@@ -1,0 +1,12 @@
+"""What the tests of CUDA engines share."""
+
+import pytest
+
+from convoy.engines.hopper import requirements
+
+
+@pytest.fixture
+def libraries_are_there(monkeypatch):
+    """Whether the libraries of a GPU are installed here is not what most tests ask."""
+    monkeypatch.setattr(requirements, "absence", lambda: "")
+    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)

@@ -1,0 +1,83 @@
+import importlib
+from dataclasses import replace
+
+import pytest
+
+from convoy.engines.manifest import load_engine
+from convoy.measurement import detect_target, floor_us
+from convoy.measurement.device import peaks
+from convoy.measurement.device.peaks import Peaks
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
+from convoy.support import Support
+
+measured = importlib.import_module("convoy.measurement.device.peaks")  # the package's `peaks` is the function
+
+ROUND = Peaks(1e9, {"fp32": 1e12, "fp16": 4e12, "bf16": 4e12, "tf32": 2e12}, 1e10, 1 << 20)
+
+
+def test_ceilings_are_measured_once():
+    target = detect_target("cpu")
+    found = peaks(target)
+    assert found is peaks(target)
+    assert 1e8 < found.bytes_per_s <= found.cache_bytes_per_s < 1e14
+    assert 1e8 < found.flops["fp32"] < 1e15
+    assert found.cache_bytes == target.cache_bytes
+
+
+def test_of_a_product_and_a_convolution_the_faster_is_a_cpus_ceiling(monkeypatch):
+    """A floor above what a layer takes is none: on AMD's CPUs a product by MKL is far behind oneDNN's convolutions."""
+    target = detect_target("cpu")
+    monkeypatch.setattr(measured, "_convolution_rate", lambda dtype, target: 1e20 if dtype == "fp32" else 0.0)
+    found = peaks(replace(target, name="another"))
+    assert found.flops["fp32"] == 1e20
+    assert 0 < found.flops["bf16"] < 1e20
+
+
+def test_what_onednn_does_not_do_has_no_rate(monkeypatch):
+    target = detect_target("cpu")
+    assert measured._convolution_rate("fp32", target) > 1e8
+    monkeypatch.setattr(load_engine("onednn"), "supports", lambda problem, target: Support.no("planted"))
+    assert measured._convolution_rate("fp32", target) == 0
+
+
+def test_compute_bound_problems_take_their_operations():
+    problem = ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, numerics="strict")
+    assert floor_us(problem, Peaks(1e15, ROUND.flops)) == pytest.approx(problem.flops / 1e12 * 1e6)
+
+
+def test_the_numerics_decide_which_arithmetic_counts():
+    def floor(numerics, dtype="fp32"):
+        problem = ConvProblem(
+            1, 64, 56, 56, 64, 3, 3, 1, 1, numerics=numerics, x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype
+        )
+        return floor_us(problem, Peaks(1e15, ROUND.flops)) / problem.flops * 1e6
+
+    assert floor("strict") == pytest.approx(1.0)
+    assert floor("as_torch") == pytest.approx(1 / 2)
+    assert floor("half") == pytest.approx(1 / 4)
+    assert floor("half", "fp16") == pytest.approx(1 / 4)
+    # A narrow type may always be computed in a wider, faster one.
+    slow_half = Peaks(1e15, {"fp32": 1e12, "fp16": 1e9})
+    assert floor_us(LinearProblem(1, 512, 512, "fp16"), slow_half) == pytest.approx(2 * 512 * 512 / 1e12 * 1e6)
+
+
+def test_bytes_come_from_the_cache_where_they_fit():
+    small = LayoutProblem(TensorSpec((1, 8, 16, 16), "fp32"), "nchw", "nhwc")
+    large = LayoutProblem(TensorSpec((8, 64, 64, 64), "fp32"), "nchw", "nhwc")
+    assert floor_us(small, ROUND) == pytest.approx(small.bytes_min / 1e10 * 1e6)
+    assert floor_us(large, ROUND) == pytest.approx(large.bytes_min / 1e9 * 1e6)
+    assert floor_us(small, Peaks(1e9, {"fp32": 1e12})) == pytest.approx(small.bytes_min / 1e9 * 1e6)
+
+
+def test_constants_that_timing_keeps_cold_come_from_memory():
+    problem = LinearProblem(1, 256, 256)
+    assert problem.bytes_min < ROUND.cache_bytes
+    assert floor_us(problem, ROUND) == pytest.approx(4 * 256 * 256 / 1e9 * 1e6)
+    tiny = LinearProblem(1, 16, 16)
+    assert floor_us(tiny, ROUND) == pytest.approx(tiny.bytes_min / 1e10 * 1e6)
+
+
+def test_pieces_of_the_graph_have_bytes_alone_where_nobody_knows_of_operations():
+    problem = SubgraphProblem("text", bytes_min=4096)
+    assert floor_us(problem, ROUND, "bf16") == pytest.approx(4096 / 1e10 * 1e6)
+    assert floor_us(problem, ROUND, "fp32", 10**9) == pytest.approx(1e9 / ROUND.flops["fp32"] * 1e6)

@@ -1,0 +1,47 @@
+"""Compiling ahead: in other processes, only where it is worth their start, and only where processes are allowed."""
+
+import os
+from dataclasses import replace
+
+import faulty_engines as engines
+import pytest
+
+from convoy.measurement import Ahead, detect_target
+from convoy.measurement.processes import builders, parallel_compile
+from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
+from convoy.settings import Settings
+
+PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
+SETTINGS = Settings(engines=engines.extra(engines.Builder), timeout_s=20.0)
+WANTED = [(PROBLEM, EngineConfig("builder", 1, Knobs.of(tile=tile))) for tile in (1, 2, 3)]
+CUDA = replace(detect_target("cpu"), device="cuda")
+"""A target whose builders compile, on a machine without one."""
+
+
+def test_what_is_left_is_built_in_another_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    monkeypatch.setattr(builders, "MOST_BUILDERS", 1)
+    with Ahead(CUDA, SETTINGS) as pools:
+        assert pools.build(WANTED, each_s=parallel_compile.WORTHWHILE_S)
+        built = [path.name.split("-") for path in tmp_path.iterdir()]
+        assert sorted(tile for _, tile in built) == ["1", "2", "3"]
+        assert str(os.getpid()) not in {pid for pid, _ in built}
+        threads = [thread for pool in pools._pools for thread in pool._threads]
+    assert threads
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "each_s"),
+    [
+        (CUDA, SETTINGS, 0.1),
+        (CUDA, replace(SETTINGS, isolate=False), 100.0),
+        (detect_target("cpu"), SETTINGS, 100.0),
+    ],
+    ids=["soon done here", "no further processes allowed", "cpu"],
+)
+def test_no_process_is_started_for_nothing(tmp_path, monkeypatch, target, settings, each_s):
+    monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
+    with Ahead(target, settings) as pools:
+        assert not pools.build(WANTED, each_s)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,153 @@
+"""What PyTorch's own step is said to take: without the casts of indices that capture adds. What has to have the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import convoy
+from convoy.errors import SelectionError
+from convoy.graph.text import parse_graph
+from convoy.perfdb.row import Measurement, Status
+from convoy.pipeline import end_to_end
+from convoy.pipeline.net import Net
+from convoy.pipeline.select import select, stock_us
+from convoy.problem import EngineConfig, Knobs
+from convoy.regions import propose
+from convoy.selection import Candidate, Cover, SelectionProblem, solve
+from convoy.settings import Effort, Settings
+from convoy.target import Target
+from convoy.tune import SearchResult
+
+TARGET = Target("cuda", "a GPU", "sm_90", 132, 80 << 30, 50 << 20)
+
+NARROW = """graph 1
+input %x: fp32[2,4,8,8]
+input %dy: fp32[2,4,4,4]
+%v: fp32[2,4,4,4], %i: i64[2,4,4,4] = aten.max_pool2d_with_indices.default(%x, (2, 2), (2, 2))
+%n: i16[2,4,4,4] = aten._to_copy.default(%i, dtype=dtype.i16)
+%w: i64[2,4,4,4] = aten._to_copy.default(%n, dtype=dtype.i64)
+%dx: fp32[2,4,8,8] = aten.max_pool2d_with_indices_backward.default(%dy, %x, (2, 2), (2, 2), (0, 0), (1, 1), False, %w)
+return %v, %dx
+"""
+WIDE = "\n".join(line for line in NARROW.splitlines() if "_to_copy" not in line).replace("%w)", "%i)") + "\n"
+
+
+def offered(text: str) -> tuple[SelectionProblem, float]:
+    """A baseline for each node, that of the k-th at 2 to the power k microseconds, and what PyTorch itself is said to take."""
+    graph = parse_graph(text)
+    nodes = tuple(node.name for node in graph.nodes)
+    values = [value for value in graph.values.values() if value.kind != "constant"]
+    problem = SelectionProblem(
+        nodes=nodes,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        regions=tuple(
+            Cover(
+                f"op({node.name})", (node.name,), tuple(dict.fromkeys(node.refs())), tuple(filter(None, node.outputs))
+            )
+            for node in graph.nodes
+        ),
+        candidates=tuple(
+            Candidate(i, f"p{i}", EngineConfig("aten", 1, Knobs()), "nchw", 2.0**i, baseline=True)
+            for i in range(len(nodes))
+        ),
+        value_layouts={value.name: ("nchw",) for value in values},
+        value_bytes={value.name: value.spec.size_bytes for value in values},
+        convert_us={},
+    )
+    baseline = solve(problem, "baseline")
+    return problem, stock_us(baseline, problem, graph) - baseline.total_us
+
+
+def test_casts_of_indices_are_not_pytorchs() -> None:
+    problem, difference = offered(NARROW)
+    assert [problem.nodes[i] for i in (1, 2)] == ["n", "w"]
+    assert difference == -(2.0 + 4.0)
+
+
+def test_all_else_is() -> None:
+    assert offered(WIDE)[1] == 0.0
+
+
+LOSS = """graph 1
+input %x: fp32[2,3,4,4]
+input %t: i64[2,4,4]
+%s: fp32[2,3,4,4] = aten._log_softmax.default(%x, 1, False)
+%l: fp32[], %w: fp32[] = aten.nll_loss2d_forward.default(%s, %t, None, 1, -100)
+return %l
+"""
+
+
+def steady_net(*, others: bool) -> tuple[Net, SearchResult]:
+    """A loss whose baseline is refused for the same bits' sake, and what was found for it, by others too or by nobody."""
+    graph = parse_graph(LOSS)
+    regions = propose(graph, layouts=("nchw",), numerics="as_torch")
+    found = SearchResult({}, {}, 0, 0, 0)
+    reason = "aten.nll_loss2d_forward.default may give other bits from run to run, and `deterministic` was asked for"
+    for region in regions:
+        for problem in region.problems:
+            lost = region.nodes == ("l",)
+            taker = EngineConfig("inductor" if lost else "aten", 1, Knobs())
+            row = Measurement(problem.key, taker, "t", "p", Status.OK, samples=9, median_us=1.0)
+            found.rows[problem.key] = [row] if len(region.nodes) == 1 and (others or not lost) else []
+            found.refusals[problem.key] = {"aten": reason} if lost else {}
+    captured = SimpleNamespace(graph=graph)
+    return Net("loss", captured, regions, ("nchw",), {}, {}, TARGET, "x"), found  # type: ignore[arg-type]
+
+
+def test_an_operator_that_nobody_computes_with_the_same_bits_is_named() -> None:
+    with pytest.raises(
+        SelectionError, match=r"nothing computes aten\.nll_loss2d_forward\.default \(l\) with the same bits"
+    ):
+        select(*steady_net(others=False), Settings(deterministic=True))
+
+
+def test_a_baseline_that_is_left_out_for_the_same_bits_is_noted() -> None:
+    choice = select(*steady_net(others=True), Settings(deterministic=True))
+    assert {c.config.engine for c in choice.selection.chosen} == {"aten", "inductor"}
+    assert [note for note in choice.notes if note.startswith("PyTorch's own is left out: aten.nll_loss2d_forward")]
+
+
+class Unpooled(nn.Module):
+    """Overlapping places are written in any order, on CPUs too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, places = nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.relu(nn.functional.max_unpool2d(y, places, 2))
+
+
+@pytest.mark.parametrize("effort", [Effort.QUICK, Effort.NONE])
+def test_a_net_that_pytorch_cannot_compute_with_the_same_bits_is_refused(effort: Effort, tmp_path: Path) -> None:
+    settings = Settings(effort=effort, deterministic=True, db=tmp_path / "rows.db", isolate=False)
+    with pytest.raises(SelectionError, match=r"aten\.max_unpool2d\.default"):
+        convoy.optimize(Unpooled().eval(), (torch.randn(1, 3, 8, 8),), settings=settings)
+
+
+class Placed(nn.Module):
+    """Puts values in places that an index names, on CPUs in any order too; ATen has a steady way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.index_copy(x, 1, torch.tensor([0, 2]), x[:, :2]))
+
+
+@pytest.mark.parametrize("model", [Placed(), nn.Conv2d(3, 4, 3)])
+def test_a_steady_net_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: False)
+    settings = Settings(
+        effort=Effort.NONE, deterministic=True, only_engines=("aten",), db=tmp_path / "rows.db", isolate=False
+    )
+    x = torch.randn(1, 3, 8, 8)
+    fast = convoy.optimize(model.eval(), (x,), settings=settings)
+    differs = isinstance(model, Placed)
+    assert fast.plan.baseline == (not differs)
+    ending = "but kept: `deterministic` was asked for" if differs else "so the plan is the baseline"
+    assert f"not faster by more than the spread, {ending}" in fast.plan.notes[-1]
+    assert ("aten.index_copy.default may give other bits" in fast.plan.notes[-1]) == differs
+    assert torch.equal(fast(x), model(x))

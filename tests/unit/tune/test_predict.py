@@ -1,0 +1,235 @@
+"""Prediction: laws that it must find again, and what it must not learn from."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from convoy.perfdb.row import Measurement, Status
+from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
+from convoy.tune.predict import PROMISE, Experience, predicted_rows
+from convoy.tune.prior_rows import cost_models
+from convoy.tune.problem_distance import distance, kind_of, traits_of
+
+ATEN, ONE, TWO = (EngineConfig(name, 1, Knobs()) for name in ("aten", "one", "two"))
+SPACE = {"aten": [ATEN], "one": [ONE], "two": [TWO]}
+PASS = "graph 1\ninput %v0: fp32[1,64,8,8]\n" + "".join(
+    f"%v{i}: fp32[1,64,8,8] = aten.relu.default(%v{i - 1})\n" for i in (1, 2, 3)
+)
+
+
+def conv(c=64, k=64, side=14, r=3, **rest):
+    return ConvProblem(1, c, side, side, k, r, r, r // 2, r // 2, layout="nhwc", **rest)
+
+
+def row(problem, config, time_us, samples=9, status=Status.OK, **rest):
+    return Measurement(problem.key, config, "0" * 16, "v", status, samples=samples, median_us=time_us, **rest)
+
+
+def law(problem, config):
+    """`one` is the faster with few filters, `two` with many; `aten` twice as slow as the better."""
+    work = problem.flops / 1e6 + 2.0
+    tilt = 2.0 ** ((math.log2(problem.k) - 7) / 4)
+    times = {ONE: work * tilt, TWO: work / tilt}
+    return times.get(config) or 2 * min(times.values())
+
+
+def experience(problems, **rest):
+    return Experience.of(row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO))
+
+
+KNOWN = [conv(c=c, k=k, side=side) for c in (32, 128, 512) for k in (32, 64, 256, 512) for side in (7, 14, 28)]
+
+
+@pytest.mark.parametrize("k", [48, 96, 192, 384])
+def test_the_winner_follows_the_nearest_sizes(k):
+    problem = conv(c=256, k=k)
+    times = experience(KNOWN).predict(problem, SPACE)
+    assert set(times) == {ATEN, ONE, TWO}
+    assert min(times, key=times.__getitem__) == (ONE if k < 128 else TWO)
+    for config, time_us in times.items():
+        assert time_us == pytest.approx(law(problem, config), rel=0.5)
+
+
+def test_a_problem_that_was_measured_is_its_own_best_neighbour():
+    problem = KNOWN[5]
+    times = experience(KNOWN).predict(problem, SPACE)
+    for config, time_us in times.items():
+        assert time_us == pytest.approx(law(problem, config), rel=0.1)
+
+
+def test_without_leaves_out_the_problem_in_every_layout_and_epilogue():
+    problem = conv(c=64, k=64)
+    twins = [problem.with_layout("nchw"), conv(c=64, k=64, epilogue=Epilogue(bias=True, activation="relu"))]
+    known = experience([problem, *twins, conv(c=64, k=65)])
+    assert ONE in known.predict(problem, SPACE)
+    left = known.without(problem)
+    assert [seen.problem for c in left.seen.values() for s in c.values() for seen in s] == [
+        "conv:fprop:n1c64h14w14k65r3s3:p1x1:s1x1:d1x1:g1"
+    ] * 3
+
+
+def test_cost_models_carry_what_neighbours_cannot_know():
+    def waves(problem, config):
+        """Time in steps, as tiles that fill a device have it: sizes say nothing of where the next step is."""
+        return 10.0 * math.ceil(problem.k / 100) if config == TWO else None
+
+    sizes = [40, 90, 110, 190, 290]
+    rows = [row(conv(k=k), TWO, 1.5 * waves(conv(k=k), TWO)) for k in sizes] + [
+        row(conv(k=k), ATEN, 80.0) for k in sizes
+    ]
+    problem = conv(k=205)
+    modelled = Experience.of(rows, waves).predict(problem, SPACE)[TWO]
+    plain = Experience.of(rows).predict(problem, SPACE)[TWO]
+    assert modelled == pytest.approx(45.0, rel=0.1)
+    assert abs(plain - 45.0) > abs(modelled - 45.0)
+    other = Experience.of(rows, lambda p, c: waves(p, c) if p.k in sizes else None)  # no word on this one: as without
+    assert other.predict(problem, SPACE)[TWO] == pytest.approx(plain)
+    assert Experience.of(rows, waves).without(problem).predict(problem, SPACE)[TWO] == modelled
+
+
+def test_a_cost_model_of_another_version_or_one_that_raises_says_nothing():
+    class Broken:
+        id, version = "one", 1
+
+        def estimate_us(self, problem, knobs, target):
+            raise ValueError(problem)
+
+    class Good(Broken):
+        id = "two"
+
+        def estimate_us(self, problem, knobs, target):
+            return 7.0
+
+    models = cost_models([Broken(), Good()], None)
+    assert models(conv(), ONE) is None
+    assert models(conv(), TWO) == 7.0
+    assert models(conv(), EngineConfig("two", 2, Knobs())) is None
+    assert models(conv(), ATEN) is None
+
+
+def test_failures_single_runs_and_unreadable_problems_teach_nothing():
+    problem = conv()
+    rows = [row(problem, ONE, 0.0, samples=0, status=Status.WRONG_RESULT), row(problem, TWO, 1.0, samples=1)]
+    rows += [Measurement("subgraph:nhwc:" + "0" * 24, ATEN, "0" * 16, "v", Status.OK, samples=9, median_us=3.0)]
+    known = Experience.of(rows)
+    assert known.measurements == 0
+    assert set(known.predict(problem, SPACE)) == {ATEN}
+
+
+def test_nothing_known_gives_the_baseline_alone():
+    for problem in (
+        conv(),
+        SubgraphProblem(PASS, "nhwc", 1 << 14),
+        LayoutProblem(TensorSpec((1, 64, 8, 8), "fp32"), "nchw", "nhwc"),
+    ):
+        assert set(Experience.of([]).predict(problem, SPACE)) == {ATEN}
+
+
+def test_far_neighbours_and_other_kinds_say_nothing():
+    known = experience([conv(c=4, k=4, side=4)])
+    assert set(known.predict(conv(c=512, k=512, side=112), SPACE)) == {ATEN}
+    assert set(known.predict(conv(c=4, k=4, side=4, groups=4), SPACE)) == {ATEN}
+
+
+def test_another_filter_and_arithmetic_are_farther():
+    here = traits_of(conv(c=64))
+    assert distance(here, here) == 0
+    same_reduction = conv(c=576, r=1)
+    assert distance(here, traits_of(conv(c=64, stride_h=2, stride_w=2, side=28))) > 0
+    assert distance(here, traits_of(conv(c=64, numerics="strict"))) > 0
+    finished = replace(conv(c=64), epilogue=Epilogue(bias=True, activation="relu"))
+    pooled = replace(finished, epilogue=replace(finished.epilogue, pool=Pool("max", 2, 2, 2, 2)))
+    assert 0 < distance(here, traits_of(finished)) < distance(here, traits_of(pooled))
+    assert kind_of(same_reduction) != kind_of(conv())
+
+
+def test_pieces_cost_a_pass_an_operator_where_nothing_fuses_them():
+    piece = SubgraphProblem(PASS, "nhwc", 1 << 20)
+    space = {"aten": [ATEN], "inductor": [EngineConfig("inductor", 1, Knobs())]}
+    times = {config.engine: time_us for config, time_us in experience(KNOWN).predict(piece, space).items()}
+    assert times["aten"] == pytest.approx(3 * times["inductor"])
+
+
+def test_a_lone_operator_that_the_compiler_may_do_better_is_not_left_to_aten():
+    text = "graph 1\ninput %x: fp16[8,64,56,56]\n%y: fp16[8,64,1,1] = aten.mean.dim(%x, [2, 3], True)\nreturn %y\n"
+    piece = SubgraphProblem(text, "nhwc", 1 << 20)
+    compiled = EngineConfig("inductor", 1, Knobs())
+    alone = experience(KNOWN).predict(piece, {"aten": [ATEN]})
+    both = experience(KNOWN).predict(piece, {"aten": [ATEN], "inductor": [compiled]})
+    assert both[ATEN] == pytest.approx(2 * both[compiled])
+    assert alone[ATEN] == pytest.approx(both[compiled])
+
+
+def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
+    rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
+    found = {r.config: r for r in predicted_rows(Experience.of(rows), conv(c=65), SPACE, "1" * 16, "v")}
+    assert {r.samples for r in found.values()} == {0}
+    assert found[ATEN].deterministic
+    assert not found[ONE].deterministic
+    assert "predicted from 2 measurements" in found[ONE].reason
+
+
+def test_a_gradient_that_is_not_deterministic_says_nothing_of_forward_passes():
+    dgrad = conv(direction="dgrad")
+    known = experience([conv()])
+    known.unsteady.update(Experience.of([row(dgrad, ATEN, 9.0, deterministic=False)]).unsteady)
+    found = {
+        problem: {r.config: r for r in predicted_rows(known, problem, {"aten": [ATEN]}, "t", "p")}[ATEN].deterministic
+        for problem in (conv(side=28), conv(side=28, direction="dgrad"))
+    }
+    assert list(found.values()) == [True, False]
+
+
+def models(config):
+    return {"two": 1.0}.get(config.engine)
+
+
+def test_an_engine_that_was_never_measured_is_taken_at_its_cost_models_word():
+    known = experience(KNOWN)
+    without = Experience.of(row(p, c, law(p, c)) for p in KNOWN for c in (ATEN, ONE))
+    problem = conv(c=256, k=48)
+    assert known.predict_with(problem, SPACE, estimate=models) == known.predict(problem, SPACE)
+    times = without.predict_with(problem, SPACE, estimate=models)
+    assert times[TWO] == pytest.approx(PROMISE)
+    assert {c: t for c, t in times.items() if c != TWO} == without.predict(problem, SPACE)
+    assert Experience.of([]).predict_with(problem, SPACE, estimate=models).keys() == {ATEN}
+
+
+def test_criteria_move_a_choice_that_neighbours_leave_open():
+    known = experience(KNOWN)
+    problem = conv(c=256, k=96)
+    times = known.predict(problem, SPACE)
+    assert min(times, key=times.__getitem__) == ONE
+    other = known.predict_with(problem, SPACE, regrets={"one": 1.0, "two": 0.0})
+    assert min(other, key=other.__getitem__) == TWO
+    assert other[ATEN] == times[ATEN]  # they say nothing of it
+    expected = {ONE: 0.5 * 1.0, TWO: 0.5 * math.log(times[TWO] / times[ONE])}
+    for config, behind in expected.items():
+        assert other[config] == pytest.approx(times[ONE] * math.exp(behind))
+
+
+def test_criteria_cannot_make_up_for_a_clear_measurement():
+    slow = [row(p, c, law(p, c) * (40 if c == TWO else 1)) for p in KNOWN for c in (ATEN, ONE, TWO)]
+    times = Experience.of(slow).predict_with(conv(c=256, k=96), SPACE, regrets={"one": 1.0, "two": 0.0, "aten": 1.0})
+    assert min(times, key=times.__getitem__) != TWO
+
+
+def test_on_a_device_without_rows_criteria_and_cost_models_decide():
+    regrets = {"aten": 0.7, "two": 0.0, "one": 0.1}
+    times = Experience.of([]).predict_with(conv(), SPACE, regrets=regrets, estimate=models)
+    assert times[TWO] == pytest.approx(PROMISE)
+    assert times[ATEN] == pytest.approx(PROMISE * math.exp(0.7))
+    assert ONE not in times  # without a cost model there is nothing to base a time on
+    assert set(Experience.of([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}
+
+
+def test_times_on_pruned_weights_say_nothing_of_others():
+    plain = ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1)
+    pruned = ConvProblem(1, 64, 28, 28, 64, 3, 3, 1, 1, weight_mask="0123456789abcdef")
+    rows = [
+        Measurement(problem.key, EngineConfig(engine), "0" * 16, "p", Status.OK, samples=9, median_us=time)
+        for problem, engine, time in ((plain, "aten", 100.0), (pruned, "pruned.c", 5.0))
+    ]
+    assert Experience.of(rows).measurements == 1
+    assert Experience.of(rows) == Experience.of(rows[:1])

@@ -45,7 +45,7 @@ from convoy.program.module import Runnable, eager_of
 from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes
-from convoy.torch_compile.result_layout import layout_of
+from convoy.torch_compile.result_layout import ResultLayout, layout_of
 from convoy.tune import SearchResult
 from convoy.user_warning import warn_user
 
@@ -100,7 +100,7 @@ class TracedGraph:
         try:
             with undisturbed(), without_modes():
                 captured = capture_traced(self._module, args)
-                layout = layout_of(_results(self._module)[: self._visible])
+                layout = self._layout(args)
                 runnable = self._runnable(captured, [arg.detach() for arg in args])
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
@@ -112,6 +112,13 @@ class TracedGraph:
         if runnable is None:
             return self._stock
         return lambda args: layout(captured.unflatten_outputs(runnable(args)))
+
+    def _layout(self, args: Sequence[Any]) -> ResultLayout:
+        """How PyTorch's own visible results lie in memory: fake tensors of one channel may be wrong about it."""
+        if not self._visible:
+            return layout_of(())
+        with torch.no_grad(), seeded():
+            return layout_of(self._stock(args)[: self._visible])
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
         """Tune; None where the plan is wrong as a whole or not faster than PyTorch.
@@ -205,12 +212,6 @@ class TracedGraph:
         with seeded():
             stock = end_to_end.float_outputs(self._stock(args))
         return end_to_end.errors_against(self._shaken(args), [tensor.double() for tensor in stock])
-
-
-def _results(module: fx.GraphModule) -> list[Any]:
-    """The fake results of a traced graph."""
-    (output,) = (node for node in module.graph.nodes if node.op == "output")
-    return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in output.args[0]]
 
 
 def _net(

@@ -6,8 +6,7 @@ from typing import Final
 
 import torch
 
-from convoy.measurement import Peaks
-from convoy.measurement.device import peaks
+from convoy.measurement import Peaks, peaks
 from convoy.measurement.device.memory_limit import keep_room
 from convoy.measurement.failure import is_out_of_memory
 from convoy.program.recording import forget_library_workspaces

@@ -28,9 +28,9 @@ from convoy.schedule import (
     critical_us,
     device_us,
     exposed_us,
+    frugal,
     others,
-    parallel_plan,
-    smaller_configs,
+    parallel,
 )
 from convoy.selection import SelectionProblem
 from convoy.settings import Effort, Settings
@@ -109,7 +109,7 @@ def _build_fastest(
         words: str, steps: Sequence[Step], shares: Sequence[float] = (), model: CostModel | None = None
     ) -> None:
         for streams in range(2, settings.streams + 1):
-            spread = partial(parallel_plan, steps, streams, shares, model, collectives)
+            spread = partial(parallel, steps, streams, shares, model, collectives)
             contest.challenge_within(f"{streams}{words}", spread, steps, bound_of)
 
     challenge_all("", plan.steps)
@@ -121,7 +121,7 @@ def _build_fastest(
         # Two further configs of every launch take a minute to build; on an H100 they gave GoogLeNet's step 1 % (4b785fd).
         if offered is not None and settings.effort is Effort.FULL and not settings.deterministic:
             variants = [(steps, _shares_of(steps, build)) for steps in others(plan.steps, offered)]
-            steps, taken = smaller_configs(plan.steps, taken, [(steps, found) for steps, found in variants if found])
+            steps, taken = frugal(plan.steps, taken, [(steps, found) for steps, found in variants if found])
             if steps != plan.steps:
                 challenge_all(" with smaller side work", steps, taken, model)
     program = contest.program

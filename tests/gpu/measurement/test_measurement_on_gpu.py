@@ -9,8 +9,7 @@ import torch
 from convoy.engines.base import Executable
 from convoy.engines.library.aten import Aten
 from convoy.engines.manifest import load_engine
-from convoy.measurement import ChildRunner, InProcessRunner, Request, detect_target, floor_us
-from convoy.measurement.device import peaks
+from convoy.measurement import ChildRunner, InProcessRunner, Request, detect_target, floor_us, peaks
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.timer import time_rounds
 from convoy.perfdb.row import Status

@@ -12,10 +12,9 @@ from torch import nn
 
 import convoy
 from convoy.engines.manifest import load_engine
-from convoy.measurement import detect_target
+from convoy.measurement import detect_target, peaks
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
-from convoy.measurement.device import peaks
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES
 from convoy.measurement.guards import checksum
 from convoy.measurement.timer import captured

@@ -16,7 +16,7 @@ from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select
 from convoy.program import build_program
 from convoy.program.occupancy import shares
-from convoy.schedule import Sharing, parallel_plan
+from convoy.schedule import Sharing, parallel
 from convoy.tune import local_search
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +65,7 @@ def _tuned(request, tmp_path_factory):
 
 def program_of(serial, streams):
     net, settings, plan, _ = serial
-    spread = dataclasses.replace(plan, steps=parallel_plan(plan.steps, streams))
+    spread = dataclasses.replace(plan, steps=parallel(plan.steps, streams))
     assert {step.stream for step in spread.steps} == set(range(streams))
     return build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
 
@@ -97,7 +97,7 @@ def test_admitted_schedules_give_the_same_bits(serial, streams):
     net, settings, plan, x = serial
     alone = program_of(serial, 1)
     taken = shares(alone.runnable.eager, alone.runnable.inputs)
-    steps = parallel_plan(plan.steps, streams, taken, Sharing())
+    steps = parallel(plan.steps, streams, taken, Sharing())
     spread = dataclasses.replace(plan, steps=steps)
     several = build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
     wanted = alone((x,), {})

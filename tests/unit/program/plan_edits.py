@@ -17,7 +17,7 @@ from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice, make_plan
 from convoy.pipeline.selection_input import distinct_problems, selection_problem
 from convoy.plan import Plan
-from convoy.schedule import parallel_plan
+from convoy.schedule import parallel
 from convoy.selection import solve
 from convoy.settings import Settings
 from convoy.target import Target
@@ -80,7 +80,7 @@ def fabricated(net: Net, draw: random.Random) -> Plan:
         net.captured.graph, net.regions, net.copies, rows, layouts=net.layouts, border=net.border
     )
     plan = make_plan(net, Choice(offered, solve(offered, "greedy"), {}), Settings())
-    return dataclasses.replace(plan, steps=parallel_plan(plan.steps, draw.choice((1, 2, 3))))
+    return dataclasses.replace(plan, steps=parallel(plan.steps, draw.choice((1, 2, 3))))
 
 
 def edited(plan: dict[str, Any], draw: random.Random) -> dict[str, Any]:

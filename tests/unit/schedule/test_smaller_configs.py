@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs
-from convoy.schedule import others, smaller_configs
+from convoy.schedule import frugal, others
 from convoy.selection import Candidate, Cover, SelectionProblem
 
 
@@ -47,9 +47,9 @@ def test_the_next_best_of_each_step_is_looked_at():
 def test_side_work_alone_is_replaced_and_only_by_clearly_less():
     variant = (step("a", ("x",), 10.0, 2), step("b", ("a",), 12.0, 2), step("side", ("x",), 10.0, 2))
     shares = (1.0, 1.0, 1.0)
-    steps, taken = smaller_configs(CHAIN, shares, [(variant, (0.1, 0.1, 0.5))])
+    steps, taken = frugal(CHAIN, shares, [(variant, (0.1, 0.1, 0.5))])
     assert [one.config.version for one in steps] == [1, 1, 2]
     assert taken == (1.0, 1.0, 0.5)
-    assert smaller_configs(CHAIN, shares, [(variant, (0.1, 0.1, 0.75))]) == (CHAIN, shares)  # 7.5 of 8 is not worth it
-    assert smaller_configs(CHAIN, shares, [(variant, (0.1, 0.1, 0.0))]) == (CHAIN, shares)  # nothing was seen of it
-    assert smaller_configs(CHAIN, shares, []) == (CHAIN, shares)
+    assert frugal(CHAIN, shares, [(variant, (0.1, 0.1, 0.75))]) == (CHAIN, shares)  # 7.5 of 8 is not worth it
+    assert frugal(CHAIN, shares, [(variant, (0.1, 0.1, 0.0))]) == (CHAIN, shares)  # nothing was seen of it
+    assert frugal(CHAIN, shares, []) == (CHAIN, shares)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program.bind import Bound, BoundStep
-from convoy.schedule import Sharing, collectives, parallel_plan
+from convoy.schedule import Sharing, collectives, parallel
 from convoy.schedule.collectives import buckets
 from convoy.schedule.timeline import planned
 from convoy.training import gradients, overlapped_allreduce
@@ -183,7 +183,7 @@ def test_what_is_sent_is_made_early(contended: bool):
     shares, model = ([0.4] * len(steps), Sharing()) if contended else ((), None)
     ends = {}
     for label, given in (("apart", ()), ("sent", sent)):
-        found = parallel_plan(steps, 2, shares, model, given)
+        found = parallel(steps, 2, shares, model, given)
         assert sorted(one.results for one in found) == sorted(one.results for one in steps)
         assert max(one.stream for one in found) == 1
         ends[label] = ends_us(found)["w3"]
@@ -196,6 +196,6 @@ def test_of_two_buckets_the_one_that_takes_longer_to_send_is_made_first():
     steps = (step("d", ("x",), 5.0), *(step(name, ("d",), TIMES_US[name]) for name in SIDES))
     sent = collectives(SIDES, [1 << 10] * 3 + [20 << 20], ["fp32"] * 4, 2, limit=3 << 10)
     assert [one.args for one in sent] == [("w3",), ("w2", "w1", "w0")]
-    ends = ends_us(parallel_plan(steps, 2, collectives=sent))
+    ends = ends_us(parallel(steps, 2, collectives=sent))
     assert ends["w3"] == 15.0
     assert ends["w3"] < min(ends[name] for name in SIDES[:3])

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from convoy.engines.manifest import load_engine
-from convoy.measurement import detect_target, floor_us
-from convoy.measurement.device import peaks
+from convoy.measurement import detect_target, floor_us, peaks
 from convoy.measurement.device.peaks import Peaks
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.support import Support

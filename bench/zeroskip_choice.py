@@ -29,7 +29,7 @@ from layer_timing import device_facts
 from record import Recorder
 from zeroskip import Case, Timed, best, candidates, case_of, laid, right_and_timed
 
-from convoy.engines.activation_sparsity import KINDS, MARGIN, Levels, Shares, expecting
+from convoy.engines.activation_sparsity import KINDS, MARGIN, SparsityBucket, SparsityShares, with_sparsity
 from convoy.engines.base import Executable
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement.count_zeros import image_shares
@@ -49,10 +49,10 @@ Found = tuple[str, Executable, float]
 """A config's name, the executable, microseconds."""
 
 
-def shares_of(x: torch.Tensor) -> Shares:
+def shares_of(x: torch.Tensor) -> SparsityShares:
     """Of a batch, means over images."""
     images = [image_shares(image) for image in x.float().cpu()]
-    return Shares(*(statistics.fmean(getattr(image, kind) for image in images) for kind in KINDS))
+    return SparsityShares(*(statistics.fmean(getattr(image, kind) for image in images) for kind in KINDS))
 
 
 def held_out(problem: ConvProblem, device: str) -> Iterator[Case]:
@@ -95,15 +95,15 @@ class Tuner:
             elif engine.supports(case.problem, self.target):
                 space = engine.space(case.problem, self.target)
                 guesses = {
-                    knobs: engine.estimate_us(case.problem, expecting(knobs, percent, kind), self.target) or 0.0
+                    knobs: engine.estimate_us(case.problem, with_sparsity(knobs, percent, kind), self.target) or 0.0
                     for knobs in space
                 }
                 for knobs in dict.fromkeys((space[0], *sorted(space, key=guesses.__getitem__)[: self.keep])):
                     yield engine_id, knobs, engine.build(case.problem, knobs, self.target)
 
-    def choose(self, problem: ConvProblem, shares: Shares) -> tuple[Found | None, Found | None]:
+    def choose(self, problem: ConvProblem, shares: SparsityShares) -> tuple[Found | None, Found | None]:
         """The best dense engine, and what skips where it is offered and faster."""
-        levels = Levels.of(shares)
+        levels = SparsityBucket.of(shares)
         dense = self.best(problem, self.dense, "zeros", 0)
         offered = []
         for engine in self.skipping:
@@ -128,7 +128,7 @@ def layers(count: int, batch: int) -> list[ConvProblem]:
     return problems[:: max(1, len(problems) // count)][:count]
 
 
-def real(folder: Path, name: str, batch: int, device: str) -> Iterator[tuple[Shares, Case]]:
+def real(folder: Path, name: str, batch: int, device: str) -> Iterator[tuple[SparsityShares, Case]]:
     """What each layer of a trained net reads: the shares on the images tuned with, and a case on others."""
     from convoy.zoo import load_dataset, load_model, preprocessing
 
@@ -142,7 +142,7 @@ def real(folder: Path, name: str, batch: int, device: str) -> Iterator[tuple[Sha
             yield shares_of(x), zeroskip.real_case(wanted, f"real {name} {layer}", y, constants, device)
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[Shares, Callable[[], Case]]]:
+def cases(options: argparse.Namespace) -> Iterator[tuple[SparsityShares, Callable[[], Case]]]:
     """What the tuner counted, and the input that is then given."""
     if options.data:
         for name in options.nets:
@@ -210,7 +210,7 @@ def waiting_providers() -> list[str]:
     return [f"convoy.{entry.partition('=')[0]}" for entry in zeroskip.EXTRA]
 
 
-def count(case: Case, shares: Shares, tuner: Tuner, target: Target, counted: dict[str, Any]) -> None:
+def count(case: Case, shares: SparsityShares, tuner: Tuner, target: Target, counted: dict[str, Any]) -> None:
     """One input: what is chosen, and whether that was wrong."""
     dense, skip = tuner.choose(case.problem, shares)
     if dense is None:

@@ -69,7 +69,7 @@ class Settings:
         tuning_memory_bytes: most bytes of a GPU that tuning may take beyond what the device holds already, CUDA contexts of the
             processes that it starts and what contexts grow by included; None: what is free. What has no room is left out, as
             `out_of_memory`, and is tried again when there is more.
-        deterministic: refuse candidates that may give other bits from run to run.
+        deterministic: refuse candidates that may give different bits from run to run.
         static_outputs: on CUDA, return the program's own output buffers, which the next call overwrites.
         isolate: measure in a child process, so that a crash or a hang of a candidate costs a row and not the session.
         streams: most streams that a program on a GPU may use; the clock decides how many it does.

@@ -25,7 +25,7 @@ from convoy.engines import dynamic_weight
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.sparse_weights.walk import positions
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.errors import CompileError
 from convoy.measurement.data import make_data, result_specs
 from convoy.measurement.device.detect import detect_target
@@ -99,7 +99,7 @@ def launch_gradient(name: str, executable: Executable, problem: ConvProblem, dty
 
 def launch_piece(name: str, executable: Executable, problem: SubgraphProblem) -> None:
     """One piece of the graph."""
-    graph, data = read(problem.text), make_data(problem, 1, "normal", "cuda")
+    graph, data = parse_subgraph(problem.text), make_data(problem, 1, "normal", "cuda")
     specs = [graph.values[value].spec for value in graph.outputs]
     results = [filled(spec.shape, DTYPES[spec.dtype], value=torch.nan) for spec in specs]
     launch(name, executable, data.args, results, data.constants)

@@ -18,7 +18,7 @@ import zeroskip_nets  # noqa: E402
 import zeroskip_tables  # noqa: E402
 from record import Recorder  # noqa: E402
 
-from convoy.engines.activation_sparsity import Shares  # noqa: E402
+from convoy.engines.activation_sparsity import SparsityShares  # noqa: E402
 from convoy.engines.compilers import host_compiler  # noqa: E402
 from convoy.engines.library.aten import ENGINE  # noqa: E402
 from convoy.measurement.device.detect import detect_target  # noqa: E402
@@ -142,8 +142,8 @@ def test_an_engine_that_skips_is_chosen_where_it_was_clearly_faster_at_the_level
     tuner = zeroskip_choice.Tuner(CPU, 2, ["zeroskip.cpu"], ["aten"])
     times = {("zeros", 0, "aten"): 10.0, ("zeros", 50, "zeroskip.cpu"): 9.8, ("zeros", 90, "zeroskip.cpu"): 5.0}
     monkeypatch.setattr(tuner, "best", lambda problem, ids, kind, percent: ("", None, times[kind, percent, ids[0]]))
-    assert tuner.choose(SMALL, Shares(0.55)) == (("", None, 10.0), None), "2 % faster is not clearly faster"
-    assert tuner.choose(SMALL, Shares(0.93))[1] == ("", None, 5.0)
+    assert tuner.choose(SMALL, SparsityShares(0.55)) == (("", None, 10.0), None), "2 % faster is not clearly faster"
+    assert tuner.choose(SMALL, SparsityShares(0.93))[1] == ("", None, 5.0)
 
 
 @pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")

@@ -344,7 +344,7 @@ class Unreliable(type(engines()[0])):
 
 def test_deterministic_refuses_what_is_not():
     settings = Settings(engines=(f"unreliable={__name__}:Unreliable",), deterministic=True)
-    with pytest.raises(UnsupportedError, match="gives other bits from run to run"):
+    with pytest.raises(UnsupportedError, match="gives different bits from run to run"):
         conv2d(X, W, B, engine="unreliable", settings=settings)
 
 

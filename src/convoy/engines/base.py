@@ -142,7 +142,8 @@ class Engine(ABC):
     (`convoy.engines.activation_sparsity`)."""
 
     zeros_kind: ClassVar[str] = "zeros"
-    """What an engine that skips zeros leaves out, and so what its time is measured over: a field of `zeros.Shares`."""
+    """Which zeros an engine that skips zeros leaves out, a field of `activation_sparsity.SparsityShares`. Its time is measured
+    for several shares of them."""
 
     builds_on_device: ClassVar[bool] = False
     """Whether building for a GPU needs that GPU (a context of some hundred MB in each building process)."""
@@ -196,8 +197,8 @@ class Engine(ABC):
         del problem, knobs, target
         return None
 
-    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
-        """Why launches may give other bits from run to run, where that is known before anything is built; empty: it is not.
+    def nondeterminism_reason(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+        """Why launches may give different bits from run to run, where that is known before anything is built; empty: it is not.
 
         Where this says so, the `Executable` does too. It also holds for rows that were measured before it was known.
         """

@@ -18,7 +18,7 @@ from torch.nn.functional import fold, unfold
 from convoy.engines.activations import activate, pool2d
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.interpret import compile_graph
-from convoy.engines.subgraph import read, runnable
+from convoy.engines.subgraph import parse_subgraph, torch_support
 from convoy.engines.support_checks import plain_convolution
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.support import Support
@@ -121,7 +121,7 @@ class _Piece(Executable):
     """The operators of a piece, every floating value of it in float64."""
 
     def __init__(self, problem: SubgraphProblem) -> None:
-        self._function = compile_graph(read(problem.text), double=True)
+        self._function = compile_graph(parse_subgraph(problem.text), double=True)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
@@ -158,8 +158,12 @@ class Reference(Engine):
         """Everything of moderate size, on any device."""
         del target
         if isinstance(problem, SubgraphProblem):
-            support = runnable(problem)
-            return _small(sum(v.spec.elements for v in read(problem.text).values.values())) if support else support
+            support = torch_support(problem)
+            return (
+                _small(sum(v.spec.elements for v in parse_subgraph(problem.text).values.values()))
+                if support
+                else support
+            )
         if isinstance(problem, LayoutProblem):
             blocked = "blocked" in (problem.source, problem.layout)
             return Support.no("takes nchw and nhwc tensors, got blocked") if blocked else Support.yes()

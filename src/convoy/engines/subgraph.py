@@ -22,7 +22,7 @@ MEMORY_FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels
 
 
 @lru_cache(maxsize=1024)
-def read(text: str) -> Graph:
+def parse_subgraph(text: str) -> Graph:
     """The graph of a piece's text.
 
     Raises:
@@ -32,12 +32,12 @@ def read(text: str) -> Graph:
 
 
 @lru_cache(maxsize=1024)
-def runnable(problem: SubgraphProblem) -> Support:
+def torch_support(problem: SubgraphProblem) -> Support:
     """Whether PyTorch can run a piece: its text is a graph, in a layout of torch's, of operators that this PyTorch has."""
     if problem.layout == "blocked":
         return Support.no("PyTorch's operators take nchw and nhwc tensors, got blocked")
     try:
-        compile_graph(read(problem.text))
+        compile_graph(parse_subgraph(problem.text))
     except InputError as error:
         return Support.no(str(error))
     return Support.yes()
@@ -50,7 +50,7 @@ def pooling_of(problem: SubgraphProblem, *, flat: bool = False) -> tuple[Pool, T
         problem: the piece.
         flat: ask for one with a view behind it that makes each image's values a row.
     """
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1 + flat or len(graph.inputs) != 1 or graph.outputs != graph.nodes[-1].outputs[:1]:
         return None
     node = graph.nodes[0]
@@ -62,7 +62,7 @@ def pooling_of(problem: SubgraphProblem, *, flat: bool = False) -> tuple[Pool, T
     return pool, graph.values[node.args[0].name].spec
 
 
-class Results:
+class SubgraphResults:
     """Turns what operators return into what a launch must leave: new tensors in the problem's memory format.
 
     Operators may hand back a view of an argument, or the argument itself. A result that lies in an argument's memory would
@@ -70,7 +70,7 @@ class Results:
     """
 
     def __init__(self, problem: SubgraphProblem) -> None:
-        graph = read(problem.text)
+        graph = parse_subgraph(problem.text)
         chosen = MEMORY_FORMATS.get(problem.layout, torch.contiguous_format)
         self._formats = tuple(
             chosen if len(graph.values[name].spec.shape) == 4 else torch.contiguous_format for name in graph.outputs
@@ -78,7 +78,7 @@ class Results:
         self._suspects = tuple(_may_alias(graph, name) for name in graph.outputs)
         self._watch = any(self._suspects)
 
-    def settle(
+    def store(
         self,
         made: Sequence[torch.Tensor],
         read_from: Sequence[torch.Tensor],

@@ -1,4 +1,4 @@
-"""Engines of one kernel that is cut in several ways: what they all do with their forms."""
+"""TiledKernelEngine: the base of GPU convolution engines whose knobs are tile configurations of one kernel."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.target import Target
 
 
-class KernelForm(Protocol):
-    """How a kernel's work is cut."""
+class TileConfig(Protocol):
+    """One way to tile a kernel: tile sizes, pipeline stages, warps."""
 
     @property
     def knobs(self) -> Knobs:
-        """The form's name in the database."""
+        """The configuration as an engine's knobs."""
         ...
 
     @classmethod
     def of(cls, knobs: Knobs) -> Self:
-        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        """Inverse of `knobs`; raises InputError for knobs that name no valid configuration."""
         ...
 
 
-FormT = TypeVar("FormT", bound=KernelForm)
+TileConfigT = TypeVar("TileConfigT", bound=TileConfig)
 
 
-class FormedEngine(Engine, Generic[FormT]):
-    """A convolution engine on GPUs whose settings are forms of one kernel, tried in the order of a model of their time."""
+class TiledKernelEngine(Engine, Generic[TileConfigT]):
+    """A GPU convolution engine of one kernel. A cost model orders the kernel's tile configurations by estimated time."""
 
-    form: ClassVar[type[Any]]
-    """The class of its forms, a `KernelForm`."""
+    tile_config: ClassVar[type[Any]]
+    """The class of the engine's configurations, a `TileConfig`."""
 
-    def kind(self, problem: ConvProblem) -> type[Any]:
-        """The class of a problem's forms, where that is not always the same one."""
+    def tile_config_class(self, problem: ConvProblem) -> type[Any]:
+        """The class of a problem's configurations; override it where the class depends on the problem."""
         del problem
-        return self.form
+        return self.tile_config
 
     @abstractmethod
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[FormT]:
-        """Forms worth trying for a supported problem on so many multiprocessors, by rising guess."""
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[TileConfigT]:
+        """Configurations worth trying on a GPU of `units` multiprocessors, by rising estimated time."""
 
     @abstractmethod
-    def guess_us(self, problem: ConvProblem, form: FormT, units: int) -> float:
-        """What the model says of a form, in microseconds."""
+    def estimate_tile_us(self, problem: ConvProblem, form: TileConfigT, units: int) -> float:
+        """The cost model's estimate for one configuration, in microseconds."""
 
     @abstractmethod
-    def executable(self, problem: ConvProblem, form: FormT, target: Target) -> Executable:
-        """Compile one form; no GPU is needed."""
+    def build_tile(self, problem: ConvProblem, form: TileConfigT, target: Target) -> Executable:
+        """Compile one configuration; needs no GPU."""
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """Forms by guessed time."""
+        """The configurations' knobs, by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        return [form.knobs for form in self.forms(problem, target.units)]
+        return [tile.knobs for tile in self.tile_configs(problem, target.units)]
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
-        """The model's guess."""
+        """The cost model's estimate."""
         assert isinstance(problem, ConvProblem)
-        return self.guess_us(problem, self.kind(problem).of(knobs), target.units)
+        return self.estimate_tile_us(problem, self.tile_config_class(problem).of(knobs), target.units)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Compile one form."""
+        """Compile one configuration."""
         assert isinstance(problem, ConvProblem)
-        return self.executable(problem, self.kind(problem).of(knobs), target)
+        return self.build_tile(problem, self.tile_config_class(problem).of(knobs), target)

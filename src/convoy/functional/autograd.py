@@ -56,7 +56,7 @@ def _run(
     executable = _built(config, problem, target, settings.engines, device)
     if settings.deterministic and not executable.deterministic:
         raise UnsupportedError(
-            config.engine, problem, "gives other bits from run to run, and deterministic was asked for"
+            config.engine, problem, "gives different bits from run to run, and deterministic was asked for"
         )
     results: list[torch.Tensor | None] = [None for _ in result_specs(problem)]
     if not executable.allocates_results:

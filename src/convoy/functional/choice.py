@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from convoy.capture.weight_masks import mask_of
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError, UnsupportedError
@@ -82,7 +82,7 @@ def _allowed(row: Measurement, problem: ConvProblem, target: Target, settings: S
         return False
     if settings.deterministic and not row.deterministic:
         return False
-    if expected(row.config.knobs):  # a time for an input with zeros, and nothing is known of this one
+    if sparsity_percent(row.config.knobs):  # a time for an input with zeros, and nothing is known of this one
         return False
     try:
         engine = load_engine(name, settings.engines)

@@ -8,7 +8,7 @@ from typing import Final, TypeGuard
 
 import torch
 
-from convoy.engines.activation_sparsity import kind_of
+from convoy.engines.activation_sparsity import sparsity_kind
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.measurement.accuracy import check
 from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, with_zeros
@@ -136,7 +136,7 @@ class Bench:
     def timed_on(self, config: EngineConfig) -> Data:
         """What a candidate is timed on: the ordinary data, or, where its engine skips zeros, the same with that many in x."""
         data, _ = self.of("normal")
-        kind = kind_of(config.knobs)
+        kind = sparsity_kind(config.knobs)
         if kind is None:
             return data
         wanted = kind, config.knobs.integer(kind)

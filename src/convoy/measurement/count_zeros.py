@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch.nn.functional import max_pool2d
 
-from convoy.engines.activation_sparsity import BLOCK, TILE, Shares
+from convoy.engines.activation_sparsity import BLOCK, TILE, SparsityShares
 from convoy.engines.interpret import compile_graph
 from convoy.engines.torch_flags import convolutions
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
@@ -24,7 +24,7 @@ def convolution_inputs(graph: Graph) -> dict[str, str]:
 @torch.no_grad()
 def zero_shares(
     graph: Graph, constants: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> dict[str, Shares]:
+) -> dict[str, SparsityShares]:
     """What every value that a convolution reads could spare, by the value's name, means over images; -0.0 is a zero.
 
     Counting joins the graph as operators, so that no more values are held at once than in an ordinary run.
@@ -50,7 +50,7 @@ def zero_shares(
     with convolutions("as_torch", inputs[0].device):  # PyTorch keeps the plans of these, its first calls
         found = iter(compile_graph(probe)(inputs, held))
     return {
-        name: Shares(*(1 - int(next(found)) / whole for whole in _wholes(graph.values[name].spec.shape)))
+        name: SparsityShares(*(1 - int(next(found)) / whole for whole in _wholes(graph.values[name].spec.shape)))
         for name in names
     }
 
@@ -104,19 +104,19 @@ def _counting(value: Value) -> tuple[list[tuple[Node, Value]], list[str]]:
     return added, [values, *counted]
 
 
-def image_shares(x: torch.Tensor) -> Shares:
+def image_shares(x: torch.Tensor) -> SparsityShares:
     """Count in an image, [c, h, w]; tiles at the right and lower edge, and the last block, may be smaller."""
     live = (x != 0).unsqueeze(0)
     tiles = max_pool2d(live.float(), TILE, TILE, ceil_mode=True)[0]
     blocks = [part.amax(0) for part in tiles.split(BLOCK)]
     shares = (live, live.flatten(2).any(2), tiles, torch.stack(blocks))
-    return Shares(*(1 - float(found.double().mean()) for found in shares))
+    return SparsityShares(*(1 - float(found.double().mean()) for found in shares))
 
 
 @torch.no_grad()
 def layer_zeros(
     graph: Graph, constants: Mapping[str, torch.Tensor], images: Iterable[Sequence[torch.Tensor]]
-) -> dict[str, list[Shares]]:
+) -> dict[str, list[SparsityShares]]:
     """For each convolution, by its node's name, what every image's input could spare.
 
     Args:
@@ -129,7 +129,7 @@ def layer_zeros(
     probe = rebuild(graph.inputs, tuple(names), graph.values, list(graph.nodes))
     function = compile_graph(probe)
     held = [constants[value.name] for value in probe.constants()]
-    found: dict[str, list[Shares]] = {name: [] for name in names}
+    found: dict[str, list[SparsityShares]] = {name: [] for name in names}
     for inputs in images:
         for name, x in zip(names, function(inputs, held), strict=True):
             found[name] += map(image_shares, x)

@@ -147,7 +147,7 @@ def with_zeros(data: Data, percent: float, seed: int, kind: str = "zeros") -> Da
         percent: 0 to 100.
         seed: same seed, same places on the same kind of device.
         kind: what is zero or not as a whole, each image by itself: single values (`zeros`), channels, tiles or blocks
-            (`convoy.engines.activation_sparsity.Shares`).
+            (`convoy.engines.activation_sparsity.SparsityShares`).
     """
     x = dense(data.args[0])
     generator = torch.Generator(x.device).manual_seed(seed)

@@ -31,7 +31,7 @@ def admitted(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
 def steady(engine: Engine, problem: Problem, target: Target, space: Sequence[Knobs]) -> tuple[list[Knobs], str]:
     """Of some settings those that are not known to give other bits from run to run, and why one of the others may."""
     try:
-        reasons = {knobs: engine.unsteady(problem, knobs, target) for knobs in space}
+        reasons = {knobs: engine.nondeterminism_reason(problem, knobs, target) for knobs in space}
     except Exception as error:  # one broken engine must not end the search for all others
         return [], f"raised {type(error).__name__} when asked: {error}"
     return [knobs for knobs in space if not reasons[knobs]], next(filter(None, reasons.values()), "")

@@ -202,8 +202,8 @@ def falls_back(
 ) -> tuple[bool, str]:
     """Whether PyTorch's own run takes a plan's place, and a note of why it does or does not; empty where the plan has won.
 
-    It does where the plan is slow or wrong. But where `deterministic` was asked for, and its operators may give other bits from
-    run to run, only a plan keeps that promise: a slow one is kept. So is one that is right where PyTorch's own run is wrong.
+    It does where the plan is slow or wrong. But where `deterministic` was asked for, and its operators may give different bits
+    from run to run, only a plan keeps that promise: a slow one is kept. So is one that is right where PyTorch's own run is wrong.
 
     Args:
         slow: why the plan is not faster; empty where it is.
@@ -214,13 +214,13 @@ def falls_back(
         stock_wrong: whether PyTorch's own run is wrong, or may be by a known defect.
 
     Raises:
-        SelectionError: the plan is wrong, and PyTorch's own run may give other bits.
+        SelectionError: the plan is wrong, and PyTorch's own run may give different bits.
     """
     if settings.solver == "baseline" or not (slow or wrong):
         return False, ""
     if stock_wrong and not wrong:
         return False, f"{slow}, but kept: PyTorch's own run is wrong there, or may be"
-    differs = nondeterminism.words(nondeterminism.by_aten(graph, device)) if settings.deterministic else ""
+    differs = nondeterminism.describe(nondeterminism.in_aten(graph, device)) if settings.deterministic else ""
     if not differs:
         return True, f"{wrong or slow}, so the plan is the baseline"
     asked = f"`deterministic` was asked for, and as PyTorch runs it {differs}"

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture import Captured, capture_with_original
 from convoy.capture.weight_masks import weight_masks
-from convoy.engines.activation_sparsity import Shares
+from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.manifest import BANDED, BASELINE, FRUGAL, MERGING, NORMS, POOLING, engine_ids
 from convoy.errors import CaptureError, InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, detect_target, zero_shares
@@ -70,7 +70,7 @@ class Net:
     target: Target
     batch_input: str = ""
     inputs: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    zeros: dict[str, Shares] = field(default_factory=dict[str, Shares])
+    zeros: dict[str, SparsityShares] = field(default_factory=dict[str, SparsityShares])
     original: Captured | None = None
 
     @property

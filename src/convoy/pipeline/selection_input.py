@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from convoy.engines.activation_sparsity import MARGIN, Levels, Shares, holds, kind_of
+from convoy.engines.activation_sparsity import MARGIN, SparsityBucket, SparsityShares, matches_bucket, sparsity_kind
 from convoy.engines.manifest import BASELINE, SLICING
 from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
@@ -54,7 +54,7 @@ def selection_problem(
     layouts: Sequence[str],
     border: Mapping[str, str],
     memory_budget_bytes: int | None = None,
-    zeros: Mapping[str, Shares] | None = None,
+    zeros: Mapping[str, SparsityShares] | None = None,
     wary: bool = True,
 ) -> SelectionProblem:
     """Put measurements beside the regions that they are for.
@@ -122,26 +122,26 @@ def _candidate(region: int, problem: Problem, row: Measurement, constant_bytes: 
     )
 
 
-def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, Shares]) -> dict[str, set[Levels]]:
+def zeros_by_problem(regions: Sequence[Region], zeros: Mapping[str, SparsityShares]) -> dict[str, set[SparsityBucket]]:
     """By problem key, the levels of zeros that engines which skip them are to be measured for."""
-    found: dict[str, set[Levels]] = {}
+    found: dict[str, set[SparsityBucket]] = {}
     for region in regions:
         for problem in region.problems:
             if isinstance(problem, ConvProblem) and region.args[0] in zeros:
-                found.setdefault(problem.key, set()).add(Levels.of(zeros[region.args[0]]))
+                found.setdefault(problem.key, set()).add(SparsityBucket.of(zeros[region.args[0]]))
     return found
 
 
-def rows_at(rows: Sequence[Measurement], shares: Shares | None) -> list[Measurement]:
+def rows_at(rows: Sequence[Measurement], shares: SparsityShares | None) -> list[Measurement]:
     """Those that hold for an input with shares of zeros: all but those of engines that skip zeros at other shares."""
-    levels = Levels.of(shares or Shares())
-    return [row for row in rows if holds(row.config.knobs, levels)]
+    levels = SparsityBucket.of(shares or SparsityShares())
+    return [row for row in rows if matches_bucket(row.config.knobs, levels)]
 
 
 def clearly_faster(rows: Sequence[Measurement]) -> list[Measurement]:
     """Rows that hold for any input, and those of the others that are faster than all of them by `MARGIN`, in the same order."""
-    always = min((row.median_us for row in rows if kind_of(row.config.knobs) is None), default=math.inf)
-    return [row for row in rows if kind_of(row.config.knobs) is None or row.median_us < (1 - MARGIN) * always]
+    always = min((row.median_us for row in rows if sparsity_kind(row.config.knobs) is None), default=math.inf)
+    return [row for row in rows if sparsity_kind(row.config.knobs) is None or row.median_us < (1 - MARGIN) * always]
 
 
 def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> dict[str, set[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from convoy._version import __version__
-from convoy.engines.activation_sparsity import expected, kind_of
+from convoy.engines.activation_sparsity import sparsity_kind, sparsity_percent
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, floor_us, protocol_for
@@ -189,7 +189,7 @@ def _curve(rows: Iterable[Measurement]) -> tuple[CurvePoint, ...]:
     """
     best: dict[tuple[str, str, int], float] = {}
     for row in rows:
-        kind, share = kind_of(row.config.knobs), expected(row.config.knobs)
+        kind, share = sparsity_kind(row.config.knobs), sparsity_percent(row.config.knobs)
         if row.ok and kind is not None and share is not None and row.samples > 1:
             key = (row.config.engine, kind, share)
             best[key] = min(best.get(key, row.median_us), row.median_us)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from convoy.engines.base import Buffers, Executable
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import MOST_COPIED, pieces
 
@@ -70,7 +70,7 @@ def concatenated(problem: Problem) -> tuple[int, ...]:
     """Channels of each piece, where a problem is one concatenation of different NHWC values along channels; else nothing."""
     if not isinstance(problem, SubgraphProblem) or problem.layout != "nhwc":
         return ()
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1:
         return ()
     named = pieces(graph, graph.nodes[0])

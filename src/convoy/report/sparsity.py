@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from convoy.engines.activation_sparsity import Shares
+from convoy.engines.activation_sparsity import SparsityShares
 from convoy.report.html import page
 
 HEADINGS = ("layer", "x", "zeros %", "p10", "p90", "dead channels %", "dead tiles %", "dead blocks %")
@@ -44,7 +44,7 @@ class LayerSparsity:
     dead_blocks: float
 
     @staticmethod
-    def of(name: str, x: Sequence[int], images: Sequence[Shares]) -> LayerSparsity:
+    def of(name: str, x: Sequence[int], images: Sequence[SparsityShares]) -> LayerSparsity:
         """Sum up the images, one at least."""
         shares = sorted(image.zeros for image in images)
         return LayerSparsity(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.perfdb.row import Measurement
 from convoy.problem import Problem
 from convoy.tune.problem_distance import LAYERS, width_of
@@ -37,7 +37,7 @@ def fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
     flops: dict[str, float] = {}
     moved = 0.0
     for problem, row in known:
-        if expected(row.config.knobs):  # operations that were skipped are no rate
+        if sparsity_percent(row.config.knobs):  # operations that were skipped are no rate
             continue
         moved = max(moved, problem.bytes_min / row.median_us)
         if isinstance(problem, LAYERS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.engines.activation_sparsity import Levels, holds
+from convoy.engines.activation_sparsity import SparsityBucket, matches_bucket
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig
@@ -15,13 +15,13 @@ class Standing:
 
     Args:
         classes: the kinds of input that there is a winner for.
-        deterministic: whether what may give other bits from run to run can win.
+        deterministic: whether what may give different bits from run to run can win.
 
     Attributes:
         rows: by config.
     """
 
-    def __init__(self, classes: Sequence[Levels], *, deterministic: bool) -> None:
+    def __init__(self, classes: Sequence[SparsityBucket], *, deterministic: bool) -> None:
         self.rows: dict[EngineConfig, Measurement] = {}
         self.classes = classes
         self._deterministic = deterministic
@@ -30,12 +30,12 @@ class Standing:
         """Whether it may win."""
         return row.ok and (row.deterministic or not self._deterministic)
 
-    def usable(self, levels: Levels | None = None) -> list[Measurement]:
+    def usable(self, levels: SparsityBucket | None = None) -> list[Measurement]:
         """What may win; on inputs of some levels, or on any."""
         found = filter(self.is_usable, self.rows.values())
-        return [row for row in found if levels is None or holds(row.config.knobs, levels)]
+        return [row for row in found if levels is None or matches_bucket(row.config.knobs, levels)]
 
-    def best(self, levels: Levels | None = None) -> Measurement | None:
+    def best(self, levels: SparsityBucket | None = None) -> Measurement | None:
         """The fastest of them."""
         return min(self.usable(levels), key=lambda row: row.median_us, default=None)
 
@@ -65,7 +65,7 @@ def _excluded(row: Measurement) -> Measurement:
         row.protocol,
         Status.UNSUPPORTED,
         deterministic=row.deterministic,
-        reason="may give other bits from run to run, and `deterministic` was asked for",
+        reason="may give different bits from run to run, and `deterministic` was asked for",
         versions=row.versions,
         date=row.date,
     )

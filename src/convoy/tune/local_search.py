@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.engines.activation_sparsity import Levels, expected
+from convoy.engines.activation_sparsity import SparsityBucket, sparsity_percent
 from convoy.engines.base import Engine
 from convoy.measurement.engine_space import by_estimate, neighbours
 from convoy.perfdb.row import Measurement, Status
@@ -26,7 +26,9 @@ QUICK_COMPILED: Final = 4
 """The same for an engine that compiles (`Engine.trusted` is False): a build takes one to two seconds of a core."""
 
 
-def wider(space: Space, standing: Standing, engine: Engine, levels: Levels | None, *, full: bool) -> list[EngineConfig]:
+def wider(
+    space: Space, standing: Standing, engine: Engine, levels: SparsityBucket | None, *, full: bool
+) -> list[EngineConfig]:
     """Settings of one engine to try next, the likeliest first; empty when it is out of the race or has had its turns.
 
     Args:
@@ -41,7 +43,7 @@ def wider(space: Space, standing: Standing, engine: Engine, levels: Levels | Non
         return []
     best_us = best.median_us
     share = None if levels is None else levels.at(engine.zeros_kind)
-    own_space = [config for config in space.configs[engine.id] if expected(config.knobs) == share]
+    own_space = [config for config in space.configs[engine.id] if sparsity_percent(config.knobs) == share]
     tried = [standing.rows[config] for config in own_space if config in standing.rows]
     untried = [config for config in own_space if config not in standing.rows]
     quick = engine.quick_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convoy.engines.activation_sparsity import CURVE, Levels
+from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError
@@ -60,7 +60,7 @@ def search(
     runner: Runner,
     on_progress: Progress | None = None,
     baseline_only: Collection[str] = (),
-    zeros: Mapping[str, Collection[Levels]] | None = None,
+    zeros: Mapping[str, Collection[SparsityBucket]] | None = None,
 ) -> SearchResult:
     """Find out what every engine takes for every problem.
 
@@ -127,7 +127,7 @@ def _space(
     target: Target,
     settings: Settings,
     baseline_only: Collection[str],
-    zeros: Mapping[str, Collection[Levels]],
+    zeros: Mapping[str, Collection[SparsityBucket]],
 ) -> Space:
     return Space(
         problem,
@@ -135,7 +135,7 @@ def _space(
         target,
         deterministic=settings.deterministic,
         baseline_only=problem.key in baseline_only,
-        zeros=zeros.get(problem.key, (Levels(),)),
+        zeros=zeros.get(problem.key, (SparsityBucket(),)),
         curve=CURVE if problem.key in zeros else (),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from convoy.engines.activation_sparsity import Levels, expected, expecting
+from convoy.engines.activation_sparsity import SparsityBucket, sparsity_percent, with_sparsity
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
 from convoy.errors import InputError
@@ -20,7 +20,7 @@ class Space:
         problem: what is computed.
         engines: all that compete.
         target: the device.
-        deterministic: whether settings that may give other bits from run to run are out.
+        deterministic: whether settings that may give different bits from run to run are out.
         baseline_only: whether the baseline alone is on offer, because a larger region does the same and more.
         zeros: what the inputs of the layers with this problem could spare: engines that skip zeros are on offer for each share
             of what they leave out (`convoy.engines.activation_sparsity`).
@@ -45,7 +45,7 @@ class Space:
         *,
         deterministic: bool = False,
         baseline_only: bool = False,
-        zeros: Collection[Levels] = (Levels(),),
+        zeros: Collection[SparsityBucket] = (SparsityBucket(),),
         curve: Collection[int] = (),
     ) -> None:
         self.problem = problem
@@ -69,7 +69,7 @@ class Space:
             self.engines[engine.id] = engine
             shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
             self.configs[engine.id] = [
-                engine.config(k if share is None else expecting(k, share, engine.zeros_kind))
+                engine.config(k if share is None else with_sparsity(k, share, engine.zeros_kind))
                 for share in shares
                 for k in space
             ]
@@ -89,10 +89,10 @@ class Space:
         """Every engine's default: of one that skips zeros, for every share."""
         first: dict[tuple[str, int | None], EngineConfig] = {}
         for config in self:
-            first.setdefault((config.engine, expected(config.knobs)), config)
+            first.setdefault((config.engine, sparsity_percent(config.knobs)), config)
         return list(first.values())
 
-    def classes(self) -> list[Levels]:
+    def classes(self) -> list[SparsityBucket]:
         """The kinds of input that there is a winner for: one where no engine skips zeros."""
         return self.levels if any(engine.skips_zeros for engine in self.engines.values()) else self.levels[:1]
 

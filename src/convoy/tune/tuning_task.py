@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.manifest import BASELINE
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
@@ -253,7 +253,7 @@ class Task:
 
     def _request(self, configs: Sequence[EngineConfig], rounds: int) -> Request | None:
         # Later candidates are pruned against earlier ones, so those that are for many zeros come last.
-        ordered = sorted(configs, key=lambda config: expected(config.knobs) or 0)
+        ordered = sorted(configs, key=lambda config: sparsity_percent(config.knobs) or 0)
         return Request(self.problem, tuple(ordered), rounds, self._standing.limit_us() or 0.0) if configs else None
 
     def _is_plain(self, config: EngineConfig) -> bool:

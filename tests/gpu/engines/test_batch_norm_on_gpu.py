@@ -14,7 +14,7 @@ import norm_cases
 from norm_cases import backward, forward
 
 from convoy.engines.base import Buffers
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -41,7 +41,7 @@ def shapes(monkeypatch):
 
 
 def results(problem):
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     made = [
         torch.empty(graph.values[n].spec.shape, device="cuda", dtype=_dtype(graph.values[n].spec))
         for n in graph.outputs

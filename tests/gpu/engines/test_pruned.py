@@ -18,7 +18,7 @@ from pruned_cases import PATTERNS, mask_of, pattern, pruned
 from convoy.engines.base import Buffers
 from convoy.engines.sparse_weights import channels_gpu, csr, cuda, direct
 from convoy.engines.sparse_weights.cuda import ENGINE
-from convoy.engines.sparse_weights.direct_form import Form as DirectForm
+from convoy.engines.sparse_weights.direct_form import DirectTile
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
@@ -121,7 +121,7 @@ def test_direct_is_exact_on_layers_of_few_pixels_in_every_setting(name, dtype, t
 @pytest.mark.parametrize("name", ["3x3, 7x7", "3x3, 14x14"])
 def test_direct_gives_the_same_bits_while_the_next_launch_begins(name, slices, target):
     problem = pruned(FEW_PIXELS[name], "tenth")
-    form = DirectForm(vectors=2, filters=8, slices=slices, parts=1, each=2)
+    form = DirectTile(vectors=2, filters=8, slices=slices, parts=1, each=2)
     executable = direct.ENGINE.build(problem, form.knobs, target)
     data = make_data(problem, 3, "normal", "cuda")
     check_chain(executable, data, executable.pack(tuple(constant * 0.02 for constant in data.constants)))

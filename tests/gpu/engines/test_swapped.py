@@ -79,7 +79,7 @@ def layer(engine, name):
 
 def own_form(engine, form):
     """The form as the engine's own, with as many of its stages as there is room for."""
-    own = engine.form(**{field.name: getattr(form, field.name) for field in fields(form)})
+    own = engine.tile_config(**{field.name: getattr(form, field.name) for field in fields(form)})
     while own.shared_bytes > SHARED_BYTES[own.blocks] and own.stages > 2:
         own = replace(own, stages=own.stages - 1)
     return own

@@ -1,4 +1,4 @@
-"""What may give other bits from run to run: the table, the engines that go by it, and what is left for a net with a pooling."""
+"""The table of nondeterministic operators, the engines that consult it, and which engines are left for a net with a pooling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convoy.engines.interpret import compile_graph
 from convoy.engines.library import aten, inductor
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.engines.operators import DTYPES
-from convoy.engines.subgraph import read, runnable
+from convoy.engines.subgraph import parse_subgraph, torch_support
 from convoy.graph.ir import GRADIENTS, Graph
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, Problem, SubgraphProblem
@@ -27,17 +27,17 @@ from convoy.target import Target
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20, (("cxx", "13"),))
 HERE = detect_target("cpu")
 GPU = Target("cuda", "a GPU", "sm_90", 132, 80 << 30, 50 << 20, (("triton", "3.6.0"),))
-STEADY = Knobs.of(**{DETERMINISTIC: True})
+DETERMINISTIC_KNOBS = Knobs.of(**{DETERMINISTIC: True})
 
 
 @dataclass(frozen=True)
 class Case:
-    """A lone operator, on which devices it is unsteady by whom, and whether ATen can do without."""
+    """One operator: where it is nondeterministic in ATen and in Inductor, and whether ATen has a deterministic variant."""
 
     text: str
     aten: str = "cuda"
     inductor: str = "cuda"
-    steady_form: bool = False
+    has_deterministic_variant: bool = False
 
 
 def lone(inputs: str, made: str, call: str) -> str:
@@ -81,13 +81,13 @@ CASES: dict[str, Case] = {
         lone(
             "fp32[2,4,6,6]; fp32[4,3,3,3]", "fp32[2,3,6,6]", "conv2d_dgrad(%a, %b, (6, 6), (1, 1), (1, 1), (1, 1), 1)"
         ),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "wgrad": Case(
         lone(
             "fp32[2,3,6,6]; fp32[2,4,6,6]", "fp32[4,3,3,3]", "conv2d_wgrad(%a, %b, (3, 3), (1, 1), (1, 1), (1, 1), 1)"
         ),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "convolution_backward": Case(
         lone(
@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
             "fp32[2,3,6]; fp32[4,3,3]; fp32[4]",
             "aten.convolution_backward.default(%a, %b, %c, (4,), (1,), (1,), (1,), False, (0,), 1, (True, True, True))",
         ),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "convolution of three dimensions": Case(
         lone(
@@ -112,15 +112,15 @@ CASES: dict[str, Case] = {
             "fp32[2,4,8,8]",
             "aten.convolution.default(%a, %b, None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)",
         ),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "conv_transpose1d": Case(
         lone("fp32[2,3,4]; fp32[3,4,2]", "fp32[2,4,8]", "aten.conv_transpose1d.default(%a, %b, None, (2,))"),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "conv_transpose2d": Case(
         lone("fp32[2,3,4,4]; fp32[3,4,2,2]", "fp32[2,4,8,8]", "aten.conv_transpose2d.input(%a, %b, None, (2, 2))"),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "conv_transpose3d": Case(
         lone(
@@ -128,7 +128,7 @@ CASES: dict[str, Case] = {
             "fp32[2,4,8,8,8]",
             "aten.conv_transpose3d.input(%a, %b, None, (2, 2, 2))",
         ),
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     # poolings
     "_adaptive_avg_pool2d_backward": Case(
@@ -257,23 +257,28 @@ CASES: dict[str, Case] = {
     ),
     # places named by indices
     "scatter_add": Case(
-        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, "aten.scatter_add.default(%a, 0, %b, %c)"), steady_form=True
+        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, "aten.scatter_add.default(%a, 0, %b, %c)"),
+        has_deterministic_variant=True,
     ),
     "scatter_add of integers": Case(
         lone("i64[10,4]; i64[5,4]; i64[5,4]", "i64[10,4]", "aten.scatter_add.default(%a, 0, %b, %c)"), "", ""
     ),
     "scatter": Case(
-        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, "aten.scatter.src(%a, 0, %b, %c)"), inductor="both", steady_form=True
+        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, "aten.scatter.src(%a, 0, %b, %c)"),
+        inductor="both",
+        has_deterministic_variant=True,
     ),
     "scatter of one value": Case(lone(f"{ROWS}; i64[5,4]", ROWS, "aten.scatter.value(%a, 0, %b, 1.0)"), "", ""),
     "scatter that adds": Case(
         lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, 'aten.scatter.reduce(%a, 0, %b, %c, reduce="add")'), inductor="both"
     ),
     "scatter_reduce, sum": Case(
-        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, 'aten.scatter_reduce.two(%a, 0, %b, %c, "sum")'), steady_form=True
+        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, 'aten.scatter_reduce.two(%a, 0, %b, %c, "sum")'),
+        has_deterministic_variant=True,
     ),
     "scatter_reduce, mean": Case(
-        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, 'aten.scatter_reduce.two(%a, 0, %b, %c, "mean")'), steady_form=True
+        lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, 'aten.scatter_reduce.two(%a, 0, %b, %c, "mean")'),
+        has_deterministic_variant=True,
     ),
     "scatter_reduce, prod": Case(
         lone(f"{ROWS}; i64[5,4]; {FIVE}", ROWS, 'aten.scatter_reduce.two(%a, 0, %b, %c, "prod")')
@@ -284,19 +289,19 @@ CASES: dict[str, Case] = {
     "index_add": Case(
         lone(f"{ROWS}; {PLACES}; {FIVE}", ROWS, "aten.index_add.default(%a, 0, %b, %c)"),
         inductor="both",
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "index_copy": Case(
         lone(f"{ROWS}; {PLACES}; {FIVE}", ROWS, "aten.index_copy.default(%a, 0, %b, %c)"),
         "both",
         "both",
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "index_put": Case(
         lone(f"{ROWS}; {PLACES}; {FIVE}", ROWS, "aten.index_put.default(%a, (%b,), %c)"),
         "both",
         "both",
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "index_put by a mask": Case(
         lone(f"{ROWS}; bool[10,4]; fp32[]", ROWS, "aten.index_put.default(%a, (%b,), %c)"), "", ""
@@ -305,13 +310,13 @@ CASES: dict[str, Case] = {
         lone(f"{ROWS}; {PLACES}; {FIVE}", ROWS, "aten.index_put.default(%a, (%b,), %c, True)"),
         "cpu",
         "both",
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "_unsafe_index_put": Case(
         lone(f"{ROWS}; {PLACES}; {FIVE}", ROWS, "aten._unsafe_index_put.default(%a, (%b,), %c, True)"),
         "cpu",
         "both",
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "_unsafe_masked_index_put_accumulate": Case(
         lone(
@@ -321,7 +326,7 @@ CASES: dict[str, Case] = {
         ),
         "cpu",
         "both",
-        steady_form=True,
+        has_deterministic_variant=True,
     ),
     "index_reduce": Case(lone(f"{ROWS}; {PLACES}; {FIVE}", ROWS, 'aten.index_reduce.default(%a, 0, %b, %c, "prod")')),
     "put": Case(lone(f"{ROWS}; {PLACES}; fp32[5]", ROWS, "aten.put.default(%a, %b, %c, True)"), "both", "both"),
@@ -372,7 +377,7 @@ CASES: dict[str, Case] = {
     "kthvalue": Case(lone(FIVE, "fp32[4]; i64[4]", "aten.kthvalue.default(%a, 2, 0)")),
 }
 NAMED = [pytest.param(case, id=name) for name, case in CASES.items()]
-UNSTEADY = [pytest.param(case, id=name) for name, case in CASES.items() if case.aten in ("cuda", "both")]
+UNDETERMINISTIC_KNOBS = [pytest.param(case, id=name) for name, case in CASES.items() if case.aten in ("cuda", "both")]
 
 
 def unsteady_on(where: str, target: Target) -> bool:
@@ -385,7 +390,7 @@ def bare(graph: Graph) -> str:
 
 
 def test_every_operator_of_the_table_has_a_case():
-    assert {bare(read(case.text)) for case in CASES.values()} >= set(nondeterminism.TABLE)
+    assert {bare(parse_subgraph(case.text)) for case in CASES.values()} >= set(nondeterminism.TABLE)
 
 
 def test_every_operator_of_the_table_is_one_of_pytorchs():
@@ -396,16 +401,16 @@ def test_every_operator_of_the_table_is_one_of_pytorchs():
 @pytest.mark.parametrize("case", NAMED)
 def test_a_piece_of_atens_says_whether_it_is_steady(case: Case, target: Target):
     problem = SubgraphProblem(case.text)
-    assert runnable(problem), runnable(problem).reason
+    assert torch_support(problem), torch_support(problem).reason
     steady = not unsteady_on(case.aten, target)
     assert aten.ENGINE.build(problem, Knobs(), target).deterministic is steady
-    reason = aten.ENGINE.unsteady(problem, Knobs(), target)
-    assert (read(case.text).nodes[0].op in reason) is not steady
-    wanted = [Knobs()] if steady or not case.steady_form else [Knobs(), STEADY]
+    reason = aten.ENGINE.nondeterminism_reason(problem, Knobs(), target)
+    assert (parse_subgraph(case.text).nodes[0].op in reason) is not steady
+    wanted = [Knobs()] if steady or not case.has_deterministic_variant else [Knobs(), DETERMINISTIC_KNOBS]
     assert list(aten.ENGINE.space(problem, target)) == wanted
     for knobs in wanted[1:]:
         assert aten.ENGINE.build(problem, knobs, target).deterministic
-        assert not aten.ENGINE.unsteady(problem, knobs, target)
+        assert not aten.ENGINE.nondeterminism_reason(problem, knobs, target)
 
 
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
@@ -415,7 +420,9 @@ def test_a_compiled_piece_says_whether_it_is_steady(case: Case, target: Target, 
     problem = SubgraphProblem(case.text)
     steady = not unsteady_on(case.inductor, target)
     assert inductor.ENGINE.build(problem, Knobs(), target).deterministic is steady
-    assert (read(case.text).nodes[0].op in inductor.ENGINE.unsteady(problem, Knobs(), target)) is not steady
+    assert (
+        parse_subgraph(case.text).nodes[0].op in inductor.ENGINE.nondeterminism_reason(problem, Knobs(), target)
+    ) is not steady
 
 
 ATOMIC = frozenset({
@@ -427,7 +434,9 @@ NOT_TRACED = frozenset({
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",  # other names of `convolution`
     *GRADIENTS,  # Inductor is never asked for layers
 })  # fmt: skip
-TRACED = [pytest.param(case, id=name) for name, case in CASES.items() if bare(read(case.text)) not in NOT_TRACED]
+TRACED = [
+    pytest.param(case, id=name) for name, case in CASES.items() if bare(parse_subgraph(case.text)) not in NOT_TRACED
+]
 
 
 def left_by_inductor(graph: Graph) -> set[str]:
@@ -447,7 +456,7 @@ def left_by_inductor(graph: Graph) -> set[str]:
 @pytest.mark.parametrize("case", TRACED)
 def test_inductors_decompositions_are_those_that_the_table_was_made_from(case: Case):
     """A later PyTorch may take operators apart otherwise."""
-    graph = read(case.text)
+    graph = parse_subgraph(case.text)
     left = left_by_inductor(graph)
     if bare(graph) in left or bare(graph) in ATOMIC:  # left to ATen, or lowered with no more care
         assert unsteady_on(case.inductor, GPU) or not unsteady_on(case.aten, GPU)
@@ -466,7 +475,7 @@ def test_inductor_takes_a_lone_operator_that_it_alone_computes_steadily(name: st
 
 @pytest.mark.skipif(not HERE.version("cxx"), reason="needs a C++ compiler")
 def test_what_inductor_makes_of_a_loss_is_the_loss():
-    graph = read(CASES["nll_loss2d_forward"].text)
+    graph = parse_subgraph(CASES["nll_loss2d_forward"].text)
     problem, given = SubgraphProblem(CASES["nll_loss2d_forward"].text), filled(graph)
     results: list[list[torch.Tensor | None]] = []
     for engine in (aten.ENGINE, inductor.ENGINE):
@@ -490,13 +499,13 @@ def filled(graph: Graph) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=name) for name, c in CASES.items() if c.aten == "cpu" and c.steady_form]
+    "case", [pytest.param(c, id=name) for name, c in CASES.items() if c.aten == "cpu" and c.has_deterministic_variant]
 )
 def test_the_steady_way_computes_the_same(case: Case, monkeypatch: pytest.MonkeyPatch):
-    problem, given = SubgraphProblem(case.text), filled(read(case.text))
+    problem, given = SubgraphProblem(case.text), filled(parse_subgraph(case.text))
     seen: list[tuple[bool, bool]] = []
     results: list[torch.Tensor] = []
-    for knobs in (Knobs(), STEADY):
+    for knobs in (Knobs(), DETERMINISTIC_KNOBS):
         built = aten.ENGINE.build(problem, knobs, CPU)
         function = built._function
         monkeypatch.setattr(
@@ -524,12 +533,12 @@ def test_the_choice_of_algorithms_is_put_back_by_the_last_thread(before: tuple[b
         entered, leave = threading.Event(), threading.Event()
 
         def other() -> None:
-            with nondeterminism.steady_algorithms():
+            with nondeterminism.deterministic_algorithms():
                 entered.set()
                 leave.wait(30)
 
         thread = threading.Thread(target=other)
-        with nondeterminism.steady_algorithms():
+        with nondeterminism.deterministic_algorithms():
             thread.start()
             entered.wait(30)
         assert torch.are_deterministic_algorithms_enabled()
@@ -558,8 +567,8 @@ return %y, %z
 def test_a_piece_is_steady_where_all_of_it_is_and_its_reason_names_each_operator_once():
     problem = SubgraphProblem(MIXED)
     assert list(aten.ENGINE.space(problem, GPU)) == [Knobs()]
-    assert aten.ENGINE.unsteady(problem, Knobs(), GPU) == (
-        "aten.convolution.default, aten.upsample_bilinear2d_backward.default may give other bits from run to run"
+    assert aten.ENGINE.nondeterminism_reason(problem, Knobs(), GPU) == (
+        "aten.convolution.default, aten.upsample_bilinear2d_backward.default may give different bits from run to run"
     )
     assert not aten.ENGINE.build(problem, Knobs(), GPU).deterministic
     assert aten.ENGINE.build(problem, Knobs(), CPU).deterministic
@@ -600,7 +609,10 @@ def offers(graph: Graph) -> dict[str, list[tuple[str, bool]]]:
             continue
         takers = [engine for engine in engines if engine.id != "reference" and engine.accepts(problem, GPU)]
         found[graph.node(region.nodes[0]).op] = [
-            (engine.id, any(not engine.unsteady(problem, knobs, GPU) for knobs in engine.space(problem, GPU)))
+            (
+                engine.id,
+                any(not engine.nondeterminism_reason(problem, knobs, GPU) for knobs in engine.space(problem, GPU)),
+            )
             for engine in takers
         ]
     return found

@@ -10,16 +10,16 @@ from test_tuning_task import PROTOCOL, TARGET, Fake
 from convoy.capture import capture_inference
 from convoy.compare.study.learn_criteria import known_layers
 from convoy.engines.activation_sparsity import (
+    BUCKETS,
     CURVE,
     KINDS,
-    LEVELS,
-    Levels,
-    Shares,
-    expected,
-    expecting,
-    holds,
-    kind_of,
-    quantise,
+    SparsityBucket,
+    SparsityShares,
+    bucket_of,
+    matches_bucket,
+    sparsity_kind,
+    sparsity_percent,
+    with_sparsity,
 )
 from convoy.graph.text import parse_graph
 from convoy.measurement.bench import Bench
@@ -47,15 +47,15 @@ class Leaving(Fake):
     zeros_kind = "dead_channels"
 
 
-def zeros(*percents: int) -> list[Levels]:
-    return [Levels(zeros=percent) for percent in percents]
+def zeros(*percents: int) -> list[SparsityBucket]:
+    return [SparsityBucket(zeros=percent) for percent in percents]
 
 
 # ---- words
 
 
 def test_shares_are_taken_for_the_next_lower_one():
-    assert [quantise(share) for share in (0.0, 0.099, 0.1, 0.55, 0.949, 0.95, 0.9999, 1.0)] == [
+    assert [bucket_of(share) for share in (0.0, 0.099, 0.1, 0.55, 0.949, 0.95, 0.9999, 1.0)] == [
         0,
         0,
         10,
@@ -65,22 +65,26 @@ def test_shares_are_taken_for_the_next_lower_one():
         99,
         99,
     ]
-    assert [quantise(share / 100) for share in LEVELS] == list(LEVELS)
-    assert set(CURVE) <= {*LEVELS, 75}
+    assert [bucket_of(share / 100) for share in BUCKETS] == list(BUCKETS)
+    assert set(CURVE) <= {*BUCKETS, 75}
 
 
 def test_a_configs_share_travels_with_its_knobs():
-    knobs = expecting(Knobs.of(skip="auto"), 70)
+    knobs = with_sparsity(Knobs.of(skip="auto"), 70)
     assert str(knobs) == "skip=auto,zeros=70"
-    assert expected(Knobs.parse(str(knobs))) == 70
-    assert expected(Knobs.of(skip="auto")) is None
-    channels = expecting(Knobs.of(split=2), 20, "dead_channels")
-    assert (str(channels), kind_of(channels), expected(channels)) == ("dead_channels=20,split=2", "dead_channels", 20)
-    levels = Levels.of(Shares(0.77, 0.29, 0.05, 0.0))
-    assert levels == Levels(70, 20, 0, 0)
-    assert holds(channels, levels)
-    assert not holds(channels, Levels(20, 10, 20, 20))
-    assert holds(Knobs.of(split=2), levels)
+    assert sparsity_percent(Knobs.parse(str(knobs))) == 70
+    assert sparsity_percent(Knobs.of(skip="auto")) is None
+    channels = with_sparsity(Knobs.of(split=2), 20, "dead_channels")
+    assert (str(channels), sparsity_kind(channels), sparsity_percent(channels)) == (
+        "dead_channels=20,split=2",
+        "dead_channels",
+        20,
+    )
+    levels = SparsityBucket.of(SparsityShares(0.77, 0.29, 0.05, 0.0))
+    assert levels == SparsityBucket(70, 20, 0, 0)
+    assert matches_bucket(channels, levels)
+    assert not matches_bucket(channels, SparsityBucket(20, 10, 20, 20))
+    assert matches_bucket(Knobs.of(split=2), levels)
 
 
 # ---- counting
@@ -130,7 +134,7 @@ constant %w: fp32[2,2,1,1]
 return %a, %b
 """
     x = torch.zeros(1, 2, 4, 4)
-    assert zero_shares(parse_graph(text), {"w": torch.ones(2, 2, 1, 1)}, [x]) == {"x": Shares(1, 1, 1, 1)}
+    assert zero_shares(parse_graph(text), {"w": torch.ones(2, 2, 1, 1)}, [x]) == {"x": SparsityShares(1, 1, 1, 1)}
     nothing = parse_graph("graph 1\ninput %x: fp32[1]\n%a: fp32[1] = aten.relu.default(%x)\nreturn %a\n")
     assert zero_shares(nothing, {}, [torch.zeros(1)]) == {}
 
@@ -193,7 +197,7 @@ def test_only_configs_with_a_share_are_timed_on_thinned_data():
 
 def config(engine: str, k: int = 0, zeros: int | None = None) -> EngineConfig:
     knobs = Knobs.of(k=k)
-    return EngineConfig(engine, 1, knobs if zeros is None else expecting(knobs, zeros))
+    return EngineConfig(engine, 1, knobs if zeros is None else with_sparsity(knobs, zeros))
 
 
 def row(engine: str, us: float, zeros: int | None = None, samples: int = 3, k: int = 0) -> Measurement:
@@ -207,18 +211,18 @@ def test_an_engine_that_skips_zeros_is_tried_for_every_share_of_its_layers_and_t
     request = task.first_look(PROTOCOL, Effort.QUICK)
     wanted = [config("aten"), config("z"), *(config("skip", zeros=share) for share in (0, 40, 70, 90))]
     assert sorted(map(str, request.configs)) == sorted(map(str, wanted))
-    assert [expected(c.knobs) or 0 for c in request.configs] == [0, 0, 0, 40, 70, 90], (
+    assert [sparsity_percent(c.knobs) or 0 for c in request.configs] == [0, 0, 0, 40, 70, 90], (
         "many zeros last: they prune others"
     )
 
 
 def test_each_engine_is_tried_for_the_shares_of_what_it_leaves_out():
-    layers = [Levels(50, 0), Levels(50, 30), Levels(70, 30)]
+    layers = [SparsityBucket(50, 0), SparsityBucket(50, 30), SparsityBucket(70, 30)]
     task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip"), Leaving("leave")], TARGET, zeros=layers))
     wanted = {
         config("aten"),
         *(config("skip", zeros=share) for share in (50, 70)),
-        *(EngineConfig("leave", 1, expecting(Knobs.of(k=0), share, "dead_channels")) for share in (0, 30)),
+        *(EngineConfig("leave", 1, with_sparsity(Knobs.of(k=0), share, "dead_channels")) for share in (0, 30)),
     }
     assert set(task.first_look(PROTOCOL, Effort.QUICK).configs) == wanted
 
@@ -247,7 +251,7 @@ def test_each_share_has_its_own_finals():
     }
     assert request.best_us == 50.0, "dense candidates are not pruned by what skipping takes at 90 %"
     for found in request.configs:
-        task.take(row(found.engine, task.rows[found].median_us, expected(found.knobs), PROTOCOL.rounds))
+        task.take(row(found.engine, task.rows[found].median_us, sparsity_percent(found.knobs), PROTOCOL.rounds))
     assert task.is_done(PROTOCOL, Effort.QUICK)
     assert task.finals(PROTOCOL, Effort.QUICK) is None
 
@@ -256,7 +260,7 @@ def test_knobs_are_widened_within_a_share():
     task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip", 5)], TARGET, zeros=zeros(0, 90)))
     task.take_known([row("aten", 100.0, samples=9), row("skip", 300.0, 0), row("skip", 30.0, 90)])
     request = task.widen(PROTOCOL, Effort.QUICK)
-    assert {expected(c.knobs) for c in request.configs} == {90}, "at 0 it is out of the race"
+    assert {sparsity_percent(c.knobs) for c in request.configs} == {90}, "at 0 it is out of the race"
 
 
 def test_rows_of_shares_that_no_layer_has_are_left_in_the_database():

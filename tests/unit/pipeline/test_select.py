@@ -88,7 +88,9 @@ def steady_net(*, others: bool) -> tuple[Net, SearchResult]:
     graph = parse_graph(LOSS)
     regions = propose(graph, layouts=("nchw",), numerics="as_torch")
     found = SearchResult({}, {}, 0, 0, 0)
-    reason = "aten.nll_loss2d_forward.default may give other bits from run to run, and `deterministic` was asked for"
+    reason = (
+        "aten.nll_loss2d_forward.default may give different bits from run to run, and `deterministic` was asked for"
+    )
     for region in regions:
         for problem in region.problems:
             lost = region.nodes == ("l",)
@@ -149,5 +151,5 @@ def test_a_steady_net_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
     assert fast.plan.baseline == (not differs)
     ending = "but kept: `deterministic` was asked for" if differs else "so the plan is the baseline"
     assert f"not faster by more than the spread, {ending}" in fast.plan.notes[-1]
-    assert ("aten.index_copy.default may give other bits" in fast.plan.notes[-1]) == differs
+    assert ("aten.index_copy.default may give different bits" in fast.plan.notes[-1]) == differs
     assert torch.equal(fast(x), model(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.engines.activation_sparsity import Levels, Shares
+from convoy.engines.activation_sparsity import SparsityBucket, SparsityShares
 from convoy.graph.ir import Graph
 from convoy.graph.text import parse_graph
 from convoy.perfdb import Measurement, Status
@@ -160,13 +160,13 @@ def test_an_engine_that_skips_zeros_is_offered_with_its_time_for_the_zeros_that_
         ]
     }
 
-    def times(zeros: dict[str, Shares] | None, *, wary: bool = True) -> list[float]:
+    def times(zeros: dict[str, SparsityShares] | None, *, wary: bool = True) -> list[float]:
         border = {"x": "nchw", "a": "nchw"}
         found = selection_problem(GRAPH, REGIONS, COPIES, rows, layouts=LAYOUTS, border=border, zeros=zeros, wary=wary)
         return [c.median_us for c in found.candidates if c.config.engine == "skip"]
 
-    assert times({"x": Shares(0.75)}) == [3.0]
-    assert times({"x": Shares(0.99)}) == [], "nothing was measured for so many"
+    assert times({"x": SparsityShares(0.75)}) == [3.0]
+    assert times({"x": SparsityShares(0.99)}) == [], "nothing was measured for so many"
     assert times({}) == times(None) == [], "slower than what holds for any input"
     assert times(None, wary=False) == [10.0], "but on offer where one engine is asked for"
 
@@ -182,9 +182,9 @@ def test_what_holds_for_some_inputs_must_be_clearly_faster() -> None:
 
 
 def test_problems_are_measured_for_the_shares_of_all_layers_that_have_them() -> None:
-    found = zeros_by_problem(REGIONS, {"x": Shares(0.75, 0.3)})
+    found = zeros_by_problem(REGIONS, {"x": SparsityShares(0.75, 0.3)})
     assert set(found) == {p.key for r in REGIONS if r.pattern == "conv" for p in r.problems}
-    assert all(levels == {Levels(70, 30)} for levels in found.values())
+    assert all(levels == {SparsityBucket(70, 30)} for levels in found.values())
     assert zeros_by_problem(REGIONS, {}) == {}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.engines.activation_sparsity import CURVE, Shares, quantise
+from convoy.engines.activation_sparsity import CURVE, SparsityShares, bucket_of
 from convoy.engines.compilers import host_compiler
 from convoy.perfdb import Database
 from convoy.pipeline.optimize import Result, load, optimize_model
@@ -83,13 +83,13 @@ def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(fou
     assert len(layers) == 3
     for layer, share in zip(layers.values(), shares(), strict=True):
         assert layer.zeros == pytest.approx(share, abs=1e-6)
-        assert layer.knobs == f"skip=auto,zeros={quantise(share)}"
+        assert layer.knobs == f"skip=auto,zeros={bucket_of(share)}"
         assert {c.knobs for c in layer.candidates if c.engine == "zeroskip.cpu"} == {layer.knobs}
         assert layer.dead_channels is not None
         assert layer.dead_channels <= layer.zeros
-        assert {p.zeros for p in layer.curve} <= {*CURVE, *map(quantise, shares())}
+        assert {p.zeros for p in layer.curve} <= {*CURVE, *map(bucket_of, shares())}
         assert len(layer.curve) > 1
-    assert len({quantise(share) for share in shares()}) > 1, "the net shows something"
+    assert len({bucket_of(share) for share in shares()}) > 1, "the net shows something"
 
 
 def test_convolution_and_pooling_are_offered_as_one_step(found: Result, settings: Settings) -> None:
@@ -103,7 +103,7 @@ def test_convolution_and_pooling_are_offered_as_one_step(found: Result, settings
 def test_where_there_is_no_memory_to_count_zeros_the_plan_says_so(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: object) -> dict[str, Shares]:
+    def full(*args: object) -> dict[str, SparsityShares]:
         raise torch.OutOfMemoryError("CUDA out of memory, planted")
 
     monkeypatch.setattr("convoy.pipeline.net.zero_shares", full)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from example import HOSTILE, summary
 
-from convoy.engines.activation_sparsity import Shares
+from convoy.engines.activation_sparsity import SparsityShares
 from convoy.report.break_even import break_even, break_even_chart
 from convoy.report.html import render
 from convoy.report.sparsity import (
@@ -29,7 +29,7 @@ from convoy.report.sparsity import (
 )
 from convoy.report.summary import CandidateRow, CurvePoint, Layer
 
-IMAGES = [Shares(share, 0.1, 0.2, 0.0) for share in (0.5, 0.1, 0.3)]
+IMAGES = [SparsityShares(share, 0.1, 0.2, 0.0) for share in (0.5, 0.1, 0.3)]
 FOUND = Sparsity(HOSTILE, 3, (LayerSparsity.of(HOSTILE, (3, 8, 8), IMAGES),), (HOSTILE,))
 
 

@@ -294,7 +294,7 @@ def test_a_steady_step_that_is_not_faster_is_kept_where_pytorchs_own_may_differ(
     assert not result.plan.baseline
     assert result.step.program.runnable is not None
     assert "not faster by more than the spread, but kept" in result.plan.notes[-1]
-    assert "index_put.default may give other bits from run to run" in result.plan.notes[-1]
+    assert "index_put.default may give different bits from run to run" in result.plan.notes[-1]
 
 
 def test_a_steady_step_that_is_not_faster_is_the_stock_one_where_that_is_steady_too(
@@ -317,7 +317,7 @@ def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_di
         return right(outputs, exact) if len(calls) % 2 else end_to_end.Errors(0.5, 0.5)
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
-    with pytest.raises(SelectionError, match=r"gradients' error of 5\.00e-01.*may give other bits from run to run"):
+    with pytest.raises(SelectionError, match=r"gradients' error of 5\.00e-01.*may give different bits from run to run"):
         reordered(settings)
 
 

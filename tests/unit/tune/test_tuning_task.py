@@ -281,7 +281,7 @@ def test_deterministic_excludes_with_a_reason():
     found = {r.config.engine: r for r in task.result_rows()}
     assert found["aten"].ok
     assert found["dice"].status is Status.UNSUPPORTED
-    assert "other bits" in found["dice"].reason
+    assert "different bits" in found["dice"].reason
     read_record(to_record(found["dice"]))  # a row that the database takes: no figures beside a status that is not ok
 
 
@@ -292,8 +292,8 @@ class Unsteady(Fake):
         super().__init__(name, count)
         self.known = unsteady
 
-    def unsteady(self, problem, knobs, target):
-        return "aten.cumsum.default may give other bits from run to run" if knobs["k"] < self.known else ""
+    def nondeterminism_reason(self, problem, knobs, target):
+        return "aten.cumsum.default may give different bits from run to run" if knobs["k"] < self.known else ""
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -316,7 +316,7 @@ def test_nothing_that_is_known_to_differ_is_predicted():
 
 def test_an_engine_that_raises_about_its_bits_is_out():
     class Raises(Fake):
-        def unsteady(self, problem, knobs, target):
+        def nondeterminism_reason(self, problem, knobs, target):
             raise KeyError("op")
 
     task = Task(Space(PROBLEM, [Fake("aten"), Raises("a")], TARGET, deterministic=True))

@@ -14,7 +14,7 @@ from convoy.compare.runs.rows import Figure, Row
 from convoy.compare.study.learn_criteria import Check, Known, check, known_layers, learn
 from convoy.compare.study.study_sweep import Point
 from convoy.compare.study.study_winners import TIME
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.measurement import Runner, protocol_for
 from convoy.perfdb import Database, Measurement
@@ -50,7 +50,7 @@ def algorithm_of(engine: str, extra: tuple[str, ...] = (), knobs: Knobs | None =
         extra: extra engines as `id=module:Class`.
         knobs: of its config: an engine that skips zeros runs its dense path where none are expected, which is of its family.
     """
-    if knobs is not None and expected(knobs):
+    if knobs is not None and sparsity_percent(knobs):
         return SKIPPING
     special = SPECIAL.get(engine.partition(".")[0])
     return special or load_engine(engine, extra).family.replace("_", " ")

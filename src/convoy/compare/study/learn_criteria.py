@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.errors import InputError
 from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, LinearProblem, parse_problem
@@ -72,7 +72,7 @@ def known_layers(rows: Iterable[Measurement]) -> list[Known]:
     """Convolutions and linear layers with the best time of each engine; failures and single runs are left out."""
     best: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
-        if expected(row.config.knobs):  # a time for an input with zeros is no time for any input
+        if sparsity_percent(row.config.knobs):  # a time for an input with zeros is no time for any input
             continue
         if row.ok and row.samples >= LEAST_SAMPLES and row.problem.startswith(("conv:", "linear:")):
             engine = row.config.engine

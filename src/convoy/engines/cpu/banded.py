@@ -22,13 +22,13 @@ import torch
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cost_model import Work, estimate_us
-from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.depthwise import ENGINE as DEPTHWISE
 from convoy.engines.cpu.direct import BAND_BLOCKS, PIXELS, Division
 from convoy.engines.cpu.direct import ENGINE as DIRECT
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
 from convoy.engines.cpu.weight_tiles import FLAGS
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
 from convoy.regions.banded import LAYOUT
 from convoy.regions.conv import conv_region
@@ -106,7 +106,7 @@ def plan_of(text: str) -> Plan | str:
     Raises:
         InputError: text that is no graph.
     """
-    graph = read(text)
+    graph = parse_subgraph(text)
     layers = [node for node in graph.nodes if node.op == "conv2d"]
     own = [chains(graph, node) for node in layers]
     if not 2 <= len(layers) <= MOST_STAGES or not all(own):
@@ -215,7 +215,7 @@ def _stage(kernel: NativeExecutable, one: Native, rows: int, offset: int) -> _St
     return _Stage(call, words, len(one.tensors), *places, offset)
 
 
-class CpuBanded(CpuPiece):
+class CpuBanded(CpuSubgraphEngine):
     """Convolutions in fp32 whose inner values are large."""
 
     id = "cpu.banded"

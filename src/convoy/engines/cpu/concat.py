@@ -10,9 +10,9 @@ import torch
 
 from convoy.engines.base import Executable, Packed
 from convoy.engines.compilers.host_compiler import library
-from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import pieces
 from convoy.target import Target
@@ -23,7 +23,7 @@ FLAGS: Final = ("-std=gnu11", "-O3", "-march=native")
 
 def concatenation_of(problem: SubgraphProblem) -> tuple[list[TensorSpec], list[int]] | None:
     """What a piece concatenates along channels, and which arg each of these is; None for any other piece."""
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1 or graph.constants() or len(graph.outputs) != 1:
         return None
     names = pieces(graph, graph.nodes[0])
@@ -49,7 +49,7 @@ class _Concatenation(NativeExecutable):
         return None if self._empty else Native(self._settings, tensors)
 
 
-class ConcatCpu(CpuPiece):
+class ConcatCpu(CpuSubgraphEngine):
     """Copies of any dtype."""
 
     id = "cpu.concat"

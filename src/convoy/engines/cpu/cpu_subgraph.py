@@ -8,13 +8,13 @@ from typing import ClassVar
 from convoy.engines.base import Engine
 from convoy.engines.compilers.host_compiler import compiler_support
 from convoy.engines.cost_model import Work, estimate_us
-from convoy.engines.subgraph import runnable
+from convoy.engines.subgraph import torch_support
 from convoy.problem import Knobs, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target
 
 
-class CpuPiece(Engine):
+class CpuSubgraphEngine(Engine):
     """One pass over memory, compiled once for all problems.
 
     Attributes:
@@ -35,7 +35,7 @@ class CpuPiece(Engine):
             return Support.no(f"runs on CPUs, got {target.device}")
         if problem.layout not in self.layouts:
             return Support.no(f"needs layout {' or '.join(self.layouts)}, got {problem.layout}")
-        if not (found := runnable(problem)):
+        if not (found := torch_support(problem)):
             return found
         if reason := self.refusal(problem):
             return Support.no(reason)

@@ -14,7 +14,7 @@ import torch
 
 from convoy.engines.base import Executable, Packed
 from convoy.engines.compilers.host_compiler import library
-from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.subgraph import pooling_of
 from convoy.problem import Knobs, Pool, Problem, SubgraphProblem, TensorSpec
@@ -66,7 +66,7 @@ class _Pooling(NativeExecutable):
         return None if self._empty else Native(self._sizes, (("arg", 0), ("result", 0)))
 
 
-class PoolingCpu(CpuPiece):
+class PoolingCpu(CpuSubgraphEngine):
     """Maximum and average, any stride and padding, in fp32, with the view behind it that makes images rows."""
 
     id = "cpu.pooling"

@@ -23,10 +23,10 @@ import torch
 
 from convoy.engines.base import Executable, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
-from convoy.engines.cpu.cpu_subgraph import CpuPiece
+from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.activation import activation_of
@@ -55,7 +55,7 @@ class Scaling:
     @staticmethod
     def of(problem: SubgraphProblem) -> Scaling | None:
         """A piece that is one such computation; None for any other."""
-        graph = read(problem.text)
+        graph = parse_subgraph(problem.text)
         nodes = list(graph.nodes)
         names = pieces(graph, nodes[0]) if nodes else ()
         value = nodes.pop(0).outputs[0] if names else ""
@@ -130,7 +130,7 @@ class _Scale(NativeExecutable):
         return None if self._empty else Native(self._settings, (*args, scale, shift, ("result", 0)))
 
 
-class ScaleCpu(CpuPiece):
+class ScaleCpu(CpuSubgraphEngine):
     """fp32 values with four dimensions."""
 
     id = "cpu.scale"

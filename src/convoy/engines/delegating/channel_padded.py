@@ -1,9 +1,9 @@
-"""padded: convolutions whose channels are no multiple of a vector, on tensors that are: zeros are put behind the channels.
+"""padded: pads the channels of a convolution with zeros to a multiple of 16 bytes and delegates to a kernel that needs that.
 
     y[:, :k] = conv(x with zeros up to c', weight with zeros up to [k', c'])
 
-Kernels that copy by TMA want rows of whole 16 bytes. The weight is padded once; x is copied in every launch where c is odd, and y
-where k is. That pays where the product is long beside these copies; a candidate like any other.
+Kernels that load by TMA need rows of a multiple of 16 bytes. The weight is padded once. Every launch copies x if c needs padding,
+and y if k does. That pays if the convolution takes long compared with these copies.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
 from convoy.target import Target
 
-INNER: Final = ("cuda.implicit_gemm", "triton.persistent", "triton.swapped")
-"""Engines that want whole vectors."""
+DELEGATES: Final = ("cuda.implicit_gemm", "triton.persistent", "triton.swapped")
+"""Engines that need channels in multiples of 16 bytes."""
 
 LEAST_CHANNELS: Final = 5
-"""Fewer are a first layer's, for which there are kernels that read windows."""
+"""First layers have fewer; other engines have kernels for them."""
 
-MOST_SETTINGS: Final = 4
-"""Of an inner engine."""
+MOST_DELEGATE_KNOBS: Final = 4
+"""Knob settings tried of each delegate."""
 
 _COPY_BYTES_US: Final = 2.0e6
 _COPY_US: Final = 3.0
-"""What a copy moves, and its launches: PyTorch's copy of a slice with a stride, and the zeros."""
+"""Bytes a microsecond that a copy moves, and the time of its two launches: PyTorch's strided copy, and the zero fill."""
 
 
-def whole(problem: ConvProblem) -> ConvProblem:
-    """The convolution on padded tensors. It has no residual where y is copied: that comes after."""
+def padded_problem(problem: ConvProblem) -> ConvProblem:
+    """The convolution on padded tensors. If y is copied, the residual is added after the copy, not by the delegate."""
     multiple = 16 // DTYPE_BYTES[problem.x_dtype]
     c, k = (-(-size // multiple) * multiple for size in (problem.c, problem.k))
     epilogue = problem.epilogue
@@ -49,9 +49,9 @@ def whole(problem: ConvProblem) -> ConvProblem:
     return replace(problem, c=c, k=k, epilogue=epilogue)
 
 
-def _room(problem: ConvProblem) -> Scratch:
-    """The padded x and y, each where it is wanted; what the inner kernel wants comes behind them."""
-    padded, scratch = whole(problem), Scratch()
+def _padded_tensors(problem: ConvProblem) -> Scratch:
+    """Scratch for the padded x and y, each if it is needed; the delegate's workspace lies behind them."""
+    padded, scratch = padded_problem(problem), Scratch()
     for wanted, spec in ((padded.c > problem.c, padded.x_spec), (padded.k > problem.k, padded.y_spec)):
         if wanted:
             n, c, h, w = spec.shape
@@ -59,48 +59,48 @@ def _room(problem: ConvProblem) -> Scratch:
     return scratch
 
 
-class PaddedConvolution(Executable):
-    """One inner kernel on padded tensors."""
+class ChannelPaddedExecutable(Executable):
+    """A delegate's kernel on padded tensors."""
 
     def __init__(self, problem: ConvProblem, executable: Executable) -> None:
-        self._problem, self._inner, self._whole = problem, executable, whole(problem)
-        self._scratch = _room(problem)
+        self._problem, self._delegate, self._padded = problem, executable, padded_problem(problem)
+        self._scratch = _padded_tensors(problem)
         self.workspace_bytes = self._scratch.size_bytes + executable.workspace_bytes
         self.deterministic = executable.deterministic
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """Weight and bias with zeros, as the inner kernel wants them."""
+        """Pad weight and bias with zeros and pack them for the delegate."""
         weight, *bias = (constant.detach() for constant in constants)
-        more_c, more_k = self._whole.c - self._problem.c, self._whole.k - self._problem.k
+        more_c, more_k = self._padded.c - self._problem.c, self._padded.k - self._problem.k
         weight = torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, more_c, 0, more_k))
-        return self._inner.pack([weight, *(torch.nn.functional.pad(b, (0, more_k)) for b in bias)])
+        return self._delegate.pack([weight, *(torch.nn.functional.pad(b, (0, more_k)) for b in bias)])
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """Copy x, convolve, copy y."""
         problem = self._problem
         x, *residual = buffers.args
-        pieces = iter(self._scratch.views(workspace))
-        if self._whole.c > problem.c:
-            wide = next(pieces)
+        scratch = iter(self._scratch.views(workspace))
+        if self._padded.c > problem.c:
+            wide = next(scratch)
             wide[..., problem.c :].zero_()
             wide[..., : problem.c].copy_(x.permute(0, 2, 3, 1))
             x = wide.permute(0, 3, 1, 2)
-        room = workspace if self._inner.workspace_bytes else None
-        more = None if room is None else room[self._scratch.size_bytes :]
-        if self._whole.k == problem.k:
-            self._inner.launch(Buffers((x, *residual), buffers.results, buffers.constants), more)
+        rest = workspace if self._delegate.workspace_bytes else None
+        more = None if rest is None else rest[self._scratch.size_bytes :]
+        if self._padded.k == problem.k:
+            self._delegate.launch(Buffers((x, *residual), buffers.results, buffers.constants), more)
             return
         y = buffers.results[0]
         assert y is not None
-        made = next(pieces).permute(0, 3, 1, 2)
-        self._inner.launch(Buffers((x,), [made], buffers.constants), more)
+        made = next(scratch).permute(0, 3, 1, 2)
+        self._delegate.launch(Buffers((x,), [made], buffers.constants), more)
         y.copy_(made[:, : problem.k])
         if residual:
             finish(y, None, residual[0], problem.epilogue.activation)
 
 
-class Padded(Engine):
-    """Any forward convolution in NHWC without groups whose channels are no multiple of 16 bytes."""
+class ChannelPaddedEngine(Engine):
+    """Forward convolutions in NHWC without groups whose channels are not a multiple of 16 bytes."""
 
     id = "padded"
     family = "implicit_gemm"
@@ -108,45 +108,49 @@ class Padded(Engine):
     quick_settings = 1
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """Where zeros make an engine for whole vectors possible."""
+        """Yes, if padding makes a delegate possible."""
         if target.device != "cuda":
             return Support.no(f"needs an NVIDIA GPU, got {target.device}")
         if not (support := plain_convolution(problem)):
             return support
         assert isinstance(problem, ConvProblem)
         if problem.layout != "nhwc" or problem.groups != 1:
-            return Support.no(f"needs layout nhwc without groups, got {problem.layout} with {problem.groups}")
+            return Support.no(f"needs layout nhwc and groups = 1, got {problem.layout} and {problem.groups}")
         if problem.c < LEAST_CHANNELS or problem.n == 0:
             return Support.no(f"needs at least {LEAST_CHANNELS} channels and an image, got {problem.c} and {problem.n}")
-        padded = whole(problem)
+        padded = padded_problem(problem)
         if (padded.c, padded.k) == (problem.c, problem.k):
-            return Support.no(f"pads c and k to a multiple of 16 bytes, which {problem.c} and {problem.k} are")
-        if not any(delegating.settings(engine, padded, target) for engine in INNER):
-            return Support.no("no engine for whole vectors takes the padded convolution")
+            return Support.no(
+                f"is for c or k that is not a multiple of 16 bytes, got c = {problem.c} and k = {problem.k}"
+            )
+        if not any(delegating.delegate_knobs(engine, padded, target) for engine in DELEGATES):
+            return Support.no("no engine that it could delegate to takes the padded convolution")
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """The first settings of every inner engine, the best guess first."""
+        """The first knob settings of every delegate, by rising estimated time."""
         assert isinstance(problem, ConvProblem)
-        padded = whole(problem)
+        padded = padded_problem(problem)
         found = [
-            delegating.wrap(engine, knobs)
-            for engine in INNER
-            for knobs in delegating.settings(engine, padded, target)[:MOST_SETTINGS]
+            delegating.wrap_knobs(engine, knobs)
+            for engine in DELEGATES
+            for knobs in delegating.delegate_knobs(engine, padded, target)[:MOST_DELEGATE_KNOBS]
         ]
         return sorted(found, key=lambda knobs: self.estimate_us(problem, knobs, target))
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
-        """The padded tensors, and what the inner kernel wants."""
+        """The padded tensors and the delegate's workspace."""
         assert isinstance(problem, ConvProblem)
-        engine, setting = delegating.unwrap(knobs, INNER)
-        return _room(problem).size_bytes + load_engine(engine).workspace_bytes(whole(problem), setting)
+        engine, setting = delegating.unwrap_knobs(knobs, DELEGATES)
+        return _padded_tensors(problem).size_bytes + load_engine(engine).workspace_bytes(
+            padded_problem(problem), setting
+        )
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The inner engine's guess, and two operations for each tensor that is padded."""
+        """The delegate's estimate, and two operations for each padded tensor."""
         assert isinstance(problem, ConvProblem)
-        engine, setting = delegating.unwrap(knobs, INNER)
-        padded = whole(problem)
+        engine, setting = delegating.unwrap_knobs(knobs, DELEGATES)
+        padded = padded_problem(problem)
         copies = [
             _COPY_US + (a.size_bytes + b.size_bytes) / _COPY_BYTES_US
             for a, b in ((problem.x_spec, padded.x_spec), (problem.y_spec, padded.y_spec))
@@ -155,10 +159,10 @@ class Padded(Engine):
         return (load_engine(engine).estimate_us(padded, setting, target) or 0.0) + sum(copies)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
-        """Build the inner kernel for the padded convolution."""
+        """Build the delegate for the padded convolution."""
         assert isinstance(problem, ConvProblem)
-        engine, setting = delegating.unwrap(knobs, INNER)
-        return PaddedConvolution(problem, load_engine(engine).build(whole(problem), setting, target))
+        engine, setting = delegating.unwrap_knobs(knobs, DELEGATES)
+        return ChannelPaddedExecutable(problem, load_engine(engine).build(padded_problem(problem), setting, target))
 
 
-ENGINE = Padded()
+ENGINE = ChannelPaddedEngine()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoy.engines.subgraph import runnable
+from convoy.engines.subgraph import torch_support
 from convoy.engines.support_checks import without_pooling
 from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
 from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
@@ -69,7 +69,7 @@ def first_layer_support(
     return Support.yes()
 
 
-def piece_support(problem: Problem, target: Target, does: str) -> Support:
+def subgraph_support(problem: Problem, target: Target, does: str) -> Support:
     """A piece of the graph in NHWC that torch can run, on capability 8.0 and newer."""
     if not isinstance(problem, SubgraphProblem):
         return Support.no(f"{does}, got {type(problem).__name__}")
@@ -77,7 +77,7 @@ def piece_support(problem: Problem, target: Target, does: str) -> Support:
         return found
     if problem.layout != "nhwc":
         return Support.no(f"needs layout nhwc, got {problem.layout}")
-    return runnable(problem)
+    return torch_support(problem)
 
 
 def values_support(dtype: str, elements: int) -> Support:

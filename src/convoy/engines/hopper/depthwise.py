@@ -15,7 +15,7 @@ from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.hopper.compiled import Function, SpillError, absence, compile_cubin, pointer, structure
 from convoy.engines.hopper.source import ACTIVATIONS, defines, options, text
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
@@ -235,14 +235,14 @@ class DepthwiseExecutable(Executable):
         self.function.launch(x.device.index or 0, blocks, THREADS, arguments, dependent=self.dependent)
 
 
-class DepthwiseEngine(FormedEngine[Form]):
+class DepthwiseEngine(TiledKernelEngine[Form]):
     """Direct depthwise convolution; see `depthwise.cu`."""
 
     id = "cuda.depthwise"
     family = "direct"
     trusted = False
     quick_settings = 8
-    form = Form
+    tile_config = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as input and output channels, a multiple of 4; at most 25 taps, no dilation. fp32 is exact."""
@@ -257,15 +257,15 @@ class DepthwiseEngine(FormedEngine[Form]):
             return Support.no(f"needs a filter whose rows fit into registers, got {problem.r} x {problem.s}")
         return Support.yes()
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """The likeliest of `candidates`."""
         return sorted(candidates(problem), key=lambda form: estimate_us(problem, form, units))[:MOST_FORMS]
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `estimate_us` above."""
         return estimate_us(problem, form, units)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         if not form.fits(problem):
             raise CompileError(self.id, f"{problem} has no kernel with {form.knobs}")

@@ -18,7 +18,7 @@ from convoy.engines.hopper.depthwise import by_taps, one_filter_a_channel, roomi
 from convoy.engines.hopper.maps import BoxMap
 from convoy.engines.hopper.requirements import hopper_alone
 from convoy.engines.hopper.source import ACTIVATIONS, options, text, tile_text
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
@@ -225,14 +225,14 @@ class DepthwiseTileExecutable(Executable):
         self.function.launch(x.device.index or 0, self.tile.grid, threads, arguments, dependent=True)
 
 
-class DepthwiseTileEngine(FormedEngine[Form]):
+class DepthwiseTileEngine(TiledKernelEngine[Form]):
     """A tile of the image by one tensor copy, sums in registers; see `depthwise_tile.cu`."""
 
     id = "cuda.depthwise_tile"
     family = "direct"
     trusted = False
     quick_settings = 8
-    form = Form
+    tile_config = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """As many groups as channels, a multiple of 8, in fp16 or bf16 on Hopper; at most 25 taps, no dilation."""
@@ -247,15 +247,15 @@ class DepthwiseTileEngine(FormedEngine[Form]):
             return Support.no(f"has no room for a row of {problem.q} results with the pixels that it sees")
         return Support.yes()
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See `forms` above."""
         return forms(problem, units)
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `Tile`."""
         return Tile(problem, form).guess_us(units)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return DepthwiseTileExecutable(self.id, problem, form, target)
 

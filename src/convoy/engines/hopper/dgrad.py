@@ -70,7 +70,7 @@ class GradientEngine(SwappedForms):
         """See `turned`."""
         return turned(problem)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return GradientExecutable(self.id, turned(problem), form, target, FilterMap.of(problem, BOX))
 

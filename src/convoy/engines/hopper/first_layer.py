@@ -15,7 +15,7 @@ from convoy.engines.hopper.compiled import Function, compile_cubin, pointer
 from convoy.engines.hopper.first_form import FILTERS, MOST_CHANNELS, MOST_COLUMNS, Form, Layer, forms, in_slices
 from convoy.engines.hopper.requirements import hopper_alone
 from convoy.engines.hopper.source import first_source, options
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.compiled import TORCH_DTYPE
 from convoy.engines.triton.pooled import unpooled
 from convoy.errors import InputError
@@ -64,7 +64,7 @@ class FirstLayerExecutable(Executable):
         self.function.launch(x.device.index or 0, grid, threads, arguments, dependent=True)
 
 
-class FirstLayerEngine(FormedEngine[Form]):
+class FirstLayerEngine(TiledKernelEngine[Form]):
     """Windows that overlap in shared memory, and a maximum in registers; see `first.cu`."""
 
     id = "cuda.first_layer"
@@ -72,7 +72,7 @@ class FirstLayerEngine(FormedEngine[Form]):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 4
-    form = Form
+    tile_config = Form
     dtypes: ClassVar[frozenset[str]] = frozenset({"fp16", "bf16"})
     strides: ClassVar[frozenset[int]] = frozenset({2, 4})
     """Along the width."""
@@ -106,15 +106,15 @@ class FirstLayerEngine(FormedEngine[Form]):
             return Support.no("has no room for the weight and the rows of the image that a row reads")
         return Support.yes()
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """Forms that have room, by their guess."""
         return sorted(forms(problem), key=lambda form: Layer(problem, form).guess_us(units))
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `Layer`."""
         return Layer(problem, form).guess_us(units)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return FirstLayerExecutable(self.id, problem, form, target)
 

@@ -67,7 +67,7 @@ class FreshEngine(SwappedForms):
             return Support.no("reads weights that change from call to call; cuda.swapped packs the others")
         return Support.yes()
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return UnpackedExecutable(self.id, problem, form, target, FilterMap.of(problem, form.filters))
 

@@ -14,7 +14,7 @@ from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, str
 from convoy.engines.hopper.maps import ROW_BYTES, FilterMap, PixelMap
 from convoy.engines.hopper.requirements import copied_product
 from convoy.engines.hopper.source import ACTIVATIONS, options, source
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
@@ -309,7 +309,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
-class ImplicitGemmEngine(FormedEngine[Form]):
+class ImplicitGemmEngine(TiledKernelEngine[Form]):
     """Copies in im2col mode, warpgroups that copy or multiply, tiles that fit the problem; see `implicit_gemm.cu`."""
 
     id = "cuda.implicit_gemm"
@@ -317,21 +317,21 @@ class ImplicitGemmEngine(FormedEngine[Form]):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 3
-    form = Form
+    tile_config = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
         return copied_product(problem, target)
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See the function of this name."""
         return forms(problem, units)
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `estimate_us` above."""
         return estimate_us(problem, form, units)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return ImplicitGemmExecutable(self.id, problem, form, target)
 

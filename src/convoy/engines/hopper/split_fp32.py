@@ -84,9 +84,9 @@ class SplitFp32Engine(SwappedForms):
         """See `of_planes`."""
         return of_planes(problem)
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """The product's, and what splits x."""
-        return super().guess_us(problem, form, units) + split_us(problem.x_spec.elements)
+        return super().estimate_tile_us(problem, form, units) + split_us(problem.x_spec.elements)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Planes of x."""
@@ -94,7 +94,7 @@ class SplitFp32Engine(SwappedForms):
         assert isinstance(problem, ConvProblem)
         return plane_bytes(problem.x_spec.elements)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return SplitExecutable(self.id, problem, form, target)
 

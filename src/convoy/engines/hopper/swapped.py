@@ -19,7 +19,7 @@ from convoy.engines.hopper.swapped_form import ROW_BYTES, Form
 from convoy.engines.hopper.swapped_forms import estimate_us, forms
 from convoy.engines.hopper.swapped_kinds import WideForm
 from convoy.engines.hopper.swapped_maps import pixel_map, result_map
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
@@ -128,24 +128,24 @@ class SwappedExecutable(Executable):
         self.function.launch(device, clusters * size, threads, arguments, cluster=size, dependent=True)
 
 
-class SwappedForms(FormedEngine[Form]):
+class SwappedForms(TiledKernelEngine[Form]):
     """What engines of `swapped.cu` share: its forms, for the convolution that is computed."""
 
     version = 1
     family = "implicit_gemm"
     trusted = False
     quick_settings = 6
-    form = Form
+    tile_config = Form
 
     def computed(self, problem: ConvProblem) -> ConvProblem:
         """What the kernel computes for a problem."""
         return problem
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See `swapped_forms`."""
-        return forms(self.computed(problem), units, self.kind(problem))
+        return forms(self.computed(problem), units, self.tile_config_class(problem))
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `swapped_forms.estimate_us`."""
         return estimate_us(self.computed(problem), form, units)
 
@@ -159,11 +159,11 @@ class SwappedEngine(SwappedForms):
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""
         return copied_product(problem, target)
 
-    def kind(self, problem: ConvProblem) -> type[Form]:
+    def tile_config_class(self, problem: ConvProblem) -> type[Form]:
         """Of fp32 results, forms without copies of them."""
         return WideForm if problem.x_dtype == "fp32" else Form
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return SwappedExecutable(self.id, problem, form, target)
 

@@ -14,7 +14,7 @@ from convoy.engines.hopper.requirements import im2col
 from convoy.engines.hopper.source import wgrad_source
 from convoy.engines.hopper.wgrad_form import Form
 from convoy.engines.hopper.wgrad_forms import estimate_us, forms
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.swapped_launch import ReduceSplits
 from convoy.engines.triton.wgrad import asked
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
@@ -76,7 +76,7 @@ def share_bytes(problem: ConvProblem, form: Form) -> int:
     return 4 * form.shares * problem.weight_spec.elements if problem.n and form.shares > 1 else 0
 
 
-class WeightGradientEngine(FormedEngine[Form]):
+class WeightGradientEngine(TiledKernelEngine[Form]):
     """Weight gradients in half types."""
 
     id = "cuda.wgrad"
@@ -84,7 +84,7 @@ class WeightGradientEngine(FormedEngine[Form]):
     family = "implicit_gemm"
     trusted = False
     quick_settings = 6
-    form = Form
+    tile_config = Form
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Weight gradients in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""
@@ -93,11 +93,11 @@ class WeightGradientEngine(FormedEngine[Form]):
         assert isinstance(problem, ConvProblem)
         return im2col(problem)
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
         """See `wgrad_forms`."""
         return forms(problem, units)
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
         """See `wgrad_forms.estimate_us`."""
         return estimate_us(problem, form, units)
 
@@ -106,7 +106,7 @@ class WeightGradientEngine(FormedEngine[Form]):
         assert isinstance(problem, ConvProblem)
         return share_bytes(problem, Form.of(knobs))
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return WeightGradientExecutable(self.id, problem, form, target)
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.engines import nondeterminism as unsteady
+from convoy.engines import nondeterminism
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import DETERMINISTIC, Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import compile_graph
 from convoy.engines.known_defects import defect_of
 from convoy.engines.product_precision import products
-from convoy.engines.subgraph import MEMORY_FORMATS, Results, read, runnable
+from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_support
 from convoy.engines.support_checks import effective_dilation, plain_convolution
 from convoy.engines.torch_flags import convolutions, without_onednn
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
@@ -89,14 +89,14 @@ class _Convolution(Executable):
 
 
 def _unsteady(problem: Problem, target: Target) -> str:
-    """Why the same inputs may give other bits from run to run, left to itself; empty: they do not.
+    """Why the same inputs may give different bits from run to run, left to itself; empty: they do not.
 
-    Of convolutions those are cuDNN's gradients (its documentation, "Reproducibility"), of pieces `unsteady.TABLE` says it.
+    Of convolutions those are cuDNN's gradients (its documentation, "Reproducibility"), of pieces `nondeterminism.TABLE` says it.
     """
     if isinstance(problem, SubgraphProblem):
-        return unsteady.words(unsteady.by_aten(read(problem.text), target.device))
+        return nondeterminism.describe(nondeterminism.in_aten(parse_subgraph(problem.text), target.device))
     if target.device == "cuda" and isinstance(problem, ConvProblem) and problem.direction != "fprop":
-        return f"{problem.direction} by cuDNN may give other bits from run to run"
+        return f"{problem.direction} by cuDNN may give different bits from run to run"
     return ""
 
 
@@ -104,7 +104,9 @@ def _has_steady_setting(problem: Problem, target: Target) -> bool:
     """Whether what is unsteady by itself can be had with the same bits in every run."""
     if not _unsteady(problem, target):
         return False
-    return not isinstance(problem, SubgraphProblem) or unsteady.has_steady_form(read(problem.text), target.device)
+    return not isinstance(problem, SubgraphProblem) or nondeterminism.has_deterministic_variant(
+        parse_subgraph(problem.text), target.device
+    )
 
 
 class _Linear(Executable):
@@ -136,14 +138,14 @@ class _Piece(Executable):
     allocates_results = True
 
     def __init__(self, problem: SubgraphProblem, target: Target) -> None:
-        self._function = compile_graph(read(problem.text))
-        self._results = Results(problem)
+        self._function = compile_graph(parse_subgraph(problem.text))
+        self._results = SubgraphResults(problem)
         self.deterministic = not _unsteady(problem, target)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
         made = self._function(buffers.args, buffers.constants)
-        self._results.settle(made, (*buffers.args, *buffers.constants), buffers.results)
+        self._results.store(made, (*buffers.args, *buffers.constants), buffers.results)
 
 
 class _SteadyPiece(_Piece):
@@ -154,7 +156,7 @@ class _SteadyPiece(_Piece):
         self.deterministic = True
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        with unsteady.steady_algorithms():
+        with nondeterminism.deterministic_algorithms():
             super().launch(buffers, workspace)
 
 
@@ -184,13 +186,13 @@ class Aten(Engine):
         if isinstance(problem, ConvProblem):
             return plain_convolution(problem, ("fprop", "dgrad", "wgrad"), pools=True)
         if isinstance(problem, SubgraphProblem):
-            return runnable(problem)
+            return torch_support(problem)
         if isinstance(problem, LayoutProblem) and "blocked" in (problem.source, problem.layout):
             return Support.no("copies between nchw and nhwc, got blocked")
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """As PyTorch runs it, and where that may give other bits from run to run, as it runs when told to give the same.
+        """As PyTorch runs it, and where that may give different bits from run to run, as it runs when told to give the same.
 
         A gradient by cuDNN has that by `torch.backends.cudnn.deterministic`, a piece by `torch.use_deterministic_algorithms`
         unless an operator in it has no such form: then there is no setting for it.
@@ -198,7 +200,7 @@ class Aten(Engine):
         plain = Knobs()
         return (plain, Knobs.of(**{DETERMINISTIC: True})) if _has_steady_setting(problem, target) else (plain,)
 
-    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+    def nondeterminism_reason(self, problem: Problem, knobs: Knobs, target: Target) -> str:
         """Gradients by cuDNN, and pieces with certain operators."""
         return "" if knobs.get(DETERMINISTIC) else _unsteady(problem, target)
 

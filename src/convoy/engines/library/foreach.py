@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
-from convoy.engines.subgraph import read, runnable
+from convoy.engines.subgraph import parse_subgraph, torch_support
 from convoy.problem import Problem, SubgraphProblem
 from convoy.regions.casts import is_cast
 from convoy.support import Support
@@ -31,10 +31,10 @@ class Foreach(Engine):
         del target
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"does pieces of the graph, got {type(problem).__name__}")
-        support = runnable(problem)
+        support = torch_support(problem)
         if not support:
             return support
-        graph = read(problem.text)
+        graph = parse_subgraph(problem.text)
         if len(graph.nodes) < 2 or not all(map(is_cast, graph.nodes)):
             return Support.no(f"does several changes of dtype, got {problem.label or graph.nodes[0].op}")
         pairs = [(next(node.refs()), node.outputs[0]) for node in graph.nodes]

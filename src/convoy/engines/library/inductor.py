@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import torch
 
-from convoy.engines import nondeterminism as unsteady
+from convoy.engines import nondeterminism
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import compile_graph
 from convoy.engines.operators import DTYPES
-from convoy.engines.subgraph import MEMORY_FORMATS, Results, read, runnable
+from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_support
 from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.randomness import draws
@@ -54,7 +54,7 @@ class _Compiled(Executable):
 
     def __init__(self, problem: SubgraphProblem, function: Callable[..., Any], *, deterministic: bool) -> None:
         self._function = function
-        self._results = Results(problem)
+        self._results = SubgraphResults(problem)
         self.deterministic = deterministic
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
@@ -66,7 +66,7 @@ class _Compiled(Executable):
         tensors = (*buffers.args, *buffers.constants)
         with torch.no_grad():
             made = self._function(*tensors)
-        self._results.settle(made, tensors, buffers.results)
+        self._results.store(made, tensors, buffers.results)
 
 
 class Inductor(Engine):
@@ -81,17 +81,17 @@ class Inductor(Engine):
         """Pieces of several operators or of one that is worth it, without convolutions, where there is a compiler."""
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"compiles pieces of the graph, got {type(problem).__name__}")
-        support = runnable(problem)
+        support = torch_support(problem)
         if not support:
             return support
         support = _has_compiler(target)
-        return _worthwhile(read(problem.text), target) if support else support
+        return _worthwhile(parse_subgraph(problem.text), target) if support else support
 
-    def unsteady(self, problem: Problem, knobs: Knobs, target: Target) -> str:
+    def nondeterminism_reason(self, problem: Problem, knobs: Knobs, target: Target) -> str:
         """Pieces with operators of which the compiler makes atomic operations, or that it leaves to ATen."""
         del knobs
         assert isinstance(problem, SubgraphProblem)
-        return unsteady.words(unsteady.by_inductor(read(problem.text), target.device))
+        return nondeterminism.describe(nondeterminism.in_inductor(parse_subgraph(problem.text), target.device))
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Trace and compile; raises CompileError with the compiler's words."""
@@ -101,7 +101,7 @@ class Inductor(Engine):
         except Exception as error:  # Inductor and the compilers below raise what they like; it goes on as the log
             words = str(error).strip() or type(error).__name__
             raise CompileError(self.id, words.splitlines()[0], words) from error
-        return _Compiled(problem, function, deterministic=not self.unsteady(problem, knobs, target))
+        return _Compiled(problem, function, deterministic=not self.nondeterminism_reason(problem, knobs, target))
 
 
 def _has_compiler(target: Target) -> Support:
@@ -134,7 +134,7 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
         return Support.no("needs tensors with elements, got an empty one")
     if len(graph.nodes) > 1 or any(part in graph.nodes[0].op for part in _WORTHWHILE_ALONE):
         return Support.yes()
-    if unsteady.by_aten(graph, target.device) and not unsteady.by_inductor(graph, target.device):
+    if nondeterminism.in_aten(graph, target.device) and not nondeterminism.in_inductor(graph, target.device):
         return Support.yes()
     return Support.no(f"gains nothing over ATen by a lone {graph.nodes[0].op}")
 
@@ -158,7 +158,7 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     run = compile_graph(graph)
     inputs = len(graph.inputs)
     layouts = [_memory_format(graph.values[name].spec, problem.layout) for name in graph.outputs]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, scratch
 from convoy.engines.gpu.gpu_support_checks import is_strict
@@ -253,7 +253,7 @@ class ChannelsEngine(Engine):
         """The time of a dense convolution over the channels that are alive, and of looking for them."""
         assert isinstance(problem, ConvProblem)
         tile, view = Tile.of(knobs), plane_view(problem)
-        live = problem.c * (100 - (expected(knobs) or 0)) / 100
+        live = problem.c * (100 - (sparsity_percent(knobs) or 0)) / 100
         if live < DENSE_SHARE * problem.c:
             view = replace(view, c=max(1, math.ceil(live / tile.block_c)) * tile.block_c)
         guess = estimate_us(view, tile, target.units, planes=3)

@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
 from convoy.engines.cost_model import Work, estimate_us
@@ -217,7 +217,7 @@ class ZeroSkipCpu(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The multiplications that are left, and a tenth for looking."""
         assert isinstance(problem, ConvProblem)
-        left = min(1.0, 1.1 - (expected(knobs) or 0) / 100)
+        left = min(1.0, 1.1 - (sparsity_percent(knobs) or 0) / 100)
         return estimate_us(Work(problem.flops * left, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

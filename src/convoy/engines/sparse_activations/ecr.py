@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from convoy.engines.activation_sparsity import expected
+from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.scratch import Scratch
@@ -183,7 +183,7 @@ class EcrEngine(Engine):
         """
         del target
         assert isinstance(problem, ConvProblem)
-        left = 1 - (expected(knobs) or 0) / 100
+        left = 1 - (sparsity_percent(knobs) or 0) / 100
         pool = problem.epilogue.pool or _ONE
         windows = problem.n * problem.p * problem.q * problem.reduction_length
         block_k = knobs.integer("block_k")

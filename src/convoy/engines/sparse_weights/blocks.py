@@ -24,7 +24,7 @@ from convoy.engines.sparse_weights.pieces import Lists, fits, lengths, live_shar
 from convoy.engines.sparse_weights.requirements import hopper_convolution
 from convoy.engines.sparse_weights.values import check_zeros
 from convoy.engines.sparse_weights.walk import positions
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
@@ -56,7 +56,7 @@ _START_NS: Final = 3200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BlockSparseTile:
     """How the work is cut.
 
     Attributes:
@@ -77,7 +77,7 @@ class Form:
         return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
-    def of(cls, knobs: Knobs) -> Form:
+    def of(cls, knobs: Knobs) -> BlockSparseTile:
         """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
         form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
         right = form.rows in (64, 128) and form.consumers in REGISTERS
@@ -135,7 +135,7 @@ class Form:
         return sizes
 
 
-def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
+def estimate_us(problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
     """A guess in microseconds: a multiprocessor's share of products, loads or gathers with stores, or the memory's bytes."""
     assert problem.mask is not None
     work = form.units(problem)
@@ -152,13 +152,13 @@ def estimate_us(problem: ConvProblem, form: Form, units: int) -> float:
     return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
 
 
-def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[Form]:
+def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[BlockSparseTile]:
     """Forms worth trying, the best guess first."""
     found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))]
     return [form for _, _, form in sorted(found, key=lambda entry: entry[:2])][:limit]
 
 
-def _candidates(problem: ConvProblem) -> Iterator[Form]:
+def _candidates(problem: ConvProblem) -> Iterator[BlockSparseTile]:
     total = problem.n * problem.p * problem.q
     for rows, consumers in ((64, 1), (64, 2), (128, 1), (128, 2)):
         filters = rows * consumers
@@ -167,16 +167,16 @@ def _candidates(problem: ConvProblem) -> Iterator[Form]:
         for pixels in (32, 48, 64, 96, 128, 160, 192, 224, 256):
             if rows // 64 * pixels // 2 > MOST_SUMS[consumers] or pixels >= total + 48:
                 continue
-            shallow = Form(rows, pixels, 3, consumers)
+            shallow = BlockSparseTile(rows, pixels, 3, consumers)
             stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
             if stages >= 3:
-                yield Form(rows, pixels, stages, consumers)
+                yield BlockSparseTile(rows, pixels, stages, consumers)
 
 
 class BlocksExecutable(Executable):
     """One form for one problem."""
 
-    def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> None:
         assert problem.mask is not None
         self.problem, self.form, self.units = problem, form, target.units
         text = swapped_source("blocks", form.macros(problem), problem.x_dtype)
@@ -210,14 +210,14 @@ class BlocksExecutable(Executable):
         self.function.launch(x.device.index or 0, blocks, 128 * (form.consumers + 1), arguments, dependent=True)
 
 
-class BlocksEngine(FormedEngine[Form]):
+class BlocksEngine(TiledKernelEngine[BlockSparseTile]):
     """Pieces by lists; see `cuda/blocks.cu`."""
 
     id = "pruned.blocks"
     family = "implicit_gemm"
     trusted = False
     reads_mask = True
-    form = Form
+    tile_config = BlockSparseTile
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose zeros leave pieces out."""
@@ -232,15 +232,15 @@ class BlocksEngine(FormedEngine[Form]):
             return Support.no(f"{zeros}; here {share:.0%} of such pieces hold a value")
         return Support.no(absence()) if absence() else Support.yes()
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[BlockSparseTile]:
         """See the function of this name."""
         return forms(problem, units)
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
         """See `estimate_us` above."""
         return estimate_us(problem, form, units)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return BlocksExecutable(problem, form, target)
 

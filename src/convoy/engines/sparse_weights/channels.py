@@ -18,7 +18,7 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.delegating.delegating import wanted_bytes
+from convoy.engines.delegating.delegating import delegate_workspace_bytes
 from convoy.engines.manifest import load_engine
 from convoy.engines.scratch import Scratch
 from convoy.engines.sparse_weights.requirements import masked_convolution
@@ -63,7 +63,7 @@ def inner_knobs(engine: str, problem: ConvProblem, target: Target) -> list[Knobs
     inner = load_engine(engine)
     if not inner.accepts(problem, target):
         return []
-    return [knobs for knobs in inner.space(problem, target) if wanted_bytes(inner, problem, knobs) == 0]
+    return [knobs for knobs in inner.space(problem, target) if delegate_workspace_bytes(inner, problem, knobs) == 0]
 
 
 class SmallerConvolution(Executable):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.compiled import Function, absence, pointer
-from convoy.engines.sparse_weights.cuda_form import Form, template
+from convoy.engines.sparse_weights.cuda_form import GeneratedTile, template
 from convoy.engines.sparse_weights.cuda_forms import form_of, forms
 from convoy.engines.sparse_weights.cuda_model import estimate_us
 from convoy.engines.sparse_weights.emit_cuda import ACTIVATIONS, ELEMENT, Source, emit
@@ -55,7 +55,7 @@ class Written:
     source: Source
 
 
-def write(problem: ConvProblem, form: Form, values: Sequence[float] | None = None) -> Written:
+def write(problem: ConvProblem, form: GeneratedTile, values: Sequence[float] | None = None) -> Written:
     """The code of a problem.
 
     Args:
@@ -84,7 +84,7 @@ def _fused(problem: ConvProblem) -> str:
 class PrunedConvolution(Executable):
     """One problem's kernel."""
 
-    def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, problem: ConvProblem, form: GeneratedTile, target: Target) -> None:
         assert problem.mask is not None
         written = write(problem, form)
         source = written.source

@@ -37,7 +37,7 @@ VECTORS: Final = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class GeneratedTile:
     """Settings of one kernel.
 
     Attributes:
@@ -101,7 +101,7 @@ def block_bytes(target: Target) -> int:
     return SHARED_BYTES.get(target.capability, 99 << 10)
 
 
-def template(problem: ConvProblem, form: Form) -> Layout:
+def template(problem: ConvProblem, form: GeneratedTile) -> Layout:
     """The template of a form: one block with the whole batch, fit for copies of four floats where that takes no more tiles."""
     assert problem.mask is not None
     taps, channels = _reads(problem.mask, problem.groups)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from convoy.engines.base import Knobs
-from convoy.engines.sparse_weights.cuda_form import RESERVED_BYTES, VECTORS, Form, block_bytes, template
+from convoy.engines.sparse_weights.cuda_form import RESERVED_BYTES, VECTORS, GeneratedTile, block_bytes, template
 from convoy.engines.sparse_weights.cuda_model import counts_of, estimate_us
 from convoy.errors import InputError
 from convoy.problem import ConvProblem
@@ -34,19 +34,19 @@ FILTERS: Final = (4, 8, 16, 32, 64)
 SPLITS: Final = (1, 2, 4, 8, 16)
 
 
-def forms(problem: ConvProblem, target: Target) -> list[Form]:
+def forms(problem: ConvProblem, target: Target) -> list[GeneratedTile]:
     """Forms to try, best first by the model: of each number of sums the best, and more of the best of all.
 
     As many as `MOST_FORMS`, and fewer the more code they write.
     """
     assert problem.mask is not None
     found = sorted(_all(problem, target), key=lambda form: estimate_us(problem, form, target))
-    firsts: dict[tuple[int, int], Form] = {}
+    firsts: dict[tuple[int, int], GeneratedTile] = {}
     for form in found:
         firsts.setdefault((form.vectors, form.filters), form)
     near = [form for form in found if found and (form.vectors, form.filters) == (found[0].vectors, found[0].filters)]
     wanted = dict.fromkeys([*firsts.values(), *near])
-    chosen: list[Form] = []
+    chosen: list[GeneratedTile] = []
     fmas = 0
     for form in sorted(wanted, key=found.index):
         fmas += problem.mask.nonzeros * form.vectors
@@ -56,19 +56,19 @@ def forms(problem: ConvProblem, target: Target) -> list[Form]:
     return chosen
 
 
-def form_of(problem: ConvProblem, knobs: Knobs, target: Target) -> Form:
+def form_of(problem: ConvProblem, knobs: Knobs, target: Target) -> GeneratedTile:
     """The form that knobs name; raises InputError where it does not fit the problem or the device."""
     numbers = {name: knobs.integer(name) for name in ("lanes", "vectors", "filters", "splits")}
     expected = "settings of the engine's space for this problem and device"
     if min(numbers.values()) < 1 or numbers["vectors"] not in VECTORS:
         raise InputError("knobs", str(knobs), expected)
-    form = _fitted(problem, Form(**numbers, channels=1, room=1, resident=1), target)
+    form = _fitted(problem, GeneratedTile(**numbers, channels=1, room=1, resident=1), target)
     if form is None:
         raise InputError("knobs", str(knobs), expected)
     return form
 
 
-def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
+def _all(problem: ConvProblem, target: Target) -> Iterator[GeneratedTile]:
     """Every form that fits the device."""
     assert problem.mask is not None
     pixels = problem.n * problem.p * problem.q
@@ -84,12 +84,12 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
                 for splits in SPLITS:
                     if lanes * splits < 64:
                         continue
-                    form = _fitted(problem, Form(lanes, vectors, filters, splits, 1, 1, 1), target)
+                    form = _fitted(problem, GeneratedTile(lanes, vectors, filters, splits, 1, 1, 1), target)
                     if form is not None:
                         yield form
 
 
-def _fitted(problem: ConvProblem, form: Form, target: Target) -> Form | None:
+def _fitted(problem: ConvProblem, form: GeneratedTile, target: Target) -> GeneratedTile | None:
     """A form with its steps: as few as shared memory has room for at once, else two of them; None where it does not fit."""
     assert problem.mask is not None
     counts = counts_of(problem.mask, form.filters)

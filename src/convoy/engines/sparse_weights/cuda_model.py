@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from convoy.engines.sparse_weights.cuda_form import RESERVED_BYTES, VECTORS, Form, block_bytes, template
+from convoy.engines.sparse_weights.cuda_form import RESERVED_BYTES, VECTORS, GeneratedTile, block_bytes, template
 from convoy.engines.sparse_weights.walk import partition, positions
 from convoy.problem import ConvProblem, WeightMask
 from convoy.target import Target
@@ -96,7 +96,7 @@ def _words(used: NDArray[np.bool_], vectors: int) -> int:
 
 
 @lru_cache(maxsize=2048)
-def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
+def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> float:
     """What the model says of a form, in microseconds."""
     assert problem.mask is not None
     counts = counts_of(problem.mask, form.filters)
@@ -124,7 +124,7 @@ def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
     return (begun + clocks) / CLOCKS_US
 
 
-def _resident(form: Form, target: Target) -> int:
+def _resident(form: GeneratedTile, target: Target) -> int:
     """Blocks of a form that a multiprocessor holds at once."""
     by_room = (block_bytes(target) - RESERVED_BYTES) // ((form.room << 10) + RESERVED_BYTES)
     return max(1, min(by_room, 2048 // form.threads, 65536 // (form.threads * form.registers)))

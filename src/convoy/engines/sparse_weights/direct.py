@@ -25,7 +25,7 @@ from convoy.engines.sparse_weights.direct_form import (
     FOURS,
     MOST_PHASES,
     MOST_STRIDE,
-    Form,
+    DirectTile,
     Geometry,
     form_of,
     starts_of_phases,
@@ -46,7 +46,7 @@ _ALIGNED: Final = 16
 class DirectConvolution(Executable):
     """One problem's kernel, and its mask's entries."""
 
-    def __init__(self, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, problem: ConvProblem, form: DirectTile, target: Target) -> None:
         assert problem.mask is not None
         self.geometry, self._epilogue = Geometry(problem, form), problem.epilogue
         mask = positions(problem.mask)

@@ -43,7 +43,7 @@ MOST_STRIDE: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class DirectTile:
     """Settings of one kernel.
 
     Attributes:
@@ -88,9 +88,9 @@ class Form:
         )
 
 
-def form_of(knobs: Knobs) -> Form:
-    """The inverse of `Form.knobs`."""
-    return Form(*(knobs.integer(name) for name in ("vectors", "filters", "slices", "parts", "each")))
+def form_of(knobs: Knobs) -> DirectTile:
+    """The inverse of `DirectTile.knobs`."""
+    return DirectTile(*(knobs.integer(name) for name in ("vectors", "filters", "slices", "parts", "each")))
 
 
 def starts_of_phases(problem: ConvProblem) -> tuple[list[int], list[int]]:
@@ -114,7 +114,7 @@ class Geometry:
         form: the settings.
     """
 
-    def __init__(self, problem: ConvProblem, form: Form) -> None:
+    def __init__(self, problem: ConvProblem, form: DirectTile) -> None:
         self.problem, self.form = problem, form
         self.group_channels, self.group_filters = problem.c // problem.groups, problem.k // problem.groups
         self.channels = -(-self.group_channels // form.slices)

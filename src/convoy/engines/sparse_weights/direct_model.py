@@ -25,7 +25,7 @@ from convoy.engines.sparse_weights.direct_form import (
     ONE_BY_ONE,
     POSITION_REGISTERS,
     REGISTERS,
-    Form,
+    DirectTile,
     Geometry,
 )
 from convoy.engines.sparse_weights.walk import positions
@@ -115,7 +115,7 @@ def _nonzeros(mask: WeightMask) -> int:
     return int(_counts(mask).sum())
 
 
-def most_entries(problem: ConvProblem, form: Form) -> int:
+def most_entries(problem: ConvProblem, form: DirectTile) -> int:
     """Entries of the longest list, at most: every filter's last four may be filled up."""
     assert problem.mask is not None
     geometry = Geometry(problem, form)
@@ -126,10 +126,10 @@ def most_entries(problem: ConvProblem, form: Form) -> int:
 
 
 @lru_cache(maxsize=256)
-def forms(problem: ConvProblem, target: Target) -> tuple[Form, ...]:
+def forms(problem: ConvProblem, target: Target) -> tuple[DirectTile, ...]:
     """Forms to try, best first by the model: of each number of positions and slices the best that finds room."""
     all_ = dict.fromkeys([*_all(problem, target), *_smallest(problem, target)])
-    firsts: dict[tuple[int, int], Form] = {}
+    firsts: dict[tuple[int, int], DirectTile] = {}
     for form in sorted(all_, key=lambda form: estimate_us(problem, form, target)):
         key = (form.vectors, form.slices)
         if key in firsts:
@@ -146,7 +146,7 @@ def fits(problem: ConvProblem, target: Target) -> bool:
     return any(_finds_room(problem, form, target) for form in _smallest(problem, target))
 
 
-def _finds_room(problem: ConvProblem, form: Form, target: Target) -> bool:
+def _finds_room(problem: ConvProblem, form: DirectTile, target: Target) -> bool:
     return Geometry(problem, form).room(most_entries(problem, form)) <= block_bytes(target)
 
 
@@ -156,13 +156,13 @@ def _slices(problem: ConvProblem, target: Target) -> list[int]:
     return [slices for slices in SLICES if slices <= most]
 
 
-def _smallest(problem: ConvProblem, target: Target) -> Iterator[Form]:
+def _smallest(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
     """One position of a lane, one filter of a slice."""
     for slices in _slices(problem, target):
-        yield Form(1, slices, slices, 1, 1)
+        yield DirectTile(1, slices, slices, 1, 1)
 
 
-def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
+def _all(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
     """Every form that makes sense, whether it finds room or not."""
     group_filters = problem.k // problem.groups
     lines = problem.n * problem.p * problem.q
@@ -176,14 +176,14 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[Form]:
         if (each > 1 and threads < ENOUGH_THREADS) or (parts > 1 and threads > ENOUGH_THREADS):
             continue
         for vectors in shapes:
-            form = Form(vectors, filters, slices, parts, each)
+            form = DirectTile(vectors, filters, slices, parts, each)
             if slices * parts > 1 and form.outputs > MOST_OUTPUTS:
                 continue
             if (LEAST_REGISTERS + POSITION_REGISTERS * vectors) * threads <= REGISTERS:
                 yield form
 
 
-def estimate_us(problem: ConvProblem, form: Form, target: Target) -> float:
+def estimate_us(problem: ConvProblem, form: DirectTile, target: Target) -> float:
     """What the model says of a form, in microseconds."""
     assert problem.mask is not None
     geometry = Geometry(problem, form)

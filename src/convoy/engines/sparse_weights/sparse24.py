@@ -18,7 +18,7 @@ from convoy.engines.hopper.swapped import SwappedExecutable, SwappedForms
 from convoy.engines.hopper.swapped_form import Form as DenseForm
 from convoy.engines.sparse_weights.pairs import Packing, crowded
 from convoy.engines.sparse_weights.requirements import hopper_convolution
-from convoy.engines.sparse_weights.sparse24_form import Form
+from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
 from convoy.engines.sparse_weights.values import check_zeros
 from convoy.engines.sparse_weights.walk import positions
 from convoy.problem import ConvProblem, Problem, WeightMask
@@ -56,7 +56,7 @@ class Sparse24Engine(SwappedForms):
     """All of a space: half of these are tried before any is taken for the best."""
 
     reads_mask = True
-    form = Form
+    tile_config = Sparse24Tile
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose mask is 2:4 along c."""
@@ -70,7 +70,7 @@ class Sparse24Engine(SwappedForms):
             return Support.no(f"needs at most two values in every four channels, got more in {found} fours")
         return hopper_alone(target)
 
-    def executable(self, problem: ConvProblem, form: DenseForm, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: DenseForm, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return SparseExecutable(self.id, problem, form, target)
 

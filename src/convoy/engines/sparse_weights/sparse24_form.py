@@ -8,7 +8,7 @@ from convoy.engines.hopper import swapped_form
 from convoy.engines.sparse_weights.pairs import ROW_BYTES
 
 
-class Form(swapped_form.Form):
+class Sparse24Tile(swapped_form.Form):
     """See the base class. What dense weights gained by, fewer boxes and odd rows, has not been measured for these."""
 
     __slots__ = ()

@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
-from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT, piece_support, values_support
+from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT, subgraph_support, values_support
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting, shared_limit
 from convoy.engines.triton.norms import Norm, norm_of
 from convoy.errors import LaunchError
@@ -203,7 +203,7 @@ class BatchNormEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """A piece that is one batch norm of a training step, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not (found := piece_support(problem, target, "does batch norms")):
+        if not (found := subgraph_support(problem, target, "does batch norms")):
             return found
         assert isinstance(problem, SubgraphProblem)
         norm = norm_of(problem)

@@ -15,7 +15,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.persistent import Form, estimate_us
+from convoy.engines.triton.persistent import PersistentTile, estimate_us
 from convoy.engines.triton.swapped_launch import box_type
 from convoy.engines.triton.tiles import Tile, View, boxes
 from convoy.errors import LaunchError
@@ -116,7 +116,7 @@ def guess_us(problem: ConvProblem, tile: Tile, units: int) -> float:
     """
     view, parities = dgrad_view(problem), problem.stride_h * problem.stride_w
     wide = replace(view, n=view.n * parities)
-    guess = estimate_us(wide, Form(tile, 1, max(1, _resident(view, tile)), True), units) - _GUESSED_START_US
+    guess = estimate_us(wide, PersistentTile(tile, 1, max(1, _resident(view, tile)), True), units) - _GUESSED_START_US
     share = problem.r * problem.s / (parities * view.r * view.s)
     return _START_US + _BUSY * guess * share + problem.bytes_min / _MEMORY_BYTES_US
 

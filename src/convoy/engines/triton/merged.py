@@ -13,7 +13,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, fits_tma, pitch_of, sliced_nhwc
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
 from convoy.engines.triton.swapped import block_channels
 from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
@@ -65,7 +65,7 @@ class Merge:
 def merge_of(text: str) -> Merge | str:
     """The merge that a piece's text is, or why it is none."""
     try:
-        graph = read(text)
+        graph = parse_subgraph(text)
         layers = [node for node in graph.nodes if node.op == "conv2d"]
         if not 2 <= len(layers) <= MOST or not graph.inputs:
             return f"merges 2 to {MOST} convolutions of one input"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import SubgraphProblem
 
@@ -69,7 +69,7 @@ class _Roles:
 
 def norm_of(problem: SubgraphProblem) -> Norm | None:
     """The batch norm that a piece is; None for any other piece."""
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     forward = [node for node in graph.nodes if node.op == FORWARD]
     backward = [node for node in graph.nodes if node.op == BACKWARD]
     if len(forward) + len(backward) != 1:

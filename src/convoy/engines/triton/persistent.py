@@ -12,7 +12,7 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.gpu.device_tensors import checked, descriptor
 from convoy.engines.gpu.gpu_support_checks import product_support
-from convoy.engines.tiled_kernel import FormedEngine
+from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.compiled import Build, interpreting
 from convoy.engines.triton.swapped import block_channels, tensor_support
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
@@ -37,7 +37,7 @@ _START_NS = 2500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PersistentTile:
     """A tile with how blocks work through it: `parts` of the store, `blocks` a multiprocessor, whose operand comes first."""
 
     tile: Tile
@@ -56,11 +56,11 @@ class Form:
         )  # fmt: skip
 
     @staticmethod
-    def of(knobs: Knobs) -> Form:
+    def of(knobs: Knobs) -> PersistentTile:
         """Inverse of `knobs`."""
         sizes = ("block_k", "block_n", "block_h", "block_w", "block_c", "stages", "warps")
         tile = Tile(*(knobs.integer(name) for name in sizes), pdl=bool(knobs["pdl"]))
-        return Form(tile, knobs.integer("parts"), knobs.integer("blocks"), bool(knobs["swapped"]))
+        return PersistentTile(tile, knobs.integer("parts"), knobs.integer("blocks"), bool(knobs["swapped"]))
 
     def shared_bytes(self, view: View, residual: bool) -> int:
         """Shared memory that a block will want: the ring of loads, and one part of the result and of the residual."""
@@ -76,7 +76,7 @@ def view_of(problem: ConvProblem) -> View:
     return row_view(problem) if plain else conv_view(problem)
 
 
-def estimate_us(view: View, form: Form, units: int) -> float:
+def estimate_us(view: View, form: PersistentTile, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads, or the memory's bytes."""
     tile = form.tile
     tiles = math.prod(tile.tiles(view))
@@ -92,9 +92,9 @@ def estimate_us(view: View, form: Form, units: int) -> float:
     return (max(busy, moved * view.bytes_each / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
-def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[Form]:
+def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
     """Forms worth trying, the best guess first."""
-    found: list[tuple[float, int, Form]] = []
+    found: list[tuple[float, int, PersistentTile]] = []
     row = view.is_1x1 and view.n == view.p == 1
     for swapped in (False, True) if row else (True,):
         for block_k in (64, 128, 256):
@@ -106,7 +106,7 @@ def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[Form]
                         found.append((estimate_us(view, form, units), len(found), form))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[object, ...], int] = {}
-    chosen: list[Form] = []
+    chosen: list[PersistentTile] = []
     for _, _, form in found:
         shape = (form.tile.block_k, form.tile.pixels, form.tile.block_c, form.swapped)
         if kept.get(shape, 0) < 4 and len(chosen) < limit:
@@ -115,9 +115,9 @@ def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[Form]
     return chosen
 
 
-def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[Form]:
+def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[PersistentTile]:
     """A tile's forms: those whose accumulator does not spill, as deep a ring as fits."""
-    found: list[Form] = []
+    found: list[PersistentTile] = []
     area = tile.block_k * tile.pixels
     rows = tile.block_k if swapped else tile.pixels  # of the tensor core's first operand: 64 a warpgroup
     for warps in (4, 8):
@@ -128,7 +128,10 @@ def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[Form]
             for blocks in (1, 2):
                 if blocks * warps * 32 * (area // (warps * 32) + 48) > _REGISTERS:
                     continue
-                deep = (Form(replace(tile, stages=n, warps=warps), parts, blocks, swapped) for n in (8, 6, 5, 4, 3))
+                deep = (
+                    PersistentTile(replace(tile, stages=n, warps=warps), parts, blocks, swapped)
+                    for n in (8, 6, 5, 4, 3)
+                )
                 fitting = [form for form in deep if form.shared_bytes(view, residual) <= _SHARED_BYTES // blocks]
                 found += fitting[:1]
     return found
@@ -137,7 +140,9 @@ def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[Form]
 class PersistentExecutable(SwappedExecutable):
     """One form for one problem."""
 
-    def __init__(self, engine: str, view: View, form: Form, dtype: str, epilogue: Epilogue, target: Target) -> None:
+    def __init__(
+        self, engine: str, view: View, form: PersistentTile, dtype: str, epilogue: Epilogue, target: Target
+    ) -> None:
         self.form = form
         super().__init__(engine, view, form.tile, dtype, epilogue, target)
         self.total = math.prod(form.tile.tiles(view))
@@ -206,13 +211,13 @@ class PersistentExecutable(SwappedExecutable):
         self.kernel((self.grid, 1, 1), arguments)
 
 
-class PersistentEngine(FormedEngine[Form]):
+class PersistentEngine(TiledKernelEngine[PersistentTile]):
     """Large tiles, one or two thread blocks a multiprocessor; see `kernels/persistent.py`."""
 
     id = "triton.persistent"
     family = "implicit_gemm"
     trusted = False
-    form = Form
+    tile_config = PersistentTile
     quick_settings = 3
     """The best of the first four guesses is 2.5 % behind the best of twelve (ResNet-50 at batch 32, H100)."""
 
@@ -223,15 +228,15 @@ class PersistentEngine(FormedEngine[Form]):
         assert isinstance(problem, ConvProblem)
         return tensor_support(view_of(problem))
 
-    def forms(self, problem: ConvProblem, units: int) -> Sequence[Form]:
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[PersistentTile]:
         """See the function of this name."""
         return forms(view_of(problem), units, problem.epilogue.residual)
 
-    def guess_us(self, problem: ConvProblem, form: Form, units: int) -> float:
+    def estimate_tile_us(self, problem: ConvProblem, form: PersistentTile, units: int) -> float:
         """See `estimate_us` above."""
         return estimate_us(view_of(problem), form, units)
 
-    def executable(self, problem: ConvProblem, form: Form, target: Target) -> Executable:
+    def build_tile(self, problem: ConvProblem, form: PersistentTile, target: Target) -> Executable:
         """Compile one form; no GPU is needed."""
         return PersistentExecutable(self.id, view_of(problem), form, problem.x_dtype, problem.epilogue, target)
 

@@ -10,8 +10,8 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, vector
-from convoy.engines.gpu.gpu_support_checks import piece_support, values_support
-from convoy.engines.subgraph import read
+from convoy.engines.gpu.gpu_support_checks import subgraph_support, values_support
+from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.compiled import Build, Kernel, interpreting
 from convoy.errors import LaunchError
 from convoy.graph.ir import AVG_POOL_BACKWARD, MAX_POOL_BACKWARD, Graph, Node, Ref
@@ -73,7 +73,7 @@ class Windows:
 
 def windows_of(problem: SubgraphProblem) -> Windows | None:
     """The backward pooling that a piece is, a maximum's perhaps with the cast that widens its indices; None for other pieces."""
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     *before, last = graph.nodes or (None,)
     if last is None or len(before) > (last.op == MAX_POOL_BACKWARD):
         return None
@@ -193,7 +193,7 @@ class PoolBackwardEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """A piece that is one backward pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not (found := piece_support(problem, target, "does backward poolings")):
+        if not (found := subgraph_support(problem, target, "does backward poolings")):
             return found
         assert isinstance(problem, SubgraphProblem)
         windows = windows_of(problem)

@@ -24,7 +24,7 @@ from convoy.engines.scratch import Scratch
 from convoy.engines.triton import implicit_gemm, persistent, split_fp32, stem, swapped
 from convoy.engines.triton.compiled import TORCH_DTYPE, Build
 from convoy.engines.triton.marking import UNMARKED
-from convoy.engines.triton.persistent import Form, PersistentExecutable
+from convoy.engines.triton.persistent import PersistentExecutable, PersistentTile
 from convoy.engines.triton.split_fp32 import SplitExecutable
 from convoy.engines.triton.stem import StemExecutable
 from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
@@ -143,7 +143,7 @@ class _PooledSplit(_Pooling, SplitExecutable):
 
 
 class _PooledPersistent(_Pooling, PersistentExecutable):
-    def __init__(self, engine: str, problem: ConvProblem, form: Form, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, form: PersistentTile, target: Target) -> None:
         self.problem = problem
         view, dtype = conv_view(problem), problem.x_dtype
         PersistentExecutable.__init__(self, engine, view, form, dtype, problem.epilogue, target)
@@ -229,7 +229,7 @@ def way_of(problem: ConvProblem, knobs: Knobs) -> str:
     if dense is implicit_gemm.ENGINE:
         return "pass"
     if dense is persistent.ENGINE:
-        form = Form.of(knobs)
+        form = PersistentTile.of(knobs)
         tile, whole = form.tile, form.swapped and form.parts == 1
     else:
         tile, whole = Tile.of(knobs), True
@@ -242,7 +242,7 @@ def _in_windows(problem: ConvProblem, dense: Engine, knobs: Knobs) -> Knobs:
     """The same tile on a box of whole windows, where its sum is not split."""
     pool, view = problem.epilogue.pool, _view(problem, dense)
     assert pool is not None
-    form = Form.of(knobs) if dense is persistent.ENGINE else None
+    form = PersistentTile.of(knobs) if dense is persistent.ENGINE else None
     tile = Tile.of(knobs) if form is None else form.tile
     if tile.splits(view)[0] > 1 or fits(tile, pool):
         return knobs
@@ -310,7 +310,7 @@ class PooledEngine(Engine):
         if dense is split_fp32.ENGINE:
             return _PooledSplit(self.id, problem, Tile.of(knobs), target)
         if dense is persistent.ENGINE:
-            return _PooledPersistent(self.id, problem, Form.of(knobs), target)
+            return _PooledPersistent(self.id, problem, PersistentTile.of(knobs), target)
         made = _PooledStem if dense is stem.ENGINE else _PooledSwapped
         return made(self.id, problem, Tile.of(knobs), target)
 

@@ -8,7 +8,7 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import checked
-from convoy.engines.subgraph import pooling_of, runnable
+from convoy.engines.subgraph import pooling_of, torch_support
 from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
 from convoy.engines.triton.windows import ReduceWindows, window_support
 from convoy.problem import Epilogue, Knobs, Pool, Problem, SubgraphProblem, TensorSpec
@@ -48,7 +48,7 @@ class PoolingEngine(Engine):
             return found
         if problem.layout != "nhwc":
             return Support.no(f"needs layout nhwc, got {problem.layout}")
-        if not (found := runnable(problem)):
+        if not (found := torch_support(problem)):
             return found
         pooling = pooling_of(problem)
         if pooling is None:

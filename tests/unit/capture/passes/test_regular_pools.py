@@ -60,7 +60,7 @@ def test_the_gradient_of_such_a_net_is_steady_on_a_gpu():
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 5)
     )
     graph = capture_training(net, cross_entropy, (torch.randn(2, 3, 8, 8), torch.arange(2))).captured.graph
-    assert not [op for op in nondeterminism.by_aten(graph, "cuda") if "pool" in op]
+    assert not [op for op in nondeterminism.in_aten(graph, "cuda") if "pool" in op]
     assert any(node.op == "aten.avg_pool2d_backward.default" for node in graph.nodes)
 
 
@@ -69,7 +69,7 @@ def test_pytorchs_own_step_still_has_the_unsteady_gradient(size):
     """Where bits must not differ from run to run, a slow plan is no reason to go back to it."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 5))
     captured = capture_training(net, cross_entropy, (torch.randn(2, 3, size, size), torch.arange(2))).captured
-    assert not [op for op in nondeterminism.by_aten(captured.graph, "cuda") if "pool" in op]
-    assert [op for op in nondeterminism.by_aten(captured.as_pytorch, "cuda") if "pool" in op]
+    assert not [op for op in nondeterminism.in_aten(captured.graph, "cuda") if "pool" in op]
+    assert [op for op in nondeterminism.in_aten(captured.as_pytorch, "cuda") if "pool" in op]
     settings = Settings(deterministic=True)
     assert end_to_end.falls_back("slow", "", captured.as_pytorch, "cuda", settings)[0] is False

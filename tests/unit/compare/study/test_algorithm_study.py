@@ -27,7 +27,7 @@ from convoy.compare.study.study_lines import (
 from convoy.compare.study.study_strategies import SOLVERS, strategy_rows
 from convoy.compare.study.study_sweep import BASE, SWEEPS, parse_base, read_layers, sweep_points, swept
 from convoy.compare.study.study_winners import curves, in_words, stretches
-from convoy.engines.activation_sparsity import expecting
+from convoy.engines.activation_sparsity import with_sparsity
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.measurement import InProcessRunner, ReplayRunner, detect_target, protocol_for
@@ -225,7 +225,7 @@ def test_an_engine_that_skips_zeros_runs_its_dense_path_where_there_are_none() -
     def known(target):
         found = [measured(p, target, "aten", 9.0) for p in point.problems()]
         skipping = [measured(p, target, "zeroskip.cpu", 3.0) for p in point.problems()]
-        dense = [replace(r, config=replace(r.config, knobs=expecting(r.config.knobs, 0))) for r in skipping]
+        dense = [replace(r, config=replace(r.config, knobs=with_sparsity(r.config.knobs, 0))) for r in skipping]
         return [*found, *dense]
 
     study, _ = study_of(known, ("aten", "zeroskip.cpu"))

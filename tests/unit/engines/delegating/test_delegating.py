@@ -6,8 +6,8 @@ import pytest
 from emulated_cuda import conv
 
 from convoy.engines.delegating import channel_padded, delegating, micro_batched
-from convoy.engines.delegating.channel_padded import PaddedConvolution
-from convoy.engines.delegating.micro_batched import Parts
+from convoy.engines.delegating.channel_padded import ChannelPaddedExecutable
+from convoy.engines.delegating.micro_batched import MicroBatchedExecutable
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
@@ -23,11 +23,11 @@ GEMM = load_engine("gemm")
 
 @pytest.fixture(autouse=True)
 def _gemm_inside(monkeypatch):
-    monkeypatch.setattr(channel_padded, "INNER", ("gemm",))
-    monkeypatch.setattr(micro_batched, "INNER", ("gemm",))
-    delegating.settings.cache_clear()
+    monkeypatch.setattr(channel_padded, "DELEGATES", ("gemm",))
+    monkeypatch.setattr(micro_batched, "DELEGATES", ("gemm",))
+    delegating.delegate_knobs.cache_clear()
     yield
-    delegating.settings.cache_clear()
+    delegating.delegate_knobs.cache_clear()
 
 
 def right(executable, problem, kind):
@@ -57,8 +57,8 @@ def test_padded_convolutions_are_right(problem, kind):
 def test_a_padding_that_is_not_cleared_is_seen(monkeypatch):
     """The workspace is full of NaN, and NaN times a padded weight's zero is NaN."""
     monkeypatch.setattr("torch.Tensor.zero_", lambda self: self)
-    executable = PaddedConvolution(
-        ODD, GEMM.build(channel_padded.whole(ODD), GEMM.space(channel_padded.whole(ODD), GPU)[0], GPU)
+    executable = ChannelPaddedExecutable(
+        ODD, GEMM.build(channel_padded.padded_problem(ODD), GEMM.space(channel_padded.padded_problem(ODD), GPU)[0], GPU)
     )
     assert not right(executable, ODD, "normal").ok
 
@@ -95,9 +95,9 @@ def test_parts_of_a_batch_are_the_whole(direction, kind):
 
 
 def test_a_part_that_is_left_out_is_seen():
-    small = micro_batched.part(BATCH, 2)
-    executable = Parts(BATCH, 2, GEMM.build(small, GEMM.space(small, GPU)[0], GPU))
-    executable._parts = 2
+    small = micro_batched.micro_batch(BATCH, 2)
+    two_of_three = replace(BATCH, n=4)
+    executable = MicroBatchedExecutable(two_of_three, 2, GEMM.build(small, GEMM.space(small, GPU)[0], GPU))
     assert not right(executable, BATCH, "normal").ok
 
 
@@ -116,8 +116,8 @@ def test_a_plan_that_the_inner_engine_names_and_then_refuses_is_no_setting(monke
             raise InputError("plan", "refused", "a plan that the library has")
         return wanted(problem, knobs)
 
-    good = delegating.settings("gemm", micro_batched.part(BATCH, 2), GPU)
-    delegating.settings.cache_clear()
+    good = delegating.delegate_knobs("gemm", micro_batched.micro_batch(BATCH, 2), GPU)
+    delegating.delegate_knobs.cache_clear()
     monkeypatch.setattr(GEMM, "workspace_bytes", workspace_bytes)
     monkeypatch.setattr(GEMM, "space", lambda problem, target: [Knobs.of(refused=1), *good])
     offered = micro_batched.ENGINE.space(BATCH, GPU)
@@ -126,7 +126,7 @@ def test_a_plan_that_the_inner_engine_names_and_then_refuses_is_no_setting(monke
 
 
 def test_knobs_of_both_engines_stand_side_by_side():
-    knobs = delegating.wrap("gemm", Knobs.of(images=1, k=2), parts=3)
-    assert delegating.unwrap(knobs, ("gemm",), "parts") == ("gemm", Knobs.of(images=1, k=2))
+    knobs = delegating.wrap_knobs("gemm", Knobs.of(images=1, k=2), parts=3)
+    assert delegating.unwrap_knobs(knobs, ("gemm",), "parts") == ("gemm", Knobs.of(images=1, k=2))
     with pytest.raises(InputError, match="inner as one of"):
-        delegating.unwrap(knobs, ("cudnn",), "parts")
+        delegating.unwrap_knobs(knobs, ("cudnn",), "parts")

@@ -23,7 +23,7 @@ from convoy.engines.hopper.swapped_maps import pixel_map, result_map
 from convoy.engines.sparse_weights import blocks
 from convoy.engines.sparse_weights.pairs import Packing
 from convoy.engines.sparse_weights.pieces import Lists
-from convoy.engines.sparse_weights.sparse24_form import Form
+from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
 from convoy.engines.sparse_weights.walk import positions
 from convoy.engines.triton.planes import split_weight
 from convoy.problem import Epilogue
@@ -182,29 +182,29 @@ def run(library, problem, form, blocks, sliced=0, without=None):
     return y, expected.to(dtype), outside, faults
 
 
-ONE = Form(64, 16, 3, 1, 1)
-TWO = Form(64, 24, 2, 2, 1)
-TALL = Form(128, 8, 3, 1, 1)
-PAIR = Form(64, 32, 6, 1, 2, 2)
-FOUR = Form(64, 32, 2, 1, 4)
-DEEP = Form(64, 16, 11, 1, 1)
-HALVES = Form(64, 24, 3, 2, 1, split=2)
-THIRDS = Form(128, 16, 3, 1, 1, split=3, blocks=2)
-QUARTERS = Form(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
-STAGED = Form(64, 24, 3, 1, 1, staged=1)
-STAGED_TALL = Form(128, 16, 4, 2, 1, staged=1)
-STAGED_PAIR = Form(64, 32, 4, 1, 2, staged=1)
-STAGED_THIRDS = Form(128, 24, 3, 1, 1, split=3, blocks=2, staged=1)
-HALO = Form(64, 24, 4, 1, 1, staged=1, halo=8)
-HALO_WIDE = Form(128, 32, 7, 1, 1, depth=3, staged=1, halo=16)
-HALO_HALVES = Form(64, 24, 3, 2, 1, split=2, staged=1, halo=8)
-HALO_THIRDS = Form(64, 48, 3, 1, 1, depth=3, split=3, staged=1, halo=16)
-IN_RING = Form(64, 24, 3, 2, 1, staged=2)
+ONE = Sparse24Tile(64, 16, 3, 1, 1)
+TWO = Sparse24Tile(64, 24, 2, 2, 1)
+TALL = Sparse24Tile(128, 8, 3, 1, 1)
+PAIR = Sparse24Tile(64, 32, 6, 1, 2, 2)
+FOUR = Sparse24Tile(64, 32, 2, 1, 4)
+DEEP = Sparse24Tile(64, 16, 11, 1, 1)
+HALVES = Sparse24Tile(64, 24, 3, 2, 1, split=2)
+THIRDS = Sparse24Tile(128, 16, 3, 1, 1, split=3, blocks=2)
+QUARTERS = Sparse24Tile(64, 72, 2, 1, 1, depth=2, split=4, blocks=2)
+STAGED = Sparse24Tile(64, 24, 3, 1, 1, staged=1)
+STAGED_TALL = Sparse24Tile(128, 16, 4, 2, 1, staged=1)
+STAGED_PAIR = Sparse24Tile(64, 32, 4, 1, 2, staged=1)
+STAGED_THIRDS = Sparse24Tile(128, 24, 3, 1, 1, split=3, blocks=2, staged=1)
+HALO = Sparse24Tile(64, 24, 4, 1, 1, staged=1, halo=8)
+HALO_WIDE = Sparse24Tile(128, 32, 7, 1, 1, depth=3, staged=1, halo=16)
+HALO_HALVES = Sparse24Tile(64, 24, 3, 2, 1, split=2, staged=1, halo=8)
+HALO_THIRDS = Sparse24Tile(64, 48, 3, 1, 1, depth=3, split=3, staged=1, halo=16)
+IN_RING = Sparse24Tile(64, 24, 3, 2, 1, staged=2)
 IN_RING_THIRDS = replace(STAGED_THIRDS, staged=2)
 IN_RING_PAIR = replace(STAGED_PAIR, staged=2)
-HALO_IN_RING = Form(64, 48, 3, 1, 1, depth=3, split=2, blocks=2, staged=2, halo=16)
-GATHERED = blocks.Form(64, 32, 5, 1)
-GATHERED_WIDE = blocks.Form(128, 16, 3, 2)
+HALO_IN_RING = Sparse24Tile(64, 48, 3, 1, 1, depth=3, split=2, blocks=2, staged=2, halo=16)
+GATHERED = blocks.BlockSparseTile(64, 32, 5, 1)
+GATHERED_WIDE = blocks.BlockSparseTile(128, 16, 3, 2)
 CASES = {
     "3x3": (ONE, conv(2, 8, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "even and odd blocks of channels": (ONE, conv(1, 136, 6, 5, 72, 1, 1)),

@@ -71,7 +71,7 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     assert guesses == sorted(guesses)
     assert all(0 < guess < math.inf for guess in guesses)
     for knobs in space:
-        form = ENGINE.kind(problem).of(knobs)
+        form = ENGINE.tile_config_class(problem).of(knobs)
         assert form.knobs == knobs
         assert not (form.wide and form.staged)
         assert form.shared_bytes <= SHARED_BYTES[form.blocks]
@@ -97,7 +97,7 @@ def test_of_forms_that_hardly_differ_one_is_tried(problem):
 
 
 def test_a_compressed_weight_has_its_own_numbers():
-    dense, sparse = Form(64, 64, 6, 1, 1), sparse24_form.Form(64, 64, 6, 1, 1)
+    dense, sparse = Form(64, 64, 6, 1, 1), sparse24_form.Sparse24Tile(64, 64, 6, 1, 1)
     assert estimate_us(SINGLE, dense, 132) != pytest.approx(estimate_us(SINGLE, sparse, 132), rel=0.01)
 
 

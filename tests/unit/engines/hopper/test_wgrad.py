@@ -126,7 +126,7 @@ def test_first_guesses_compile(name):
         pytest.skip(str(error))
     problem = LAYERS[name]
     for form in [form for form in forms(problem, GPU.units) if form.shares == 1][:3]:
-        executable = ENGINE.executable(problem, form, GPU)
+        executable = ENGINE.build_tile(problem, form, GPU)
         assert "0 bytes spill stores" in executable.log
         assert "serialized" not in executable.log
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from convoy.engines.activation_sparsity import expecting
+from convoy.engines.activation_sparsity import with_sparsity
 from convoy.engines.manifest import load_engine, waiting
 from convoy.engines.sparse_activations.tiles import Geometry, tile_space
 from convoy.engines.triton.compiled import assembler_log
@@ -260,7 +260,7 @@ MEASURED = [  # c, k, side, zeros, gather, ecr: microseconds on an H100 (docs/ke
 def test_cost_models_are_near_what_was_measured(c, k, side, zeros, gather, ecr):
     problem = conv(1, c, side, side, k, 3, 3, 1, 1)
     for name, us, factor in (("gather", gather, 1.25), ("ecr", ecr, 1.4)):
-        knobs = expecting(engine(name).space(problem, TARGET)[0], zeros)
+        knobs = with_sparsity(engine(name).space(problem, TARGET)[0], zeros)
         assert us / factor < engine(name).estimate_us(problem, knobs, TARGET) < us * factor
 
 
@@ -270,7 +270,7 @@ def test_time_over_live_channels_falls_from_the_dense_kernels(side, measured):
     problem, channels = conv(1, 512, side, side, 512, 3, 3, 1, 1), engine("channels")
     space = channels.space(problem, TARGET)
     guesses = {
-        share: min(channels.estimate_us(problem, expecting(k, share, channels.zeros_kind), TARGET) for k in space)
+        share: min(channels.estimate_us(problem, with_sparsity(k, share, channels.zeros_kind), TARGET) for k in space)
         for share in (0, 50, 75, 95)
     }
     assert list(guesses.values()) == sorted(guesses.values(), reverse=True)

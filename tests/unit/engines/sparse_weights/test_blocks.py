@@ -9,7 +9,7 @@ import torch
 from pruned_cases import mask_of
 
 from convoy.engines.sparse_weights import blocks
-from convoy.engines.sparse_weights.blocks import ENGINE, Form
+from convoy.engines.sparse_weights.blocks import ENGINE, BlockSparseTile
 from convoy.engines.sparse_weights.pieces import NO_PIECE, Lists, lengths, live_share
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
@@ -117,8 +117,8 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     assert guesses == sorted(guesses)
     assert all(0 < guess < math.inf for guess in guesses)
     for knobs in space:
-        assert Form.of(knobs).knobs == knobs
-        assert Form.of(knobs).shared_bytes <= blocks.SHARED_BYTES
+        assert BlockSparseTile.of(knobs).knobs == knobs
+        assert BlockSparseTile.of(knobs).shared_bytes <= blocks.SHARED_BYTES
 
 
 def test_more_zeros_are_expected_to_take_less():
@@ -131,9 +131,9 @@ def test_more_zeros_are_expected_to_take_less():
 @pytest.mark.parametrize("change", [{"rows": 96}, {"pixels": 24}, {"pixels": 272}, {"consumers": 3}, {"stages": 2}])
 def test_knobs_that_make_no_kernel_are_refused(change):
     good = {"rows": 64, "pixels": 64, "stages": 4, "consumers": 2}
-    assert Form.of(Knobs.of(**good)).filters == 128
+    assert BlockSparseTile.of(Knobs.of(**good)).filters == 128
     with pytest.raises(InputError, match="knobs"):
-        Form.of(Knobs.of(**(good | change)))
+        BlockSparseTile.of(Knobs.of(**(good | change)))
 
 
 def test_the_first_guess_compiles_without_spills_or_serialised_products():

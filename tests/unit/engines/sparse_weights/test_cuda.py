@@ -17,7 +17,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import device_binaries, host_compiler
 from convoy.engines.sparse_weights import cuda, cuda_form, cuda_forms, emit_cuda, linked
 from convoy.engines.sparse_weights.cuda import ENGINE, write
-from convoy.engines.sparse_weights.cuda_form import Form, block_bytes
+from convoy.engines.sparse_weights.cuda_form import GeneratedTile, block_bytes
 from convoy.engines.sparse_weights.cuda_forms import form_of, forms
 from convoy.engines.sparse_weights.cuda_model import estimate_us
 from convoy.engines.sparse_weights.emit_cuda import along
@@ -28,7 +28,7 @@ from convoy.target import Target
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)
-FORM = Form(lanes=8, vectors=2, filters=3, splits=2, channels=2, room=4, resident=1)
+FORM = GeneratedTile(lanes=8, vectors=2, filters=3, splits=2, channels=2, room=4, resident=1)
 HALF = {"x_dtype": "fp16", "weight_dtype": "fp16", "y_dtype": "fp16"}
 
 HOST = """
@@ -135,7 +135,7 @@ def left_taps_alone(problem):
 
 CASES = {
     "fours at a time": (pruned(ConvProblem(2, 5, 6, 8, 6, 3, 3, 1, 1), "half"), replace(FORM, lanes=96), False),
-    "fours, no padding": (pruned(ConvProblem(1, 4, 7, 12, 5, 3, 3), "half"), Form(8, 4, 3, 2, 2, 4, 1), False),
+    "fours, no padding": (pruned(ConvProblem(1, 4, 7, 12, 5, 3, 3), "half"), GeneratedTile(8, 4, 3, 2, 2, 4, 1), False),
     "fours, padding of five": (
         pruned(ConvProblem(2, 3, 5, 4, 5, 3, 3, 1, 5), "half"),
         replace(FORM, lanes=96, vectors=1),
@@ -150,11 +150,15 @@ CASES = {
         replace(FORM, vectors=4, splits=1),
         False,
     ),
-    "four phases": (pruned(ConvProblem(2, 4, 9, 9, 6, 3, 3, 1, 1, 2, 2), "half"), Form(8, 4, 6, 2, 2, 4, 1), False),
-    "wide stores": (pruned(ConvProblem(3, 4, 6, 8, 7, 5, 5, 2, 2), "half"), Form(4, 4, 4, 3, 2, 4, 1), False),
-    "wide stores, one split": (pruned(replace(SMALL, w=8), "tenth"), Form(8, 2, 8, 1, 6, 64, 1), False),
-    "one pixel, dead channels": (pruned(SMALL, "dead channels"), Form(32, 1, 4, 4, 1, 1, 1), False),
-    "empty and full filters": (pruned(SMALL, "empty and full filters"), Form(16, 1, 2, 2, 6, 64, 1), False),
+    "four phases": (
+        pruned(ConvProblem(2, 4, 9, 9, 6, 3, 3, 1, 1, 2, 2), "half"),
+        GeneratedTile(8, 4, 6, 2, 2, 4, 1),
+        False,
+    ),
+    "wide stores": (pruned(ConvProblem(3, 4, 6, 8, 7, 5, 5, 2, 2), "half"), GeneratedTile(4, 4, 4, 3, 2, 4, 1), False),
+    "wide stores, one split": (pruned(replace(SMALL, w=8), "tenth"), GeneratedTile(8, 2, 8, 1, 6, 64, 1), False),
+    "one pixel, dead channels": (pruned(SMALL, "dead channels"), GeneratedTile(32, 1, 4, 4, 1, 1, 1), False),
+    "empty and full filters": (pruned(SMALL, "empty and full filters"), GeneratedTile(16, 1, 2, 2, 6, 64, 1), False),
     "nothing": (pruned(SMALL, "none"), FORM, False),
     "a single one": (pruned(SMALL, "single"), replace(FORM, splits=4), False),
 }
@@ -279,7 +283,9 @@ def test_tables_of_many_units_are_not_too_many_for_constant_memory(dead, where, 
         nonzero[channel * 12 // 2048, channel] = not (dead and channel % 3 == 1)
     problem = ConvProblem(1, 2048, 7, 7, 12, 1, 1).with_mask(mask_of(nonzero))
     monkeypatch.setattr(emit_cuda, "UNIT_FMAS", 100)
-    source = write(problem, Form(lanes=64, vectors=1, filters=1, splits=1, channels=64, room=100, resident=1)).source
+    source = write(
+        problem, GeneratedTile(lanes=64, vectors=1, filters=1, splits=1, channels=64, room=100, resident=1)
+    ).source
     assert len(source.bodies) == 13
     assert set(re.findall(r"static (__constant__|__device__ const) int \w+\[\]", source.head + source.bodies[0])) == {
         where
@@ -310,7 +316,7 @@ def test_nearly_every_instruction_is_a_multiply_add():
     """What the design is for: words of four values and of neighbouring inputs, no other load in the code."""
     problem = ConvProblem(1, 32, 28, 28, 16, 3, 3, 1, 1)
     problem = problem.with_mask(mask_of(pattern("tenth", problem.weight_spec.shape)))
-    unit = write(problem, Form(64, 4, 16, 1, 8, 200, 1)).source.bodies[0]
+    unit = write(problem, GeneratedTile(64, 4, 16, 1, 8, 200, 1)).source.bodies[0]
     fmas, loads = unit.count("FMA("), unit.count("LOAD4(") + unit.count("VALUES(")
     assert fmas == 4 * problem.mask.nonzeros
     assert loads < fmas / 4
@@ -488,7 +494,7 @@ def test_any_form_of_any_shape_is_exact(seed, tmp_path):
         rng.choice([1, 2, 3]), groups=groups, epilogue=Epilogue(bias=seed % 2 == 0, activation="relu6"),
     )  # fmt: skip
     problem = pruned(problem, rng.choice(PATTERNS), seed)
-    form = Form(
+    form = GeneratedTile(
         rng.choice([8, 16, 32]), rng.choice([1, 2, 4]), rng.randint(1, 8), rng.randint(1, 4), rng.randint(1, 6), 4, 1
     )
     data = make_data(problem, seed, "integer")

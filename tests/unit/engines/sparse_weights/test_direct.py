@@ -19,7 +19,7 @@ from convoy.engines.hopper.source import defines, text
 from convoy.engines.sparse_weights import direct, direct_form, direct_model
 from convoy.engines.sparse_weights.direct import ENGINE
 from convoy.engines.sparse_weights.direct_entries import entries_of
-from convoy.engines.sparse_weights.direct_form import FLAT, FOURS, ONE_BY_ONE, Form, Geometry, form_of
+from convoy.engines.sparse_weights.direct_form import FLAT, FOURS, ONE_BY_ONE, DirectTile, Geometry, form_of
 from convoy.engines.sparse_weights.direct_model import estimate_us, forms, most_entries
 from convoy.engines.sparse_weights.walk import positions
 from convoy.errors import InputError, LaunchError
@@ -90,19 +90,19 @@ def run(library, problem, form, *, harm=lambda content: content, data=None):
 
 
 CASES = {
-    "a slice alone": (pruned(SMALL, "half"), Form(2, 4, 1, 1, 1), ONE_BY_ONE),
-    "two slices": (pruned(SMALL, "half"), Form(2, 4, 2, 1, 1), ONE_BY_ONE),
-    "slices, parts, filters of a warp": (pruned(SMALL, "half"), Form(3, 4, 2, 2, 4), ONE_BY_ONE),
-    "parts alone": (pruned(SMALL, "tenth"), Form(1, 2, 1, 4, 2), ONE_BY_ONE),
-    "more slices than channels fill": (pruned(SMALL, "half"), Form(2, 4, 4, 1, 2), ONE_BY_ONE),
-    "one run": (pruned(ConvProblem(1, 16, 5, 7, 8, 1, 1, epilogue=FULL), "half"), Form(10, 4, 2, 1, 1), FLAT),
-    "fours": (pruned(ConvProblem(2, 6, 4, 7, 8, 1, 1, epilogue=FULL), "half"), Form(3, 4, 2, 1, 1), FOURS),
-    "phases of a stride": (pruned(SHAPES["11x11 stride 4"], "tenth"), Form(5, 4, 1, 1, 1), ONE_BY_ONE),
-    "grouped, dilated": (pruned(SHAPES["dilated, strided, grouped"], "full"), Form(3, 2, 2, 1, 1), ONE_BY_ONE),
-    "depthwise": (pruned(SHAPES["depthwise, two filters a channel"], "half"), Form(2, 2, 1, 2, 1), ONE_BY_ONE),
-    "empty and full filters": (pruned(SMALL, "empty and full filters"), Form(2, 8, 2, 2, 4), ONE_BY_ONE),
-    "nothing": (pruned(SMALL, "none"), Form(2, 4, 2, 1, 1), ONE_BY_ONE),
-    "half": (replace(pruned(SMALL, "half"), **HALF), Form(2, 4, 2, 1, 2), ONE_BY_ONE),
+    "a slice alone": (pruned(SMALL, "half"), DirectTile(2, 4, 1, 1, 1), ONE_BY_ONE),
+    "two slices": (pruned(SMALL, "half"), DirectTile(2, 4, 2, 1, 1), ONE_BY_ONE),
+    "slices, parts, filters of a warp": (pruned(SMALL, "half"), DirectTile(3, 4, 2, 2, 4), ONE_BY_ONE),
+    "parts alone": (pruned(SMALL, "tenth"), DirectTile(1, 2, 1, 4, 2), ONE_BY_ONE),
+    "more slices than channels fill": (pruned(SMALL, "half"), DirectTile(2, 4, 4, 1, 2), ONE_BY_ONE),
+    "one run": (pruned(ConvProblem(1, 16, 5, 7, 8, 1, 1, epilogue=FULL), "half"), DirectTile(10, 4, 2, 1, 1), FLAT),
+    "fours": (pruned(ConvProblem(2, 6, 4, 7, 8, 1, 1, epilogue=FULL), "half"), DirectTile(3, 4, 2, 1, 1), FOURS),
+    "phases of a stride": (pruned(SHAPES["11x11 stride 4"], "tenth"), DirectTile(5, 4, 1, 1, 1), ONE_BY_ONE),
+    "grouped, dilated": (pruned(SHAPES["dilated, strided, grouped"], "full"), DirectTile(3, 2, 2, 1, 1), ONE_BY_ONE),
+    "depthwise": (pruned(SHAPES["depthwise, two filters a channel"], "half"), DirectTile(2, 2, 1, 2, 1), ONE_BY_ONE),
+    "empty and full filters": (pruned(SMALL, "empty and full filters"), DirectTile(2, 8, 2, 2, 4), ONE_BY_ONE),
+    "nothing": (pruned(SMALL, "none"), DirectTile(2, 4, 2, 1, 1), ONE_BY_ONE),
+    "half": (replace(pruned(SMALL, "half"), **HALF), DirectTile(2, 4, 2, 1, 2), ONE_BY_ONE),
 }
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a host compiler")
@@ -128,7 +128,7 @@ def drawn(rng):
     slices = rng.choice([count for count in (1, 2, 4) if count <= shape.c // shape.groups])
     each = rng.choice([1, 2])
     filters = slices * each * rng.choice([1, 2])
-    return problem, Form(rng.randint(1, 9), filters, slices, rng.choice([1, 2]), each)
+    return problem, DirectTile(rng.randint(1, 9), filters, slices, rng.choice([1, 2]), each)
 
 
 @needs_compiler
@@ -180,7 +180,7 @@ def test_what_lies_at_zeros_is_not_read(library):
     data = make_data(problem, 1, "integer")
     x = data.args[0].clone()
     x[:, 1:] = float("nan")
-    y, expected, faults = run(library, problem, Form(2, 4, 2, 1, 1), data=replace(data, args=(x,)))
+    y, expected, faults = run(library, problem, DirectTile(2, 4, 2, 1, 1), data=replace(data, args=(x,)))
     assert not faults
     assert torch.equal(y, oracle(problem, data)[0])
     assert expected.isnan().any()
@@ -238,13 +238,13 @@ def test_one_kernel_serves_all_masks_of_a_shape(monkeypatch):
     made = set()
     monkeypatch.setattr(direct, "compile_cubin", lambda engine, content, *_: (made.add(content) or b"", ""))
     for name in PATTERNS:
-        ENGINE.build(pruned(SMALL, name), Form(2, 4, 2, 1, 1).knobs, H100)
+        ENGINE.build(pruned(SMALL, name), DirectTile(2, 4, 2, 1, 1).knobs, H100)
     assert len(made) == 1
 
 
 def test_a_multiprocessor_has_room_for_one_block():
     """Else a launch that starts early is put two and three blocks deep on some multiprocessors, and others have none."""
-    geometry = Geometry(pruned(SMALL, "tenth"), Form(2, 4, 2, 1, 1))
+    geometry = Geometry(pruned(SMALL, "tenth"), DirectTile(2, 4, 2, 1, 1))
     assert geometry.asked(8, 227 << 10) * 2 > 227 << 10
     assert geometry.room(8) < 227 << 9
     assert geometry.asked(20000, 227 << 10) == geometry.room(20000)

@@ -16,7 +16,7 @@ from convoy.engines.hopper.swapped_form import SHARED_BYTES
 from convoy.engines.hopper.swapped_forms import estimate_us, forms
 from convoy.engines.sparse_weights.pairs import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.sparse_weights.sparse24 import ENGINE
-from convoy.engines.sparse_weights.sparse24_form import Form
+from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.prune.patterns import nm_mask, parse_pattern
@@ -139,7 +139,7 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(change):
     assert guesses == sorted(guesses)
     assert all(0 < guess < math.inf for guess in guesses)
     for knobs in space:
-        form = Form.of(knobs)
+        form = Sparse24Tile.of(knobs)
         assert form.knobs == knobs
         assert form.shared_bytes <= SHARED_BYTES[form.blocks]
         assert form.stage_bytes % 1024 == 0
@@ -152,7 +152,7 @@ SMALL = sparse(ConvProblem(8, 512, 7, 7, 512, 3, 3, 1, 1, layout="nhwc", **HALF)
 
 
 def test_a_layer_of_few_pixels_and_many_channels_is_split():
-    found = [Form.of(knobs) for knobs in ENGINE.space(SMALL, H100)]
+    found = [Sparse24Tile.of(knobs) for knobs in ENGINE.space(SMALL, H100)]
     assert found[0].split > 1
     assert {form.split for form in found} >= {1, 2, 4}
     assert {form.blocks for form in found} == {1, 2}
@@ -161,18 +161,18 @@ def test_a_layer_of_few_pixels_and_many_channels_is_split():
 
 def test_a_split_and_more_under_way_change_the_guess_as_they_should():
     def guess(**change):
-        return estimate_us(SMALL, replace(Form(64, 56, 5, 2, 1), **change), 132)
+        return estimate_us(SMALL, replace(Sparse24Tile(64, 56, 5, 2, 1), **change), 132)
 
     assert guess(split=4) < guess(split=2) < guess()
     assert guess(stages=4) > guess() > guess(stages=8), "too few stages wait for their bytes"
     assert guess(depth=2) < guess(), "as many stages of twice the bytes"
     # A large tile of a layer that fills the device as it is gains nothing.
-    wide = Form(64, 96, 5, 2, 1)
+    wide = Sparse24Tile(64, 96, 5, 2, 1)
     assert estimate_us(SPARSE, wide, 132) < estimate_us(SPARSE, replace(wide, split=2), 132)
 
 
 def test_clusters_of_three_lie_in_pairs_unless_two_blocks_fit_beside_each_other():
-    form = Form(64, 40, 5, 2, 1, split=3)
+    form = Sparse24Tile(64, 40, 5, 2, 1, split=3)
     assert form.units(SMALL) == 40
     assert form.resident(132) < 40 <= replace(form, blocks=2).resident(132)
     assert estimate_us(SMALL, form, 132) > 1.2 * estimate_us(SMALL, replace(form, blocks=2), 132)
@@ -181,14 +181,16 @@ def test_clusters_of_three_lie_in_pairs_unless_two_blocks_fit_beside_each_other(
 def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
     source = (files("convoy.engines.hopper") / "swapped_room.cuh").read_text()
     assert "#define PENDING (PARTS * BN >= 384 ? 1 : STAGES >= 6 ? 3 : STAGES >= 4 ? 2 : 1)" in source
-    small = Form(64, 96, 6, 1, 1)
+    small = Sparse24Tile(64, 96, 6, 1, 1)
     assert [replace(small, stages=stages).pending for stages in (3, 4, 5, 6, 12)] == [1, 2, 2, 3, 3]
-    assert Form(128, 192, 4, 1, 1).pending == 1
+    assert Sparse24Tile(128, 192, 4, 1, 1).pending == 1
 
 
 def test_a_large_layer_is_expected_to_gain_on_dense_weights():
     dense = implicit_gemm.forms(PLAIN, 132)[0]
-    assert estimate_us(SPARSE, forms(SPARSE, 132, Form)[0], 132) < 0.8 * implicit_gemm.estimate_us(PLAIN, dense, 132)
+    assert estimate_us(SPARSE, forms(SPARSE, 132, Sparse24Tile)[0], 132) < 0.8 * implicit_gemm.estimate_us(
+        PLAIN, dense, 132
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,14 +207,14 @@ def test_a_large_layer_is_expected_to_gain_on_dense_weights():
 def test_knobs_that_make_no_kernel_are_refused(change):
     good = {"rows": 64, "pixels": 64, "stages": 4, "consumers": 2, "cluster": 4, "depth": 2, "split": 1, "blocks": 1}
     good |= {"staged": 0, "halo": 0}
-    assert Form.of(Knobs.of(**good)).filters == 128
+    assert Sparse24Tile.of(Knobs.of(**good)).filters == 128
     with pytest.raises(InputError, match="knobs"):
-        Form.of(Knobs.of(**(good | change)))
+        Sparse24Tile.of(Knobs.of(**(good | change)))
 
 
 def test_a_halo_is_for_3x3_layers_of_stride_one_alone():
-    form = Form(64, 64, 12, 1, 1, staged=1, halo=16)
-    assert Form.of(form.knobs) == form
+    form = Sparse24Tile(64, 64, 12, 1, 1, staged=1, halo=16)
+    assert Sparse24Tile.of(form.knobs) == form
     assert form.fits(PLAIN)
     for change in ({"stride_h": 2}, {"r": 1, "pad_h": 0}, {"dilation_w": 2}, {"pad_w": 0}, {"w": 16}):
         problem = sparse(replace(PLAIN, **change))
@@ -233,7 +235,7 @@ def test_all_taps_of_a_halo_follow_each_other():
 
 def test_a_3x3_layer_is_offered_with_a_halo_and_results_both_ways():
     for problem in (SPARSE, SMALL):
-        found = [Form.of(knobs) for knobs in ENGINE.space(problem, H100)]
+        found = [Sparse24Tile.of(knobs) for knobs in ENGINE.space(problem, H100)]
         assert {form.halo > 0 for form in found} == {True, False}
         assert {form.staged for form in found} >= {0, 2}
         assert {form.depth for form in found if form.halo} == {1, 3}

@@ -12,7 +12,7 @@ from norm_cases import CASES, backward, forward
 
 from convoy.engines.base import Buffers
 from convoy.engines.operators import DTYPES
-from convoy.engines.subgraph import read
+from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.engines.triton.norms import norm_of
 from convoy.measurement.data import make_data
@@ -47,7 +47,7 @@ def worst_error(problem, knobs, fault=False):
     data = data_of(problem)
     wanted = oracle(problem, data)
     executable = ENGINE.build(problem, knobs, TARGET)
-    graph = read(problem.text)
+    graph = parse_subgraph(problem.text)
     made = [
         torch.full(graph.values[name].spec.shape, 77, dtype=DTYPES[graph.values[name].spec.dtype])
         for name in graph.outputs

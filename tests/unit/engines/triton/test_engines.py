@@ -10,7 +10,7 @@ import pytest
 from convoy.engines import manifest
 from convoy.engines.manifest import MANIFEST
 from convoy.engines.triton import compiled, stem_wgrad
-from convoy.engines.triton.persistent import Form
+from convoy.engines.triton.persistent import PersistentTile
 from convoy.engines.triton.tiles import Tile, conv_view
 from convoy.engines.triton.wgrad import Share
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
@@ -225,8 +225,8 @@ def test_a_tile_survives_its_knobs():
 
 
 def test_forms_and_shares_survive_their_knobs():
-    form = Form(Tile(128, 2, 8, 8, 64, stages=3, warps=8, pdl=True), 2, 1, True)
-    assert Form.of(form.knobs) == form
+    form = PersistentTile(Tile(128, 2, 8, 8, 64, stages=3, warps=8, pdl=True), 2, 1, True)
+    assert PersistentTile.of(form.knobs) == form
     share = Share(128, 64, 32, 1, 1, 4, 8, 7, True)
     assert Share.of(share.knobs) == share
 

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test lint types contracts gpu-test fuzz sanitize clean
+.PHONY: venv demo test lint types contracts docs gpu-test fuzz sanitize clean
 
 venv: $(STAMP)
 
@@ -28,8 +28,12 @@ types: venv
 contracts: venv
 	$(BIN)/lint-imports
 
+# The site, in build/site. Nothing is fetched; a broken link or anchor fails.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # One thread for each of the two processes: more would wait for each other's cores.
-test: lint types contracts
+test: lint types contracts docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 gpu-test:

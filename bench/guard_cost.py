@@ -1,8 +1,9 @@
 """What does it cost to notice a changed module? Question `guard-cost`.
 
-An optimised module compares its stock module with a snapshot in every call (docs/stale-weights.md). Timed here, by net: the check
-alone on the host; on a GPU the time that a call keeps the host busy, with the check and without it, the replay of the CUDA graph,
-and calls in a row, with the check and without: their difference is what is not hidden behind the GPU.
+An optimised module compares its stock module with a snapshot in every call (docs/concepts/stale-weights.md). Timed here, by
+net: the check alone on the host; on a GPU the time that a call keeps the host busy, with the check and without it, the
+replay of the CUDA graph, and calls in a row, with the check and without: their difference is what is not hidden behind the
+GPU.
 
     python bench/guard_cost.py [--nets resnet18,resnet50,mobilenet_v2,densenet121] [--batch 1] [--device cuda] [--folder DIR]
 """

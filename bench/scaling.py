@@ -5,7 +5,8 @@
     done
     python bench/scaling.py scale-*.json
 
-A row a figure of each number of GPUs and provider: throughput, efficiency, the step and where its time goes (docs/scale.md).
+A row a figure of each number of GPUs and provider: throughput, efficiency, the step and where its time goes
+(docs/how-to/scale.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Writes the figures of README.md and docs/results.md from bench/results/*.csv, between their markers; never by hand.
+"""Writes the figures of README.md and docs/results/*.md from bench/results/*.csv, between their markers; never by hand.
 
 Run it to rewrite the pages, after bench/plots.py where figures have changed; with `--check` it exits 1 where they are not what
-the files say. README.md shows one device of each question (the GPU with most cases), docs/results.md all.
+the files say. README.md shows one device of each question (the GPU with most cases), docs/results/*.md all.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from zeroskip_tables import zeroskip_table
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 FIGURES = ROOT / "docs" / "figures"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
 Row = dict[str, str]
 Setting = tuple[str, str, str]
 LATENCIES = ("latency_ms", "step_ms")
@@ -173,7 +174,7 @@ def figure(path: Path, page: Path) -> str:
     """A picture in a page; it is described by its own title."""
     title = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"))
     assert title is not None
-    return f"![{unescape(title[1])}]({path.relative_to(page.parent).as_posix()})"
+    return f"![{unescape(title[1])}]({Path(os.path.relpath(path, page.parent)).as_posix()})"
 
 
 def figures(stem: str, page: Path, *, all_devices: bool) -> str:

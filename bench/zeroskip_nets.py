@@ -7,7 +7,8 @@ turn with PyTorch, and each held to PyTorch's answers on many other images, whos
                                   [--vgg EPOCHS] [--seconds S] [--db FILE] [--folder DIR]
 
 FOLDER holds NET.safetensors for each net, one cifar10*train*.safetensors and one cifar10*test*.safetensors of arrays
-(docs/datasets.md). `--vgg EPOCHS` adds a VGG-16 for CIFAR-10 with batch normalisation, trained here and now for so many epochs: a
+(docs/how-to/datasets.md).
+`--vgg EPOCHS` adds a VGG-16 for CIFAR-10 with batch normalisation, trained here and now for so many epochs: a
 plain ReLU net, whose deep maps have the most zeros. The note says the least and most zeros and dead channels that its layers
 read, and how many layers each engine does.
 """

@@ -48,7 +48,7 @@ class LayoutChoice(StrEnum):
 
 
 class Check(StrEnum):
-    """How an optimised module notices that its stock module was changed (docs/stale-weights.md)."""
+    """How an optimised module notices that its stock module was changed (docs/concepts/stale-weights.md)."""
 
     IDENTITY = "identity"
     CONTENTS = "contents"

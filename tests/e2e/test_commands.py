@@ -1,4 +1,4 @@
-"""What the commands say when all goes well, on one small net; and docs/json.md against what `--json` writes."""
+"""What the commands say when all goes well, on one small net; and docs/reference/json.md against what `--json` writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from convoy.zoo import load_model
 
 SMALL = ("net.py:small", "--trust", "--size", "16", "--device", "cpu")
 ONE = ("--engine", "onednn")
-PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -190,11 +190,11 @@ def test_version(convoy_command: Command) -> None:
     assert re.fullmatch(r"\d+\.\d+\S*\n", convoy_command.works("--version"))
 
 
-# docs/json.md
+# docs/reference/json.md
 
 
 def documented() -> dict[str, set[str]]:
-    """Where (`` for the top, `layers[]`, ...) → the fields that docs/json.md lists there."""
+    """Where (`` for the top, `layers[]`, ...) → the fields that docs/reference/json.md lists there."""
     found: dict[str, set[str]] = {"": set()}
     for names, content in re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE, re.MULTILINE):
         inner = re.findall(r"`(\w+)`", content)

@@ -171,7 +171,7 @@ def copied(tmp_path: Path) -> Path:
     shutil.copytree(BENCH / "layers", tmp_path / "bench" / "layers")
     shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
     shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")
-    shutil.copy(ROOT / "docs" / "results.md", tmp_path / "docs")
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results")
     shutil.copy(ROOT / "README.md", tmp_path)
     return tmp_path
 

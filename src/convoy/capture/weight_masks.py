@@ -12,7 +12,8 @@ from convoy.problem import WeightMask
 
 LEAST_SPARSITY: Final = 0.3
 """Share of zeros from which a weight counts as pruned. Code for single non-zeros does about three quarters of a dense kernel's
-multiply-adds a second (docs/engines/pruned.md): with fewer zeros it can win nothing, and would only be compiled and measured."""
+multiply-adds a second (docs/kernels/sparse-weights.md): with fewer zeros it cannot win, and would be compiled and measured
+for nothing."""
 
 
 def weight_masks(captured: Captured) -> dict[str, WeightMask]:

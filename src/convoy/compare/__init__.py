@@ -1,4 +1,7 @@
-"""Where one stands: frameworks, options, algorithms and several GPUs side by side, each as a run file (docs/compare.md)."""
+"""Where one stands: frameworks, options, algorithms and several GPUs side by side, each as a run file.
+
+See docs/how-to/compare.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock: device and stack, protocol, accuracy and runners (docs/measurement.md)."""
+"""The clock: device and stack, protocol, accuracy and runners (docs/concepts/measurement.md)."""
 
 from __future__ import annotations
 

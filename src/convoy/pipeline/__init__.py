@@ -1,4 +1,4 @@
-"""The stages wired together; reads like the figure in docs/architecture.md."""
+"""The stages wired together; reads like the figure in docs/concepts/architecture.md."""
 
 from __future__ import annotations
 

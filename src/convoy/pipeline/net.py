@@ -175,7 +175,7 @@ LEAST_INSIDE: Final = 1 << 20
 def _least_inside(target: Target) -> int:
     """Bytes from which a value inside had better never be there as a whole: a quarter of the last cache, which others want too.
 
-    What is smaller was no faster in bands where it was tried (docs/engines/cpu.md).
+    What is smaller was no faster in bands where it was tried (docs/kernels/cpu.md).
     """
     return max(LEAST_INSIDE, target.cache_bytes // 4)
 

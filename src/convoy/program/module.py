@@ -136,8 +136,8 @@ class OptimizedModule(nn.Module):
     It computes inference results: outputs carry no gradient. The stock module runs instead when an input requires a gradient,
     when the module is in training mode, when something that the program depends on was changed (`refresh` packs the new
     values), inside autocast or a transform of `torch.func`, and for shapes that have no plan (`tune` makes one).
-    `docs/stale-weights.md` lists the changes that are noticed. While tracing (`torch.compile`, `torch.export`, `torch.jit`)
-    the stock module is traced.
+    `docs/concepts/stale-weights.md` lists the changes that are noticed. While tracing (`torch.compile`, `torch.export`,
+    `torch.jit`) the stock module is traced.
 
     A fallback computes evaluation, as the program does, although the stock module may have been in training mode when it was
     tuned. Training mode that is switched on later counts: by `train()` here, or on the stock module or a part of it.

@@ -53,7 +53,7 @@ class ModuleState:
         inputs: further tensors that are inputs of the training program.
 
     Not seen: values written through `.data`, a pointer or NumPy; values in inference tensors; what Python reaches through
-    closures, globals and other objects' attributes. `docs/stale-weights.md` lists every kind of change.
+    closures, globals and other objects' attributes. `docs/concepts/stale-weights.md` lists every kind of change.
     """
 
     def __init__(

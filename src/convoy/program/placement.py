@@ -2,7 +2,7 @@
 
 A channels_last tensor's channels are neighbours in memory, so the pieces of a concatenation along channels are slices of
 it: NHWC tensors whose pixels lie further apart. A step whose executable can write such a slice (`Executable.accept_slice`)
-is given one, and the concatenation copies what is left, which mostly is nothing (docs/decisions/0006-placed-results.md).
+is given one, and the concatenation copies what is left, which mostly is nothing (docs/notes/decisions/0006-placed-results.md).
 """
 
 from __future__ import annotations

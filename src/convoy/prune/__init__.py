@@ -1,4 +1,4 @@
-"""Make a model sparse by magnitude, take its accuracy, and say from which sparsity a layer pays (docs/prune.md)."""
+"""Make a model sparse by magnitude, take its accuracy, and say from which sparsity a layer pays (docs/how-to/prune.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The times of a report's heaviest steps, before and after, as inline SVG.
 
 Drawn here and not by a plotting library, because a page under a policy without inline styles and with no foreign script may
-hold neither the library's five megabytes nor the styles that it sets (docs/decisions/0002-charts.md).
+hold neither the library's five megabytes nor the styles that it sets (docs/notes/decisions/0002-charts.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Summary: everything that one optimisation found out. Its `to_dict` is the schema of `--json` (docs/json.md)."""
+"""Summary: everything that one optimisation found out. Its `to_dict` is the schema of `--json` (docs/reference/json.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`torch.compile(model, backend="convoy")`: graphs that Dynamo caught, tuned in their first call (docs/torch-compile.md)."""
+"""`torch.compile(model, backend="convoy")`: graphs that Dynamo caught, tuned in their first call.
+
+See docs/how-to/torch-compile.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training: a step captured whole and tuned, and the trainer that runs it epoch by epoch (docs/training.md)."""
+"""Training: a step captured whole and tuned, and the trainer that runs it epoch by epoch (docs/how-to/train.md)."""
 
 from __future__ import annotations
 

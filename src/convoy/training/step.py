@@ -42,8 +42,8 @@ class TrainingStep:
 
     Parameters, buffers, gradients and optimizer state stay the model's and the optimizer's own tensors, so `state_dict`,
     checkpoints, learning-rate schedules and hooks on parameters work as always. A batch of another shape, and a model that
-    was changed (docs/stale-weights.md), run as stock PyTorch would run them, with one warning. Tensors that the loss holds, such
-    as class weights in a closure, are read anew in every step.
+    was changed (docs/concepts/stale-weights.md), run as stock PyTorch would run them, with one warning. Tensors that the loss
+    holds, such as class weights in a closure, are read anew in every step.
 
     On a GPU the step becomes one CUDA graph as soon as the optimizer has its state, mostly with the second call, the update
     included; where gradients are accumulated, one graph each for the first, the middle and the last call. `notes` says why

@@ -1,4 +1,7 @@
-"""The search: which candidates of each problem are measured, in which order, and what is predicted (docs/measurement.md)."""
+"""The search: which candidates of each problem are measured, in which order, and what is predicted.
+
+See docs/concepts/measurement.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled images for training and for accuracy, in one form whatever they come from (docs/datasets.md)."""
+"""Labelled images for training and for accuracy, in one form whatever they come from (docs/how-to/datasets.md)."""
 
 from __future__ import annotations
 

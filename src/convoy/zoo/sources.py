@@ -1,4 +1,7 @@
-"""Where data sets come from: CIFAR-10's files, arrays in files, folders of classes, and images made up (docs/datasets.md)."""
+"""Where data sets come from: CIFAR-10's files, arrays in files, folders of classes, and images made up.
+
+See docs/how-to/datasets.md.
+"""
 
 from __future__ import annotations
 

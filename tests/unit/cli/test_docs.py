@@ -1,4 +1,4 @@
-"""docs/cli.md and the command line say the same: every command, every option, nothing else; and all of it has help."""
+"""docs/reference/cli.md and the command line say the same: every command, every option, nothing else; and all of it has help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from convoy.cli.commands import app
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

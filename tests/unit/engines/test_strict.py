@@ -112,7 +112,7 @@ def test_methods_that_transform_tiles_break_that_and_are_refused(name):
 
 @pytest.mark.parametrize("name", TRANSFORMING)
 def test_a_transform_overflows_where_the_sum_is_finite(name):
-    """What docs/engines/cpu.md says of large numbers: the reason for a no under `strict`, and a caution elsewhere."""
+    """What docs/kernels/cpu.md says of large numbers: the reason for a no under `strict`, and a caution elsewhere."""
     engine = load_engine(name)
     if not (support := engine.supports(PLAIN, CPU)):
         pytest.skip(support.reason)

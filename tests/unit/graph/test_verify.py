@@ -184,7 +184,7 @@ def test_known_symbols_pass(symbol: str):
 
 
 def test_the_page_about_graphs_states_every_rule_and_shows_a_good_graph():
-    page = (Path(__file__).parents[3] / "docs" / "graph.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "concepts" / "graph.md").read_text()
     for rule in RULES:
         assert f"`{rule.__name__}`" in page
     lines = [line.removeprefix("    ") for line in page.splitlines() if line.startswith("    ")]

@@ -1,4 +1,4 @@
-"""docs/database.md says what the code does."""
+"""docs/concepts/database.md says what the code does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convoy.perfdb import Status, sql
 from convoy.perfdb.location import FILE_NAME
 from convoy.perfdb.record import COLUMNS, KEY_COLUMNS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "database.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "concepts" / "database.md").read_text(encoding="utf-8")
 
 
 def test_the_schema_is_the_codes() -> None:

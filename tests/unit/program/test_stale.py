@@ -1,4 +1,7 @@
-"""Every kind of change to a module behind an optimised one: seen, and PyTorch's result; docs/stale-weights.md lists them."""
+"""Every kind of change to a module behind an optimised one: seen, and PyTorch's result.
+
+See docs/concepts/stale-weights.md.
+"""
 
 from __future__ import annotations
 
@@ -313,7 +316,7 @@ def test_writes_that_nothing_counts_are_seen_by_their_contents(name: str, tuned:
         UNCOUNTED[name](model)
         wanted = model(X)
         assert not torch.equal(wanted, before)
-        assert torch.equal(fast(X), before)  # as docs/stale-weights.md says
+        assert torch.equal(fast(X), before)  # as docs/concepts/stale-weights.md says
         fast.refresh()
         torch.testing.assert_close(fast(X), wanted, rtol=1e-4, atol=1e-5)
         with pytest.warns(UserWarning, match="contents of a parameter or buffer were changed after tuning"):

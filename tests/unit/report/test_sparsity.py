@@ -57,7 +57,7 @@ def test_the_json_holds_every_field(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "zeros.json").read_text(encoding="utf-8"))
     assert data.keys() == {f.name for f in dataclasses.fields(Sparsity)}
     assert data["layers"][0].keys() == {f.name for f in dataclasses.fields(LayerSparsity)}
-    page = (Path(__file__).parents[3] / "docs" / "zeroskip.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "sparsity.md").read_text(encoding="utf-8")
     assert [f.name for f in dataclasses.fields(LayerSparsity) if f"`{f.name}`" not in page] == []
 
 

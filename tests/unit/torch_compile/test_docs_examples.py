@@ -1,4 +1,4 @@
-"""What docs/torch-compile.md shows runs, in the page's order."""
+"""What docs/how-to/torch-compile.md shows runs, in the page's order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from untimed import keep_plans
 from convoy.settings import Effort
 from convoy.torch_compile import backend
 
-PAGE = Path(__file__).parents[3] / "docs" / "torch-compile.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "torch-compile.md"
 
 
 def blocks() -> list[str]:

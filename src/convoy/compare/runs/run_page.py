@@ -31,7 +31,7 @@ def sheet_of(runs: Sequence[Run]) -> Sheet:
         except InputError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as error:
-            expected = "rows whose `detail` is as docs/compare.md has it"
+            expected = "rows whose `detail` is as docs/how-to/compare.md has it"
             raise InputError("run", f"{type(error).__name__}: {error}", expected) from error
         cards += found
         sections += own

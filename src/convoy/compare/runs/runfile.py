@@ -1,4 +1,6 @@
-"""Run files: what a comparison, an options search, a study or a scaling run measured, as JSON of one form (docs/compare.md).
+"""Run files: what a comparison, an options search, a study or a scaling run measured, as JSON of one form.
+
+See docs/how-to/compare.md.
 
 One envelope for every kind, `{"kind", "schema", "manifest", "rows"}`, so that one page shows them all and any two of one kind can
 be compared. Plain data, checked field by field on the way in; no torch.

@@ -45,7 +45,7 @@ UNITS: Final[dict[str, str]] = {
     "images_per_s": "1/s",
     "efficiency": "1",
 }
-"""Metrics of a scaling row, with their units (docs/scale.md)."""
+"""Metrics of a scaling row, with their units (docs/how-to/scale.md)."""
 
 DIFFERENCES: Final = ("exposed_ms", "group_ms", "input_ms")
 """Metrics that are differences of two kinds of rounds: below zero where there is less to see than noise."""

@@ -1,4 +1,4 @@
-"""cpu.banded: convolutions that follow each other, a band of rows at a time, in NHWC, fp32, in C (banded.c; docs/engines/cpu.md).
+"""cpu.banded: convolutions that follow each other, a band of rows at a time, in NHWC, fp32, in C (banded.c; docs/kernels/cpu.md).
 
     for some rows of the last result:
         for every convolution, the first one first:

@@ -1,4 +1,4 @@
-"""cpu.concat: a concatenation along channels, each byte copied once by all threads, in C (concat.c; docs/engines/cpu.md)."""
+"""cpu.concat: a concatenation along channels, each byte copied once by all threads, in C (concat.c; docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cpu.depthwise: a convolution with one filter a channel, its epilogue behind it, in NHWC, fp32, in C (docs/engines/cpu.md)."""
+"""cpu.depthwise: a convolution with one filter a channel, its epilogue behind it, in NHWC, fp32, in C (docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 

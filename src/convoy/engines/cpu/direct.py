@@ -1,4 +1,4 @@
-"""cpu.direct: a dense convolution with its epilogue in NHWC, fp32, sums in registers, in C (direct.c; docs/engines/cpu.md).
+"""cpu.direct: a dense convolution with its epilogue in NHWC, fp32, sums in registers, in C (direct.c; docs/kernels/cpu.md).
 
 A linear layer is one of 1x1.
 

@@ -1,4 +1,4 @@
-"""cpu.layout: a copy between nchw and nhwc by all threads, in C (layout.c; docs/engines/cpu.md)."""
+"""cpu.layout: a copy between nchw and nhwc by all threads, in C (layout.c; docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cpu.pooling: a pooling by itself in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/engines/cpu.md).
+"""cpu.pooling: a pooling by itself in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/kernels/cpu.md).
 
 %p = aten.max_pool2d.default(%x, (3, 3), (2, 2))       or another pooling
 %f = aten.view.default(%p, (1, 9216))                  or nothing

@@ -1,4 +1,4 @@
-"""cpu.winograd: Winograd's F(2x2,3x3) and F(4x4,3x3) with the epilogue in NHWC, fp32, in C (winograd.c; docs/engines/cpu.md).
+"""cpu.winograd: Winograd's F(2x2,3x3) and F(4x4,3x3) with the epilogue in NHWC, fp32, in C (winograd.c; docs/kernels/cpu.md).
 
     for some tiles of (m + 2) x (m + 2) pixels:
         V[position] = B^T x B                           every input channel, once

@@ -2,7 +2,7 @@
 
 The piece is traced at its own sizes and memory format, results included, and handed to `torch._inductor.standalone_compile`
 (PyTorch 2.11 to 2.13): C++ by the host's compiler on a CPU, Triton on a GPU. Inductor keeps what it made in its own cache on
-disk, so another process gets it in about ten milliseconds. What compiling costs is in docs/engines/cpu.md.
+disk, so another process gets it in about ten milliseconds. What compiling costs is in docs/kernels/cpu.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAST_CAPABILITY: Final = 70
 
 _WORTHWHILE_ALONE: Final = ("pool", "upsample", "norm", "softmax")
 """Parts of the names of operators that Inductor may do better than ATen by themselves. Any other single operator is one pass
-over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/engines/cpu.md)."""
+over memory in ATen too, and not worth a compiler's second: relu and cat came out equal (docs/kernels/cpu.md)."""
 
 _FOR_WHOLE_NETS: Final = {
     "freezing": False,

@@ -5,7 +5,7 @@
 `weight` says how the weight lies. `packed` is the arrangement that oneDNN asks for: it spares a reorder in every launch,
 half the time of ResNet-50's deepest 3x3 layers at batch 1, for a second copy of the weight in memory. A packed convolution
 computes in channels_last whatever it is given, so in nchw the result is copied; `plain` takes the weight as torch has it.
-`mkl` is MKL's packed matrix product, for linear layers. Measurements are in docs/engines/cpu.md.
+`mkl` is MKL's packed matrix product, for linear layers. Measurements are in docs/kernels/cpu.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Weights that are zero in the mask are not read: where x is infinite or not a number, a dense convolution has a NaN and this has
 none. Values may change under one mask, and use the same code; a value where the mask has none is refused when weights are
-packed. Measurements and limits are in docs/engines/pruned.md.
+packed. Measurements and limits are in docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations

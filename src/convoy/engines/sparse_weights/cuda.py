@@ -3,7 +3,7 @@
     y = activation(conv(x, weight) + bias + residual)    -->    one kernel, one FFMA a non-zero weight and pixel
 
 As `pruned.c`: zeros of the mask are not read, values may change under one mask, a value where the mask has none is refused.
-Building needs no GPU; binaries are kept in the user's cache. What is known of it is in docs/engines/pruned.md and
+Building needs no GPU; binaries are kept in the user's cache. What is known of it is in docs/kernels/sparse-weights.md and
 docs/kernels/pruned_cuda.md.
 """
 

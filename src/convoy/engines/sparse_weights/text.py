@@ -1,4 +1,4 @@
-"""The IR as text: printer and parser. The grammar is in docs/engines/pruned.md."""
+"""The IR as text: printer and parser. The grammar is in docs/kernels/sparse-weights.md."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_every_kind_has_a_page_and_an_empty_run_too() -> None:
 )
 def test_a_detail_that_is_none_is_an_error_that_says_so(detail: dict[str, Any]) -> None:
     row = replace(compare_run().rows[0], detail=detail)
-    with pytest.raises(InputError, match=r"docs/compare\.md"):
+    with pytest.raises(InputError, match=r"docs/how-to/compare\.md"):
         sheet_of([Run("compare", {}, (row,))])
 
 

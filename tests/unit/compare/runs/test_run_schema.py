@@ -93,7 +93,7 @@ def test_numbers_that_nothing_can_be_computed_with_are_refused() -> None:
     zero = from_dict(
         run(rows=[{"subject": "net", "provider": "a", "figures": [{**FIGURE, "p50": 0, "p20": 0, "p80": 0}]}])
     )
-    with pytest.raises(InputError, match=r"docs/compare\.md"):
+    with pytest.raises(InputError, match=r"docs/how-to/compare\.md"):
         sheet_of([zero])
 
 

@@ -89,8 +89,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from convoy.pipeline.fit import fit
-from convoy.pipeline.recipe import Recipe
+from convoy.training.fit import fit
+from convoy.training.recipe import Recipe
 from convoy.zoo import Preprocessing, load_dataset
 
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)

@@ -82,7 +82,7 @@ def test_a_run_in_another_process_is_noted_and_forgotten(tmp_path: Path, killed:
     code = f"""
         import os
         from pathlib import Path
-        from convoy.compare.lock import device_lock
+        from convoy.compare.runs.device_lock import device_lock
         from convoy.target import Target
         with device_lock(Target("cpu", "Some CPU @ 3", "avx2", 2, 0, 0), Path({str(tmp_path)!r})) as warning:
             print(warning, flush=True)

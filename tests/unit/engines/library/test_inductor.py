@@ -243,9 +243,9 @@ def new_piece() -> SubgraphProblem:
 
 FAILING = """\
 import sys
-from convoy.engines.inductor import ENGINE
+from convoy.engines.library.inductor import ENGINE
 from convoy.errors import CompileError
-from convoy.measurement.detect import detect_target
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, SubgraphProblem
 try:
     ENGINE.build(SubgraphProblem(sys.argv[1]), Knobs(), detect_target("cpu"))
@@ -297,8 +297,8 @@ CHILD = """\
 import sys
 from torch._dynamo.utils import counters
 from torch._inductor import config, list_mode_options
-from convoy.engines.inductor import ENGINE
-from convoy.measurement.detect import detect_target
+from convoy.engines.library.inductor import ENGINE
+from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, SubgraphProblem
 if sys.argv[1] == "changed":
     config.freezing = True

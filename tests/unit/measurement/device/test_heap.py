@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from convoy.measurement.heap import keep_freed_memory
+from convoy.measurement.device.heap import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory() and keep_freed_memory()
 def faults():

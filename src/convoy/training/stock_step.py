@@ -15,6 +15,7 @@ from convoy.capture.copies import separate_copy
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import LIFTED, StepTensors
 from convoy.capture.substitution import Substitution
+from convoy.engines.operators import DTYPES
 from convoy.engines.torch_flags import convolutions
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import end_to_end
@@ -86,10 +87,19 @@ class StockStep:
 
     @property
     def unit(self) -> float:
-        """The unit roundoff of the step, by the dtypes of its tensors and of autocast."""
+        """The unit roundoff of the step's products, by the dtypes of its tensors and of autocast."""
+        return self._unit_with([])
+
+    @property
+    def unit_of_all(self) -> float:
+        """The unit roundoff of all that the step computes: of its forward's own casts to narrower types too."""
+        values = self._capture.captured.graph.values.values() if self._capture else ()
+        return self._unit_with([DTYPES[value.spec.dtype] for value in values])
+
+    def _unit_with(self, dtypes: list[torch.dtype]) -> float:
         held = list(StepTensors(self._module, self._lifted).all().values())
-        dtypes = [*(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
-        return unit_roundoff(dtypes, cuda=held[0].is_cuda)
+        found = [*dtypes, *(t.dtype for t in held), *([self._module.amp] if self._module.amp else [])]
+        return unit_roundoff(found, cuda=held[0].is_cuda)
 
     def shaken(self) -> list[torch.Tensor]:
         """The same from parameters, buffers and a batch that are off by one rounding each (`convoy.pipeline.rounding`)."""
@@ -97,7 +107,7 @@ class StockStep:
         lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         held = list(StepTensors(module, lifted).all().values())
         leaves, spec = pytree.tree_flatten(self._batch)
-        shake = Shaker(self.unit)
+        shake = Shaker(self.unit_of_all)
         with torch.no_grad():
             for tensor in held:
                 tensor.copy_(shake(tensor))
@@ -148,9 +158,15 @@ def _reference(
     Args:
         stock: PyTorch's step.
         why: why there is no float64 run; empty where there is.
-        of_graph: the captured step in float64, for a model that does not run in it: one that casts to fp32, say.
+        of_graph: the captured step in float64, for a model that casts: one that does so to fp32 does not run in float64, and one
+            that does so to narrower types rounds there too.
     """
     if not why:
+        if stock.unit_of_all > stock.unit:
+            # The module's float64 run would do these casts too, and a value that they round the other way would be a fault.
+            exact = _agreeing(stock, of_graph)
+            if exact is not None:
+                return exact, _seeded(stock.run), ""
         try:
             return stock.exact(), _seeded(stock.run), ""
         except Exception as error:  # the user's code in a dtype that it may not have been written for
@@ -220,7 +236,7 @@ class StepCheck(Check):
         """PyTorch's errors, or where they are larger than rounding explains what it does explain, and what to tell the user."""
         if errors.rel_l2_error <= LEAST_SUSPICIOUS:
             return errors, ""
-        unit = self._stock.unit
+        unit = self._stock.unit_of_all
         if errors.rel_l2_error <= FAR * unit:
             return errors, ""
         explained = self._rounded(theirs)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from training_nets import batches, net
 
+from convoy.capture import capture_training
 from convoy.pipeline import end_to_end
 from convoy.training.stock_step import StepCheck, StockStep
 
@@ -97,3 +98,29 @@ def test_a_step_without_room_for_float64_is_held_to_rounding(monkeypatch: pytest
     assert "does not fit in float64" in check.note
     assert found.errors.rel_l2_error > 0
     assert allowed(found.errors, found.baseline_errors)
+
+
+class Casting(nn.Module):
+    """A convolution whose result is rounded to bfloat16, and a classifier in the precision that `back` says."""
+
+    def __init__(self, *, back: torch.dtype | None) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.fc, self.back = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), back
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.conv(x)).bfloat16().to(self.back or x.dtype)
+        return self.fc(40 * y.square().mean((2, 3)))
+
+
+@pytest.mark.parametrize("back", [torch.float32, None], ids=["no-float64", "float64"])
+def test_what_a_forward_pass_rounds_itself_is_rounding_and_no_fault(back: torch.dtype | None):
+    """In float64 the module runs only without a cast to fp32; the captured graph runs in it in any case."""
+    batch = batches(1)[0]
+    model = Casting(back=back)
+    capture = capture_training(model, cross_entropy, batch, amp=None, scaled=False)
+    stock = StockStep(model, cross_entropy, None, batch, scaled=False, capture=capture)
+    tensors = dict(model.named_parameters())
+    check = StepCheck(stock, [*(tensors[name].detach() for name in capture.parameters), *batch], capture, flops=0)
+    assert (check.note, check.wrong) == ("", "")
+    assert 1e-3 < check.stock().errors.rel_l2_error < 2.0**-6

@@ -254,7 +254,7 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
             Watched.calls += 1
             return x + 1
 
-    net_check, stock_step = (importlib.import_module(f"convoy.pipeline.{name}") for name in ("net_check", "stock_step"))
+    net_check, stock_step = map(importlib.import_module, ("convoy.pipeline.net_check", "convoy.training.stock_step"))
     for module in (net_check, stock_step):
         monkeypatch.setattr(module, "convolutions", recorded)
     x = torch.ones(2)

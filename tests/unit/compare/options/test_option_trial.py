@@ -25,7 +25,7 @@ from convoy.compare.options.data_loader import Pictures
 from convoy.compare.options.option_trial import Variant, facts, rounds
 from convoy.compare.options.torch_options import OPTIONS
 
-PLANTED = Path(__file__).parent / "planted_frameworks.py"
+PLANTED = Path(__file__).parents[1] / "planted_frameworks.py"
 
 
 def case(mode: str) -> Case:

@@ -236,7 +236,7 @@ def test_the_worker_ends_with_its_parent_even_in_a_hanging_build(tmp_path):
     script = textwrap.dedent(
         """
         import sys, threading, time
-        sys.path.insert(0, sys.argv[1])
+        sys.path[:0] = sys.argv[1:]
         import faulty_engines as engines
         from test_child import PROTOCOL, request
         from convoy.measurement import ChildRunner, detect_target
@@ -251,7 +251,7 @@ def test_the_worker_ends_with_its_parent_even_in_a_hanging_build(tmp_path):
         """
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", script, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, *map(str, Path(__file__).parents[:2])], stdout=subprocess.PIPE, text=True
     )
     try:
         worker = int(parent.stdout.readline())

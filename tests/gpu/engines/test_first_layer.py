@@ -13,8 +13,8 @@ from exactness import faults
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import first_layer, first_layer_tf32
-from convoy.engines.hopper.compiled import SpillError
-from convoy.engines.hopper.first_form import Form
+from convoy.engines.hopper.first_layer_tile_config import Form
+from convoy.engines.hopper.nvrtc_kernel import SpillError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Pool

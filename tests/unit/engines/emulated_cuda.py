@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 
-from convoy.engines.hopper.maps import BoxMap, PixelMap
+from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.problem import ConvProblem
 
 
@@ -18,7 +18,7 @@ class Map(ctypes.Structure):
 
 
 def emulated_map(tensor, described):
-    """A tensor map of `convoy.engines.hopper.maps` for the emulated copies."""
+    """A tensor map of `convoy.engines.hopper.tensor_maps` for the emulated copies."""
     found = Map(tensor.data_ptr(), rows=getattr(described, "rows", 0), channels=getattr(described, "channels", 0))
     for index, size in enumerate(described.sizes):
         found.size[index] = size

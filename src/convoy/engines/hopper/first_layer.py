@@ -11,10 +11,18 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
-from convoy.engines.hopper.compiled import Function, compile_cubin, pointer
-from convoy.engines.hopper.first_form import FILTERS, MOST_CHANNELS, MOST_COLUMNS, Form, Layer, forms, in_slices
-from convoy.engines.hopper.requirements import hopper_alone
-from convoy.engines.hopper.source import first_source, options
+from convoy.engines.hopper.first_layer_tile_config import (
+    FILTERS,
+    MOST_CHANNELS,
+    MOST_COLUMNS,
+    Form,
+    Layer,
+    forms,
+    in_slices,
+)
+from convoy.engines.hopper.hopper_support_checks import hopper_alone
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
+from convoy.engines.hopper.nvrtc_source import first_source, options
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.compiled import TORCH_DTYPE
 from convoy.engines.triton.pooled import unpooled

@@ -11,11 +11,11 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
-from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.implicit_gemm import Form, ImplicitGemmExecutable, estimate_us, forms
-from convoy.engines.hopper.maps import PixelMap
-from convoy.engines.hopper.requirements import hopper_alone
-from convoy.engines.hopper.source import defines, text
+from convoy.engines.hopper.hopper_support_checks import hopper_alone
+from convoy.engines.hopper.igemm import Form, ImplicitGemmExecutable, estimate_us, forms
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import defines, text
+from convoy.engines.hopper.tensor_maps import PixelMap
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support

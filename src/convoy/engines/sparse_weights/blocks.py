@@ -17,9 +17,9 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of
-from convoy.engines.hopper.compiled import Function, absence, compile_cubin, pointer, structure
-from convoy.engines.hopper.implicit_gemm import reciprocal
-from convoy.engines.hopper.source import ACTIVATIONS, swapped_source
+from convoy.engines.hopper.igemm import reciprocal
+from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, swapped_source
 from convoy.engines.sparse_weights.pieces import Lists, fits, lengths, live_share
 from convoy.engines.sparse_weights.requirements import hopper_convolution
 from convoy.engines.sparse_weights.values import check_zeros

@@ -16,8 +16,8 @@ import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.gpu.device_tensors import scratch
-from convoy.engines.hopper.compiled import Function, absence, compile_cubin, pointer, structure
-from convoy.engines.hopper.source import ACTIVATIONS, plain_source
+from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, plain_source
 from convoy.engines.sparse_weights.requirements import cuda_convolution
 from convoy.engines.sparse_weights.values import check_zeros
 from convoy.engines.sparse_weights.walk import positions

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.hopper.compiled import Function, absence, pointer
+from convoy.engines.hopper.nvrtc_kernel import Function, absence, pointer
 from convoy.engines.sparse_weights.cuda_form import GeneratedTile, template
 from convoy.engines.sparse_weights.cuda_forms import form_of, forms
 from convoy.engines.sparse_weights.cuda_model import estimate_us

@@ -16,8 +16,8 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
-from convoy.engines.hopper.compiled import Function, absence, compile_cubin, pointer
-from convoy.engines.hopper.source import options, plain_source
+from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
+from convoy.engines.hopper.nvrtc_source import options, plain_source
 from convoy.engines.sparse_weights.cuda_form import block_bytes
 from convoy.engines.sparse_weights.direct_entries import entries_of
 from convoy.engines.sparse_weights.direct_form import (

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Final
 
 from convoy.engines.base import Knobs
-from convoy.engines.hopper.source import ACTIVATIONS
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
 from convoy.engines.sparse_weights.layout import Layout, lay_out
 from convoy.problem import ConvProblem
 

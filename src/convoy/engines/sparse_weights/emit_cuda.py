@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from convoy.engines.hopper.source import defines, text
+from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.sparse_weights.ir import Group, Kernel, Piece
 from convoy.engines.sparse_weights.layout import Layout
 from convoy.engines.sparse_weights.steps import WORD, Step, buffers_of, steps

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from convoy.engines.compilers.device_binaries import cached
-from convoy.engines.hopper.compiled import compile_cubin
+from convoy.engines.hopper.nvrtc_kernel import compile_cubin
 from convoy.errors import CompileError
 from convoy.target import Target
 

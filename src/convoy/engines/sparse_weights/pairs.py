@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convoy.engines.hopper.swapped_form import CHANNELS
+from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS
 
 VALUE_BYTES: Final = 64
 """Of a chunk's row: 32 values of two bytes."""

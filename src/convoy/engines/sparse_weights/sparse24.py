@@ -13,9 +13,9 @@ from functools import lru_cache
 import torch
 
 from convoy.engines.base import Executable
-from convoy.engines.hopper.requirements import hopper_alone, im2col
-from convoy.engines.hopper.swapped import SwappedExecutable, SwappedForms
-from convoy.engines.hopper.swapped_form import Form as DenseForm
+from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col
+from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms
+from convoy.engines.hopper.igemm_swap_ab_tile_config import Form as DenseForm
 from convoy.engines.sparse_weights.pairs import Packing, crowded
 from convoy.engines.sparse_weights.requirements import hopper_convolution
 from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile

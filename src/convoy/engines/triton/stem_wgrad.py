@@ -9,7 +9,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
-from convoy.engines.hopper.compiled import absence
+from convoy.engines.hopper.nvrtc_kernel import absence
 from convoy.engines.hopper.stem import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.triton.tiles import View, conv_view
 from convoy.engines.triton.wgrad import Share, WgradExecutable, asked, estimate_us, partial_bytes, shares, wgrad_view

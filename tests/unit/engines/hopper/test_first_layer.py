@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.hopper import first_layer_tf32, requirements
-from convoy.engines.hopper.first_form import SHARED_BYTES, Form, Layer, in_slices
+from convoy.engines.hopper import first_layer_tf32, hopper_support_checks
 from convoy.engines.hopper.first_layer import ENGINE
+from convoy.engines.hopper.first_layer_tile_config import SHARED_BYTES, Form, Layer, in_slices
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 from convoy.target import Target
@@ -60,7 +60,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(BARE, GPU).reason == "needs cuda-core"
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines.hopper.implicit_gemm import Form
+from convoy.engines.hopper.igemm import Form
 from convoy.engines.hopper.stem import ENGINE, Windows
 from convoy.problem import ConvProblem, Epilogue
 from convoy.target import Target

@@ -14,8 +14,8 @@ from emulated_cuda import address, compiled
 from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.hopper.compiled import structure
-from convoy.engines.hopper.source import defines, text
+from convoy.engines.hopper.nvrtc_kernel import structure
+from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.sparse_weights import csr
 from convoy.engines.sparse_weights.csr import ENGINE, THREADS, Rows, macros, padded, sizes
 from convoy.errors import InputError, LaunchError

@@ -15,7 +15,7 @@ from emulated_cuda import address, compiled
 from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.hopper.source import defines, text
+from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.sparse_weights import direct, direct_form, direct_model
 from convoy.engines.sparse_weights.direct import ENGINE
 from convoy.engines.sparse_weights.direct_entries import entries_of

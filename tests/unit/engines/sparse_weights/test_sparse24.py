@@ -10,10 +10,10 @@ import pytest
 import torch
 from pruned_cases import mask_of
 
-from convoy.engines.hopper import implicit_gemm, requirements
-from convoy.engines.hopper.source import sparse_product
-from convoy.engines.hopper.swapped_form import SHARED_BYTES
-from convoy.engines.hopper.swapped_forms import estimate_us, forms
+from convoy.engines.hopper import hopper_support_checks, igemm
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
+from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
+from convoy.engines.hopper.nvrtc_source import sparse_product
 from convoy.engines.sparse_weights.pairs import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.sparse_weights.sparse24 import ENGINE
 from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
@@ -40,7 +40,7 @@ SPARSE = sparse(PLAIN)
 @pytest.fixture(autouse=True)
 def _bindings_are_there(monkeypatch):
     """Whether cuda-bindings are installed here is not what these tests ask."""
-    monkeypatch.setattr(requirements, "absence", lambda: "")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "")
 
 
 def decoded(chunks, filters, k, c, taps, dtype):
@@ -122,7 +122,7 @@ def test_refusals_say_why(problem, target, words):
 
 
 def test_without_the_packages_it_says_so(monkeypatch):
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(SPARSE, H100).reason == "needs cuda-core"
 
 
@@ -187,10 +187,8 @@ def test_what_the_model_says_is_under_way_is_what_the_kernel_does():
 
 
 def test_a_large_layer_is_expected_to_gain_on_dense_weights():
-    dense = implicit_gemm.forms(PLAIN, 132)[0]
-    assert estimate_us(SPARSE, forms(SPARSE, 132, Sparse24Tile)[0], 132) < 0.8 * implicit_gemm.estimate_us(
-        PLAIN, dense, 132
-    )
+    dense = igemm.forms(PLAIN, 132)[0]
+    assert estimate_us(SPARSE, forms(SPARSE, 132, Sparse24Tile)[0], 132) < 0.8 * igemm.estimate_us(PLAIN, dense, 132)
 
 
 @pytest.mark.parametrize(

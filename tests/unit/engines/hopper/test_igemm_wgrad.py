@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.hopper import requirements, wgrad
-from convoy.engines.hopper.wgrad_form import Form
-from convoy.engines.hopper.wgrad_forms import forms
+from convoy.engines.hopper import hopper_support_checks, igemm_wgrad
+from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_search import forms
 from convoy.errors import InputError, LaunchError
 from convoy.problem import ConvProblem, Epilogue
 from convoy.target import Target
@@ -17,7 +17,7 @@ from convoy.target import Target
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 TYPES = {"x_dtype": "bf16", "weight_dtype": "bf16", "y_dtype": "bf16", "numerics": "half", "layout": "nhwc"}
 FLOAT = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32") | {"numerics": "as_torch"}
-ENGINE = wgrad.ENGINE
+ENGINE = igemm_wgrad.ENGINE
 
 
 def gradient(*sizes, **rest):
@@ -62,7 +62,7 @@ def test_refusals_say_why(change, reason):
 
 def test_other_devices_and_missing_bindings_are_reasons(monkeypatch):
     assert "capability 9.0 alone" in ENGINE.accepts(DEEP, replace(GPU, arch="sm_100")).reason
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(DEEP, GPU).reason == "needs cuda-core"
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from convoy.engines.compilers import host_compiler
-from convoy.engines.hopper import compiled
+from convoy.engines.hopper import nvrtc_kernel
 from convoy.errors import CompileError
 from convoy.target import Target
 
@@ -93,8 +93,8 @@ def test_serialised_products_are_refused_with_their_log_from_the_cache_too(plant
     nvrtc = plant(words + QUIET)
     for _ in range(2):
         with pytest.raises(CompileError, match="serialised the wgmma instructions") as caught:
-            compiled.compile_cubin("cuda.implicit_gemm", "source", GPU)
-        assert not isinstance(caught.value, compiled.SpillError)  # more registers would not help
+            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
+        assert not isinstance(caught.value, nvrtc_kernel.SpillError)  # more registers would not help
         assert (caught.value.engine, caught.value.log) == ("cuda.implicit_gemm", words + QUIET)
     assert nvrtc.compiled == 1
 
@@ -104,22 +104,22 @@ def test_spills_are_refused_with_their_log_from_the_cache_too(plant, count: int)
     log = QUIET.replace("0 bytes spill stores", f"{count} bytes spill stores")
     nvrtc = plant(log)
     for _ in range(2):
-        with pytest.raises(compiled.SpillError, match="spills registers") as caught:
-            compiled.compile_cubin("cuda.implicit_gemm", "source", GPU)
+        with pytest.raises(nvrtc_kernel.SpillError, match="spills registers") as caught:
+            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
         assert caught.value.log == log
     assert nvrtc.compiled == 1
 
 
 def test_a_spill_in_any_of_several_functions_counts(plant):
     plant(QUIET + "\n" + QUIET.replace("0 bytes spill stores", "8 bytes spill stores"))
-    with pytest.raises(compiled.SpillError):
-        compiled.compile_cubin("cuda.implicit_gemm", "source", GPU)
+    with pytest.raises(nvrtc_kernel.SpillError):
+        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
 
 
 def test_a_quiet_log_is_given_with_the_cubin(plant):
     nvrtc = plant(QUIET)
     for _ in range(2):
-        assert compiled.compile_cubin("cuda.implicit_gemm", "source", GPU) == (CUBIN, QUIET)
+        assert nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU) == (CUBIN, QUIET)
     assert nvrtc.compiled == 1
 
 
@@ -127,6 +127,6 @@ def test_what_the_compiler_refuses_is_not_kept(plant):
     nvrtc = plant('kernel.cu(1): error: identifier "x" is undefined', failure=6)
     for count in (1, 2):
         with pytest.raises(CompileError, match="NVRTC refused") as caught:
-            compiled.compile_cubin("cuda.implicit_gemm", "source", GPU)
+            nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "source", GPU)
         assert "undefined" in caught.value.log
         assert nvrtc.compiled == count

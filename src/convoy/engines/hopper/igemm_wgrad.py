@@ -8,12 +8,12 @@ import torch
 
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.gpu.device_tensors import as_floats, scratch
-from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.fresh import half_product
-from convoy.engines.hopper.requirements import im2col
-from convoy.engines.hopper.source import wgrad_source
-from convoy.engines.hopper.wgrad_form import Form
-from convoy.engines.hopper.wgrad_forms import estimate_us, forms
+from convoy.engines.hopper.hopper_support_checks import im2col
+from convoy.engines.hopper.igemm_dynamic_weight import half_product
+from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_search import estimate_us, forms
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import wgrad_source
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.engines.triton.swapped_launch import ReduceSplits
 from convoy.engines.triton.wgrad import asked
@@ -94,11 +94,11 @@ class WeightGradientEngine(TiledKernelEngine[Form]):
         return im2col(problem)
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
-        """See `wgrad_forms`."""
+        """See `igemm_wgrad_tile_search`."""
         return forms(problem, units)
 
     def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
-        """See `wgrad_forms.estimate_us`."""
+        """See `igemm_wgrad_tile_search.estimate_us`."""
         return estimate_us(problem, form, units)
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, TypeVar
 
-from convoy.engines.hopper.source import DIVIDING
-from convoy.engines.hopper.swapped_form import (
+from convoy.engines.hopper.igemm_swap_ab_tile_config import (
     MOST_SHARED_PIXELS,
     MOST_STAGES,
     MOST_SUMS,
@@ -20,6 +19,7 @@ from convoy.engines.hopper.swapped_form import (
     Form,
     iterations,
 )
+from convoy.engines.hopper.nvrtc_source import DIVIDING
 from convoy.problem import ConvProblem
 
 FormT = TypeVar("FormT", bound=Form)

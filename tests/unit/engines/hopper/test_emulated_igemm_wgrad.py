@@ -8,9 +8,9 @@ import pytest
 import torch
 from emulated_cuda import address, compiled, conv, emulated_map
 
-from convoy.engines.hopper.compiled import structure
-from convoy.engines.hopper.source import defines, wgrad_text
-from convoy.engines.hopper.wgrad_form import Form
+from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.nvrtc_kernel import structure
+from convoy.engines.hopper.nvrtc_source import defines, wgrad_text
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -9,12 +9,12 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import dense_nhwc
-from convoy.engines.hopper.fresh import UnpackedExecutable, half_product
-from convoy.engines.hopper.maps import FilterMap
-from convoy.engines.hopper.requirements import im2col
-from convoy.engines.hopper.swapped import SwappedForms
-from convoy.engines.hopper.swapped_form import Form
-from convoy.engines.hopper.swapped_kinds import TurnedForm
+from convoy.engines.hopper.hopper_support_checks import im2col
+from convoy.engines.hopper.igemm_dynamic_weight import UnpackedExecutable, half_product
+from convoy.engines.hopper.igemm_swap_ab import SwappedForms
+from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
+from convoy.engines.hopper.igemm_swap_ab_variants import TurnedForm
+from convoy.engines.hopper.tensor_maps import FilterMap
 from convoy.problem import ConvProblem, Epilogue, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -52,7 +52,7 @@ class GradientEngine(SwappedForms):
     """Data gradients of stride 1."""
 
     id = "cuda.dgrad"
-    form = TurnedForm
+    tile_config = TurnedForm
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Data gradients of stride 1 in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""

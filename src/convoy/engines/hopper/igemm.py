@@ -10,10 +10,10 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
-from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.maps import ROW_BYTES, FilterMap, PixelMap
-from convoy.engines.hopper.requirements import copied_product
-from convoy.engines.hopper.source import ACTIVATIONS, options, source
+from convoy.engines.hopper.hopper_support_checks import copied_product
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, options, source
+from convoy.engines.hopper.tensor_maps import ROW_BYTES, FilterMap, PixelMap
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem

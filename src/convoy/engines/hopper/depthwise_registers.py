@@ -13,8 +13,8 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.gpu.gpu_support_checks import conv_support
-from convoy.engines.hopper.compiled import Function, SpillError, absence, compile_cubin, pointer, structure
-from convoy.engines.hopper.source import ACTIVATIONS, defines, options, text
+from convoy.engines.hopper.nvrtc_kernel import Function, SpillError, absence, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, defines, options, text
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Knobs, Problem

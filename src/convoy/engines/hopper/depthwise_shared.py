@@ -13,11 +13,11 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.gpu.gpu_support_checks import conv_support
-from convoy.engines.hopper.compiled import Function, compile_cubin, pointer
-from convoy.engines.hopper.depthwise import by_taps, one_filter_a_channel, roomiest
-from convoy.engines.hopper.maps import BoxMap
-from convoy.engines.hopper.requirements import hopper_alone
-from convoy.engines.hopper.source import ACTIVATIONS, options, text, tile_text
+from convoy.engines.hopper.depthwise_registers import by_taps, one_filter_a_channel, roomiest
+from convoy.engines.hopper.hopper_support_checks import hopper_alone
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, options, text, tile_text
+from convoy.engines.hopper.tensor_maps import BoxMap
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs, Problem

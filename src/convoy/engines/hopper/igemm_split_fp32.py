@@ -11,10 +11,10 @@ import torch
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import conv_support
-from convoy.engines.hopper.requirements import hopper_alone, im2col, whole_vectors
-from convoy.engines.hopper.swapped import SwappedExecutable, SwappedForms, in_blocks
-from convoy.engines.hopper.swapped_form import Form
-from convoy.engines.hopper.swapped_kinds import PlanesForm
+from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col, whole_vectors
+from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms, in_blocks
+from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
+from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm
 from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_us, split_weight
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
@@ -65,7 +65,7 @@ class SplitFp32Engine(SwappedForms):
     """fp16x3 with short sums; see `swapped.cu`."""
 
     id = "cuda.split_fp32"
-    form = PlanesForm
+    tile_config = PlanesForm
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """fp32 NHWC convolutions on Hopper, c and k multiples of 8."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from convoy.engines import dynamic_weight as fresh_weights
-from convoy.engines.hopper import dgrad, fresh, requirements
-from convoy.engines.hopper.dgrad import turned
+from convoy.engines.hopper import hopper_support_checks, igemm_dgrad, igemm_dynamic_weight
+from convoy.engines.hopper.igemm_dgrad import turned
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue
 from convoy.target import Target
@@ -17,7 +17,7 @@ GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 
 TYPES = {"x_dtype": "bf16", "weight_dtype": "bf16", "y_dtype": "bf16", "numerics": "half", "layout": "nhwc"}
 FRESH = ConvProblem(32, 256, 14, 14, 128, 3, 3, 1, 1, fresh_weight=True, **TYPES)
 BACK = ConvProblem(32, 256, 14, 14, 128, 3, 3, 1, 1, direction="dgrad", **TYPES)
-CASES = {fresh.ENGINE: FRESH, dgrad.ENGINE: BACK}
+CASES = {igemm_dynamic_weight.ENGINE: FRESH, igemm_dgrad.ENGINE: BACK}
 FLOAT = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32") | {"numerics": "as_torch"}
 
 both = pytest.mark.parametrize(("engine", "problem"), CASES.items(), ids=lambda value: getattr(value, "id", ""))
@@ -48,10 +48,10 @@ def test_refusals_say_why(engine, problem, change, reason):
 @pytest.mark.parametrize(
     ("engine", "problem", "reason"),
     [
-        (fresh.ENGINE, replace(FRESH, fresh_weight=False), "cuda.swapped packs the others"),
-        (fresh.ENGINE, replace(FRESH, stride_h=9), "strides up to 8"),
-        (dgrad.ENGINE, replace(BACK, stride_w=2), "stride of 1, got 1x2"),
-        (dgrad.ENGINE, replace(BACK, pad_h=3), "no wider than the filter"),
+        (igemm_dynamic_weight.ENGINE, replace(FRESH, fresh_weight=False), "cuda.swapped packs the others"),
+        (igemm_dynamic_weight.ENGINE, replace(FRESH, stride_h=9), "strides up to 8"),
+        (igemm_dgrad.ENGINE, replace(BACK, stride_w=2), "stride of 1, got 1x2"),
+        (igemm_dgrad.ENGINE, replace(BACK, pad_h=3), "no wider than the filter"),
     ],
 )
 def test_refusals_of_one_say_why(engine, problem, reason):
@@ -63,7 +63,7 @@ def test_refusals_of_one_say_why(engine, problem, reason):
 @both
 def test_other_devices_and_missing_bindings_are_reasons(engine, problem, monkeypatch):
     assert "capability 9.0 alone" in engine.accepts(problem, replace(GPU, arch="sm_100")).reason
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert engine.accepts(problem, GPU).reason == "needs cuda-core"
 
 
@@ -102,7 +102,7 @@ def test_weights_lie_as_they_are_and_first_guesses_compile(engine, problem):
         assert "0 bytes spill stores" in executable.log
         assert "serialized" not in executable.log
     weight = torch.ones(problem.weight_spec.shape, dtype=torch.bfloat16)
-    if engine is dgrad.ENGINE:
+    if engine is igemm_dgrad.ENGINE:
         assert executable.pack((weight,)) == ()
         return
     lies = weight.contiguous(memory_format=torch.channels_last)
@@ -114,5 +114,7 @@ def test_weights_lie_as_they_are_and_first_guesses_compile(engine, problem):
 def test_a_launch_with_a_fresh_weight_copies_nothing():
     pytest.importorskip("cuda.bindings.nvrtc")
     problem = replace(FRESH, epilogue=Epilogue(bias=True))
-    made = fresh_weights.build(fresh.ENGINE, problem, fresh.ENGINE.space(problem, GPU)[0], GPU)
+    made = fresh_weights.build(
+        igemm_dynamic_weight.ENGINE, problem, igemm_dynamic_weight.ENGINE.space(problem, GPU)[0], GPU
+    )
     assert made.workspace_bytes == 0

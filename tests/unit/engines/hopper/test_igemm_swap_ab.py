@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.hopper import requirements
-from convoy.engines.hopper.swapped import ENGINE, in_blocks
-from convoy.engines.hopper.swapped_form import CHANNELS, SHARED_BYTES, Form
-from convoy.engines.hopper.swapped_forms import estimate_us
-from convoy.engines.hopper.swapped_kinds import WideForm
+from convoy.engines.hopper import hopper_support_checks
+from convoy.engines.hopper.igemm_swap_ab import ENGINE, in_blocks
+from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS, SHARED_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us
+from convoy.engines.hopper.igemm_swap_ab_variants import WideForm
 from convoy.engines.sparse_weights import sparse24_form
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue
@@ -53,7 +53,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(LARGE, GPU).reason == "needs cuda-core"
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.engines.hopper import compiled, implicit_gemm, requirements
-from convoy.engines.hopper.implicit_gemm import ENGINE, Form, reciprocal
-from convoy.engines.hopper.maps import PixelMap
-from convoy.engines.hopper.source import ACTIVATIONS, options, product, source
+from convoy.engines.hopper import hopper_support_checks, igemm, nvrtc_kernel
+from convoy.engines.hopper.igemm import ENGINE, Form, reciprocal
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, options, product, source
+from convoy.engines.hopper.tensor_maps import PixelMap
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.problem.conv import ACTIVATIONS as WORDS
@@ -58,7 +58,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert ENGINE.supports(HALF, GPU).reason == "needs cuda-core"
 
 
@@ -67,7 +67,7 @@ def test_what_may_be_offered_is_a_kernel():
     for c, side, taps in ((512, 28, 3), (256, 56, 3), (512, 7, 3), (2048, 7, 1)):
         for problem in (HALF, FLOAT, replace(HALF, n=1), replace(FLOAT, n=1)):
             sizes = {"c": c, "k": c, "h": side, "w": side, "r": taps, "s": taps, "pad_h": taps // 2, "pad_w": taps // 2}
-            for form in implicit_gemm.forms(replace(problem, **sizes), GPU.units, limit=10_000):
+            for form in igemm.forms(replace(problem, **sizes), GPU.units, limit=10_000):
                 assert Form.of(form.knobs) == form
 
 
@@ -85,7 +85,7 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     for knobs in space:
         form = Form.of(knobs)
         assert form.knobs == knobs
-        assert form.shared_bytes <= implicit_gemm.SHARED_BYTES
+        assert form.shared_bytes <= igemm.SHARED_BYTES
         assert PixelMap.of(problem, form.pixels).fits(problem)
 
 
@@ -174,7 +174,7 @@ def test_the_first_guess_compiles_without_spills_or_serialised_products(problem,
 def test_a_refused_source_keeps_the_compilers_words():
     nvrtc_or_skip()
     with pytest.raises(CompileError, match="NVRTC refused") as caught:
-        compiled.compile_cubin("cuda.implicit_gemm", 'extern "C" __global__ void k() { no_such_thing(); }', GPU)
+        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", 'extern "C" __global__ void k() { no_such_thing(); }', GPU)
     assert "no_such_thing" in caught.value.log
 
 
@@ -182,9 +182,9 @@ def test_a_refused_source_keeps_the_compilers_words():
 def test_a_log_that_names_spilled_bytes_is_a_refusal(monkeypatch, count):
     nvrtc_or_skip()
     log = f"ptxas info    : 8 bytes stack frame, {count} bytes spill stores, 0 bytes spill loads"
-    monkeypatch.setattr(compiled, "cached", lambda *_: len(log).to_bytes(4, "little") + log.encode() + b"cubin")
+    monkeypatch.setattr(nvrtc_kernel, "cached", lambda *_: len(log).to_bytes(4, "little") + log.encode() + b"cubin")
     with pytest.raises(CompileError, match="spills"):
-        compiled.compile_cubin("cuda.implicit_gemm", "", GPU)
+        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", "", GPU)
 
 
 def test_divisions_are_exact_in_fp32_alone():
@@ -198,4 +198,4 @@ def test_a_kernel_with_too_few_registers_is_refused():
     nvrtc_or_skip()
     form = Form(64, 256, 4, 3, False, 1)
     with pytest.raises(CompileError):
-        compiled.compile_cubin("cuda.implicit_gemm", source("implicit_gemm", form.macros(HALF), "fp16"), GPU)
+        nvrtc_kernel.compile_cubin("cuda.implicit_gemm", source("implicit_gemm", form.macros(HALF), "fp16"), GPU)

@@ -15,8 +15,8 @@ from exactness import check_chain, faults
 from pruned_cases import mask_of
 
 from convoy.engines.base import Buffers
-from convoy.engines.hopper import dgrad, fresh, swapped
-from convoy.engines.hopper.swapped_form import SHARED_BYTES, Form, iterations
+from convoy.engines.hopper import igemm_dgrad, igemm_dynamic_weight, igemm_swap_ab
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES, Form, iterations
 from convoy.engines.sparse_weights import blocks, sparse24
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
@@ -63,10 +63,10 @@ TENSOR_CORE = {
 }
 
 
-ENGINES = {swapped.ENGINE: None, sparse24.ENGINE: two_of_four, blocks.ENGINE: in_blocks}
-UNPACKED = [fresh.ENGINE, dgrad.ENGINE]
-FORMED = [swapped.ENGINE, sparse24.ENGINE]
-"""Engines of one kernel, `swapped.cu`."""
+ENGINES = {igemm_swap_ab.ENGINE: None, sparse24.ENGINE: two_of_four, blocks.ENGINE: in_blocks}
+UNPACKED = [igemm_dynamic_weight.ENGINE, igemm_dgrad.ENGINE]
+FORMED = [igemm_swap_ab.ENGINE, sparse24.ENGINE]
+"""Engines of one kernel, `igemm_swap_ab.cu`."""
 
 formed = pytest.mark.parametrize("engine", FORMED, ids=lambda engine: engine.id)
 
@@ -107,7 +107,7 @@ def test_tensor_cores_are_exact_in_every_setting(engine, name, target):
 def unpacked(engine, name):
     """A problem of training: a fresh weight, or a gradient where there can be one."""
     problem = TENSOR_CORE[name]
-    if engine is fresh.ENGINE:
+    if engine is igemm_dynamic_weight.ENGINE:
         return replace(problem, fresh_weight=True)
     return replace(problem, direction="dgrad", epilogue=Epilogue(), stride_h=1, stride_w=1)
 

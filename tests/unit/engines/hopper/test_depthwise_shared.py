@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv, emulated_map
 
-from convoy.engines.hopper import depthwise_tile
-from convoy.engines.hopper.depthwise_tile import ENGINE, Form, Tile
-from convoy.engines.hopper.source import text, tile_text
+from convoy.engines.hopper import depthwise_shared
+from convoy.engines.hopper.depthwise_shared import ENGINE, Form, Tile
+from convoy.engines.hopper.nvrtc_source import text, tile_text
 from convoy.errors import InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
@@ -169,4 +169,4 @@ def test_a_tile_has_room_for_its_barrier():
     for form, problem in CASES.values():
         _, columns, lines, images = Tile(problem, form).box
         assert Tile(problem, form).shared_bytes >= columns * lines * images * 128 + 8
-    assert depthwise_tile.CHANNELS == 64
+    assert depthwise_shared.CHANNELS == 64

@@ -8,15 +8,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from convoy.engines.hopper.swapped_form import MOST_SPLIT, MOST_STAGES, SHARED_BYTES
-from convoy.engines.hopper.wgrad_form import GROUP, MOST_SHARES, Form, flat, groups
+from convoy.engines.hopper.igemm_swap_ab_tile_config import MOST_SPLIT, MOST_STAGES, SHARED_BYTES
+from convoy.engines.hopper.igemm_wgrad_tile_config import GROUP, MOST_SHARES, Form, flat, groups
 from convoy.problem import ConvProblem
 
 _CLOCK_GHZ: Final = 1.68
 _PEER_BYTES_NS: Final = 18.4
 _STORE_BYTES_NS: Final = 37.0
 _ROOM_NS: Final = 370.0
-"""As fitted to dense products of `swapped.cu`: see `Rates` in `swapped_forms`."""
+"""As fitted to dense products of `swapped.cu`: see `Rates` in `igemm_swap_ab_tile_search`."""
 
 _LOAD_BYTES_NS: Final = 320.0
 _PIXEL_BYTES_NS: Final = 220.0

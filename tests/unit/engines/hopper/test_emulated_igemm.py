@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv, emulated_map
 
-from convoy.engines.hopper.compiled import structure
-from convoy.engines.hopper.implicit_gemm import Form
-from convoy.engines.hopper.maps import FilterMap, PixelMap
-from convoy.engines.hopper.source import defines, text
+from convoy.engines.hopper.igemm import Form
+from convoy.engines.hopper.nvrtc_kernel import structure
+from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.hopper.stem import Windows
+from convoy.engines.hopper.tensor_maps import FilterMap, PixelMap
 from convoy.problem import Epilogue
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import torch
 
-from convoy.engines.hopper.source import ACTIVATIONS, DIVIDING
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, DIVIDING
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
 from convoy.problem.spec import DTYPE_BYTES

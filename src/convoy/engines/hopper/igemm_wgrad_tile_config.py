@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
-from convoy.engines.hopper.implicit_gemm import reciprocal
-from convoy.engines.hopper.maps import BoxMap, PixelMap
-from convoy.engines.hopper.swapped_form import EXTRA_BYTES, MOST_SPLIT, MOST_STAGES, REGISTERS, ROW_BYTES, SHARED_BYTES
+from convoy.engines.hopper.igemm import reciprocal
+from convoy.engines.hopper.igemm_swap_ab_tile_config import (
+    EXTRA_BYTES,
+    MOST_SPLIT,
+    MOST_STAGES,
+    REGISTERS,
+    ROW_BYTES,
+    SHARED_BYTES,
+)
+from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
 from convoy.problem.spec import DTYPE_BYTES

@@ -12,13 +12,13 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of, round_tf32
-from convoy.engines.hopper.compiled import Function, compile_cubin, pointer, structure
-from convoy.engines.hopper.requirements import copied_product
-from convoy.engines.hopper.source import options, swapped_source
-from convoy.engines.hopper.swapped_form import ROW_BYTES, Form
-from convoy.engines.hopper.swapped_forms import estimate_us, forms
-from convoy.engines.hopper.swapped_kinds import WideForm
-from convoy.engines.hopper.swapped_maps import pixel_map, result_map
+from convoy.engines.hopper.hopper_support_checks import copied_product
+from convoy.engines.hopper.igemm_swap_ab_tensor_maps import pixel_map, result_map
+from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
+from convoy.engines.hopper.igemm_swap_ab_variants import WideForm
+from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import options, swapped_source
 from convoy.engines.tiled_kernel import TiledKernelEngine
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem
@@ -142,11 +142,11 @@ class SwappedForms(TiledKernelEngine[Form]):
         return problem
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[Form]:
-        """See `swapped_forms`."""
+        """See `igemm_swap_ab_tile_search`."""
         return forms(self.computed(problem), units, self.tile_config_class(problem))
 
     def estimate_tile_us(self, problem: ConvProblem, form: Form, units: int) -> float:
-        """See `swapped_forms.estimate_us`."""
+        """See `igemm_swap_ab_tile_search.estimate_us`."""
         return estimate_us(self.computed(problem), form, units)
 
 

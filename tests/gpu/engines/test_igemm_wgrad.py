@@ -12,15 +12,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exactness import faults
 
 from convoy.engines.base import Buffers
-from convoy.engines.hopper import wgrad
-from convoy.engines.hopper.wgrad_form import Form
-from convoy.engines.hopper.wgrad_forms import forms
+from convoy.engines.hopper import igemm_wgrad
+from convoy.engines.hopper.igemm_wgrad_tile_config import Form
+from convoy.engines.hopper.igemm_wgrad_tile_search import forms
 from convoy.measurement.accuracy import make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
-ENGINE = wgrad.ENGINE
+ENGINE = igemm_wgrad.ENGINE
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import torch
 
 from convoy.engines.base import Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc
-from convoy.engines.hopper.maps import FilterMap
-from convoy.engines.hopper.requirements import copied_product
-from convoy.engines.hopper.swapped import SwappedExecutable, SwappedForms
-from convoy.engines.hopper.swapped_form import Form
-from convoy.engines.hopper.swapped_kinds import UnpackedForm
+from convoy.engines.hopper.hopper_support_checks import copied_product
+from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms
+from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
+from convoy.engines.hopper.igemm_swap_ab_variants import UnpackedForm
+from convoy.engines.hopper.tensor_maps import FilterMap
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -56,7 +56,7 @@ class FreshEngine(SwappedForms):
     """Convolutions whose weight changes from call to call."""
 
     id = "cuda.fresh"
-    form = UnpackedForm
+    tile_config = UnpackedForm
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Forward convolutions with a fresh weight in fp16 or bf16 and NHWC on Hopper, c and k multiples of 8."""

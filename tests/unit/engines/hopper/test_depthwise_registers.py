@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv
 
-from convoy.engines.hopper import depthwise
-from convoy.engines.hopper.compiled import SpillError, structure
-from convoy.engines.hopper.depthwise import ENGINE, KERNEL, THREADS, Form, candidates
-from convoy.engines.hopper.source import defines, text
+from convoy.engines.hopper import depthwise_registers
+from convoy.engines.hopper.depthwise_registers import ENGINE, KERNEL, THREADS, Form, candidates
+from convoy.engines.hopper.nvrtc_kernel import SpillError, structure
+from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.errors import CompileError, InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
@@ -31,7 +31,7 @@ SMALL = conv(1, 40, 15, 15, 40, 5, 5, 2, 2, 2, 2, groups=40)
 @pytest.fixture(autouse=True)
 def _libraries_are_there(monkeypatch):
     """Whether the libraries of a GPU are installed here is not what these tests ask."""
-    monkeypatch.setattr(depthwise, "absence", lambda: "")
+    monkeypatch.setattr(depthwise_registers, "absence", lambda: "")
     monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
 
 
@@ -199,7 +199,7 @@ def test_a_kernel_that_spills_gets_room_for_fewer_blocks(roomy, monkeypatch):
             raise SpillError(engine, "the kernel spills registers")
         return b"", "a log"
 
-    monkeypatch.setattr(depthwise, "compile_cubin", compiler)
+    monkeypatch.setattr(depthwise_registers, "compile_cubin", compiler)
     form = Form(1, 4, 3)
     assert form.blocks(MOBILE) == 4
     assert ENGINE.build(MOBILE, form.knobs, GPU).log == "a log"
@@ -210,7 +210,7 @@ def test_a_kernel_that_always_spills_is_refused(monkeypatch):
     def compiler(engine, source, target, options):
         raise SpillError(engine, "the kernel spills registers", "its log")
 
-    monkeypatch.setattr(depthwise, "compile_cubin", compiler)
+    monkeypatch.setattr(depthwise_registers, "compile_cubin", compiler)
     with pytest.raises(SpillError, match="its log"):
         ENGINE.build(MOBILE, Form(1, 4, 3).knobs, GPU)
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv
 
-from convoy.engines.hopper.first_form import Form, Layer, in_slices
-from convoy.engines.hopper.source import first_text, text
+from convoy.engines.hopper.first_layer_tile_config import Form, Layer, in_slices
+from convoy.engines.hopper.nvrtc_source import first_text, text
 from convoy.problem import Epilogue, Pool
 
 HERE = Path(__file__).parent

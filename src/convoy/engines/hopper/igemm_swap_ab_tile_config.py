@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Self
 
-from convoy.engines.hopper.implicit_gemm import reciprocal
-from convoy.engines.hopper.source import ACTIVATIONS
+from convoy.engines.hopper.igemm import reciprocal
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Knobs
 from convoy.problem.spec import DTYPE_BYTES

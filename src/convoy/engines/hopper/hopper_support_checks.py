@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from convoy.engines.gpu.gpu_support_checks import product_support
-from convoy.engines.hopper.compiled import absence
-from convoy.engines.hopper.maps import PixelMap
+from convoy.engines.hopper.nvrtc_kernel import absence
+from convoy.engines.hopper.tensor_maps import PixelMap
 from convoy.problem import ConvProblem, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convoy.engines.hopper.maps import BoxMap, PixelMap
-from convoy.engines.hopper.swapped_form import ROW_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
+from convoy.engines.hopper.tensor_maps import BoxMap, PixelMap
 from convoy.problem import ConvProblem
 from convoy.problem.spec import DTYPE_BYTES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from convoy.engines.hopper.swapped_form import ROW_BYTES, Form
+from convoy.engines.hopper.igemm_swap_ab_tile_config import ROW_BYTES, Form
 
 
 class UnpackedForm(Form):

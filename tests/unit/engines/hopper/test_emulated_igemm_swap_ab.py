@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.capture.weight_masks import mask_of
-from convoy.engines.hopper.compiled import structure
-from convoy.engines.hopper.dgrad import BOX, turned
-from convoy.engines.hopper.maps import FilterMap
-from convoy.engines.hopper.source import SWAPPED, defines, swapped_text, text
-from convoy.engines.hopper.split_fp32 import of_planes, planes_in_blocks
-from convoy.engines.hopper.swapped import in_blocks
-from convoy.engines.hopper.swapped_form import Form as DenseForm
-from convoy.engines.hopper.swapped_kinds import PlanesForm, TurnedForm, UnpackedForm, WideForm
-from convoy.engines.hopper.swapped_maps import pixel_map, result_map
+from convoy.engines.hopper.igemm_dgrad import BOX, turned
+from convoy.engines.hopper.igemm_split_fp32 import of_planes, planes_in_blocks
+from convoy.engines.hopper.igemm_swap_ab import in_blocks
+from convoy.engines.hopper.igemm_swap_ab_tensor_maps import pixel_map, result_map
+from convoy.engines.hopper.igemm_swap_ab_tile_config import Form as DenseForm
+from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm, TurnedForm, UnpackedForm, WideForm
+from convoy.engines.hopper.nvrtc_kernel import structure
+from convoy.engines.hopper.nvrtc_source import SWAPPED, defines, swapped_text, text
+from convoy.engines.hopper.tensor_maps import FilterMap
 from convoy.engines.sparse_weights import blocks
 from convoy.engines.sparse_weights.pairs import Packing
 from convoy.engines.sparse_weights.pieces import Lists

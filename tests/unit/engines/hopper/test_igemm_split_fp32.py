@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from convoy.engines.hopper import requirements
-from convoy.engines.hopper.split_fp32 import ENGINE, planes_in_blocks
-from convoy.engines.hopper.swapped import in_blocks
-from convoy.engines.hopper.swapped_form import SHARED_BYTES
-from convoy.engines.hopper.swapped_kinds import PlanesForm
+from convoy.engines.hopper import hopper_support_checks
+from convoy.engines.hopper.igemm_split_fp32 import ENGINE, planes_in_blocks
+from convoy.engines.hopper.igemm_swap_ab import in_blocks
+from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
+from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm
 from convoy.engines.triton.planes import split_weight
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs
@@ -45,7 +45,7 @@ def test_refusals_say_why(problem, target, reason):
 
 
 def test_missing_bindings_are_a_reason(monkeypatch):
-    monkeypatch.setattr(requirements, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(hopper_support_checks, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(LAYER, GPU).reason == "needs cuda-core"
 
 

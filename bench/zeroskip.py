@@ -50,7 +50,7 @@ from zeroskip_figures import VGG19, VGG19_ZEROS, fall
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
-from convoy.engines.triton.windows import ReduceWindows, window_support
+from convoy.engines.triton.pool_pass import ReduceWindows, window_support
 from convoy.errors import ConvoyError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import Data, with_zeros

@@ -24,7 +24,7 @@ from sanitize_problems import launches_of, shape_of
 from convoy.engines import dynamic_weight
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.manifest import load_engine, waiting
-from convoy.engines.sparse_weights.walk import positions
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.subgraph import parse_subgraph
 from convoy.errors import CompileError
 from convoy.measurement.data import make_data, result_specs

@@ -10,7 +10,7 @@ import torch
 
 from convoy.capture.structure import Structure
 from convoy.engines.interpret import compile_graph
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
 from convoy.graph.ir import Graph
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.ir import Arg, Graph, Kind, Node, Ref, Value
 from convoy.graph.rebuild import rebuild

@@ -13,7 +13,7 @@ from torch import fx
 from convoy.capture.draft import Draft, dtype_name, spec_of
 from convoy.capture.names import is_bookkeeping
 from convoy.capture.structure import Baked
-from convoy.engines.operators import resolve
+from convoy.engines.torch_operators import resolve
 from convoy.errors import CaptureError, InputError
 from convoy.graph.ir import Arg, Node, Ref, Symbol
 

@@ -96,7 +96,7 @@ class Executable(ABC):
 
         Asked before the first launch where a reader accepts marks. A launch whose `results` have one more tensor, of this
         spec, writes them there: int32 [2, images · slices, words of 32 channels], of each slice of an image's pixels the largest
-        finite |y| as bits, and a bit for each channel that is not zero (`triton.kernels.marks`).
+        finite |y| as bits, and a bit for each channel that is not zero (`triton.kernels.nonzero_marks`).
         """
         return None
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from convoy.engines.operators import DEVICE, SYMBOLS, resolve, returns_many
+from convoy.engines.torch_operators import DEVICE, SYMBOLS, resolve, returns_many
 from convoy.errors import InputError
 from convoy.graph.ir import GRADIENTS, Arg, Graph, Node, Ref, Symbol
 from convoy.graph.layers import gradient_problem

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from convoy.engines.interpret import compile_graph
-from convoy.engines.operators import resolve
+from convoy.engines.torch_operators import resolve
 from convoy.errors import InputError
 from convoy.graph.ir import LAYERS, Graph, Node, Ref
 from convoy.graph.text import parse_graph

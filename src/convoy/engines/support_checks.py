@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.support import Support
 

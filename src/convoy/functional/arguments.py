@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch.nn.functional import pad
 
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue
 from convoy.problem.spec import FLOAT_DTYPES

@@ -13,8 +13,8 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.known_defects import defect_of
 from convoy.engines.manifest import load_engine
-from convoy.engines.operators import DTYPES
 from convoy.engines.torch_flags import convolutions, without_onednn
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import LaunchError, UnsupportedError
 from convoy.functional.choice import first_config
 from convoy.measurement.data import in_layout, result_specs

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from convoy.engines.activation_sparsity import BLOCK, TILE
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import InputError
 from convoy.graph.text import parse_graph
 from convoy.measurement.pool_indices import draw_indices, readers_of_indices

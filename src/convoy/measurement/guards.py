@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.data import Data, dense, result_specs
 from convoy.problem import Problem, TensorSpec
 

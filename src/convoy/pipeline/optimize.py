@@ -15,7 +15,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture.foreign_hooks import foreign_hook
 from convoy.engines.known_defects import stock_is_wrong
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convoy.capture import Captured, capture_with_original, captured_function, to_double
 from convoy.capture.copies import separate_copy
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws
 from convoy.pipeline import end_to_end

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.operators import DTYPES
 from convoy.engines.subgraph import MEMORY_FORMATS
+from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ANY_LAYOUT, TensorSpec
 from convoy.program.bind import Bound, BoundStep
 from convoy.program.placement import Place

@@ -15,8 +15,8 @@ from convoy.capture.copies import separate_copy
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import LIFTED, StepTensors
 from convoy.capture.substitution import Substitution
-from convoy.engines.operators import DTYPES
 from convoy.engines.torch_flags import convolutions
+from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import end_to_end
 from convoy.pipeline.check import Check, Side

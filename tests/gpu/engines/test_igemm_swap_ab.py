@@ -17,7 +17,7 @@ from pruned_cases import mask_of
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import igemm_dgrad, igemm_dynamic_weight, igemm_swap_ab
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES, Form, iterations
-from convoy.engines.sparse_weights import blocks, sparse24
+from convoy.engines.sparse_weights import block_sparse, sparse24
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
@@ -63,7 +63,7 @@ TENSOR_CORE = {
 }
 
 
-ENGINES = {igemm_swap_ab.ENGINE: None, sparse24.ENGINE: two_of_four, blocks.ENGINE: in_blocks}
+ENGINES = {igemm_swap_ab.ENGINE: None, sparse24.ENGINE: two_of_four, block_sparse.ENGINE: in_blocks}
 UNPACKED = [igemm_dynamic_weight.ENGINE, igemm_dgrad.ENGINE]
 FORMED = [igemm_swap_ab.ENGINE, sparse24.ENGINE]
 """Engines of one kernel, `igemm_swap_ab.cu`."""
@@ -264,7 +264,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    ("engine", "way"), [(blocks.ENGINE, "first guess"), *((engine, way) for engine in FORMED for way in WAYS)],
+    ("engine", "way"), [(block_sparse.ENGINE, "first guess"), *((engine, way) for engine in FORMED for way in WAYS)],
     ids=lambda value: getattr(value, "id", value),
 )  # fmt: skip
 def test_tensor_cores_write_a_slice_in_a_graph(engine, way, target):

@@ -16,9 +16,9 @@ from exactness import check_chain, faults
 from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
-from convoy.engines.sparse_weights import channels_gpu, csr, cuda, direct
-from convoy.engines.sparse_weights.cuda import ENGINE
-from convoy.engines.sparse_weights.direct_form import DirectTile
+from convoy.engines.sparse_weights import pruned_channels_gpu, pruned_csr, pruned_cuda, pruned_direct
+from convoy.engines.sparse_weights.direct_sparse_tile import DirectTile
+from convoy.engines.sparse_weights.pruned_cuda import ENGINE
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 LAYER = ConvProblem(4, 64, 28, 28, 64, 3, 3, 1, 1, epilogue=Epilogue(bias=True, residual=True, activation="relu"))
 SETTINGS_LAYER = replace(LAYER, c=32, k=32)
-DIRECT = (cuda.ENGINE, csr.ENGINE, direct.ENGINE)
+DIRECT = (pruned_cuda.ENGINE, pruned_csr.ENGINE, pruned_direct.ENGINE)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,9 @@ FEW_PIXELS = {
 @pytest.mark.parametrize("name", FEW_PIXELS)
 def test_direct_is_exact_on_layers_of_few_pixels_in_every_setting(name, dtype, target):
     problem = typed(pruned(FEW_PIXELS[name], "tenth"), dtype)
-    found = [faults(direct.ENGINE, problem, target, knobs) for knobs in direct.ENGINE.space(problem, target)]
+    found = [
+        faults(pruned_direct.ENGINE, problem, target, knobs) for knobs in pruned_direct.ENGINE.space(problem, target)
+    ]
     assert not [fault for each in found for fault in each]
 
 
@@ -122,7 +124,7 @@ def test_direct_is_exact_on_layers_of_few_pixels_in_every_setting(name, dtype, t
 def test_direct_gives_the_same_bits_while_the_next_launch_begins(name, slices, target):
     problem = pruned(FEW_PIXELS[name], "tenth")
     form = DirectTile(vectors=2, filters=8, slices=slices, parts=1, each=2)
-    executable = direct.ENGINE.build(problem, form.knobs, target)
+    executable = pruned_direct.ENGINE.build(problem, form.knobs, target)
     data = make_data(problem, 3, "normal", "cuda")
     check_chain(executable, data, executable.pack(tuple(constant * 0.02 for constant in data.constants)))
 
@@ -134,5 +136,5 @@ def test_channels_are_exact_with_every_inner_engine(layout, dtype, target):
     nonzero = np.ones(problem.weight_spec.shape, bool)
     nonzero[1::2] = nonzero[:, 5:40] = False
     problem = problem.with_mask(mask_of(nonzero))
-    for knobs in channels_gpu.ENGINE.space(problem, target):
-        assert not faults(channels_gpu.ENGINE, problem, target, knobs)
+    for knobs in pruned_channels_gpu.ENGINE.space(problem, target):
+        assert not faults(pruned_channels_gpu.ENGINE, problem, target, knobs)

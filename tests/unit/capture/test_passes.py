@@ -13,7 +13,7 @@ from convoy.capture.passes.note_randomness import note_randomness
 from convoy.capture.passes.recognise_layers import recognise_layers
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.engines.interpret import compile_graph
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.graph.ir import Graph
 from convoy.graph.text import parse_graph, print_graph
 from convoy.graph.verify import verify

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convoy.engines import interpret, operators
+from convoy.engines import interpret, torch_operators
 from convoy.engines.interpret import compile_graph
-from convoy.engines.operators import DTYPES, resolve
+from convoy.engines.torch_operators import DTYPES, resolve
 from convoy.errors import InputError
 from convoy.graph.ir import Graph, Node
 from convoy.graph.text import parse_graph
@@ -228,12 +228,12 @@ def test_a_wrong_number_of_tensors_is_refused(args: int, constants: int):
 
 def test_every_symbol_and_dtype_is_understood():
     assert set(DTYPES) == set(DTYPE_BYTES)
-    assert set(operators.SYMBOLS) | {operators.DEVICE} == SYMBOLS
+    assert set(torch_operators.SYMBOLS) | {torch_operators.DEVICE} == SYMBOLS
     for name, size in DTYPE_BYTES.items():
         assert DTYPES[name].itemsize == size
 
 
-@pytest.mark.parametrize("op", operators.QUICK)
+@pytest.mark.parametrize("op", torch_operators.QUICK)
 def test_quick_entry_points_take_the_same_arguments(op: str):
     """The public function and the overload agree on an operator's defaults and on positional arguments."""
     _, name, overload = op.split(".")
@@ -253,7 +253,7 @@ def test_quick_entry_points_take_the_same_arguments(op: str):
 @pytest.mark.parametrize(("on_gpu", "padding", "nchw"), [(True, 1, True), (True, 0, False), (False, 1, False)])
 def test_a_padded_average_has_its_gradient_in_nchw_on_a_gpu(monkeypatch, on_gpu, padding, nchw):
     """PyTorch's kernel for channels_last is wrong there."""
-    monkeypatch.setattr(operators, "_is_on_gpu", lambda tensor: on_gpu)
+    monkeypatch.setattr(torch_operators, "_is_on_gpu", lambda tensor: on_gpu)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
     y = F.avg_pool2d(x, 3, 1, padding)
     dy = torch.randn_like(y)

@@ -16,8 +16,8 @@ from convoy.engines.base import DETERMINISTIC, Buffers, Engine
 from convoy.engines.interpret import compile_graph
 from convoy.engines.library import aten, inductor
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.engines.operators import DTYPES
 from convoy.engines.subgraph import parse_subgraph, torch_support
+from convoy.engines.torch_operators import DTYPES
 from convoy.graph.ir import GRADIENTS, Graph
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, Problem, SubgraphProblem

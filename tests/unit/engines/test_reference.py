@@ -10,8 +10,8 @@ import torch
 from conv_cases import EPILOGUES, OTHERS, SHAPES, of_dtype
 
 from convoy.engines.base import Buffers
-from convoy.engines.operators import DTYPES
 from convoy.engines.reference import ENGINE
+from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 

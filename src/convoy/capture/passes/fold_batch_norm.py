@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from convoy.capture.draft import Draft, renamed
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.graph.ir import Arg, Node, Ref
 
 _FORMS = {

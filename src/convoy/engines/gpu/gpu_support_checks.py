@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convoy.engines.subgraph import torch_support
 from convoy.engines.support_checks import without_pooling
-from convoy.engines.triton.compiled import TORCH_DTYPE, device_support
+from convoy.engines.triton.triton_build import TORCH_DTYPE, device_support
 from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.support import Support
 from convoy.target import Target

@@ -1,4 +1,4 @@
-// Direct sparse convolution: the positions of a pruned weight's non-zeros are data (engines/sparse_weights/direct_form.py lays them out).
+// Direct sparse convolution: the positions of a pruned weight's non-zeros are data (engines/sparse_weights/direct_sparse_tile.py lays them out).
 //
 // A block copies its channels' part of a tile of positions to shared memory, with padding inside, so that an entry (an offset there
 // and a value) is one word from `offset + 4 * lane + 4 * LANES * v` on for each of a lane's VECTORS positions. A warp has EACH filters;

@@ -15,7 +15,7 @@ from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col, wh
 from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms, in_blocks
 from convoy.engines.hopper.igemm_swap_ab_tile_config import Form
 from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm
-from convoy.engines.triton.planes import PlaneSplit, plane_bytes, split_us, split_weight
+from convoy.engines.triton.split_planes import PlaneSplit, plane_bytes, split_us, split_weight
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target

@@ -15,8 +15,8 @@ from convoy.engines.hopper.igemm_wgrad_tile_search import estimate_us, forms
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import wgrad_source
 from convoy.engines.tiled_kernel import TiledKernelEngine
-from convoy.engines.triton.swapped_launch import ReduceSplits
-from convoy.engines.triton.wgrad import asked
+from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
+from convoy.engines.triton.triton_wgrad import asked
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target

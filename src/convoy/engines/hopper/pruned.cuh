@@ -1,5 +1,5 @@
 /* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros,
-   `element`, and unless RUN the tables `phases` and `channels` (engines/sparse_weights/emit_cuda.py). */
+   `element`, and unless RUN the tables `phases` and `channels` (engines/sparse_weights/codegen/emit_cuda.py). */
 
 #ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
 static __device__ __forceinline__ float wide(element v)

@@ -17,8 +17,8 @@ import torch
 from convoy.engines import nondeterminism
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.interpret import compile_graph
-from convoy.engines.operators import DTYPES
 from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgraph, torch_support
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.randomness import draws

@@ -16,11 +16,11 @@ from convoy.engines.base import Executable
 from convoy.engines.hopper.hopper_support_checks import hopper_alone, im2col
 from convoy.engines.hopper.igemm_swap_ab import SwappedExecutable, SwappedForms
 from convoy.engines.hopper.igemm_swap_ab_tile_config import Form as DenseForm
-from convoy.engines.sparse_weights.pairs import Packing, crowded
-from convoy.engines.sparse_weights.requirements import hopper_convolution
-from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
-from convoy.engines.sparse_weights.values import check_zeros
-from convoy.engines.sparse_weights.walk import positions
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
+from convoy.engines.sparse_weights.mask_check import check_zeros
+from convoy.engines.sparse_weights.mask_support_checks import hopper_convolution
+from convoy.engines.sparse_weights.sparse24_packing import Packing, crowded
+from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
 from convoy.problem import ConvProblem, Problem, WeightMask
 from convoy.support import Support
 from convoy.target import Target

@@ -9,8 +9,8 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT, subgraph_support, values_support
-from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, interpreting, shared_limit
-from convoy.engines.triton.norms import Norm, norm_of
+from convoy.engines.triton.batch_norm_graph import Norm, norm_of
+from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel, interpreting, shared_limit
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.support import Support
@@ -124,7 +124,7 @@ class BatchNormExecutable(Executable):
         return self._forward(shape, sums) if self.norm.forward else self._backward(shape, sums)
 
     def _forward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[Build]:
-        from convoy.engines.triton.kernels import batch_norm as kernels
+        from convoy.engines.triton.kernels import batch_norm_kernels as kernels
 
         norm, images = self.norm, f"*{self.norm.dtype}"
         fused = {"RELU": norm.relu, "RESIDUAL": "residual" in norm.args}
@@ -146,7 +146,7 @@ class BatchNormExecutable(Executable):
         ]
 
     def _backward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[Build]:
-        from convoy.engines.triton.kernels import batch_norm as kernels
+        from convoy.engines.triton.kernels import batch_norm_kernels as kernels
 
         norm, images = self.norm, f"*{self.norm.dtype}"
         fused = {"MORE": "more" in norm.args, "RELU": norm.relu}

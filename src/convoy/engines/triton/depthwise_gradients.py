@@ -10,7 +10,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support
-from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import Build, Kernel, interpreting
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, ConvProblem, Knobs, Problem
 from convoy.support import Support
@@ -65,7 +65,7 @@ class DepthwiseDgradExecutable(_Gradient):
         self.taps = problem.r * problem.s
         self.workspace_bytes = 4 * self.taps * problem.c
         if problem.x_spec.elements and problem.y_spec.elements:
-            from convoy.engines.triton.kernels import depthwise_gradients as kernels
+            from convoy.engines.triton.kernels import depthwise_gradients_kernels as kernels
 
             images = f"*{problem.x_dtype}"
             first = {"w": images, "arranged": "*fp32", "c": "i32", "taps": "i32"}
@@ -113,7 +113,7 @@ class DepthwiseWgradExecutable(_Gradient):
         self.parts = knobs.integer("parts")
         self.workspace_bytes = 4 * self.parts * self.taps * problem.c
         if problem.x_spec.elements and problem.y_spec.elements:
-            from convoy.engines.triton.kernels import depthwise_gradients as kernels
+            from convoy.engines.triton.kernels import depthwise_gradients_kernels as kernels
 
             images = f"*{problem.x_dtype}"
             names = ("pixels", "each", "h", "width", "p", "q", "c", "taps", "pad_h", "pad_w")

@@ -10,8 +10,8 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import as_floats, checked, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support, linear_support
-from convoy.engines.triton.compiled import Build, Kernel, interpreting
-from convoy.engines.triton.swapped_launch import ReduceSplits
+from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
+from convoy.engines.triton.triton_build import Build, Kernel, interpreting
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -58,7 +58,7 @@ class GemvExecutable(Executable):
         self.kernel = Kernel(self._build(engine, target), target)
 
     def _build(self, engine: str, target: Target) -> Build:
-        from convoy.engines.triton.kernels.gemv import gemv
+        from convoy.engines.triton.kernels.gemv_kernel import gemv
 
         dtype, split = self.sizes.dtype, self.splits > 1
         fused = Epilogue() if split else self.epilogue

@@ -14,10 +14,10 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, fits_tma, pitch_of, sliced_nhwc
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT
 from convoy.engines.subgraph import parse_subgraph
-from convoy.engines.triton.compiled import TORCH_DTYPE, Build, Kernel, device_support, interpreting
-from convoy.engines.triton.swapped import block_channels
-from convoy.engines.triton.swapped_launch import box_type, pack_bias, pack_tiles
-from convoy.engines.triton.tiles import Tile, View, candidate_tiles, estimate_us
+from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles
+from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel, device_support, interpreting
+from convoy.engines.triton.triton_igemm_swap_ab import block_channels
+from convoy.engines.triton.triton_tiles import Tile, View, candidate_tiles, estimate_us
 from convoy.errors import InputError, LaunchError
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
@@ -111,7 +111,7 @@ class MergedExecutable(Executable):
     def _build(self, engine: str) -> Build:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.merged import merged_conv
+        from convoy.engines.triton.kernels.merged_kernel import merged_conv
 
         tile, merge, dtype = self.tile, self.merge, self.merge.dtype
         box = box_type(dtype, [tile.pixels, tile.block_k])

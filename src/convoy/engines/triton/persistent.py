@@ -13,10 +13,10 @@ from convoy.engines.base import Buffers, Executable
 from convoy.engines.gpu.device_tensors import checked, descriptor
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.tiled_kernel import TiledKernelEngine
-from convoy.engines.triton.compiled import Build, interpreting
-from convoy.engines.triton.swapped import block_channels, tensor_support
-from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
-from convoy.engines.triton.tiles import Tile, View, boxes, conv_view, row_view
+from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, box_type
+from convoy.engines.triton.triton_build import Build, interpreting
+from convoy.engines.triton.triton_igemm_swap_ab import block_channels, tensor_support
+from convoy.engines.triton.triton_tiles import Tile, View, boxes, conv_view, row_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -162,7 +162,7 @@ class PersistentExecutable(SwappedExecutable):
     def _build(self, engine: str, dtype: str) -> Build:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.persistent import persistent_conv
+        from convoy.engines.triton.kernels.persistent_kernel import persistent_conv
 
         tile, view, fused = self.tile, self.view, self.epilogue
         signature = {

@@ -12,7 +12,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, vector
 from convoy.engines.gpu.gpu_support_checks import subgraph_support, values_support
 from convoy.engines.subgraph import parse_subgraph
-from convoy.engines.triton.compiled import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import Build, Kernel, interpreting
 from convoy.errors import LaunchError
 from convoy.graph.ir import AVG_POOL_BACKWARD, MAX_POOL_BACKWARD, Graph, Node, Ref
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
@@ -145,7 +145,7 @@ class PoolBackwardExecutable(Executable):
             self.kernel = Kernel(self._build(engine, knobs.integer("warps"), dependent), target)
 
     def _build(self, engine: str, warps: int, dependent: bool) -> Build:
-        from convoy.engines.triton.kernels.pool_backward import avg_pool_backward, max_pool_backward
+        from convoy.engines.triton.kernels.pool_backward_kernels import avg_pool_backward, max_pool_backward
 
         found = self.windows
         names = ("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w")

@@ -21,15 +21,15 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, descriptor, scratch
 from convoy.engines.gpu.gpu_support_checks import is_strict
 from convoy.engines.scratch import Scratch
-from convoy.engines.triton import implicit_gemm, persistent, split_fp32, stem, swapped
-from convoy.engines.triton.compiled import TORCH_DTYPE, Build
-from convoy.engines.triton.marking import UNMARKED
+from convoy.engines.triton import persistent, triton_igemm_swap_ab, triton_implicit_gemm, triton_split_fp32, triton_stem
+from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, box_type
+from convoy.engines.triton.marking_executables import UNMARKED
 from convoy.engines.triton.persistent import PersistentExecutable, PersistentTile
-from convoy.engines.triton.split_fp32 import SplitExecutable
-from convoy.engines.triton.stem import StemExecutable
-from convoy.engines.triton.swapped_launch import SwappedExecutable, box_type
-from convoy.engines.triton.tiles import Tile, View, conv_view
-from convoy.engines.triton.windows import ReduceWindows, window_support
+from convoy.engines.triton.pool_pass import ReduceWindows, window_support
+from convoy.engines.triton.triton_build import TORCH_DTYPE, Build
+from convoy.engines.triton.triton_split_fp32 import SplitExecutable
+from convoy.engines.triton.triton_stem import StemExecutable
+from convoy.engines.triton.triton_tiles import Tile, View, conv_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -100,13 +100,16 @@ class _Pooling(SwappedExecutable):
         build = super()._build(engine, dtype)
         if self.splits > 1:
             return build
-        from convoy.engines.triton.kernels import persistent, pooled, split
+        from convoy.engines.triton.kernels import persistent_kernel, pooled_kernels, split_fp32_kernels
 
         pool = self.pool
         constants = {name: value for name, value in build.constants.items() if name not in _NOT_HERE}
         constants |= {"WINDOW_H": pool.window_h, "WINDOW_W": pool.window_w, "AVERAGE": pool.kind == "avg"}
-        forms = {split.split_conv: pooled.pooled_split, persistent.persistent_conv: pooled.pooled_persistent}
-        function = forms.get(build.function, pooled.pooled_swapped)
+        forms = {
+            split_fp32_kernels.split_conv: pooled_kernels.pooled_split,
+            persistent_kernel.persistent_conv: pooled_kernels.pooled_persistent,
+        }
+        function = forms.get(build.function, pooled_kernels.pooled_swapped)
         signature = {**build.signature, "y": box_type(dtype, self.pooled_box)}
         return replace(build, function=function, signature=signature, constants=constants)
 
@@ -139,7 +142,7 @@ class _PooledSwapped(_Pooling):
 class _PooledSplit(_Pooling, SplitExecutable):
     def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
         self.problem = problem
-        SplitExecutable.__init__(self, engine, problem, tile, target, _view(problem, split_fp32.ENGINE))
+        SplitExecutable.__init__(self, engine, problem, tile, target, _view(problem, triton_split_fp32.ENGINE))
 
 
 class _PooledPersistent(_Pooling, PersistentExecutable):
@@ -195,38 +198,40 @@ def _room(problem: ConvProblem, dense_bytes: int) -> Scratch:
 def dense_engines(problem: ConvProblem, target: Target) -> list[Engine]:
     """Whose kernels are pooled; `triton.implicit_gemm`, where no other takes the problem without its pooling."""
     plain = unpooled(problem)
-    wanted = (split_fp32.ENGINE,) if is_strict(problem) else (swapped.ENGINE, stem.ENGINE)
+    wanted = (triton_split_fp32.ENGINE,) if is_strict(problem) else (triton_igemm_swap_ab.ENGINE, triton_stem.ENGINE)
     found: list[Engine] = [engine for engine in wanted if engine.supports(plain, target)][:1]
     many = problem.conv_spec.elements >= target.units * _MANY
-    if found == [swapped.ENGINE] and many and persistent.ENGINE.supports(plain, target):
+    if found == [triton_igemm_swap_ab.ENGINE] and many and persistent.ENGINE.supports(plain, target):
         found.append(persistent.ENGINE)
-    return found or [implicit_gemm.ENGINE]
+    return found or [triton_implicit_gemm.ENGINE]
 
 
 def _named(problem: ConvProblem, knobs: Knobs) -> Engine:
     """The engine of `dense_engines` that made these knobs."""
     if "flat" in knobs:
-        return implicit_gemm.ENGINE
+        return triton_implicit_gemm.ENGINE
     if "blocks" in knobs:
         return persistent.ENGINE
     if is_strict(problem):
-        return split_fp32.ENGINE
-    return swapped.ENGINE if swapped.tensor_support(conv_view(problem)) else stem.ENGINE
+        return triton_split_fp32.ENGINE
+    return (
+        triton_igemm_swap_ab.ENGINE if triton_igemm_swap_ab.tensor_support(conv_view(problem)) else triton_stem.ENGINE
+    )
 
 
 def _view(problem: ConvProblem, dense: Engine) -> View:
     """The convolution as its kernel sees it, pixel by pixel in rows and columns."""
-    if dense is stem.ENGINE:
-        return stem.stem_view(problem)
+    if dense is triton_stem.ENGINE:
+        return triton_stem.stem_view(problem)
     view = conv_view(problem)
-    return replace(view, bytes_each=2) if dense is split_fp32.ENGINE else view
+    return replace(view, bytes_each=2) if dense is triton_split_fp32.ENGINE else view
 
 
 def way_of(problem: ConvProblem, knobs: Knobs) -> str:
     """Where the pooling is: in `registers`, where the `parts` of the sum are added, or a `pass` of its own."""
     pool, dense = problem.epilogue.pool, _named(problem, knobs)
     assert pool is not None
-    if dense is implicit_gemm.ENGINE:
+    if dense is triton_implicit_gemm.ENGINE:
         return "pass"
     if dense is persistent.ENGINE:
         form = PersistentTile.of(knobs)
@@ -269,7 +274,7 @@ class PooledEngine(Engine):
             return found
         if target.capability < 90:
             return Support.no(f"needs a CUDA device of capability 9.0 or newer, got {target.name}")
-        return implicit_gemm.ENGINE.supports(unpooled(problem), target)
+        return triton_implicit_gemm.ENGINE.supports(unpooled(problem), target)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """The dense kernel's tiles; where windows divide boxes, boxes of whole windows, by guessed time."""
@@ -281,7 +286,7 @@ class PooledEngine(Engine):
         for dense in dense_engines(problem, target):
             given: Sequence[Knobs] = dense.space(unpooled(problem), target)
             given = given[:_FORMS] if dense is persistent.ENGINE else given
-            if whole and dense is not implicit_gemm.ENGINE:
+            if whole and dense is not triton_implicit_gemm.ENGINE:
                 given = list(dict.fromkeys(_in_windows(problem, dense, knobs) for knobs in given))
             spaces.append(sorted(given, key=lambda knobs: self.estimate_us(problem, knobs, target)))
         # In turn: the guesses of two models are no measure of each other.
@@ -307,11 +312,11 @@ class PooledEngine(Engine):
         dense = _named(problem, knobs)
         if way_of(problem, knobs) == "pass":
             return ConvThenPool(self.id, problem, dense.build(unpooled(problem), knobs, target), target)
-        if dense is split_fp32.ENGINE:
+        if dense is triton_split_fp32.ENGINE:
             return _PooledSplit(self.id, problem, Tile.of(knobs), target)
         if dense is persistent.ENGINE:
             return _PooledPersistent(self.id, problem, PersistentTile.of(knobs), target)
-        made = _PooledStem if dense is stem.ENGINE else _PooledSwapped
+        made = _PooledStem if dense is triton_stem.ENGINE else _PooledSwapped
         return made(self.id, problem, Tile.of(knobs), target)
 
 

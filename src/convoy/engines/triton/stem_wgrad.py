@@ -11,8 +11,16 @@ from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
 from convoy.engines.hopper.nvrtc_kernel import absence
 from convoy.engines.hopper.stem import MOST_CHANNELS, ImageCopy, Windows
-from convoy.engines.triton.tiles import View, conv_view
-from convoy.engines.triton.wgrad import Share, WgradExecutable, asked, estimate_us, partial_bytes, shares, wgrad_view
+from convoy.engines.triton.triton_tiles import View, conv_view
+from convoy.engines.triton.triton_wgrad import (
+    Share,
+    WgradExecutable,
+    asked,
+    estimate_us,
+    partial_bytes,
+    shares,
+    wgrad_view,
+)
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -81,7 +89,7 @@ def workspace_bytes(problem: ConvProblem, share: Share) -> int:
 
 
 class StemWgradEngine(Engine):
-    """Weight gradients of first layers; see `kernels/gradients.py` and `cuda/stem.cu`."""
+    """Weight gradients of first layers; see `kernels/gradient_kernels.py` and `cuda/stem.cu`."""
 
     id = "triton.stem_wgrad"
     family = "implicit_gemm"

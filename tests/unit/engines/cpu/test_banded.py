@@ -13,9 +13,9 @@ from banded_cases import Part, inverted, piece, problems
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.cpu import banded, depthwise
-from convoy.engines.cpu.banded import ENGINE, plan_of
-from convoy.engines.cpu.direct import PART_BYTES, Division, tile
+from convoy.engines.cpu import cpu_banded, cpu_depthwise
+from convoy.engines.cpu.cpu_banded import ENGINE, plan_of
+from convoy.engines.cpu.cpu_direct import PART_BYTES, Division, tile
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
@@ -62,7 +62,7 @@ def one_by_one(case: str, problem: SubgraphProblem) -> torch.Tensor:
     for stage in problems(shape, parts, residual=residual):
         own = [constants.pop(0) for _ in range(1 + stage.epilogue.bias)]
         made = torch.full(stage.y_spec.shape, torch.nan).contiguous(memory_format=torch.channels_last)
-        engine = banded.DEPTHWISE if stage.groups > 1 else banded.DIRECT
+        engine = cpu_banded.DEPTHWISE if stage.groups > 1 else cpu_banded.DIRECT
         executable = engine.build(stage, Knobs(), CPU)
         workspace = torch.empty(max(1, executable.workspace_bytes), dtype=torch.uint8)
         args = (value, given.args[1]) if stage.epilogue.residual else (value,)
@@ -121,7 +121,7 @@ def test_bands_are_as_long_as_a_slot_allows() -> None:
     rows = [knobs.integer("rows") for knobs in ENGINE.space(problem, CPU)]
     assert rows == [2, 1, 4]
     plan = plan_of(problem.text)
-    assert isinstance(plan, banded.Plan)
+    assert isinstance(plan, cpu_banded.Plan)
     assert plan.windows(2) == [5, 2]
     assert plan.windows(200) == [112, 56]
     assert 4 * plan.slot_floats(2)[-1] == 4 * (5 * 112 * 96 + 2 * 56 * 96)
@@ -180,30 +180,30 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a slot that is one value too small they must say so."""
-    own = banded.SOURCE.read_text(encoding="utf-8")
+    own = cpu_banded.SOURCE.read_text(encoding="utf-8")
     for name in ("least", "most"):  # both sources have them
         own = re.sub(rf"static int64_t {name}\(.*\n", "", own)
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, depthwise.SOURCE)) + own + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_depthwise.SOURCE)) + own + MAIN
     done = sanitized.run(tmp_path, source, "-DLANES=4", f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    source = re.sub(r"/\*.*?\*/", "", banded.SOURCE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    source = re.sub(r"/\*.*?\*/", "", cpu_banded.SOURCE.read_text(encoding="utf-8"), flags=re.DOTALL)
     for name in ("MOST_STAGES", "MOST_WORDS", "MOST_POINTERS"):
-        assert f"#define {name} {getattr(banded, name)}\n" in source
-    for struct, fields in (("Stage", banded._Stage._fields_), ("Bands", banded._Bands._fields_)):
+        assert f"#define {name} {getattr(cpu_banded, name)}\n" in source
+    for struct, fields in (("Stage", cpu_banded._Stage._fields_), ("Bands", cpu_banded._Bands._fields_)):
         found = re.search(rf"typedef struct \{{([^}}]*)\}} {struct};", source)
         assert found is not None
         assert re.findall(r"(?:\w |,|\*)\s*\*?(\w+)(?:\[\w+\])?(?=[,;])", found[1]) == [name for name, _ in fields]
     order = re.search(r"enum \{ ([^}]*) \};", source)
     assert order is not None
     names = [name.lower() for name in order[1].split(", ")]
-    for engine in (banded.DIRECT, banded.DEPTHWISE):
-        stage = problems((1, 8, 5, 5), [Part(0 if engine is banded.DEPTHWISE else 8)])[0]
+    for engine in (cpu_banded.DIRECT, cpu_banded.DEPTHWISE):
+        stage = problems((1, 8, 5, 5), [Part(0 if engine is cpu_banded.DEPTHWISE else 8)])[0]
         executable = engine.build(stage, Knobs(), CPU)
         native = executable.native(executable.pack([torch.zeros(stage.weight_spec.shape), torch.zeros(8)]))
         fields = [name for name, _ in native.settings._fields_]
         assert fields[: len(names)] == names
-        assert len(fields) <= banded.MOST_WORDS
-        assert len(native.tensors) <= banded.MOST_POINTERS
+        assert len(fields) <= cpu_banded.MOST_WORDS
+        assert len(native.tensors) <= cpu_banded.MOST_POINTERS

@@ -10,8 +10,8 @@ import sanitized
 import torch
 
 from convoy.engines.compilers import host_compiler
-from convoy.engines.cpu import depthwise
-from convoy.engines.cpu.depthwise import ENGINE
+from convoy.engines.cpu import cpu_depthwise
+from convoy.engines.cpu.cpu_depthwise import ENGINE
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -126,11 +126,11 @@ int main(void) {
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, depthwise.SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_depthwise.SOURCE)) + MAIN
     done = sanitized.run(tmp_path, source, f"-DLANES={lanes}", f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    assert sanitized.sizes_of(depthwise.SOURCE) == [name for name, _ in depthwise._Sizes._fields_]
-    assert f"#define MOST_TAPS {depthwise.MOST_TAPS}\n" in depthwise.SOURCE.read_text(encoding="utf-8")
+    assert sanitized.sizes_of(cpu_depthwise.SOURCE) == [name for name, _ in cpu_depthwise._Sizes._fields_]
+    assert f"#define MOST_TAPS {cpu_depthwise.MOST_TAPS}\n" in cpu_depthwise.SOURCE.read_text(encoding="utf-8")

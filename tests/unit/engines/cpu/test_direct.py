@@ -11,8 +11,8 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.cpu import direct
-from convoy.engines.cpu.direct import ENGINE, PART_BYTES, PIXELS, Division, tile
+from convoy.engines.cpu import cpu_direct
+from convoy.engines.cpu.cpu_direct import ENGINE, PART_BYTES, PIXELS, Division, tile
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -160,7 +160,7 @@ def test_threads_share_tiles_where_there_are_few_pixels() -> None:
     assert (Division.of(deep, 4).bands, Division.of(deep, 4).groups) == (1, 4)
     wide = replace(BASE, n=1, c=64, h=56, w=56, k=64)
     assert Division.of(wide, 2).groups == 1
-    assert Division.of(wide, 2).bands == -(-56 * 56 // (PIXELS * direct.BAND_BLOCKS))
+    assert Division.of(wide, 2).bands == -(-56 * 56 // (PIXELS * cpu_direct.BAND_BLOCKS))
     few = replace(BASE, n=1, c=8, h=20, w=20, k=tile())
     division = Division.of(few, 16)
     assert division.groups == 1
@@ -213,11 +213,11 @@ int main(void) {
 @pytest.mark.parametrize("lanes", [4, 8])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, direct.SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_direct.SOURCE)) + MAIN
     flags = (f"-DLANES={lanes}", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
     done = sanitized.run(tmp_path, source, *flags)
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    assert sanitized.sizes_of(direct.SOURCE) == [name for name, _ in direct._Sizes._fields_]
+    assert sanitized.sizes_of(cpu_direct.SOURCE) == [name for name, _ in cpu_direct._Sizes._fields_]

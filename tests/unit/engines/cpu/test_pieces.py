@@ -12,9 +12,9 @@ from torch.nn.functional import avg_pool2d, max_pool2d
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.compilers.host_compiler import library
-from convoy.engines.cpu import concat, pooling
+from convoy.engines.cpu import cpu_concat, cpu_pooling
 from convoy.engines.manifest import load_engine
-from convoy.engines.operators import DTYPES
+from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
@@ -233,20 +233,20 @@ int main(void) {
 @pytest.mark.parametrize("missing", [0, 1])
 def test_poolings_read_and_write_nothing_else(tmp_path: Path, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = pooling.SOURCE.read_text(encoding="utf-8") + MAIN
+    source = cpu_pooling.SOURCE.read_text(encoding="utf-8") + MAIN
     done = sanitized.run(tmp_path, source, f"-DMISSING={missing}")
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_blocks_fill_their_room_and_no_more() -> None:
     for c, w, expected in ((64, 112, 32), (3, 224, 16), (832, 7, 576), (16, 5000, 16), (100, 14, 112)):
-        found = pooling.channels_of_block(c, w)
+        found = cpu_pooling.channels_of_block(c, w)
         assert found == expected
-        assert found * min(w, pooling.WIDEST) <= pooling.BLOCK_FLOATS
+        assert found * min(w, cpu_pooling.WIDEST) <= cpu_pooling.BLOCK_FLOATS
 
 
 def test_a_source_that_does_not_compile_says_which_engine(tmp_path: Path) -> None:
     broken = tmp_path / "concat.c"
     broken.write_text("not C", encoding="utf-8")
     with pytest.raises(CompileError, match=r"cpu\.concat"):
-        library(broken, concat.FLAGS, "cpu.concat")
+        library(broken, cpu_concat.FLAGS, "cpu.concat")

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.cpu.scale import ENGINE, SOURCE
+from convoy.engines.cpu.cpu_scale import ENGINE, SOURCE
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare

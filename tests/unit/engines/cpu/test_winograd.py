@@ -11,10 +11,10 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.cpu import winograd
-from convoy.engines.cpu.direct import PIXELS, tile
+from convoy.engines.cpu import cpu_winograd
+from convoy.engines.cpu.cpu_direct import PIXELS, tile
+from convoy.engines.cpu.cpu_winograd import BAND_KIB, ENGINE, TILES, Division
 from convoy.engines.cpu.weight_tiles import VECTORS_H
-from convoy.engines.cpu.winograd import BAND_KIB, ENGINE, TILES, Division
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
@@ -195,11 +195,11 @@ int main(void) {
 @pytest.mark.parametrize("lanes", [4, 8])
 def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: int) -> None:
     """By the compiler's own sanitizers; with a result that begins one value late they must say so."""
-    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, winograd.SOURCE)) + MAIN
+    source = "".join(part.read_text(encoding="utf-8") for part in (VECTORS_H, cpu_winograd.SOURCE)) + MAIN
     flags = (f"-DLANES={lanes}", "-DVECTORS=2", f"-DPIXELS={PIXELS}", f"-DMISSING={missing}")
     done = sanitized.run(tmp_path, source, *flags)
     assert (done.returncode == 0) is (missing == 0), done.stderr[-2000:]
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    assert sanitized.sizes_of(winograd.SOURCE) == [name for name, _ in winograd._Sizes._fields_]
+    assert sanitized.sizes_of(cpu_winograd.SOURCE) == [name for name, _ in cpu_winograd._Sizes._fields_]

@@ -32,7 +32,7 @@ SMALL = conv(1, 40, 15, 15, 40, 5, 5, 2, 2, 2, 2, groups=40)
 def _libraries_are_there(monkeypatch):
     """Whether the libraries of a GPU are installed here is not what these tests ask."""
     monkeypatch.setattr(depthwise_registers, "absence", lambda: "")
-    monkeypatch.setattr("convoy.engines.triton.compiled.installed", lambda: True)
+    monkeypatch.setattr("convoy.engines.triton.triton_build.installed", lambda: True)
 
 
 @pytest.fixture(scope="module")

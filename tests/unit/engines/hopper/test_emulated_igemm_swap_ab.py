@@ -20,12 +20,12 @@ from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm, TurnedForm,
 from convoy.engines.hopper.nvrtc_kernel import structure
 from convoy.engines.hopper.nvrtc_source import SWAPPED, defines, swapped_text, text
 from convoy.engines.hopper.tensor_maps import FilterMap
-from convoy.engines.sparse_weights import blocks
-from convoy.engines.sparse_weights.pairs import Packing
-from convoy.engines.sparse_weights.pieces import Lists
-from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
-from convoy.engines.sparse_weights.walk import positions
-from convoy.engines.triton.planes import split_weight
+from convoy.engines.sparse_weights import block_sparse
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
+from convoy.engines.sparse_weights.sparse24_packing import Packing
+from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
+from convoy.engines.sparse_weights.weight_blocks import Lists
+from convoy.engines.triton.split_planes import split_weight
 from convoy.problem import Epilogue
 
 HERE = Path(__file__).parent
@@ -203,8 +203,8 @@ IN_RING = Sparse24Tile(64, 24, 3, 2, 1, staged=2)
 IN_RING_THIRDS = replace(STAGED_THIRDS, staged=2)
 IN_RING_PAIR = replace(STAGED_PAIR, staged=2)
 HALO_IN_RING = Sparse24Tile(64, 48, 3, 1, 1, depth=3, split=2, blocks=2, staged=2, halo=16)
-GATHERED = blocks.BlockSparseTile(64, 32, 5, 1)
-GATHERED_WIDE = blocks.BlockSparseTile(128, 16, 3, 2)
+GATHERED = block_sparse.BlockSparseTile(64, 32, 5, 1)
+GATHERED_WIDE = block_sparse.BlockSparseTile(128, 16, 3, 2)
 CASES = {
     "3x3": (ONE, conv(2, 8, 9, 8, 24, 3, 3, 1, 1, epilogue=FULL)),
     "even and odd blocks of channels": (ONE, conv(1, 136, 6, 5, 72, 1, 1)),

@@ -10,7 +10,7 @@ from convoy.engines.hopper.igemm_split_fp32 import ENGINE, planes_in_blocks
 from convoy.engines.hopper.igemm_swap_ab import in_blocks
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_variants import PlanesForm
-from convoy.engines.triton.planes import split_weight
+from convoy.engines.triton.split_planes import split_weight
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.target import Target

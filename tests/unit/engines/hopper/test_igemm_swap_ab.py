@@ -11,7 +11,7 @@ from convoy.engines.hopper.igemm_swap_ab import ENGINE, in_blocks
 from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS, SHARED_BYTES, Form
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us
 from convoy.engines.hopper.igemm_swap_ab_variants import WideForm
-from convoy.engines.sparse_weights import sparse24_form
+from convoy.engines.sparse_weights import sparse24_tile
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue
 from convoy.target import Target
@@ -97,7 +97,7 @@ def test_of_forms_that_hardly_differ_one_is_tried(problem):
 
 
 def test_a_compressed_weight_has_its_own_numbers():
-    dense, sparse = Form(64, 64, 6, 1, 1), sparse24_form.Sparse24Tile(64, 64, 6, 1, 1)
+    dense, sparse = Form(64, 64, 6, 1, 1), sparse24_tile.Sparse24Tile(64, 64, 6, 1, 1)
     assert estimate_us(SINGLE, dense, 132) != pytest.approx(estimate_us(SINGLE, sparse, 132), rel=0.01)
 
 

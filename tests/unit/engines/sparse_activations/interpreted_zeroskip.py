@@ -16,14 +16,14 @@ from triton.runtime.interpreter import interpreter_builder
 
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine, waiting
-from convoy.engines.triton import planes
+from convoy.engines.triton import split_planes
 from convoy.engines.triton.pooled import unpooled
 from convoy.measurement.data import Data, make_data
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
 from convoy.target import Target
 
-planes._MAXIMA = 4  # thread blocks that look for the largest value: here each costs milliseconds
+split_planes._MAXIMA = 4  # thread blocks that look for the largest value: here each costs milliseconds
 # A third of the interpreter's time, and it says nothing: what it finds is asserted on devices in debug mode alone.
 object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
 

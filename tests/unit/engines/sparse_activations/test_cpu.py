@@ -10,8 +10,8 @@ from conv_cases import POOLED, POOLS, of_dtype, pooled
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.sparse_activations import cpu
-from convoy.engines.sparse_activations.cpu import ENGINE, Division
+from convoy.engines.sparse_activations import zeroskip_cpu
+from convoy.engines.sparse_activations.zeroskip_cpu import ENGINE, Division
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.data import Data
 from convoy.measurement.device.detect import detect_target
@@ -149,28 +149,28 @@ def test_a_program_built_for_fewer_threads_than_there_are_now_stays_in_its_works
 
 def test_images_are_cut_so_that_every_thread_has_work_and_weights_are_reused():
     large = Division.of(replace(BASE, n=1, c=64, h=224, w=224, k=64), 2)
-    assert large.band * 224 >= cpu.BAND_PIXELS
-    assert large.slot_bytes <= cpu.BAND_BYTES
+    assert large.band * 224 >= zeroskip_cpu.BAND_PIXELS
+    assert large.slot_bytes <= zeroskip_cpu.BAND_BYTES
     small = Division.of(replace(BASE, n=1, c=512, h=7, w=7, k=512), 4)
-    tiles = -(-512 // (cpu.VECTORS * cpu.lanes()))
+    tiles = -(-512 // (zeroskip_cpu.VECTORS * zeroskip_cpu.lanes()))
     assert -(-7 // small.band) * -(-tiles // small.tiles_a_unit) >= 4
-    assert Division.of(BASE, 1).tiles_a_unit == -(-70 // (cpu.VECTORS * cpu.lanes()))
+    assert Division.of(BASE, 1).tiles_a_unit == -(-70 // (zeroskip_cpu.VECTORS * zeroskip_cpu.lanes()))
     for problem in pooled(POOLED["3x3 stride 2, one image"]):
         assert Division.of(problem, 3).slot_bytes % 256 == 0
 
 
 def test_few_channels_and_few_filters_are_not_worth_a_list():
-    assert cpu.skip_under(replace(BASE, c=3), 3) == 0.0
-    assert cpu.skip_under(replace(BASE, r=1, s=1, k=cpu.lanes()), 96) == 0.0
-    assert 0.7 < cpu.skip_under(replace(BASE, k=64), 96) < 0.8
-    shares = [cpu.skip_under(replace(BASE, r=1, s=1, k=k), 96) for k in (16, 64, 512)]
+    assert zeroskip_cpu.skip_under(replace(BASE, c=3), 3) == 0.0
+    assert zeroskip_cpu.skip_under(replace(BASE, r=1, s=1, k=zeroskip_cpu.lanes()), 96) == 0.0
+    assert 0.7 < zeroskip_cpu.skip_under(replace(BASE, k=64), 96) < 0.8
+    shares = [zeroskip_cpu.skip_under(replace(BASE, r=1, s=1, k=k), 96) for k in (16, 64, 512)]
     assert shares == sorted(shares)
 
 
 def test_the_sizes_are_those_of_the_source():
-    assert sanitized.sizes_of(cpu.SOURCE) == [name for name, _ in cpu._Sizes._fields_]
-    assert f"#define VECTORS {cpu.VECTORS}\n" in cpu.SOURCE.read_text()
-    assert f"#define ROOM {cpu.ROOM} " in cpu.SOURCE.read_text()
+    assert sanitized.sizes_of(zeroskip_cpu.SOURCE) == [name for name, _ in zeroskip_cpu._Sizes._fields_]
+    assert f"#define VECTORS {zeroskip_cpu.VECTORS}\n" in zeroskip_cpu.SOURCE.read_text()
+    assert f"#define ROOM {zeroskip_cpu.ROOM} " in zeroskip_cpu.SOURCE.read_text()
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_without_a_compiler_it_says_so(monkeypatch):
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_every_width_of_vector_register_is_right(lanes, monkeypatch):
-    monkeypatch.setattr(cpu, "lanes", lambda: lanes)
-    monkeypatch.setattr(cpu, "library", cpu.library.__wrapped__)
+    monkeypatch.setattr(zeroskip_cpu, "lanes", lambda: lanes)
+    monkeypatch.setattr(zeroskip_cpu, "library", zeroskip_cpu.library.__wrapped__)
     problems = (BASE, replace(BASE, k=5, epilogue=replace(BASE.epilogue, pool=POOLS["overlapping, uneven"])))
     for problem, skip in itertools.product(problems, WAYS):
         data = thinned(make_data(problem, 12, "integer"), 0.5)

@@ -14,10 +14,10 @@ pytest.importorskip("triton")
 
 from convoy.engines.activation_sparsity import with_sparsity
 from convoy.engines.manifest import load_engine, waiting
-from convoy.engines.sparse_activations.tiles import Geometry, tile_space
-from convoy.engines.triton.compiled import assembler_log
+from convoy.engines.sparse_activations.zeroskip_tiles import Geometry, tile_space
 from convoy.engines.triton.pooled import way_of, window_box
-from convoy.engines.triton.tiles import conv_view
+from convoy.engines.triton.triton_build import assembler_log
+from convoy.engines.triton.triton_tiles import conv_view
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem, TensorSpec
 from convoy.target import Target

@@ -8,9 +8,9 @@ import pytest
 import torch
 from pruned_cases import mask_of
 
-from convoy.engines.sparse_weights import blocks
-from convoy.engines.sparse_weights.blocks import ENGINE, BlockSparseTile
-from convoy.engines.sparse_weights.pieces import NO_PIECE, Lists, lengths, live_share
+from convoy.engines.sparse_weights import block_sparse
+from convoy.engines.sparse_weights.block_sparse import ENGINE, BlockSparseTile
+from convoy.engines.sparse_weights.weight_blocks import NO_PIECE, Lists, lengths, live_share
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
@@ -34,14 +34,14 @@ BLOCKY = blocky(PLAIN)
 
 @pytest.fixture(autouse=True)
 def _bindings_are_there(monkeypatch):
-    monkeypatch.setattr(blocks, "absence", lambda: "")
+    monkeypatch.setattr(block_sparse, "absence", lambda: "")
 
 
 @pytest.mark.parametrize("filters", [64, 128])
 def test_lists_name_every_value_once_and_the_longest_is_first(filters):
     problem = blocky(ConvProblem(1, 40, 9, 9, 136, 3, 2, layout="nhwc", dilation_w=3, **HALF), rows=24, share=0.2)
     lists = Lists(problem, filters)
-    weight = torch.from_numpy(blocks.positions(problem.mask)).half()
+    weight = torch.from_numpy(block_sparse.positions(problem.mask)).half()
     weight *= torch.arange(1, 1 + weight.numel()).view(weight.shape) % 1021
     chunks = lists.pack(weight).view(torch.float16).view(-1, filters, 8, 8)
     dense = torch.zeros(-(-136 // filters) * filters, 40, 3, 2, dtype=torch.float16)
@@ -101,7 +101,7 @@ def test_refusals_say_why(problem, target, words):
 
 
 def test_without_the_packages_it_says_so(monkeypatch):
-    monkeypatch.setattr(blocks, "absence", lambda: "needs cuda-core")
+    monkeypatch.setattr(block_sparse, "absence", lambda: "needs cuda-core")
     assert ENGINE.accepts(BLOCKY, H100).reason == "needs cuda-core"
 
 
@@ -118,12 +118,12 @@ def test_spaces_are_finite_distinct_and_ordered_by_their_guess(problem):
     assert all(0 < guess < math.inf for guess in guesses)
     for knobs in space:
         assert BlockSparseTile.of(knobs).knobs == knobs
-        assert BlockSparseTile.of(knobs).shared_bytes <= blocks.SHARED_BYTES
+        assert BlockSparseTile.of(knobs).shared_bytes <= block_sparse.SHARED_BYTES
 
 
 def test_more_zeros_are_expected_to_take_less():
-    few, many = (blocks.forms(blocky(PLAIN, share=share), 132)[0] for share in (0.5, 0.1))
-    assert blocks.estimate_us(blocky(PLAIN, share=0.1), many, 132) < 0.6 * blocks.estimate_us(
+    few, many = (block_sparse.forms(blocky(PLAIN, share=share), 132)[0] for share in (0.5, 0.1))
+    assert block_sparse.estimate_us(blocky(PLAIN, share=0.1), many, 132) < 0.6 * block_sparse.estimate_us(
         blocky(PLAIN, share=0.5), few, 132
     )
 

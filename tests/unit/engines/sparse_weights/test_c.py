@@ -16,10 +16,10 @@ from torch.nn.utils import prune
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
-from convoy.engines.sparse_weights.c import ENGINE, FLAGS, MOST_NONZEROS
-from convoy.engines.sparse_weights.cpu_blocks import REGISTERS
-from convoy.engines.sparse_weights.emit_x86 import SETS, fits
-from convoy.engines.sparse_weights.ir import Group, Kernel, Piece
+from convoy.engines.sparse_weights.codegen.cpu_blocking import REGISTERS
+from convoy.engines.sparse_weights.codegen.emit_x86 import SETS, fits
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Piece
+from convoy.engines.sparse_weights.pruned_c import ENGINE, FLAGS, MOST_NONZEROS
 from convoy.errors import InputError
 from convoy.functional import conv2d
 from convoy.measurement.accuracy import judge, make_data
@@ -62,7 +62,9 @@ def faults(problem, knobs, kinds=("integer", "normal"), target=CPU):
 @needs_compiler
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.n])
 def test_every_shape_is_exact(name, monkeypatch):
-    monkeypatch.setattr("convoy.engines.sparse_weights.c.FLAGS", tuple("-O1" if f == "-O3" else f for f in FLAGS))
+    monkeypatch.setattr(
+        "convoy.engines.sparse_weights.pruned_c.FLAGS", tuple("-O1" if f == "-O3" else f for f in FLAGS)
+    )
     turn = list(SHAPES).index(name)
     problem = pruned(SHAPES[name], PATTERNS[turn % len(PATTERNS)])
     problem = replace(problem, epilogue=EPILOGUES[turn % len(EPILOGUES)])
@@ -121,8 +123,8 @@ def test_what_is_offered_fits_the_registers(arch, k):
 
 @needs_compiler
 def test_blocks_of_rows_and_of_images_are_exact(monkeypatch):
-    monkeypatch.setattr("convoy.engines.sparse_weights.cpu_blocks.BLOCK_BYTES", 3000)
-    monkeypatch.setattr("convoy.engines.sparse_weights.emit_c.SUMS_BYTES", 1500)
+    monkeypatch.setattr("convoy.engines.sparse_weights.codegen.cpu_blocking.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("convoy.engines.sparse_weights.codegen.emit_c.SUMS_BYTES", 1500)
     for problem in (
         ConvProblem(2, 4, 30, 11, 5, 3, 3, 1, 1),
         ConvProblem(5, 4, 6, 7, 5, 3, 3, 1, 1),
@@ -147,7 +149,7 @@ def launch(executable, problem, x, packed, threads):
 
 @needs_compiler
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
-    monkeypatch.setattr("convoy.engines.sparse_weights.c.SMALL_COST", 1)
+    monkeypatch.setattr("convoy.engines.sparse_weights.pruned_c.SMALL_COST", 1)
     problem = pruned(ConvProblem(3, 8, 15, 14, 40, 3, 3, 1, 1), "half")
     executable = ENGINE.build(problem, Knobs.of(filters=12, vectors=1, channels=3, lanes=8, threads=5), CPU)
     data = make_data(problem, 1)

@@ -9,8 +9,8 @@ from conv_cases import EPILOGUES, SHAPES, of_dtype
 from pruned_cases import mask_of
 
 from convoy.engines.manifest import load_engine
-from convoy.engines.sparse_weights import channels_gpu
-from convoy.engines.sparse_weights.channels import ENGINE, inner_knobs, kept, smaller
+from convoy.engines.sparse_weights import pruned_channels_gpu
+from convoy.engines.sparse_weights.pruned_channels import ENGINE, inner_knobs, kept, smaller
 from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -97,14 +97,14 @@ def test_on_a_gpu_an_engine_of_its_own_takes_dense_kernels_without_workspace():
         ConvProblem(8, 256, 14, 14, 256, 3, 3, 1, 1, layout="nhwc", numerics="half"), range(0, 256, 2), range(99)
     )
     half = replace(half, x_dtype="fp16", weight_dtype="fp16", y_dtype="fp16")
-    assert channels_gpu.ENGINE.supports(half, gpu)
-    names = [knobs["inner"] for knobs in channels_gpu.ENGINE.space(half, gpu)]
+    assert pruned_channels_gpu.ENGINE.supports(half, gpu)
+    names = [knobs["inner"] for knobs in pruned_channels_gpu.ENGINE.space(half, gpu)]
     assert names[0] == "aten"
     for name in names:
         settings = inner_knobs(str(name), smaller(half), gpu)
         assert all(load_engine(str(name)).workspace_bytes(smaller(half), knobs) == 0 for knobs in settings)
-    assert "needs a GPU" in channels_gpu.ENGINE.supports(half, CPU).reason
-    assert "whole filters or channels" in channels_gpu.ENGINE.supports(dead(half), gpu).reason
+    assert "needs a GPU" in pruned_channels_gpu.ENGINE.supports(half, CPU).reason
+    assert "whole filters or channels" in pruned_channels_gpu.ENGINE.supports(dead(half), gpu).reason
 
 
 def test_a_plan_that_the_library_names_and_then_refuses_is_no_setting(monkeypatch):

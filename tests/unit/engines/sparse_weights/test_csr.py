@@ -16,8 +16,8 @@ from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 from convoy.engines.base import Buffers
 from convoy.engines.hopper.nvrtc_kernel import structure
 from convoy.engines.hopper.nvrtc_source import defines, text
-from convoy.engines.sparse_weights import csr
-from convoy.engines.sparse_weights.csr import ENGINE, THREADS, Rows, macros, padded, sizes
+from convoy.engines.sparse_weights import pruned_csr
+from convoy.engines.sparse_weights.pruned_csr import ENGINE, THREADS, Rows, macros, padded, sizes
 from convoy.errors import InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
@@ -38,7 +38,7 @@ extern "C" void run(const Value* x, Value* planes, const int* starts, const Entr
 
 @pytest.fixture(autouse=True)
 def _bindings_are_there(monkeypatch):
-    monkeypatch.setattr(csr, "absence", lambda: "")
+    monkeypatch.setattr(pruned_csr, "absence", lambda: "")
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,8 @@ class Launches:
 
 
 def test_the_workspace_is_used_where_there_is_padding_and_only_there(monkeypatch):
-    monkeypatch.setattr(csr, "compile_cubin", lambda *_: (b"", ""))
-    monkeypatch.setattr(csr, "Function", Launches)
+    monkeypatch.setattr(pruned_csr, "compile_cubin", lambda *_: (b"", ""))
+    monkeypatch.setattr(pruned_csr, "Function", Launches)
     for problem, padding in (
         (pruned(SMALL, "tenth"), True),
         (pruned(replace(SMALL, pad_h=0, pad_w=0), "tenth"), False),

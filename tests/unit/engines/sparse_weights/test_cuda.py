@@ -15,12 +15,13 @@ from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import device_binaries, host_compiler
-from convoy.engines.sparse_weights import cuda, cuda_form, cuda_forms, emit_cuda, linked
-from convoy.engines.sparse_weights.cuda import ENGINE, write
-from convoy.engines.sparse_weights.cuda_form import GeneratedTile, block_bytes
-from convoy.engines.sparse_weights.cuda_forms import form_of, forms
-from convoy.engines.sparse_weights.cuda_model import estimate_us
-from convoy.engines.sparse_weights.emit_cuda import along
+from convoy.engines.sparse_weights import generated_tile, generated_tile_space, pruned_cuda
+from convoy.engines.sparse_weights.codegen import emit_cuda, link_cubins
+from convoy.engines.sparse_weights.codegen.emit_cuda import along
+from convoy.engines.sparse_weights.generated_tile import GeneratedTile, block_bytes
+from convoy.engines.sparse_weights.generated_tile_cost import estimate_us
+from convoy.engines.sparse_weights.generated_tile_space import form_of, forms
+from convoy.engines.sparse_weights.pruned_cuda import ENGINE, write
 from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
@@ -242,7 +243,7 @@ def test_a_wrong_offset_is_noticed(tmp_path):
 def compiled(source, options=("--maxrregcount=128",)):
     """A cubin, or a skip where NVRTC or nvJitLink is not there."""
     try:
-        return linked.compile_units(ENGINE.id, source.head, source.bodies, H100, options)
+        return link_cubins.compile_units(ENGINE.id, source.head, source.bodies, H100, options)
     except CompileError as error:
         if error.summary == "NVRTC is not there":
             pytest.skip(error.summary)
@@ -263,8 +264,8 @@ def test_it_compiles_for_an_h100(name):
 
 
 def test_units_are_compiled_apart_and_linked(monkeypatch, folder):
-    if linked.unlinked():
-        pytest.skip(linked.unlinked())
+    if link_cubins.unlinked():
+        pytest.skip(link_cubins.unlinked())
     monkeypatch.setattr(emit_cuda, "UNIT_FMAS", 100)
     source = write(*CASES["wide stores"][:2]).source
     assert len(source.bodies) >= 3
@@ -272,7 +273,7 @@ def test_units_are_compiled_apart_and_linked(monkeypatch, folder):
     assert compiled(source)[:4] == b"\x7fELF"
     assert len(list(folder.iterdir())) == len(source.bodies) + 1
     with pytest.raises(CompileError, match="nvJitLink refused"):
-        linked.compile_units(ENGINE.id, source.head, source.bodies[1:], H100, ())
+        link_cubins.compile_units(ENGINE.id, source.head, source.bodies[1:], H100, ())
 
 
 @pytest.mark.parametrize(("dead", "where"), [(False, "__constant__"), (True, "__device__ const")])
@@ -294,7 +295,7 @@ def test_tables_of_many_units_are_not_too_many_for_constant_memory(dead, where, 
 
 
 def test_where_nothing_links_all_units_are_one(monkeypatch, folder):
-    monkeypatch.setattr(linked, "unlinked", lambda: "needs nvJitLink: it is not there")
+    monkeypatch.setattr(link_cubins, "unlinked", lambda: "needs nvJitLink: it is not there")
     monkeypatch.setattr(emit_cuda, "UNIT_FMAS", 100)
     assert compiled(write(*CASES["wide stores"][:2]).source)[:4] == b"\x7fELF"
     assert len(list(folder.iterdir())) == 1
@@ -368,17 +369,17 @@ def test_a_cache_that_cannot_be_written_is_no_fault(monkeypatch, tmp_path):
     ],
 )
 def test_refusals_say_why(problem, target, words, monkeypatch):
-    monkeypatch.setattr(cuda, "absence", lambda: "")
+    monkeypatch.setattr(pruned_cuda, "absence", lambda: "")
     support = ENGINE.accepts(problem, target)
     assert not support
     assert words in support.reason
 
 
 def test_without_the_packages_it_says_so(monkeypatch):
-    monkeypatch.setattr(cuda, "absence", lambda: "needs cuda-core and cuda-bindings")
+    monkeypatch.setattr(pruned_cuda, "absence", lambda: "needs cuda-core and cuda-bindings")
     assert "cuda-core" in ENGINE.supports(pruned(SMALL, "tenth"), H100).reason
-    monkeypatch.setattr(cuda, "absence", lambda: "")
-    monkeypatch.setattr(cuda, "unlinked", lambda: "needs nvJitLink")
+    monkeypatch.setattr(pruned_cuda, "absence", lambda: "")
+    monkeypatch.setattr(pruned_cuda, "unlinked", lambda: "needs nvJitLink")
     assert ENGINE.supports(pruned(SMALL, "tenth"), H100)
     large = pruned(ConvProblem(1, 256, 7, 7, 64, 3, 3, 1, 1), "tenth")
     assert "nvJitLink" in ENGINE.supports(large, H100).reason
@@ -390,7 +391,7 @@ def test_the_more_code_the_fewer_settings(share, most):
     nonzero = np.random.default_rng(3).random(problem.weight_spec.shape) < share
     space = ENGINE.space(problem.with_mask(mask_of(nonzero)), H100)
     assert 2 <= len(space) <= most
-    assert sum(knobs.integer("vectors") for knobs in space) * nonzero.sum() <= cuda_forms.SPACE_FMAS
+    assert sum(knobs.integer("vectors") for knobs in space) * nonzero.sum() <= generated_tile_space.SPACE_FMAS
 
 
 @pytest.mark.parametrize("n", [1, 64])
@@ -403,7 +404,7 @@ def test_the_space_fits_the_device(n, target):
     for form in forms(problem, target)[:3]:
         source = write(problem, form).source
         assert source.threads == form.threads <= 1024
-        assert source.shared_bytes <= block_bytes(target) - cuda_form.RESERVED_BYTES
+        assert source.shared_bytes <= block_bytes(target) - generated_tile.RESERVED_BYTES
         assert form.threads * form.registers <= 65536
     estimates = [ENGINE.estimate_us(problem, knobs, target) for knobs in space]
     assert estimates == sorted(estimates)
@@ -436,9 +437,9 @@ def test_copies_are_shared_out_by_all_threads():
 
 def test_values_are_packed_and_a_launch_hands_over_pointers(monkeypatch):
     calls = []
-    monkeypatch.setattr(cuda, "compile_units", lambda *arguments: calls.append(arguments) or b"a cubin")
+    monkeypatch.setattr(pruned_cuda, "compile_units", lambda *arguments: calls.append(arguments) or b"a cubin")
     monkeypatch.setattr(
-        cuda.Function, "launch", lambda self, *arguments, **named: calls.append((self, *arguments, named))
+        pruned_cuda.Function, "launch", lambda self, *arguments, **named: calls.append((self, *arguments, named))
     )
     problem = pruned(SMALL, "half")
     knobs = ENGINE.space(problem, H100)[0]
@@ -470,7 +471,7 @@ def test_values_are_packed_and_a_launch_hands_over_pointers(monkeypatch):
 
 
 def test_results_that_lie_askew_are_refused(monkeypatch):
-    monkeypatch.setattr(cuda, "compile_units", lambda *_: b"a cubin")
+    monkeypatch.setattr(pruned_cuda, "compile_units", lambda *_: b"a cubin")
     problem = pruned(replace(SMALL, w=8), "half")
     executable = ENGINE.build(problem, Knobs.of(lanes=32, vectors=4, filters=8, splits=2), H100)
     data = make_data(problem, 1)

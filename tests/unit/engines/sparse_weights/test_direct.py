@@ -16,12 +16,12 @@ from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper.nvrtc_source import defines, text
-from convoy.engines.sparse_weights import direct, direct_form, direct_model
-from convoy.engines.sparse_weights.direct import ENGINE
-from convoy.engines.sparse_weights.direct_entries import entries_of
-from convoy.engines.sparse_weights.direct_form import FLAT, FOURS, ONE_BY_ONE, DirectTile, Geometry, form_of
-from convoy.engines.sparse_weights.direct_model import estimate_us, forms, most_entries
-from convoy.engines.sparse_weights.walk import positions
+from convoy.engines.sparse_weights import direct_sparse_cost, direct_sparse_tile, pruned_direct
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
+from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, forms, most_entries
+from convoy.engines.sparse_weights.direct_sparse_entries import entries_of
+from convoy.engines.sparse_weights.direct_sparse_tile import FLAT, FOURS, ONE_BY_ONE, DirectTile, Geometry, form_of
+from convoy.engines.sparse_weights.pruned_direct import ENGINE
 from convoy.errors import InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, parse_problem
@@ -45,14 +45,14 @@ FULL = Epilogue(bias=True, residual=True, activation="relu")
 
 @pytest.fixture(autouse=True)
 def _bindings_are_there(monkeypatch):
-    monkeypatch.setattr(direct, "absence", lambda: "")
+    monkeypatch.setattr(pruned_direct, "absence", lambda: "")
 
 
 @pytest.fixture
 def _four_lanes(monkeypatch):
     """A thread of the host is dear: a warp has four."""
-    monkeypatch.setattr(direct_form, "LANES", 4)
-    monkeypatch.setattr(direct_model, "LANES", 4)
+    monkeypatch.setattr(direct_sparse_tile, "LANES", 4)
+    monkeypatch.setattr(direct_sparse_cost, "LANES", 4)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_it_compiles_for_hopper_without_spills(name):
 
 def test_one_kernel_serves_all_masks_of_a_shape(monkeypatch):
     made = set()
-    monkeypatch.setattr(direct, "compile_cubin", lambda engine, content, *_: (made.add(content) or b"", ""))
+    monkeypatch.setattr(pruned_direct, "compile_cubin", lambda engine, content, *_: (made.add(content) or b"", ""))
     for name in PATTERNS:
         ENGINE.build(pruned(SMALL, name), DirectTile(2, 4, 2, 1, 1).knobs, H100)
     assert len(made) == 1
@@ -282,8 +282,8 @@ class Launch:
 
 
 def test_launches(monkeypatch):
-    monkeypatch.setattr(direct, "compile_cubin", lambda *_: (b"", ""))
-    monkeypatch.setattr(direct, "Function", Launch)
+    monkeypatch.setattr(pruned_direct, "compile_cubin", lambda *_: (b"", ""))
+    monkeypatch.setattr(pruned_direct, "Function", Launch)
     problem, form, _ = CASES["one run"]
     form = replace(form, vectors=2)
     data = make_data(problem, 1, "integer")
@@ -329,7 +329,7 @@ def test_forms_are_ordered_by_the_model():
         found = ENGINE.space(problem, H100)
         times = [estimate_us(problem, form_of(knobs), H100) for knobs in found]
         assert times == sorted(times)
-        assert 0 < len(found) <= direct_model.MOST_FORMS
+        assert 0 < len(found) <= direct_sparse_cost.MOST_FORMS
         assert ENGINE.estimate_us(problem, found[0], H100) == times[0] > 0.8
 
 

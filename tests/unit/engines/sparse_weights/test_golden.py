@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from pruned_cases import mask_of
 
-from convoy.engines.sparse_weights import cuda, emit_c
-from convoy.engines.sparse_weights.cpu_blocks import plan, write
-from convoy.engines.sparse_weights.cuda_form import GeneratedTile
-from convoy.engines.sparse_weights.text import parse_kernel, print_kernel
-from convoy.engines.sparse_weights.walk import positions
+from convoy.engines.sparse_weights import pruned_cuda
+from convoy.engines.sparse_weights.codegen import emit_c
+from convoy.engines.sparse_weights.codegen.cpu_blocking import plan, write
+from convoy.engines.sparse_weights.codegen.kernel_text import parse_kernel, print_kernel
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
+from convoy.engines.sparse_weights.generated_tile import GeneratedTile
 from convoy.problem import ConvProblem, Epilogue, Knobs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,11 +44,11 @@ def texts():
         made = plan(problem, mask, Knobs.of(filters=2, vectors=1, channels=1, lanes=lanes, threads=1))
         found[f"{arch}.c"] = emit_c.emit(write(problem, mask, made)[0], made.layout, **epilogue, arch=arch).units[0]
     form = GeneratedTile(lanes=8, vectors=2, filters=2, splits=2, channels=1, room=1, resident=1)
-    written = cuda.write(problem, form)
+    written = pruned_cuda.write(problem, form)
     found["staged.ir"] = print_kernel(written.kernel)
     found["values.cu"] = "".join([written.source.head, *written.source.bodies])
     weight = [float(value) / 4 for value in range(problem.weight_spec.elements)]
-    source = cuda.write(problem, replace(form, splits=1, vectors=1), weight).source
+    source = pruned_cuda.write(problem, replace(form, splits=1, vectors=1), weight).source
     found["immediates.cu"] = "".join([source.head, *source.bodies])
     return found
 

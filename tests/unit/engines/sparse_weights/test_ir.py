@@ -8,10 +8,10 @@ import pytest
 from conv_cases import SHAPES
 from pruned_cases import PATTERNS, pattern
 
-from convoy.engines.sparse_weights.ir import Group, Kernel, Load, Piece, verify
-from convoy.engines.sparse_weights.layout import lay_out
-from convoy.engines.sparse_weights.text import parse_kernel, print_kernel
-from convoy.engines.sparse_weights.walk import Cut, partition, used_channels, used_taps, walk
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Load, Piece, verify
+from convoy.engines.sparse_weights.codegen.kernel_text import parse_kernel, print_kernel
+from convoy.engines.sparse_weights.codegen.lower_mask import Cut, partition, used_channels, used_taps, walk
+from convoy.engines.sparse_weights.codegen.plane_layout import lay_out
 from convoy.errors import InputError
 
 SMALL = Kernel(

@@ -12,10 +12,10 @@ from conv_cases import SHAPES
 from pruned_cases import pruned
 
 from convoy.engines.compilers import host_compiler
-from convoy.engines.sparse_weights.c import FLAGS
-from convoy.engines.sparse_weights.cpu_blocks import plan, write
-from convoy.engines.sparse_weights.emit_c import emit
-from convoy.engines.sparse_weights.walk import positions
+from convoy.engines.sparse_weights.codegen.cpu_blocking import plan, write
+from convoy.engines.sparse_weights.codegen.emit_c import emit
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
+from convoy.engines.sparse_weights.pruned_c import FLAGS
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import Epilogue, Knobs
 

@@ -14,9 +14,9 @@ from convoy.engines.hopper import hopper_support_checks, igemm
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
 from convoy.engines.hopper.igemm_swap_ab_tile_search import estimate_us, forms
 from convoy.engines.hopper.nvrtc_source import sparse_product
-from convoy.engines.sparse_weights.pairs import CHANNELS, ROW_BYTES, Packing, crowded
 from convoy.engines.sparse_weights.sparse24 import ENGINE
-from convoy.engines.sparse_weights.sparse24_form import Sparse24Tile
+from convoy.engines.sparse_weights.sparse24_packing import CHANNELS, ROW_BYTES, Packing, crowded
+from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.prune.patterns import nm_mask, parse_pattern

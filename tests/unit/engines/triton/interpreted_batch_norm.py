@@ -11,10 +11,10 @@ import torch
 from norm_cases import CASES, backward, forward
 
 from convoy.engines.base import Buffers
-from convoy.engines.operators import DTYPES
 from convoy.engines.subgraph import parse_subgraph
+from convoy.engines.torch_operators import DTYPES
 from convoy.engines.triton.batch_norm import ENGINE
-from convoy.engines.triton.norms import norm_of
+from convoy.engines.triton.batch_norm_graph import norm_of
 from convoy.measurement.data import make_data
 from convoy.measurement.oracle import oracle
 from convoy.target import Target

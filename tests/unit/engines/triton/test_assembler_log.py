@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from convoy.engines.manifest import load_engine
-from convoy.engines.triton import compiled as module
+from convoy.engines.triton import triton_build as module
 from convoy.problem import LinearProblem
 from convoy.target import Target
 

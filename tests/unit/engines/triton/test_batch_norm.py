@@ -11,7 +11,7 @@ import pytest
 from norm_cases import CASES, backward, forward
 
 from convoy.engines.triton.batch_norm import ENGINE, MOST_PARTS, parts_of
-from convoy.engines.triton.norms import norm_of
+from convoy.engines.triton.batch_norm_graph import norm_of
 from convoy.target import Target
 
 pytest.importorskip("triton")

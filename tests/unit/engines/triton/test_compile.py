@@ -5,8 +5,8 @@ import pytest
 from pruned_cases import mask_of
 
 from convoy.engines import manifest
-from convoy.engines.sparse_weights.channels import inner_knobs, smaller
-from convoy.engines.triton.compiled import assembler_log
+from convoy.engines.sparse_weights.pruned_channels import inner_knobs, smaller
+from convoy.engines.triton.triton_build import assembler_log
 from convoy.errors import CompileError
 from convoy.graph.text import parse_graph
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Pool

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from convoy.engines.triton.compiled import Build, Kernel, assembler_log
+from convoy.engines.triton.triton_build import Build, Kernel, assembler_log
 from convoy.errors import CompileError
 from convoy.target import Target
 

@@ -9,10 +9,10 @@ import pytest
 
 from convoy.engines import manifest
 from convoy.engines.manifest import MANIFEST
-from convoy.engines.triton import compiled, stem_wgrad
+from convoy.engines.triton import stem_wgrad, triton_build
 from convoy.engines.triton.persistent import PersistentTile
-from convoy.engines.triton.tiles import Tile, conv_view
-from convoy.engines.triton.wgrad import Share
+from convoy.engines.triton.triton_tiles import Tile, conv_view
+from convoy.engines.triton.triton_wgrad import Share
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
 from convoy.target import Target
 
@@ -137,7 +137,7 @@ def test_no_images_are_refused_or_have_settings(engine_id):
 
 
 def test_a_missing_triton_is_a_reason(monkeypatch):
-    monkeypatch.setattr(compiled, "installed", lambda: False)
+    monkeypatch.setattr(triton_build, "installed", lambda: False)
     support = load_engine("triton.implicit_gemm").supports(HALF, GPU)
     assert support.reason == "triton is not installed: pip install convoy-cnn[gpu]"
 

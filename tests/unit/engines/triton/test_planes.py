@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from convoy.engines.triton.planes import split_weight
+from convoy.engines.triton.split_planes import split_weight
 
 
 def relative_errors(ratio):

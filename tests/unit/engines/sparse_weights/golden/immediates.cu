@@ -37,7 +37,7 @@ typedef float element;
 static __constant__ int phases[][4] = {{0, 0, 1, 4}, {0, 1, 0, 4}, {1, 1, 0, 4}};
 static __constant__ int channels[] = {0, 2};
 /* What generated kernels for pruned weights share: copies to shared memory, results. Before it come sizes and flags as macros,
-   `element`, and unless RUN the tables `phases` and `channels` (engines/pruned/emit_cuda.py). */
+   `element`, and unless RUN the tables `phases` and `channels` (engines/sparse_weights/codegen/emit_cuda.py). */
 
 #ifndef CONVOY_HOST /* tests compile the code for threads of a CPU, with words of their own for what follows */
 static __device__ __forceinline__ float wide(element v)

@@ -1,0 +1,248 @@
+"""pruned.blocks: convolutions whose weights have blocks of zeros, on tensor cores (docs/kernels/blocks.md).
+
+    y = activation(conv(x, weight) + bias + residual)    -->    an implicit GEMM over the pieces in which filters have values
+
+A piece is one tap and eight channels. It pays where zeros lie together in many filters: blocks of 64 filters and more by 8
+channels and more (for filters larger than 1x1, at each tap), or dead channels. Values may change under one mask; a value where
+the mask has none is refused when weights are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from convoy.engines.base import Buffers, Executable, Packed
+from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of
+from convoy.engines.hopper.igemm import reciprocal
+from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, swapped_source
+from convoy.engines.sparse_weights.codegen.lower_mask import positions
+from convoy.engines.sparse_weights.mask_check import check_zeros
+from convoy.engines.sparse_weights.mask_support_checks import hopper_convolution
+from convoy.engines.sparse_weights.weight_blocks import Lists, fits, lengths, live_share
+from convoy.engines.tiled_kernel import TiledKernelEngine
+from convoy.errors import InputError
+from convoy.problem import ConvProblem, Knobs, Problem
+from convoy.support import Support
+from convoy.target import Target
+
+MOST_LIVE: Final = 0.6
+"""Share of the pieces that tiles of 64 filters read, at most: gathering costs more than copies of whole boxes."""
+
+SHARED_BYTES: Final = 232448
+MOST_STAGES: Final = 8
+_ROW_BYTES: Final = 128
+_EXTRA_BYTES: Final = 1024
+
+REGISTERS: Final = {1: (96, 232), 2: (72, 216)}
+"""Registers of a gathering and of a multiplying thread, by the number of multiplying warpgroups."""
+
+MOST_SUMS: Final = {1: 192, 2: 128}
+"""Sums of a thread, by the number of multiplying warpgroups."""
+
+_TORCH: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_CLOCK_GHZ: Final = 1.7
+_LOAD_BYTES_NS: Final = 7400.0
+_LOAD_BYTES_NS_PER_SM: Final = 60.0
+_GATHER_CLOCKS: Final = 18.0
+_STEP_CLOCKS: Final = 60.0
+_STORE_BYTES_NS_PER_SM: Final = 20.0
+_MEMORY_BYTES_NS: Final = 2900.0
+_START_NS: Final = 3200.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparseTile:
+    """How the work is cut.
+
+    Attributes:
+        rows: filters of a multiplying warpgroup, 64 or 128.
+        pixels: of a tile, a multiple of 16.
+        stages: depth of the ring.
+        consumers: multiplying warpgroups.
+    """
+
+    rows: int
+    pixels: int
+    stages: int
+    consumers: int
+
+    @property
+    def knobs(self) -> Knobs:
+        """As an engine's knobs."""
+        return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def of(cls, knobs: Knobs) -> BlockSparseTile:
+        """Inverse of `knobs`; raises InputError for what no kernel can be made of."""
+        form = cls(**{name: knobs.integer(name) for name in cls.__slots__})
+        right = form.rows in (64, 128) and form.consumers in REGISTERS
+        if not right or not 0 < form.pixels <= 256 or form.pixels % 16 or not 3 <= form.stages <= MOST_STAGES:
+            raise InputError(
+                "knobs", str(knobs), "rows of 64 or 128, pixels up to 256, 1 or 2 consumers, 3 to 8 stages"
+            )
+        return form
+
+    @property
+    def filters(self) -> int:
+        """Of a tile."""
+        return self.rows * self.consumers
+
+    @property
+    def stage_bytes(self) -> int:
+        """Both operands of one iteration."""
+        return (self.pixels + self.filters) * _ROW_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, its barriers, and what rounding its start up costs."""
+        return self.stages * (self.stage_bytes + 16) + _EXTRA_BYTES
+
+    def macros(self, problem: ConvProblem) -> dict[str, int]:
+        """The kernel's settings."""
+        fewer, more = REGISTERS[self.consumers]
+        epilogue = problem.epilogue
+        return {
+            "ROWS": self.rows, "BN": self.pixels, "STAGES": self.stages, "CONSUMERS": self.consumers,
+            "BF16": int(problem.x_dtype == "bf16"), "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual),
+            "ACTIVATION": ACTIVATIONS.index(epilogue.activation), "PRODUCER_REGISTERS": fewer,
+            "CONSUMER_REGISTERS": more,
+        }  # fmt: skip
+
+    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
+        """Tiles along pixels and filters."""
+        return -(-problem.n * problem.p * problem.q // self.pixels), -(-problem.k // self.filters)
+
+    def units(self, problem: ConvProblem) -> int:
+        """All tiles."""
+        along_pixels, along_filters = self.tiles(problem)
+        return along_pixels * along_filters
+
+    def sizes(self, problem: ConvProblem, pitch: int) -> dict[str, int]:
+        """The kernel's run-time sizes, in the order of its structure."""
+        sizes = {
+            "pixels": problem.n * problem.p * problem.q, "k": problem.k, "pitch": pitch, "q": problem.q,
+            "pq": problem.p * problem.q, "h": problem.h, "w": problem.w, "c": problem.c,
+            "units": self.units(problem), "tiles": self.tiles(problem)[0], "stride_h": problem.stride_h,
+            "stride_w": problem.stride_w, "pad_h": problem.pad_h, "pad_w": problem.pad_w,
+        }  # fmt: skip
+        for name in ("q", "pq", "tiles"):
+            sizes[f"{name}_factor"], sizes[f"{name}_shift"] = reciprocal(sizes[name])
+        return sizes
+
+
+def estimate_us(problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
+    """A guess in microseconds: a multiprocessor's share of products, loads or gathers with stores, or the memory's bytes."""
+    assert problem.mask is not None
+    work = form.units(problem)
+    active = min(work, units)
+    products = form.filters / 64 * 4 * max(form.pixels / 2, form.pixels / 4 + 16) / _CLOCK_GHZ
+    loads = (form.filters + form.pixels) * _ROW_BYTES / min(_LOAD_BYTES_NS_PER_SM, _LOAD_BYTES_NS / active)
+    gathers = (form.pixels / 16 * _GATHER_CLOCKS + _STEP_CLOCKS) / _CLOCK_GHZ
+    step = max(products, loads, gathers)
+    store = form.filters * form.pixels * 2 / _STORE_BYTES_NS_PER_SM
+    found = lengths(problem.mask, form.filters)
+    total = (sum(found) * step + len(found) * store) * form.tiles(problem)[0]
+    busy = max(total / active, found[0] * step + store, -(-work // active) * store)
+    memory = problem.bytes_min / _MEMORY_BYTES_NS
+    return (max(busy, memory) + 0.1 * min(busy, memory) + _START_NS) / 1000
+
+
+def forms(problem: ConvProblem, units: int, limit: int = 16) -> list[BlockSparseTile]:
+    """Forms worth trying, the best guess first."""
+    found = [(estimate_us(problem, form, units), index, form) for index, form in enumerate(_candidates(problem))]
+    return [form for _, _, form in sorted(found, key=lambda entry: entry[:2])][:limit]
+
+
+def _candidates(problem: ConvProblem) -> Iterator[BlockSparseTile]:
+    total = problem.n * problem.p * problem.q
+    for rows, consumers in ((64, 1), (64, 2), (128, 1), (128, 2)):
+        filters = rows * consumers
+        if filters > 64 and filters >= problem.k + 64:
+            continue
+        for pixels in (32, 48, 64, 96, 128, 160, 192, 224, 256):
+            if rows // 64 * pixels // 2 > MOST_SUMS[consumers] or pixels >= total + 48:
+                continue
+            shallow = BlockSparseTile(rows, pixels, 3, consumers)
+            stages = min(MOST_STAGES, (SHARED_BYTES - _EXTRA_BYTES) // (shallow.stage_bytes + 16))
+            if stages >= 3:
+                yield BlockSparseTile(rows, pixels, stages, consumers)
+
+
+class BlocksExecutable(Executable):
+    """One form for one problem."""
+
+    def __init__(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> None:
+        assert problem.mask is not None
+        self.problem, self.form, self.units = problem, form, target.units
+        text = swapped_source("blocks", form.macros(problem), problem.x_dtype)
+        cubin, self.log = compile_cubin(BlocksEngine.id, text, target)
+        self.function = Function(BlocksEngine.id, cubin, "blocks", form.shared_bytes)
+        self._mask = torch.from_numpy(positions(problem.mask))
+        self.lists = Lists(problem, form.filters)
+
+    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
+        """Weights in the order of the lists, the lists, the bias as it is."""
+        weight = constants[0].detach()
+        check_zeros(weight, self._mask)
+        told = (self.lists.tiles.to(weight.device), self.lists.pieces.to(weight.device))
+        return (self.lists.pack(weight), *told, *(bias.detach().contiguous() for bias in constants[1:]))
+
+    def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
+        """Where the slice keeps to sixteen bytes."""
+        return fits_tma(_TORCH[self.problem.y_dtype], pitch, offset)
+
+    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
+        """One launch."""
+        del workspace
+        problem, form = self.problem, self.form
+        x, y, residual = checked(buffers, problem.epilogue.residual, slices=True)
+        weight, tiles, pieces, *bias = buffers.constants
+        arguments = [
+            pointer(x), pointer(tiles), pointer(pieces), pointer(weight), pointer(y), pointer(residual),
+            pointer(bias[0] if problem.epilogue.bias else None), structure("Sizes", form.sizes(problem, pitch_of(y))),
+        ]  # fmt: skip
+        blocks = min(form.units(problem), self.units)
+        self.function.launch(x.device.index or 0, blocks, 128 * (form.consumers + 1), arguments, dependent=True)
+
+
+class BlocksEngine(TiledKernelEngine[BlockSparseTile]):
+    """Pieces by lists; see `cuda/blocks.cu`."""
+
+    id = "pruned.blocks"
+    family = "implicit_gemm"
+    trusted = False
+    reads_mask = True
+    tile_config = BlockSparseTile
+
+    def supports(self, problem: Problem, target: Target) -> Support:
+        """Forward convolutions on Hopper in fp16 or bf16 and NHWC, c and k multiples of 8, whose zeros leave pieces out."""
+        if not (support := hopper_convolution(problem, target)):
+            return support
+        assert isinstance(problem, ConvProblem)
+        assert problem.mask is not None
+        if not fits(problem):
+            return Support.no("needs filters under 256 pixels and at most 32768 channels")
+        if (share := live_share(problem.mask, 64)) > MOST_LIVE:
+            zeros = "needs zeros that lie together: eight channels at a tap, in 64 filters"
+            return Support.no(f"{zeros}; here {share:.0%} of such pieces hold a value")
+        return Support.no(absence()) if absence() else Support.yes()
+
+    def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[BlockSparseTile]:
+        """See the function of this name."""
+        return forms(problem, units)
+
+    def estimate_tile_us(self, problem: ConvProblem, form: BlockSparseTile, units: int) -> float:
+        """See `estimate_us` above."""
+        return estimate_us(problem, form, units)
+
+    def build_tile(self, problem: ConvProblem, form: BlockSparseTile, target: Target) -> Executable:
+        """Compile one form; no GPU is needed."""
+        return BlocksExecutable(problem, form, target)
+
+
+ENGINE = BlocksEngine()

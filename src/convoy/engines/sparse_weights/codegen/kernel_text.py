@@ -1,0 +1,99 @@
+"""The IR as text: printer and parser. The grammar is in docs/kernels/sparse-weights.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Load, Piece
+from convoy.errors import InputError
+
+_HEADER: Final = ("lanes", "vectors", "positions", "plane", "planes", "span", "values")
+_NUMBER: Final = re.compile(r"\d{1,12}", re.ASCII)
+
+
+_PIECE: Final = re.compile(r"(zero|keep)( [1-9][0-9]{0,5})?", re.ASCII)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """A piece whose lines are being read."""
+
+    begins: bool
+    split: int
+    stage: tuple[int, ...] = ()
+    loads: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list[tuple[int, list[tuple[int, int]]]])
+
+    def made(self) -> Piece:
+        loads = tuple(Load(offset, tuple(uses)) for offset, uses in self.loads)
+        return Piece(self.begins, loads, self.stage, self.split)
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """A kernel as text; `parse_kernel` reads it back."""
+    lines = ["kernel 1", *(f"{name} {getattr(kernel, name)}" for name in _HEADER)]
+    for group in kernel.groups:
+        lines.append(f"group {_numbers(group.filters)}".rstrip())
+        for piece in group.pieces:
+            split = f" {piece.split}" if piece.split else ""
+            lines.append(f"piece {'zero' if piece.begins else 'keep'}{split}")
+            if piece.stage:
+                lines.append(f"stage {_numbers(piece.stage)}")
+            for load in piece.loads:
+                lines.append(f"load {load.offset}")
+                lines += [f"fma {total} {value}" for total, value in load.uses]
+    return "\n".join([*lines, "end", ""])
+
+
+def parse_kernel(text: str) -> Kernel:
+    """Inverse of `print_kernel`; raises InputError with the line's number. What it says is left to `verify`."""
+    lines = text.split("\n")
+    if lines[-2:] != ["end", ""]:
+        raise InputError("kernel", text[-20:], "a last line `end`")
+    words = [line.split(" ") for line in lines[:-2]]
+    if not words or words[0] != ["kernel", "1"]:
+        raise InputError("kernel line 1", lines[0], "kernel 1")
+    header = {}
+    for at, name in enumerate(_HEADER, 1):
+        if at >= len(words) or words[at][0] != name or len(words[at]) != 2:
+            raise _wrong(at, words, f"{name} NUMBER")
+        header[name] = _integers(words, at)[0]
+    return Kernel(**header, groups=_groups(words, 1 + len(_HEADER)))
+
+
+def _groups(words: Sequence[list[str]], start: int) -> tuple[Group, ...]:
+    groups: list[tuple[tuple[int, ...], list[_Lines]]] = []
+    for at in range(start, len(words)):
+        word, *rest = words[at]
+        pieces = groups[-1][1] if groups else []
+        loads = pieces[-1].loads if pieces else []
+        if word == "group":
+            groups.append((_integers(words, at), []))
+        elif word == "piece" and groups and _PIECE.fullmatch(" ".join(rest)):
+            pieces.append(_Lines(rest[0] == "zero", int(rest[1]) if len(rest) == 2 else 0))
+        elif word == "stage" and pieces and rest and not loads and not pieces[-1].stage:
+            pieces[-1].stage = _integers(words, at)
+        elif word == "load" and pieces and len(rest) == 1:
+            loads.append((_integers(words, at)[0], []))
+        elif word == "fma" and loads and len(rest) == 2:
+            total, value = _integers(words, at)
+            loads[-1][1].append((total, value))
+        else:
+            raise _wrong(at, words, "group, piece, stage, load or fma, each inside what it belongs to")
+    return tuple(Group(filters, tuple(piece.made() for piece in pieces)) for filters, pieces in groups)
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _integers(words: Sequence[list[str]], at: int) -> tuple[int, ...]:
+    if not all(_NUMBER.fullmatch(word) for word in words[at][1:]):
+        raise _wrong(at, words, "numbers of at most 12 digits, one blank before each")
+    return tuple(int(word) for word in words[at][1:])
+
+
+def _wrong(at: int, words: Sequence[list[str]], expected: str) -> InputError:
+    return InputError(f"kernel line {at + 1}", " ".join(words[at]) if at < len(words) else "", expected)

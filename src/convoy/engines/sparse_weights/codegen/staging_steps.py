@@ -1,0 +1,72 @@
+"""Pieces of a kernel as steps: what a block copies to shared memory at once, values packed for it. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from convoy.engines.sparse_weights.codegen.kernel_ir import Kernel, Piece
+
+WORD: Final = 4
+"""Values of one load from shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Pieces of a group that share a stage, one of each split that has one.
+
+    Attributes:
+        pieces: in the order of their splits.
+        first: the first of their values.
+        after: behind the last.
+        packed: where the first stands among the packed values: a multiple of `WORD`.
+    """
+
+    pieces: tuple[Piece, ...]
+    first: int
+    after: int
+    packed: int
+
+    @property
+    def stage(self) -> tuple[int, ...]:
+        """Planes to copy."""
+        return self.pieces[0].stage
+
+    @property
+    def floats(self) -> int:
+        """Floats of shared memory that the values take."""
+        return -(-(self.after - self.first) // WORD) * WORD
+
+
+def steps(kernel: Kernel) -> list[list[Step]]:
+    """By group, its pieces as steps; pieces without code are left out."""
+    found: list[list[Step]] = []
+    first = packed = 0
+    for group in kernel.groups:
+        found.append([])
+        for pieces in _together([piece for piece in group.pieces if piece.loads]):
+            after = first + sum(piece.uses for piece in pieces)
+            found[-1].append(Step(tuple(pieces), first, after, packed))
+            packed += found[-1][-1].floats
+            first = after
+    return found
+
+
+def _together(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    step: list[Piece] = []
+    for piece in pieces:
+        if step and (piece.split <= step[-1].split or piece.stage != step[-1].stage):
+            yield step
+            step = []
+        step.append(piece)
+    if step:
+        yield step
+
+
+def buffers_of(kernel: Kernel, shared_bytes: int) -> tuple[int, int]:
+    """How many steps are in shared memory at once, and floats of one: all of a group's, or as many as fit, two at least."""
+    found = steps(kernel)
+    floats = max((kernel.span * len(step.stage) + step.floats for group in found for step in group), default=0)
+    most = max(map(len, found), default=0)
+    return min(most, max(2, shared_bytes // (4 * max(floats, 1)))), floats

@@ -1,0 +1,245 @@
+"""One form of `pruned.direct`'s kernel: where its input, sums and entries lie in shared memory. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import Final
+
+from convoy.engines.base import Knobs
+from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
+from convoy.engines.sparse_weights.codegen.plane_layout import Layout, lay_out
+from convoy.problem import ConvProblem
+
+LANES: Final = 32
+FOUR: Final = 4
+"""Entries are read in fours, floats copied in fours where they lie so."""
+
+ENTRY_BYTES: Final = 8
+BARRIER_BYTES: Final = 16
+ONE_BY_ONE, FOURS, FLAT = range(3)
+"""How input is copied: a float at a time, four at a time, or all channels as one run."""
+
+MOST_ROUNDS: Final = 4
+"""Floats of a plane that a thread copies, where more threads can go along it: each has a register."""
+
+ON_THEIR_WAY: Final = 16384
+"""Floats of a block that are asked for before the first has come, some 700 clocks later."""
+
+MOST_ON_THEIR_WAY: Final = 48
+"""Of a thread: each has a register."""
+
+REGISTERS: Final = 1 << 16
+"""Of a multiprocessor."""
+
+LEAST_REGISTERS: Final = 26
+POSITION_REGISTERS: Final = 4
+"""Of a thread, and of each of its positions: 1024 threads spill ten of them."""
+
+MOST_PHASES: Final = 7
+MOST_STRIDE: Final = 255
+"""Rows that taps begin at are bytes of a macro, and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectTile:
+    """Settings of one kernel.
+
+    Attributes:
+        vectors: positions of a lane: a warp computes `32 * vectors` of a filter.
+        filters: filters of a block.
+        slices: blocks of a cluster, each with a part of the channels.
+        parts: warps of a block that share a filter's entries.
+        each: filters of a warp, one after another.
+    """
+
+    vectors: int
+    filters: int
+    slices: int
+    parts: int
+    each: int
+
+    @property
+    def tile(self) -> int:
+        """Positions of a block."""
+        return LANES * self.vectors
+
+    @property
+    def width(self) -> int:
+        """Sums that a lane sends, in words of one, two or four."""
+        return self.vectors if self.vectors <= 2 else -(-self.vectors // FOUR) * FOUR
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return LANES * self.filters * self.parts // self.each
+
+    @property
+    def outputs(self) -> int:
+        """Results of a thread, where they come from other warps or blocks."""
+        return -(-(self.filters // self.slices * LANES * self.width) // self.threads)
+
+    @property
+    def knobs(self) -> Knobs:
+        """As settings."""
+        return Knobs.of(
+            vectors=self.vectors, filters=self.filters, slices=self.slices, parts=self.parts, each=self.each
+        )
+
+
+def form_of(knobs: Knobs) -> DirectTile:
+    """The inverse of `DirectTile.knobs`."""
+    return DirectTile(*(knobs.integer(name) for name in ("vectors", "filters", "slices", "parts", "each")))
+
+
+def starts_of_phases(problem: ConvProblem) -> tuple[list[int], list[int]]:
+    """Rows and columns of the padded image that the phases of the stride begin with."""
+    rows = {r * problem.dilation_h % problem.stride_h for r in range(problem.r)}
+    columns = {s * problem.dilation_w % problem.stride_w for s in range(problem.s)}
+    return sorted(rows), sorted(columns)
+
+
+@lru_cache(maxsize=256)
+def _layout(problem: ConvProblem, tile: int) -> Layout:
+    taps = product(range(problem.r), range(problem.s))
+    return lay_out(problem, taps, (), tile=tile, images=problem.n, rows=problem.p)
+
+
+class Geometry:
+    """A problem in a form.
+
+    Args:
+        problem: a convolution that the engine supports, with a mask or without: nothing here depends on it.
+        form: the settings.
+    """
+
+    def __init__(self, problem: ConvProblem, form: DirectTile) -> None:
+        self.problem, self.form = problem, form
+        self.group_channels, self.group_filters = problem.c // problem.groups, problem.k // problem.groups
+        self.channels = -(-self.group_channels // form.slices)
+        self.blocks = -(-self.group_filters // form.filters)
+        self.rows, self.columns = starts_of_phases(problem)
+        self.phases = len(self.rows) * len(self.columns)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the whole batch, with every tap."""
+        return _layout(self.problem, self.form.tile)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of positions."""
+        return self.layout.positions // self.form.tile
+
+    @cached_property
+    def copy(self) -> int:
+        """How input is copied."""
+        problem = self.problem
+        plain = (problem.r, problem.s, problem.stride_h, problem.stride_w, problem.pad_h, problem.pad_w) == (
+            1,
+            1,
+            1,
+            1,
+            0,
+            0,
+        )
+        if not plain or problem.x_dtype != "fp32":
+            return ONE_BY_ONE
+        pixels = problem.h * problem.w
+        whole = not (self.channels * pixels % FOUR or self.group_channels * pixels % FOUR)
+        if problem.n == 1 and self.tiles == 1 and whole:
+            return FLAT
+        return ONE_BY_ONE if pixels % FOUR else FOURS
+
+    @property
+    def span(self) -> int:
+        """Floats of a plane in shared memory."""
+        return self.problem.h * self.problem.w if self.copy == FLAT else self.layout.span
+
+    @property
+    def floats(self) -> int:
+        """Floats of a block's input; behind those that lie as in memory are what a last tile's idle lanes read."""
+        floats = self.channels * self.phases * self.span + (self.form.tile if self.copy == FLAT else 0)
+        return -(-floats // FOUR) * FOUR
+
+    @property
+    def along(self) -> int:
+        """Threads that go along a plane as it is copied: a part of the block's."""
+        warps = self.form.threads // LANES
+        ways = [LANES * count for count in range(1, warps + 1) if not warps % count]
+        return next((way for way in ways if -(-self.span // way) <= MOST_ROUNDS), ways[-1])
+
+    @property
+    def on_their_way(self) -> int:
+        """Floats that a thread asks for before it stores them, where they are copied one by one."""
+        return max(1, min(MOST_ON_THEIR_WAY, ON_THEIR_WAY // self.form.threads))
+
+    @property
+    def zeros_bytes(self) -> int:
+        """Where zeros begin."""
+        return self.floats * 4
+
+    @property
+    def received_bytes(self) -> int:
+        """Where sums begin that come from other warps and blocks, behind the barrier that counts them."""
+        return self.zeros_bytes + self.form.tile * 4 + BARRIER_BYTES
+
+    @property
+    def list_bytes(self) -> int:
+        """Where a block's entries begin."""
+        return self.received_bytes + (self.sums_bytes if self.form.slices * self.form.parts > 1 else 0)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Sums of a block's warps, where they are added to those of others."""
+        form = self.form
+        return form.filters * form.parts * LANES * form.width * 4
+
+    @property
+    def head(self) -> int:
+        """Words before the entries: where each filter's begin, and the end, up to whole fours."""
+        return -(-(self.form.filters + 1) // FOUR) * FOUR
+
+    @property
+    def grid(self) -> int:
+        """Blocks of a launch."""
+        return self.form.slices * self.tiles * self.blocks * self.problem.groups
+
+    def room(self, entries: int) -> int:
+        """Shared memory of a block with so many entries, padding counted; four more are loaded and not used."""
+        return self.list_bytes + 4 * self.head + ENTRY_BYTES * (entries + FOUR)
+
+    def asked(self, entries: int, most: int) -> int:
+        """Shared memory that a block asks for: more than half of a multiprocessor's, so that there is one block on each.
+
+        Blocks of a launch that starts before the last one has ended would else be put two and three on those multiprocessors that
+        are free, while others have none.
+
+        Args:
+            entries: of the longest list.
+            most: bytes that a block may have.
+        """
+        return max(self.room(entries), most // 2 + 1)
+
+    def macros(self) -> dict[str, int]:
+        """What direct.cu is given."""
+        problem, form, layout = self.problem, self.form, self.layout
+        epilogue = problem.epilogue
+        return {
+            "HALF": int(problem.x_dtype == "fp16"), "VECTORS": form.vectors, "FILTERS": form.filters, "SLICES": form.slices,
+            "PARTS": form.parts, "EACH": form.each, "CHANNELS": self.channels, "BLOCKS": self.blocks,
+            "GROUP_CHANNELS": self.group_channels, "GROUP_FILTERS": self.group_filters, "TILES": self.tiles,
+            "N": problem.n, "C": problem.c, "H": problem.h, "W": problem.w, "K": problem.k, "P": problem.p, "Q": problem.q,
+            "STRIDE_H": problem.stride_h, "STRIDE_W": problem.stride_w, "PAD_H": problem.pad_h, "PAD_W": problem.pad_w,
+            "PITCH": layout.pitch, "IMAGE_ROWS": layout.image_rows, "SPAN": self.span,
+            "PHASES_H": len(self.rows), "PHASES_W": len(self.columns),
+            "ROWS_OF_PHASES": int.from_bytes(bytes(self.rows), "little"),
+            "COLUMNS_OF_PHASES": int.from_bytes(bytes(self.columns), "little"),
+            "COPY": self.copy, "ALONG": self.along,
+            "ON_THEIR_WAY": self.on_their_way,
+            "WIDTH": form.width, "PIECE": min(form.width, FOUR),
+            "ZEROS_B": self.zeros_bytes, "BARRIER_B": self.received_bytes - BARRIER_BYTES, "RECEIVED_B": self.received_bytes,
+            "LIST_B": self.list_bytes, "HEAD": self.head,
+            "BIAS": int(epilogue.bias), "RESIDUAL": int(epilogue.residual), "ACTIVATION": ACTIVATIONS.index(epilogue.activation),
+        }  # fmt: skip

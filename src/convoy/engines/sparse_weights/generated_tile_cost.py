@@ -1,0 +1,130 @@
+"""A model of the time that a form of `pruned.cuda` takes, from the mask alone: in which order forms are tried. No torch here.
+
+It counts what a block's code does (instructions, bytes that it copies, bytes of itself) and prices it with the constants below.
+What they say of ten operators is in docs/kernels/pruned_cuda.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convoy.engines.sparse_weights.codegen.lower_mask import partition, positions
+from convoy.engines.sparse_weights.generated_tile import RESERVED_BYTES, VECTORS, GeneratedTile, block_bytes, template
+from convoy.problem import ConvProblem, WeightMask
+from convoy.target import Target
+
+CLOCKS_US: Final = 1755.0
+"""Clocks of a microsecond under load."""
+
+START_CLOCKS: Final = 2100.0
+"""A launch in a graph, the first copy's way, the last store's: what the smallest operators take, 1.2 to 2 us."""
+
+BLOCK_CLOCKS: Final = 1200.0
+"""The first copy and the last store of a block that is not a multiprocessor's first."""
+
+STEP_CLOCKS: Final = 150.0
+"""A barrier, and a jump to other code."""
+
+ISSUE: Final = 1.35
+"""Clocks of an instruction, where nothing else binds: registers are read from two banks."""
+
+INSTRUCTION_BYTES: Final = 16
+
+CODE_CLOCKS: Final = 1 / 3
+"""Clocks a byte of straight code that a multiprocessor fetches, for each block anew, whoever runs it: operators 7, 9 and 10 in
+eleven forms, by marks of the clock in their code: 2.3 to 3.5 bytes a clock with one stream of code, two, four and eight."""
+
+CACHED_CLOCKS: Final = 1 / 6
+"""The same where all of a kernel's code is in an instruction cache since the launch before: operators 2 to 6."""
+
+CACHED_BYTES: Final = 128 << 10
+"""Of an instruction cache: operator 4, with 125 KB, takes a microsecond less than operator 5 with 260."""
+
+INPUT_CLOCKS: Final = 1 / 28
+"""Clocks a byte of input, with all multiprocessors copying: 6.3 TB/s from L2, of operators 9 and 10. It adds up: the warps that
+multiply copy too."""
+
+OUTPUT_CLOCKS: Final = 1 / 24
+"""The same for what a multiprocessor stores."""
+
+COMMON_INSTRUCTIONS: Final = 110
+"""Of every warp besides multiply-adds and results, once the kernel before has ended: seen in sm_90 code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a group of filters costs, the largest of a layer.
+
+    Attributes:
+        groups: groups of the layer.
+        values: non-zeros of the largest group.
+        words: words of inputs that it loads, for a thread of 1, 2 or 4 pixels: by `VECTORS`.
+        planes: planes that it reads.
+    """
+
+    groups: int
+    values: int
+    words: tuple[int, ...]
+    planes: int
+
+
+@lru_cache(maxsize=256)
+def counts_of(mask: WeightMask, filters: int) -> Counts:
+    """Count a mask's groups of so many filters."""
+    nonzero = positions(mask)
+    groups = partition(nonzero, filters)
+    sizes = nonzero.sum(axis=(1, 2, 3))
+    values = [int(sizes[group].sum()) for group in groups]
+    used = nonzero[groups[int(np.argmax(values))]].any(axis=0) if values else np.zeros((1, 1, 1), bool)
+    words = tuple(_words(used, vectors) for vectors in VECTORS)
+    return Counts(len(groups), max(values, default=0), words, int(used.any(axis=(1, 2)).sum()))
+
+
+def _words(used: NDArray[np.bool_], vectors: int) -> int:
+    """Words that hold the used taps of each row, for a thread whose first pixel begins a word: of stride 1."""
+    columns = used.shape[-1]
+    words = np.zeros((*used.shape[:-1], columns + 2), bool)
+    for column in range(columns):
+        for word in {column // vectors, (column + vectors - 1) // vectors}:
+            words[..., word] |= used[..., column]
+    return int(words.sum())
+
+
+@lru_cache(maxsize=2048)
+def estimate_us(problem: ConvProblem, form: GeneratedTile, target: Target) -> float:
+    """What the model says of a form, in microseconds."""
+    assert problem.mask is not None
+    counts = counts_of(problem.mask, form.filters)
+    layout = template(problem, form)
+    blocks = layout.positions // form.tile * counts.groups
+    rounds = -(-blocks // target.units)  # blocks of the busiest multiprocessor
+    resident = min(_resident(form, target), rounds)
+    steps = -(-max(counts.planes, 1) // form.channels)
+    words = counts.words[VECTORS.index(form.vectors)]
+    own = counts.values * (form.vectors + 0.25) + words
+    copied = layout.span * counts.planes * max(len(layout.phases), 1)
+    common = COMMON_INSTRUCTIONS + form.filters * form.vectors * (1 if form.splits > 1 else 2.5)
+    # Every warp runs its split's part of the multiply-adds, and what is common.
+    issue = rounds * form.threads / 128 * (own / form.splits + common) * ISSUE
+    # Shared memory gives a warp's word of one float in a clock, of two in two, of four in four; four values in two.
+    shared = rounds * form.threads / 32 / form.splits * (words * form.vectors + counts.values * 0.5)
+    code = (common + own) * INSTRUCTION_BYTES
+    fetch = rounds * code * (CODE_CLOCKS if code * counts.groups > CACHED_BYTES else CACHED_CLOCKS)
+    inputs = rounds * copied * 4 * INPUT_CLOCKS
+    outputs = problem.n * problem.p * problem.q * problem.k * 4 / min(blocks, target.units) * OUTPUT_CLOCKS
+    # Blocks that a multiprocessor has at once copy and multiply at the same time.
+    computing = max(issue, shared, fetch)
+    clocks = computing + inputs + outputs if resident == 1 else max(computing, inputs + outputs) * 1.2
+    begun = START_CLOCKS + (rounds / resident - 1) * BLOCK_CLOCKS + rounds / resident * steps * STEP_CLOCKS
+    return (begun + clocks) / CLOCKS_US
+
+
+def _resident(form: GeneratedTile, target: Target) -> int:
+    """Blocks of a form that a multiprocessor holds at once."""
+    by_room = (block_bytes(target) - RESERVED_BYTES) // ((form.room << 10) + RESERVED_BYTES)
+    return max(1, min(by_room, 2048 // form.threads, 65536 // (form.threads * form.registers)))

@@ -1,0 +1,119 @@
+"""The forms that `pruned.cuda` may give a layer's code, by the time that a model expects of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from convoy.engines.base import Knobs
+from convoy.engines.sparse_weights.generated_tile import RESERVED_BYTES, VECTORS, GeneratedTile, block_bytes, template
+from convoy.engines.sparse_weights.generated_tile_cost import counts_of, estimate_us
+from convoy.errors import InputError
+from convoy.problem import ConvProblem
+from convoy.target import Target
+
+MOST_THREADS: Final = 1024
+"""Of a block: the more threads run the same code, the less of it a pixel costs."""
+
+MOST_STEPS: Final = 8
+
+STEP_FMAS: Final = 64
+"""Multiply-adds of a thread in one step, at least: a barrier costs as much as some ten."""
+
+MOST_FMAS: Final = 400_000
+"""Multiply-add instructions of one form, at most: at half a millisecond each, twelve seconds of 16 cores."""
+
+SPACE_FMAS: Final = 1_000_000
+"""The same of all forms of a space."""
+
+MOST_FORMS: Final = 16
+
+LANES: Final = (32, 64, 128, 256, 384, 512, 768, 1024)
+FILTERS: Final = (4, 8, 16, 32, 64)
+SPLITS: Final = (1, 2, 4, 8, 16)
+
+
+def forms(problem: ConvProblem, target: Target) -> list[GeneratedTile]:
+    """Forms to try, best first by the model: of each number of sums the best, and more of the best of all.
+
+    As many as `MOST_FORMS`, and fewer the more code they write.
+    """
+    assert problem.mask is not None
+    found = sorted(_all(problem, target), key=lambda form: estimate_us(problem, form, target))
+    firsts: dict[tuple[int, int], GeneratedTile] = {}
+    for form in found:
+        firsts.setdefault((form.vectors, form.filters), form)
+    near = [form for form in found if found and (form.vectors, form.filters) == (found[0].vectors, found[0].filters)]
+    wanted = dict.fromkeys([*firsts.values(), *near])
+    chosen: list[GeneratedTile] = []
+    fmas = 0
+    for form in sorted(wanted, key=found.index):
+        fmas += problem.mask.nonzeros * form.vectors
+        if len(chosen) == MOST_FORMS or (len(chosen) >= 2 and fmas > SPACE_FMAS):
+            break
+        chosen.append(form)
+    return chosen
+
+
+def form_of(problem: ConvProblem, knobs: Knobs, target: Target) -> GeneratedTile:
+    """The form that knobs name; raises InputError where it does not fit the problem or the device."""
+    numbers = {name: knobs.integer(name) for name in ("lanes", "vectors", "filters", "splits")}
+    expected = "settings of the engine's space for this problem and device"
+    if min(numbers.values()) < 1 or numbers["vectors"] not in VECTORS:
+        raise InputError("knobs", str(knobs), expected)
+    form = _fitted(problem, GeneratedTile(**numbers, channels=1, room=1, resident=1), target)
+    if form is None:
+        raise InputError("knobs", str(knobs), expected)
+    return form
+
+
+def _all(problem: ConvProblem, target: Target) -> Iterator[GeneratedTile]:
+    """Every form that fits the device."""
+    assert problem.mask is not None
+    pixels = problem.n * problem.p * problem.q
+    for vectors in VECTORS:
+        if vectors > 1 and problem.mask.nonzeros * vectors > MOST_FMAS:
+            continue
+        for lanes in LANES:
+            if lanes > 64 and (lanes // 2) * vectors >= pixels * 1.3:
+                continue  # half of the threads would be enough; 64 suit the smallest
+            for filters in FILTERS:
+                if (filters > FILTERS[0] and filters // 2 >= problem.k) or filters * vectors > 128:
+                    continue
+                for splits in SPLITS:
+                    if lanes * splits < 64:
+                        continue
+                    form = _fitted(problem, GeneratedTile(lanes, vectors, filters, splits, 1, 1, 1), target)
+                    if form is not None:
+                        yield form
+
+
+def _fitted(problem: ConvProblem, form: GeneratedTile, target: Target) -> GeneratedTile | None:
+    """A form with its steps: as few as shared memory has room for at once, else two of them; None where it does not fit."""
+    assert problem.mask is not None
+    counts = counts_of(problem.mask, form.filters)
+    if form.threads > MOST_THREADS or form.is_cramped:
+        return None
+    if form.splits > 1 and counts.values < 8 * form.splits:
+        return None
+    layout = template(problem, form)
+    phases = max(len(layout.phases), 1)
+    most = block_bytes(target) - RESERVED_BYTES
+    if form.splits * form.filters * form.tile * 4 > most:
+        return None
+    # Two blocks on a multiprocessor where there are blocks enough, and threads to spare.
+    blocks = layout.positions // form.tile * counts.groups
+    resident = 2 if blocks > target.units and not replace(form, resident=2).is_cramped else 1
+    most = most // resident - (resident - 1) * RESERVED_BYTES
+    channels = max(len(layout.channels), 1)
+    whole = (layout.span * phases + counts.values / channels + 4) * 4
+    room = int(most / whole)
+    if room < min(channels, 2):
+        return None
+    # Several steps, so that the first begins early, where each has enough to do for its barrier.
+    steps = max(1, min(MOST_STEPS, int(counts.values * form.vectors / (form.splits * STEP_FMAS))))
+    wanted = -(-channels // steps)
+    if channels > room:
+        wanted = min(wanted, max(1, room // 4))
+    return replace(form, channels=wanted, room=most >> 10, resident=resident)

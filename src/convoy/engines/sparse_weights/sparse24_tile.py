@@ -1,0 +1,19 @@
+"""How `pruned.sparse24` cuts a convolution: as dense ones are cut, with a filter's block in 0.56 of the bytes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from convoy.engines.hopper import igemm_swap_ab_tile_config
+from convoy.engines.sparse_weights.sparse24_packing import ROW_BYTES
+
+
+class Sparse24Tile(igemm_swap_ab_tile_config.Form):
+    """See the base class. What dense weights gained by, fewer boxes and odd rows, has not been measured for these."""
+
+    __slots__ = ()
+    sparse: ClassVar[bool] = True
+    filter_bytes: ClassVar[int] = ROW_BYTES
+    splits: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
+    halos_of_split: ClassVar[int] = igemm_swap_ab_tile_config.HALOS
+    odd_rows: ClassVar[bool] = False

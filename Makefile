@@ -37,7 +37,7 @@ test: lint types contracts docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 gpu-test:
-	$(PYTHON) bench/gpu_tests.py --folder build/gpu-tests
+	$(PYTHON) bench/gpu_tests/gpu_tests.py --folder build/gpu-tests
 
 # A million damaged files for every loader: nothing but a ConvoyError, no hanging, little memory. Failing files are kept.
 fuzz: venv

@@ -1,4 +1,4 @@
-"""bench/gpu_tests.py: what it reads in pytest's last line."""
+"""bench/gpu_tests/gpu_tests.py: what it reads in pytest's last line."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ BENCH = Path(__file__).parents[2] / "bench"
 def test_the_last_line_is_counted(
     last: str, passed: int, failed: int, skipped: int, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    outcome = importlib.import_module("gpu_tests").counted(f"collected 9 items\n{last}\n", 1.0)
+    outcome = importlib.import_module("bench.gpu_tests.gpu_tests").counted(f"collected 9 items\n{last}\n", 1.0)
     assert (outcome.passed, outcome.failed, outcome.skipped, outcome.ended) == (passed, failed, skipped, ended)
 
 
 def test_every_test_on_a_gpu_is_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    paths = {path for phase in importlib.import_module("gpu_tests").PHASES for path in phase.paths}
+    paths = {path for phase in importlib.import_module("bench.gpu_tests.gpu_tests").PHASES for path in phase.paths}
     root = BENCH.parent / "tests" / "gpu"
     folders = {f"tests/gpu/{file.relative_to(root).parts[0]}" for file in root.rglob("test_*.py")}
     assert folders | {"tests/fuzz"} == paths

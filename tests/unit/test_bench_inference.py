@@ -1,4 +1,4 @@
-"""bench/inference.py: which cases are missing, and what happens when tuning has no time left. No device."""
+"""bench/inference/inference.py: which cases are missing, and what happens when tuning has no time left. No device."""
 
 import functools
 import importlib
@@ -15,8 +15,7 @@ from convoy.compare.frameworks import Entry
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("inference")
+    return importlib.import_module("bench.inference.inference")
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ COMPARED = Path(__file__).parent / "compare"
 def in_jax(bench, tmp_path, monkeypatch):
     """Asks for JAX's figures of the smallest net, where a planted framework stands for JAX: what comes of it, and all rows."""
     monkeypatch.syspath_prepend(str(COMPARED))  # children import from where their parent does
-    jax_peer = importlib.import_module("jax_peer")
+    jax_peer = importlib.import_module("bench.inference.jax_peer")
     monkeypatch.setattr(bench, "jax_figures", functools.partial(jax_peer.jax_figures, device="cpu"))
     recorder = bench.Recorder("inference", device="Some GPU", folder=tmp_path)
 
@@ -121,7 +120,7 @@ def test_a_peer_that_fails_leaves_the_others(bench, monkeypatch):
     def broken(model, x):
         raise RuntimeError("no such kernel\nand more")
 
-    peers = importlib.import_module("inference_peers")
+    peers = importlib.import_module("bench.inference.inference_peers")
     monkeypatch.setattr(peers, "eager", lambda model, x: lambda: model(x))
     monkeypatch.setattr(peers, "stock_graph", lambda model, args, kwargs: broken(model, args))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)

@@ -1,8 +1,7 @@
-"""bench/known_rows.py: which rows a benchmark replays."""
+"""bench/tuning/known_rows.py: which rows a benchmark replays."""
 
 import dataclasses
 import importlib
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +19,7 @@ FULL = dataclasses.replace(HALF, x_dtype="fp32", weight_dtype="fp32", y_dtype="f
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("known_rows")
+    return importlib.import_module("bench.tuning.known_rows")
 
 
 def row(target, k=0, problem=HALF, protocol="v5:graph:cold:200us"):

@@ -1,21 +1,12 @@
 """The layer benchmarks' own parts that need no device: runs, data with known results, checking, and the sheet that resumes."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from bench.layers import kernels, layer_data, layer_timing
 
-BENCH = Path(__file__).parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-
-import kernels  # noqa: E402
-import layer_data  # noqa: E402
-import layer_timing  # noqa: E402
-
-from convoy.engines.library.aten import ENGINE  # noqa: E402
-from convoy.problem import ConvProblem, Knobs, LinearProblem  # noqa: E402
-from convoy.target import Target  # noqa: E402
+from convoy.engines.library.aten import ENGINE
+from convoy.problem import ConvProblem, Knobs, LinearProblem
+from convoy.target import Target
 
 CPU = Target("cpu", "a CPU", "avx2", 1, 8 << 30, 1 << 20)
 SMALL = ConvProblem(2, 8, 6, 5, 4, 3, 3, 1, 1, 2, 2, layout="nhwc", numerics="strict")

@@ -1,17 +1,15 @@
-"""bench/patience.py: a peer that takes too long is stopped, whatever it catches."""
+"""bench/shared/time_limit.py: a peer that takes too long is stopped, whatever it catches."""
 
 import importlib
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture
 def patience(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("patience")
+    return importlib.import_module("bench.shared.time_limit")
 
 
 @pytest.fixture

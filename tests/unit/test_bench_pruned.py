@@ -13,8 +13,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("pruned_tables")
+    return importlib.import_module("bench.pruned.pruned_tables")
 
 
 def row(note: str, provider: str, p50: float, **rest: str) -> dict[str, str]:
@@ -67,8 +66,7 @@ def test_nets_stand_beside_their_dense_selves(tables: ModuleType) -> None:
 
 
 def test_masks_have_their_share_of_zeros_and_are_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    layers = importlib.import_module("pruned_layers")
+    layers = importlib.import_module("bench.pruned.pruned_layers")
     ((_, problem),) = layers.operators([6], 1, "fp32")
     for pattern, sparsity in (("unstructured", 0.9), ("channel", 0.5), ("2:4", 0.5), ("block:1x8", 0.75)):
         mask = layers.masked(problem, sparsity, pattern).mask

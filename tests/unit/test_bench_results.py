@@ -1,10 +1,9 @@
-"""Committed results: every CSV is what bench/record.py would write, and the pages and pictures are what the CSVs say."""
+"""Committed results: every CSV is what bench/shared/record.py would write, and the pages and pictures are what the CSVs say."""
 
 from __future__ import annotations
 
 import csv
 import datetime as dt
-import importlib
 import math
 import re
 import shutil
@@ -12,9 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from bench.inference import latency_figure, latency_tables
+from bench.layers import gpu_layer_tables, layer_floor
+from bench.shared import record, svg
+from bench.shared import rows as shared_rows
 
 from convoy.compare.scaling.scaling_jobs import DIFFERENCES
 from convoy.compare.scaling.scaling_jobs import UNITS as SCALING_UNITS
@@ -49,26 +51,20 @@ UNITS |= dict.fromkeys(("check_us", "host_us", "call_us"), "us")
 SIGNED = {"correlation", "slope_us", *DIFFERENCES}
 """Metrics that may be below zero."""
 JOINED = {"convoy.dense", "convoy.fused", "convoy.dense+pool", "convoy.dense+convoy.pool", "cudnn.best+pool"}
-"""The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip.py`."""
+"""The best of several engines, and convolutions with a pooling behind them, in `bench/zeroskip/zeroskip.py`."""
 JOINED |= {"all"}
-"""Who took a comparison's time in `bench/compare.py`."""
+"""Who took a comparison's time in `bench/compare/compare.py`."""
 WAYS = {f"convoy.{way}" for way in ("criteria", "neighbours", "models", "config")}
-"""Ways to choose that `bench/criteria.py` compares."""
+"""Ways to choose that `bench/tuning/criteria.py` compares."""
 WAYS |= {f"convoy.{strategy.replace(' ', '_')}" for strategy in SOLVERS}
-"""Strategies for whole nets that `bench/study.py` compares."""
+"""Strategies for whole nets that `bench/study/study.py` compares."""
 WAYS |= {f"convoy.{stage}" for stage in ("serial", "streams", "admission", "late_update")}
-"""Stages of Convoy in `bench/inference.py` and `bench/training.py`."""
+"""Stages of Convoy in `bench/inference/inference.py` and `bench/training/training.py`."""
 WAYS |= {"convoy.limited"}
 WAYS |= {f"convoy.{part}" for part in ("check", "unchecked", "replay")}
-"""Parts of a call in `bench/guard_cost.py`."""
-"""Tuned under a limit of memory, in `bench/tuning_memory.py`."""
+"""Parts of a call in `bench/guard_cost/guard_cost.py`."""
+"""Tuned under a limit of memory, in `bench/tuning/tuning_memory.py`."""
 NUMERICS = {"strict", "as_torch", "half"}
-
-
-def bench_module(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of bench/, imported as it imports its neighbours."""
-    patch.syspath_prepend(str(BENCH))
-    return importlib.import_module(name)
 
 
 def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
@@ -104,18 +100,15 @@ def test_there_are_results() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = bench_module("record", monkeypatch).COLUMNS
-    peers = set(bench_module("plot_page", monkeypatch).PEERS)
-    assert file.read_text(encoding="utf-8").splitlines()[0] == ",".join(columns)
+def test_a_file_holds_the_columns_and_known_names(file: Path) -> None:
+    assert file.read_text(encoding="utf-8").splitlines()[0] == ",".join(record.COLUMNS)
     rows = read(file)
     assert rows
     for number, row in enumerate(rows, start=2):
-        assert not defects(row, file, peers), f"{file.name}, line {number}"
-    setting = bench_module("record", monkeypatch).setting
+        assert not defects(row, file, set(svg.PEERS)), f"{file.name}, line {number}"
     # Which hold the share of zeros, and the option.
     notes = [row["note"] if row["question"] in ("zeroskip", "options") else "" for row in rows]
-    keys = [(*setting(row), row["provider"], note) for row, note in zip(rows, notes, strict=True)]
+    keys = [(*record.setting(row), row["provider"], note) for row, note in zip(rows, notes, strict=True)]
     assert len(set(keys)) == len(keys)
 
 
@@ -140,36 +133,26 @@ def test_a_file_holds_the_columns_and_known_names(file: Path, monkeypatch: pytes
         ("device", "NVIDIA A100", "question"),
     ],
 )
-def test_a_planted_defect_is_named(column: str, planted: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_defect_is_named(column: str, planted: str, named: str) -> None:
     file = next(file for file in FILES if file.name.startswith("inference-"))
-    peers = set(bench_module("plot_page", monkeypatch).PEERS)
-    assert defects({**read(file)[0], column: planted}, file, peers) == [named]
+    assert defects({**read(file)[0], column: planted}, file, set(svg.PEERS)) == [named]
 
 
 def check(root: Path, script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "bench" / script), "--check"]
+    command = [sys.executable, str(root / "bench" / "pages" / script), "--check"]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-@pytest.mark.parametrize("script", ["plots.py", "tables.py"])
+@pytest.mark.parametrize("script", ["draw_figures.py", "write_tables.py"])
 def test_pages_and_pictures_are_what_the_files_say(script: str) -> None:
     done = check(ROOT, script)
-    assert done.returncode == 0, f"run python bench/{script}: {done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"run python bench/pages/{script}: {done.stdout}{done.stderr}"
 
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A copy of what the scripts read and write."""
-    (tmp_path / "bench").mkdir()
-    scripts = [
-        path
-        for kind in ("plot*", "*tables", "zeroskip_figures", "layer_floor", "record")
-        for path in BENCH.glob(f"{kind}.py")
-    ]
-    for script in scripts:
-        shutil.copy(script, tmp_path / "bench")
-    shutil.copytree(BENCH / "layers", tmp_path / "bench" / "layers")
-    shutil.copytree(BENCH / "results", tmp_path / "bench" / "results")
+    shutil.copytree(BENCH, tmp_path / "bench", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs" / "figures", tmp_path / "docs" / "figures")
     shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results")
     shutil.copy(ROOT / "README.md", tmp_path)
@@ -183,7 +166,7 @@ def test_a_figure_that_changed_makes_pages_and_pictures_stale(copied: Path) -> N
     before = file.read_text(encoding="utf-8")
     row = next(row for row in read(file) if row["provider"] == "convoy")
     file.write_text(before.replace(row["p50"], f"{float(row['p50']) * 1.5:.6g}"), encoding="utf-8")
-    for script, stale in (("plots.py", f"{question}.svg"), ("tables.py", "README.md")):
+    for script, stale in (("draw_figures.py", f"{question}.svg"), ("write_tables.py", "README.md")):
         done = check(copied, script)
         assert done.returncode == 1
         assert stale in done.stdout
@@ -196,42 +179,40 @@ def test_a_new_device_gets_its_own_picture_and_an_old_picture_goes(copied: Path)
     few = [line for line in lines if line.startswith(",".join(lines[0].split(",")[:4]))]  # fewer cases than an H100's
     other.write_text("\n".join([head, *few, ""]), encoding="utf-8")
     file.unlink()
-    subprocess.run([sys.executable, str(copied / "bench" / "plots.py")], check=True, capture_output=True, timeout=120)
+    script = copied / "bench" / "pages" / "draw_figures.py"
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=120)
     drawn = {path.name for path in (copied / "docs" / "figures").glob("inference*.svg")}
     assert "inference-nvidia-b200.svg" in drawn
     assert "inference-nvidia-h200.svg" not in drawn
     assert "NVIDIA B200" not in (copied / "docs" / "figures" / "inference.svg").read_text(encoding="utf-8")
 
 
-def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots, tables = bench_module("plot_latency", monkeypatch), bench_module("tables", monkeypatch)
-    rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
+def test_a_wrong_result_is_drawn_as_such_and_counts_for_nobody() -> None:
+    rows = next(found for found in shared_rows.rows_of("inference") if "H100" in found[0]["device"])
     net = [row for row in rows if all(row[name] == rows[0][name] for name in ("subject", "dtype", "batch"))]
     best = min((row for row in net if row["provider"] != "convoy"), key=lambda row: float(row["p50"]))
     spoilt = [{**row, "ok": "false"} if row is best else row for row in net]
     right, wrong = ({row["provider"]: row for row in some} for some in (net, spoilt))
     assert best["provider"].startswith("inductor")
-    assert tables.gain_of(right) > 1
-    assert tables.gain_of(wrong) is None  # what is left has no compiler, and would flatter
+    assert shared_rows.gain_of(right) > 1
+    assert shared_rows.gain_of(wrong) is None  # what is left has no compiler, and would flatter
     another = {**best, "provider": "inductor.default", "p50": str(2 * float(best["p50"]))}
-    assert tables.gain_of({**wrong, "inductor.default": another}) > tables.gain_of(right)
-    assert "wrong" in plots.latency_figure(spoilt, "t")
-    assert "wrong" not in plots.latency_figure(net, "t")
+    assert shared_rows.gain_of({**wrong, "inductor.default": another}) > shared_rows.gain_of(right)
+    assert "wrong" in latency_figure.latency_figure(spoilt, "t")
+    assert "wrong" not in latency_figure.latency_figure(net, "t")
     ours = [{**row, "ok": "false"} if row["provider"] == "convoy" else row for row in net]
-    assert tables.gain_of({row["provider"]: row for row in ours}) is None
+    assert shared_rows.gain_of({row["provider"]: row for row in ours}) is None
 
 
-def test_a_headline_has_room_for_four_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = bench_module("plot_page", monkeypatch)
+def test_a_headline_has_room_for_four_commits() -> None:
     rows = [{"device": "NVIDIA H100", "commit": f"commit{i}"} for i in (0, 0, 1, 2, 3, 4, 5)]
-    assert "commit2, commit3, commit4, commit5 and 2 others" in page.headline("t", rows)
-    assert "others" not in page.headline("t", rows[:5])
-    assert page.source(rows).endswith(", ".join(f"commit{i}" for i in range(6)))
+    assert "commit2, commit3, commit4, commit5 and 2 others" in svg.headline("t", rows)
+    assert "others" not in svg.headline("t", rows[:5])
+    assert svg.source(rows).endswith(", ".join(f"commit{i}" for i in range(6)))
 
 
-def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots, tables = bench_module("plot_latency", monkeypatch), bench_module("tables", monkeypatch)
-    rows = next(rows for rows in tables.rows_of("inference") if "H100" in rows[0]["device"])
+def test_a_provider_that_failed_is_named_and_not_drawn() -> None:
+    rows = next(found for found in shared_rows.rows_of("inference") if "H100" in found[0]["device"])
     late = {
         **rows[0],
         "provider": "inductor.default",
@@ -239,23 +220,22 @@ def test_a_provider_that_failed_is_named_and_not_drawn(monkeypatch: pytest.Monke
         "note": "TimeoutError: took longer than 300 s",
     }
     late |= dict.fromkeys(("p20", "p50", "p80"), "nan")
-    page, picture = tables.latency_table([*rows, late], "t"), plots.latency_figure([*rows, late], "t")
+    page, picture = latency_tables.latency_table([*rows, late], "t"), latency_figure.latency_figure([*rows, late], "t")
     assert "| failed |" in page
     assert "nan" not in picture
     assert "inductor.default" not in picture
 
 
-def test_the_floor_is_bytes_or_operations_whichever_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plots = bench_module("layer_floor", monkeypatch)
+def test_the_floor_is_bytes_or_operations_whichever_takes_longer() -> None:
     linear = "linear:n1c4096k1000:fp16:half:none"
     wide = "conv:fprop:n64c256h56w56k256r3s3:p1x1:s1x1:d1x1:g1:nhwc:fp16.fp16.fp16.fp32:half:none"
     moved = 2 * (4096 + 4096 * 1000 + 1000)
-    assert plots.floor(linear, "half", "NVIDIA H100") == pytest.approx(moved / 3.1e6)
-    assert plots.floor(wide, "half", "NVIDIA H100") == pytest.approx(2 * 64 * 256 * 256 * 9 * 56 * 56 / 8e8)
+    assert layer_floor.floor(linear, "half", "NVIDIA H100") == pytest.approx(moved / 3.1e6)
+    assert layer_floor.floor(wide, "half", "NVIDIA H100") == pytest.approx(2 * 64 * 256 * 256 * 9 * 56 * 56 / 8e8)
     with pytest.raises(ValueError, match=r"device 'NVIDIA A100'.*H100, H200"):
-        plots.floor(wide, "half", "NVIDIA A100")
+        layer_floor.floor(wide, "half", "NVIDIA A100")
     with pytest.raises(ValueError, match="provider 'nobody'"):
-        bench_module("plot_page", monkeypatch).colour("nobody")
+        svg.colour("nobody")
 
 
 LAYERS = ("n1c64h8w8k64r3s3:p1x1", "n1c64h8w8k128r1s1:p0x0")
@@ -269,11 +249,10 @@ def layer_table(
 
     Times are given by layer: the peer's, and ours.
     """
-    tables = bench_module("gpu_layer_tables", monkeypatch)
     columns = "n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w,dilation_h,dilation_w,groups,count"
     listed = "1,64,8,8,64,3,3,1,1,1,1,1,1,1,3", "1,64,8,8,128,1,1,0,0,1,1,1,1,1,1"
     (tmp_path / "targets.csv").write_text("\n".join((columns, *listed)), encoding="utf-8")
-    monkeypatch.setattr(tables, "LISTS", tmp_path)
+    monkeypatch.setattr(gpu_layer_tables, "LISTS", tmp_path)
 
     def lines(times: dict[str, tuple[float, float]]) -> list[str]:
         rows: list[dict[str, str]] = []
@@ -285,7 +264,7 @@ def layer_table(
                 rows.append({**common, "provider": provider, "p50": str(us)})
                 rows.append({**common, "provider": provider, "p50": str(us * 2)})
                 rows.append({**common, "provider": provider, "p50": str(us / 2), "ok": "false"})
-        return tables.gpu_layers_table(rows, "t").splitlines()
+        return gpu_layer_tables.gpu_layers_table(rows, "t").splitlines()
 
     return lines
 
@@ -299,12 +278,14 @@ def test_layers_count_as_often_as_they_occur(
     assert any("| 64→128 1x1 @8 | fp16 | 1 |" in line and line.endswith("triton.swapped | 0.50x |") for line in lines)
 
 
-def test_the_gradient_of_images_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = bench_module("gpu_layer_tables", monkeypatch)
+def test_the_gradient_of_images_is_not_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "net.csv"
     sizes = "n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w,dilation_h,dilation_w,groups,count"
     path.write_text(f"{sizes}\n1,3,8,8,64,3,3,1,1,1,1,1,1,1,1\n1,64,8,8,64,3,3,1,1,1,1,1,1,1,3\n", encoding="utf-8")
-    numbers = {direction: len(tables._layers(path, "bf16", "half", 32, direction)) for direction in ("dgrad", "wgrad")}
+    numbers = {
+        direction: len(gpu_layer_tables._layers(path, "bf16", "half", 32, direction))
+        for direction in ("dgrad", "wgrad")
+    }
     assert numbers == {"dgrad": 1, "wgrad": 2}
 
 

@@ -1,4 +1,4 @@
-"""What bench/retuning.py calls the same choice."""
+"""What bench/tuning/retuning.py calls the same choice."""
 
 import importlib
 import os
@@ -14,8 +14,7 @@ PROBLEM = LinearProblem(2, 8, 4)
 
 @pytest.fixture
 def retuning(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("retuning")
+    return importlib.import_module("bench.tuning.retuning")
 
 
 def row(k, us, spread=0.0, status=Status.OK):
@@ -92,7 +91,6 @@ def test_a_cold_start_finds_nothing_compiled(retuning, monkeypatch, tmp_path):
 
 
 def test_the_table_shows_seconds_and_how_many_layers_agree(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     about = {"dtype": "fp16", "batch": "1", "device": "H200", "commit": "abc", "versions": "cudnn=9"}
     rows = [
         {**about, "subject": "net", "metric": "tuning_s", "p50": "48.7", "note": "from nothing"},
@@ -100,5 +98,5 @@ def test_the_table_shows_seconds_and_how_many_layers_agree(monkeypatch):
         {**about, "subject": "conv:a", "metric": "fraction_of_best", "p50": "1", "note": "net tied=true same"},
         {**about, "subject": "conv:b", "metric": "fraction_of_best", "p50": "0.9", "note": "net tied=false a, then b"},
     ]
-    page = importlib.import_module("choice_tables").retuning_table(rows, "Tuning twice")
+    page = importlib.import_module("bench.tuning.choice_tables").retuning_table(rows, "Tuning twice")
     assert "| net | fp16 | 1 | 48.7 |  | 2.9 | 1 of 2 layers (50%) |" in page

@@ -1,10 +1,9 @@
-"""bench/training.py: when a provider's first losses are right."""
+"""bench/training/training.py: when a provider's first losses are right."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +17,7 @@ Right = Callable[[list[float]], bool]
 
 @pytest.fixture
 def right(monkeypatch: pytest.MonkeyPatch) -> Right:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    training = importlib.import_module("training")
+    training = importlib.import_module("bench.training.training")
     return lambda losses: training.is_right(losses, [STOCK], EXACT, training.FAR["bf16"])
 
 
@@ -42,15 +40,13 @@ def test_a_loss_that_is_off_at_the_end_is_seen(right: Right):
 
 
 def test_a_captured_step_is_judged_from_the_step_that_it_begins_with(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    training = importlib.import_module("training")
+    training = importlib.import_module("bench.training.training")
     assert training.is_right(EXACT[3:], [STOCK], EXACT, 0.02, ahead=3)
     assert not training.is_right(EXACT[1:3], [STOCK], EXACT, 0.02, ahead=3)
 
 
 def test_losses_may_be_as_far_off_as_any_rounded_run_was_until_then(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    training = importlib.import_module("training")
+    training = importlib.import_module("bench.training.training")
     losses = [*EXACT[:3], EXACT[3] * 1.08, EXACT[4]]
     early, late = [*EXACT[:2], EXACT[2] * 1.03, *EXACT[3:]], [*EXACT[:4], EXACT[4] * 1.03]
     assert not training.is_right(losses, [EXACT, EXACT], EXACT, 0.02)
@@ -61,8 +57,7 @@ def test_losses_may_be_as_far_off_as_any_rounded_run_was_until_then(monkeypatch:
 
 def test_nudged_losses_are_off_by_about_a_rounding(monkeypatch: pytest.MonkeyPatch):
     """The net takes one rounding to bf16 at the beginning about as far as a rounding; another seed is another run."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    training = importlib.import_module("training")
+    training = importlib.import_module("bench.training.training")
     case = training.Case("resnet20_cifar10", 4, "bf16", "cpu")
     exact = training.exact_losses(case)
     first, again, other = (training.exact_losses(case, seed) for seed in (1, 1, 2))

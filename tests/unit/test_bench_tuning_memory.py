@@ -1,11 +1,10 @@
-"""bench/tuning_memory.py sees the device's peak, whoever takes it, and nothing of what was there before; its table."""
+"""bench/tuning/tuning_memory.py sees the device's peak, whoever takes it, and nothing of what was there before; its table."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +17,7 @@ TOTAL = 1000
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("tuning_memory")
+    return importlib.import_module("bench.tuning.tuning_memory")
 
 
 class Device:
@@ -98,7 +96,6 @@ def test_a_limit_without_room_for_another_context_is_kept_in_one_process(bench):
 
 
 def test_the_table_shows_what_either_took_and_gave(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     about = {"subject": "net", "dtype": "fp16", "batch": "32", "device": "H200", "commit": "abc", "versions": "cudnn=9"}
     figures = {
         ("convoy", "tuning_memory_bytes"): "3e9",
@@ -109,5 +106,5 @@ def test_the_table_shows_what_either_took_and_gave(monkeypatch):
         ("convoy.limited", "latency_ms"): "0.51",
     }
     rows = [{**about, "provider": name, "metric": metric, "p50": p50} for (name, metric), p50 in figures.items()]
-    page = importlib.import_module("choice_tables").tuning_memory_table(rows, "Memory of tuning")
+    page = importlib.import_module("bench.tuning.choice_tables").tuning_memory_table(rows, "Memory of tuning")
     assert "| net | fp16 | 32 | 2000 | 3000 | 2500 | 2700 | 0.500 | 0.510 |" in page

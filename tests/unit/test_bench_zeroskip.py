@@ -1,29 +1,19 @@
 """The zero-skipping benchmark's own parts, on a CPU: its runs, its peers, its checking."""
 
-import sys
 from argparse import ArgumentTypeError, Namespace
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from bench.shared.record import Recorder
+from bench.zeroskip import zeroskip, zeroskip_choice, zeroskip_nets, zeroskip_slopes, zeroskip_tables
 
-BENCH = Path(__file__).parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-
-import zeroskip  # noqa: E402
-import zeroskip_choice  # noqa: E402
-import zeroskip_figures  # noqa: E402
-import zeroskip_nets  # noqa: E402
-import zeroskip_tables  # noqa: E402
-from record import Recorder  # noqa: E402
-
-from convoy.engines.activation_sparsity import SparsityShares  # noqa: E402
-from convoy.engines.compilers import host_compiler  # noqa: E402
-from convoy.engines.library.aten import ENGINE  # noqa: E402
-from convoy.measurement.device.detect import detect_target  # noqa: E402
-from convoy.pipeline.end_to_end import Timed  # noqa: E402
-from convoy.problem import ConvProblem, Epilogue, Knobs, Pool  # noqa: E402
+from convoy.engines.activation_sparsity import SparsityShares
+from convoy.engines.compilers import host_compiler
+from convoy.engines.library.aten import ENGINE
+from convoy.measurement.device.detect import detect_target
+from convoy.pipeline.end_to_end import Timed
+from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 
 CPU = detect_target("cpu")
 OPTIONS = Namespace(dtype="fp32", numerics="strict", device="cpu", shares=zeroskip.SHARES)
@@ -103,13 +93,13 @@ def test_a_wrong_result_is_not_timed(capsys):
 
 def test_a_line_is_fitted_to_the_times_and_a_dense_input_has_its_price():
     times = {share: {"convoy.zeroskip.a": 110.0 - share, "convoy.dense": 100.0} for share in (0, 25, 50, 75)}
-    found = zeroskip_figures.fall(times, "convoy.zeroskip.a")
+    found = zeroskip_slopes.fall(times, "convoy.zeroskip.a")
     assert (found.correlation, found.slope_us) == pytest.approx((-1.0, -1.0))
     assert (found.dense_cost, found.at_75) == pytest.approx((1.1, 0.35))
-    flat = zeroskip_figures.fall({s: {"x": 5.0} for s in (0, 50, 90)}, "x")
+    flat = zeroskip_slopes.fall({s: {"x": 5.0} for s in (0, 50, 90)}, "x")
     assert (flat.correlation, flat.slope_us) == (0.0, 0.0)
     assert flat.dense_cost != flat.dense_cost, "there is no dense engine"
-    assert zeroskip_figures.fall(times, "convoy.zeroskip.b") is None
+    assert zeroskip_slopes.fall(times, "convoy.zeroskip.b") is None
 
 
 def test_falls_are_recorded_for_each_layer_and_kind(tmp_path):

@@ -11,9 +11,9 @@ from convoy.compare.frameworks.base import Material, Outputs
 
 LEAST_ERROR: Final = {"fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}
 WORSE: Final = 3.0
-"""An output is right within this relative L2 error, or `WORSE` times that of stock PyTorch on the same device: nets with random
-weights magnify rounding (as in bench/inference.py). What one rounding of weights and input does to stock PyTorch is allowed too
-(`rounded.rounding_limits`): it may be nearer by chance than rounding lets others be."""
+"""An output is right within this relative L2 error, or within `WORSE` times the error of stock PyTorch on the same device: nets
+with random weights magnify rounding (as in bench/inference/inference.py). An error as large as one rounding of weights and input
+causes in stock PyTorch is allowed too (`rounding_limits`), because PyTorch may be close to exact by chance."""
 
 LEAST_GRADIENT_ERROR: Final = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 0.1}
 WORSE_STEP: Final = 10.0

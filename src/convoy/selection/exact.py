@@ -22,8 +22,9 @@ _CLOSE = 1e-6
 
 _AT_ONCE = 8
 """Places that get a row for their memory at a time, the fullest first. Each brings columns for every value alive there, and most
-never matter; with few, the program is solved more often. DenseNet-201 with five draws of times (`bench/selection.py`), under a
-budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen, 61 s with all."""
+never matter; with few, the program is solved more often. DenseNet-201 with five draws of times
+(`bench/tuning/selection.py`), under a budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen,
+61 s with all."""
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:

@@ -11,7 +11,7 @@ from convoy.selection.validate import validate
 
 TIME_LIMIT_S: Final = 60.0
 """Time that `exact` may take. DenseNet-201 with 8 candidates a node takes well under 2 s; under a memory budget it takes some
-seconds, and once took 45 (bench/selection.py)."""
+seconds, and once took 45 (bench/tuning/selection.py)."""
 
 
 class _Solver(Protocol):

@@ -5,8 +5,8 @@ fitted to all measurements where it has none, is taken over, the nearer the prob
 waves, the neighbours how far it is off. A layer's kind is what decides which code runs (filter, stride, dilation, groups,
 memory format, dtype); distance is in the sizes of its implicit GEMM, in powers of two. Where an engine was never measured on
 such a layer its cost model speaks, and the criteria (`convoy.tune.criteria`) have their say on every engine. How well
-this picks is measured by `bench/prediction.py` and `bench/criteria.py`: on layers that are left out, against the best that was
-measured on them.
+this picks is measured by `bench/tuning/prediction.py` and `bench/tuning/criteria.py`: on layers that are left out, against the
+best that was measured on them.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _weighed(
 
 WEIGHT: Final = 0.5
 """Share of the criteria in what is expected of an engine. On the layers of six nets on an H100, net by net left out, any share
-from 0.5 to 0.8 picked equally well (bench/criteria.py)."""
+from 0.5 to 0.8 picked equally well (bench/tuning/criteria.py)."""
 
 PROMISE: Final = 1.3
 """What an engine is taken to need of what its cost model says, where nothing like the problem was measured: the models of the

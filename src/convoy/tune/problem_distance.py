@@ -17,7 +17,7 @@ OTHER_FINISH: Final = 1.0
 OTHER_POOLING: Final = 3.0
 """Distances, in powers of two, that another filter, another arithmetic, other passes behind the sum, or a pooling there amount
 to: an engine that fuses nothing pays for them. On layers left out the choice came to 0.972 of the best speed with the last two,
-and to 0.966 without (2625 layers, H200, replay by `bench/criteria.py`); twice the distances changed nothing."""
+and to 0.966 without (2625 layers, H200, replay by `bench/tuning/criteria.py`); twice the distances changed nothing."""
 
 Kind = tuple[object, ...]
 

@@ -148,10 +148,8 @@ def test_a_run_ends_in_tables_and_a_page(kind: str, tmp_path: Path, monkeypatch:
 
 
 def test_the_run_as_csv_keeps_to_the_results_columns_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import compare as bench
-    import plot_page
-    import record
+    from bench.compare import compare as bench
+    from bench.shared import record, svg
 
     run = compare_run()
     rows = [row for row in run.rows if row.ok]
@@ -159,6 +157,6 @@ def test_the_run_as_csv_keeps_to_the_results_columns_and_names(tmp_path: Path, m
     lines = path.read_text().splitlines()
     assert lines[0].split(",") == list(record.COLUMNS)
     assert len(lines) == 1 + 3 * 5
-    assert {bench.provider(row) for row in rows} <= {*plot_page.PEERS, "convoy"}
+    assert {bench.provider(row) for row in rows} <= {*svg.PEERS, "convoy"}
     assert any(",torch.eager.nhwc,latency_ms,ms,30," in line for line in lines)
     write(run, tmp_path / "run.json")

@@ -1,4 +1,4 @@
-"""bench/study.py and bench/scaling.py turn run files into rows that the results' own rules allow."""
+"""bench/study/study.py and bench/scaling/scaling.py turn run files into rows that the results' own rules allow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import importlib
 from pathlib import Path
 
 import pytest
+from bench.compare import compare_tables, options, options_figure, options_table
+from bench.scaling import scaling, scaling_figure, scaling_tables
+from bench.shared import svg
+from bench.study import strategies_table, study, study_figure
 
 from convoy.compare import Figure, Row, Run, write
 
@@ -52,11 +56,10 @@ NETS = [
 
 
 def test_an_ablation_becomes_rows_a_table_and_a_picture(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("CONVOY_COMMIT", "0123456789ab")
     run = importlib.import_module("examples").options_run()
-    recorder = importlib.import_module("options").recorded(run)
+    recorder = options.recorded(run)
     recorder.folder = tmp_path
     with recorder.write().open() as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "latency_ms"]
@@ -64,18 +67,16 @@ def test_an_ablation_becomes_rows_a_table_and_a_picture(tmp_path: Path, monkeypa
         ("torch.defaults", "defaults"), ("torch.alone", "compile"), ("torch.step", "a"), ("torch.without", "compile"),
         ("torch.without", "onednn"), ("torch.best", "best"),
     ]  # fmt: skip
-    peers = importlib.import_module("plot_page").PEERS
-    assert {row["provider"] for row in rows} <= set(peers)
-    page = importlib.import_module("compare_tables").options_table(rows, "Options")
+    assert {row["provider"] for row in rows} <= set(svg.PEERS)
+    page = options_table.options_table(rows, "Options")
     assert "from 100.000 to 50.000 ms. 2.0x from options alone: compile" in page
     assert "| compile | 2.00x | 1.96x |" in page
     assert "| onednn |  | 3.00x |" in page
-    assert "from the defaults to the best setting" in importlib.import_module("plots").options_figure(rows, "Options")
+    assert "from the defaults to the best setting" in options_figure.options_figure(rows, "Options")
 
 
 def test_steps_fed_by_workers_are_a_subject_of_their_own(tmp_path: Path, monkeypatch) -> None:
     """A later ablation of the same net leaves them, and they leave an earlier one."""
-    monkeypatch.syspath_prepend(str(BENCH))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("CONVOY_COMMIT", "0123456789ab")
     run = importlib.import_module("examples").options_run()
@@ -87,29 +88,28 @@ def test_steps_fed_by_workers_are_a_subject_of_their_own(tmp_path: Path, monkeyp
         )
         for count, latency in ((0, 75.0), (4, 55.0))
     ]  # fmt: skip
-    recorder = importlib.import_module("options").recorded(dataclasses.replace(run, rows=[*run.rows, *loaders]))
+    recorder = options.recorded(dataclasses.replace(run, rows=[*run.rows, *loaders]))
     rows = [row for row in recorder.rows if row["metric"] == "latency_ms"]
     own = [row for row in rows if row["subject"].endswith(":loader")]
     assert [row["provider"] for row in own] == ["torch.best", "torch.loader", "torch.loader"]
     assert [row["provider"] for row in rows if row not in own].count("torch.loader") == 0
-    page = importlib.import_module("compare_tables").options_table(rows, "Options")
+    page = options_table.options_table(rows, "Options")
     assert "fed by a data loader" in page
     assert "| 0 workers (noisy) | 75.000 | 1.50x |" in page
     assert "| 4 workers | 55.000 | 1.10x |" in page
     assert page.count("| option |") == 1
     alone = [row for row in own if row["provider"] == "torch.loader"]
-    assert importlib.import_module("compare_tables").options_table(alone, "Options") == "Not measured yet."
-    assert "Options" in importlib.import_module("plots").options_figure(rows, "Options")
+    assert options_table.options_table(alone, "Options") == "Not measured yet."
+    assert "Options" in options_figure.options_figure(rows, "Options")
 
 
-@pytest.mark.parametrize(("name", "run", "subjects"), [
-    ("study", STUDY, {"sweep:channels channels=64 fprop", "alexnet"}), ("scaling", SCALING, {"resnet50 x2 weak"}),
+@pytest.mark.parametrize(("script", "run", "subjects"), [
+    (study, STUDY, {"sweep:channels channels=64 fprop", "alexnet"}), (scaling, SCALING, {"resnet50 x2 weak"}),
 ])  # fmt: skip
-def test_a_run_becomes_rows_that_the_rules_allow(name, run, subjects, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
+def test_a_run_becomes_rows_that_the_rules_allow(script, run, subjects, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CONVOY_COMMIT", "0123456789ab")
     write(run, tmp_path / "run.json")
-    script = importlib.import_module(name)
+    name = script.__name__.rpartition(".")[2]
     monkeypatch.setattr("sys.argv", [name, str(tmp_path / "run.json"), "--folder", str(tmp_path)])
     script.main()
     (path,) = tmp_path.glob("*.csv")
@@ -119,26 +119,23 @@ def test_a_run_becomes_rows_that_the_rules_allow(name, run, subjects, tmp_path: 
     assert {row["subject"] for row in rows} == subjects
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     rules = importlib.import_module("test_bench_results")
-    peers = set(importlib.import_module("plot_page").PEERS)
-    assert [rules.defects(row, path, peers) for row in rows] == [[]] * len(rows)
+    assert [rules.defects(row, path, set(svg.PEERS)) for row in rows] == [[]] * len(rows)
     if name == "study":
-        page = importlib.import_module("compare_tables").strategies_table(NETS, "Strategies")
+        page = strategies_table.strategies_table(NETS, "Strategies")
         assert "| alexnet | fp16 | 1 | 0.300 (3.00x) |  |  | 0.100 (1.00x) | 2.0 |  |  | replay |" in page
-        assert "<svg" in importlib.import_module("plots").study_figure(rows, "Study")
+        assert "<svg" in study_figure.study_figure(rows, "Study")
     if name == "scaling":
-        assert "efficiency over GPUs" in importlib.import_module("plots").scaling_figure(rows, "Training")
-        page = importlib.import_module("tables").scaling_table(rows, "Training")
+        assert "efficiency over GPUs" in scaling_figure.scaling_figure(rows, "Training")
+        page = scaling_tables.scaling_table(rows, "Training")
         assert "| resnet50 x2 weak | fp32 | 128 | torch.ddp | 5120 | 99.0% | 50 |" in page
 
 
 def test_what_a_comparison_took_is_said_where_it_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    tables = importlib.import_module("compare_tables")
     rows = [
         {"subject": "net", "metric": "latency_ms", "p50": "1.0", "note": "inference"},
         {"subject": "net", "metric": "comparison_s", "p50": "98.07", "note": "batch 1,32 in one run"},
         {"subject": "net:training", "metric": "comparison_s", "p50": "108.85", "note": "batch 32 in one run"},
     ]
     words = "All of it took 207 s: net 98 s, net:training 109 s (batch 1,32 in one run; batch 32 in one run)."
-    assert tables.comparison_time(rows) == words
-    assert not tables.comparison_time(rows[:1])
+    assert compare_tables.comparison_time(rows) == words
+    assert not compare_tables.comparison_time(rows[:1])

@@ -87,8 +87,7 @@ def test_a_solver_that_forgets_memory_is_noticed(nets: ModuleType) -> None:
 def densenet201() -> SelectionProblem:
     """DenseNet-201's own graph and regions with drawn times, 4 candidates in each of two memory formats."""
     patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(Path(__file__).parents[3] / "bench"))
-    bench = importlib.import_module("selection")
+    bench = importlib.import_module("bench.tuning.selection")
     patch.undo()
     return bench.drawn_problem(bench.densenet201(64), 0, 4)
 

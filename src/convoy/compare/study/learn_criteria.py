@@ -26,7 +26,7 @@ from convoy.tune.predict import LEAST_SAMPLES
 
 DEEPEST: Final = 12
 LEAST_LAYERS: Final = 6
-"""Layers of a leaf, at least. With 5 to 10, layers left out are picked about equally well (bench/criteria.py, H200)."""
+"""Layers of a leaf, at least. With 5 to 10, layers left out are picked about equally well (bench/tuning/criteria.py, H200)."""
 
 LEAST_GAIN: Final = 1.0
 """Cost that each further leaf must save, in layers that are chosen wrong by `WRONG` and more. With 0.3 to 1.5, layers left out

@@ -179,7 +179,7 @@ class EcrEngine(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """Compressing, thread blocks, and what is left of the products or, where blocks are few, the longest of them.
 
-        Fitted to VGG-19's layers on an H100 at 14 to 96 % zeros: within a third (bench/zeroskip.py).
+        Fitted to VGG-19's layers on an H100 at 14 to 96 % zeros: within a third (bench/zeroskip/zeroskip.py).
         """
         del target
         assert isinstance(problem, ConvProblem)

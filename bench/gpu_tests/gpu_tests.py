@@ -1,0 +1,120 @@
+"""How long the tests on a GPU take: tests/gpu and the fuzz of its engines, in three phases, each with its count and its seconds.
+
+Engines are tested by several processes at once; most of their time is compiling on the host. Programs and comparisons need a
+quieter GPU, so fewer processes share it. Tests that limit or count the device's memory run alone.
+
+    python bench/gpu_tests/gpu_tests.py [--only engines programs memory] [--processes N] [--limit SECONDS] [--folder DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from convoy.measurement import detect_target
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
+
+from bench.shared.record import Recorder
+
+ROOT = Path(__file__).parents[2]
+PROTOCOL = "pytest -m gpu, wall time of each phase, compiled code not cached before the run"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Tests that run together.
+
+    Attributes:
+        name: how the results call it.
+        paths: where the tests are, relative to the repository.
+        options: pytest's, for how many processes share the GPU.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+PHASES = (
+    Phase("engines", ("tests/gpu/engines", "tests/fuzz"), ("--dist", "worksteal")),
+    Phase("programs", ("tests/gpu/program", "tests/gpu/prune", "tests/gpu/compare"), ("-n", "4", "--dist", "loadfile")),
+    Phase("memory", ("tests/gpu/measurement",), ("-n", "0")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a phase's tests did; `ended` is false where the time limit stopped them."""
+
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    ended: bool
+
+
+def run(phase: Phase, limit_s: float, log: Path, processes: int) -> Outcome:
+    """Run one phase, by `processes` where it does not say by how many; pytest's output goes to `log`."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--durations=20", *phase.options, *phase.paths]
+    if "-n" not in phase.options:
+        command += ["-n", str(processes)]
+    start = time.perf_counter()
+    with log.open("w") as output:
+        try:
+            subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            return Outcome(0, 0, 0, time.perf_counter() - start, ended=False)
+    return counted(log.read_text(errors="replace"), time.perf_counter() - start)
+
+
+def counted(output: str, seconds: float) -> Outcome:
+    """The numbers in the last line of pytest's output; a run without them did not end."""
+    last = output.strip().splitlines()[-1] if output.strip() else ""
+    found = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", last)}
+    failed = found.get("failed", 0) + found.get("error", 0)
+    return Outcome(found.get("passed", 0), failed, found.get("skipped", 0), seconds, ended=bool(found))
+
+
+def main() -> int:
+    """Run the phases, print a line each, write the CSV; the exit status is 1 unless every test passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [phase.name for phase in PHASES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="phases to run")
+    parser.add_argument("--processes", type=int, default=14, help="processes that test engines at once")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds that all phases may take together")
+    parser.add_argument("--folder", type=Path, help="where to write the CSV and the logs")
+    options = parser.parse_args()
+    target = detect_target("cuda")
+    torch.cuda.empty_cache()
+    versions = " ".join(f"{name}={version}" for name, version in target.versions)
+    recorder = Recorder("gpu-tests", device=target.name, versions=versions, protocol=PROTOCOL, folder=options.folder)
+    logs = options.folder or Path(tempfile.mkdtemp())
+    logs.mkdir(parents=True, exist_ok=True)
+    end = time.perf_counter() + options.limit
+    green = True
+    for phase in (phase for phase in PHASES if phase.name in options.only):
+        log = logs / f"{phase.name}.log"
+        outcome = run(phase, max(1.0, end - time.perf_counter()), log, options.processes)
+        right = outcome.ended and outcome.failed == 0 and outcome.passed > 0
+        green &= right
+        words = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
+        words = words if outcome.ended else f"did not end within {options.limit:.0f} s"
+        print(f"{phase.name}: {words} in {outcome.seconds:.0f} s ({log})", flush=True)
+        recorder.add(
+            subject=phase.name, provider="convoy", metric="tests_s", unit="s", p50=outcome.seconds, ok=right, note=words
+        )
+        recorder.write()
+    return 0 if green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

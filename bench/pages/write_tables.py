@@ -1,0 +1,166 @@
+"""Writes the figures of README.md and docs/results/*.md from bench/results/*.csv, between their markers; never by hand.
+
+Run it to rewrite the pages, after bench/pages/draw_figures.py where figures have changed. With `--check` it writes nothing and
+exits with 1 where a page differs from the files. README.md shows one device of each question (the GPU with most cases),
+docs/results/*.md show all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from html import unescape
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
+
+from bench.compare.compare_tables import compare_table
+from bench.compare.options_table import options_table
+from bench.inference.ablation_tables import ablation_table
+from bench.inference.latency_tables import latency_table
+from bench.layers.cpu_layer_tables import cpu_layers_table
+from bench.layers.gpu_layer_tables import gpu_layers_table
+from bench.pruned.pruned_tables import pruned_net_table, pruned_table
+from bench.scaling.scaling_tables import scaling_table
+from bench.shared.rows import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
+from bench.study.strategies_table import strategies_table
+from bench.tuning.choice_tables import (
+    criteria_table,
+    prediction_table,
+    retuning_table,
+    selection_table,
+    tuning_memory_table,
+)
+from bench.zeroskip.zeroskip_tables import zeroskip_table
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "figures"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
+
+
+def figure(path: Path, page: Path) -> str:
+    """A picture in a page; it is described by its own title."""
+    title = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"))
+    assert title is not None
+    return f"![{unescape(title[1])}]({Path(os.path.relpath(path, page.parent)).as_posix()})"
+
+
+def figures(stem: str, page: Path, *, all_devices: bool) -> str:
+    """The pictures of a question, the preferred device's first."""
+    paths = [path for path in (FIGURES / f"{stem}.svg",) if path.exists()]
+    if all_devices:
+        paths += sorted(FIGURES.glob(f"{stem}-*.svg"))
+    return "\n\n".join(figure(path, page) for path in paths) or "Not measured yet."
+
+
+def section(question: str, table: Callable[[Sequence[Row], str], str], title: str, *, all_devices: bool) -> str:
+    """The tables of a question."""
+    devices = preferred_first(rows_of(question))
+    found = [table(rows, title) for rows in devices[: None if all_devices else 1]]
+    return "\n\n".join(filter(None, found)) or "Not measured yet."
+
+
+def ablations(question: str, title: str) -> str:
+    """The tables of those devices on which steps were timed apart."""
+    found = [ablation_table(rows, title) for rows in preferred_first(rows_of(question))]
+    return "\n\n".join(filter(None, found)) or "Not measured yet."
+
+
+QUESTIONS = {
+    "inference": "inference",
+    "training": "a training step, update included",
+    "cpu-inference": "inference on a CPU",
+}
+"""Questions of the README's table, and what it calls them."""
+
+
+def headline_table() -> str:
+    """A row for each question, dtype and batch: the mean gain over the best other provider, the least, and the device.
+
+    The commits of all rows stand in one footnote.
+    """
+    lines = ["| | dtype, batch | nets | geometric mean | least | device |", "|---|---|---|---|---|---|"]
+    commits: dict[str, None] = {}
+    for question, words in QUESTIONS.items():
+        rows = next(iter(preferred_first(rows_of(question))), [])
+        gains: dict[str, list[float]] = {}
+        for (_, dtype, batch), by_provider in settings(rows).items():
+            gain = gain_of(by_provider)
+            if gain is not None:
+                gains.setdefault(f"{dtype}, {batch}", []).append(gain)
+        for kind, values in gains.items():
+            figures = f"{len(values)} | **{geometric_mean(values):.2f}x** | {min(values):.2f}x"
+            lines.append(f"| {words} | {kind} | {figures} | {rows[0]['device']} |")
+        commits |= dict.fromkeys(row["commit"] for row in rows)
+    return "\n".join([*lines, "", f"<sub>Commits of these figures: {', '.join(commits)}.</sub>"])
+
+
+def render(page: Path) -> dict[str, str]:
+    """Marker name → text, for one page."""
+    every = page.name != "README.md"
+    return {
+        "headline": headline_table(),
+        "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
+        "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
+        "cpu-layers": section("cpu-layers", cpu_layers_table, "Convolutions on a CPU", all_devices=every),
+        "layers": section("layers", gpu_layers_table, "Single layers", all_devices=every),
+        "prediction": section("prediction", prediction_table, "Layers left out one by one", all_devices=every),
+        "retuning": section("retuning", retuning_table, "Tuning twice", all_devices=every),
+        "tuning-memory": section("tuning-memory", tuning_memory_table, "Memory of tuning", all_devices=every),
+        "criteria": section("criteria", criteria_table, "Layers and nets left out", all_devices=every),
+        "compare": section("compare", compare_table, "Frameworks side by side", all_devices=every),
+        "compare-figure": figures("compare", page, all_devices=every),
+        "options": section("options", options_table, "PyTorch's options", all_devices=every),
+        "options-figure": figures("options", page, all_devices=every),
+        "strategies": section("study", strategies_table, "Strategies", all_devices=every),
+        "study-figure": figures("study", page, all_devices=every),
+        "training": section("training", latency_table, "A training step, update included", all_devices=every),
+        "training-ablation": ablations("training", "A training step by steps"),
+        "inference-ablation": ablations("inference", "Inference by steps"),
+        "scaling-figure": figures("scaling", page, all_devices=every),
+        "scaling": section("scaling", scaling_table, "Data-parallel training", all_devices=every),
+        "pruned": section("pruned", pruned_table, "Pruned weights", all_devices=every),
+        "pruned-net": section("pruned-net", pruned_net_table, "Pruned nets", all_devices=every),
+        "zeroskip": section("zeroskip", zeroskip_table, "Zeros in feature maps", all_devices=every),
+        "selection": section("selection", selection_table, "The exact solver", all_devices=every),
+        "inference-figure": figures("inference", page, all_devices=every),
+        "cpu-inference-figure": figures("cpu-inference", page, all_devices=every),
+        "layers-figure": figures("layers-roofline", page, all_devices=every),
+    }
+
+
+def replace(page: str, sections: dict[str, str]) -> str:
+    """A page with the text between its markers replaced."""
+    for name, text in sections.items():
+        begin, end = f"<!-- results: {name} -->", "<!-- end -->"
+        if begin in page:
+            head, _, rest = page.partition(begin)
+            _, _, tail = rest.partition(end)
+            page = f"{head}{begin}\n{text}\n{end}{tail}"
+    return page
+
+
+def main() -> int:
+    """Rewrite or check the pages."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    stale = 0
+    for path in PAGES:
+        if not path.exists():
+            continue
+        before = path.read_text(encoding="utf-8")
+        after = replace(before, render(path))
+        if before != after:
+            stale += 1
+            print(f"{path.name}: {'is not what bench/results says' if options.check else 'rewritten'}")
+            if not options.check:
+                path.write_text(after, encoding="utf-8")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,509 @@
+"""How much faster is a whole training step? Question `training`, metrics step_ms, images_per_s, peak_memory_bytes.
+
+Convoy's step (forward pass, loss, backward pass, update) beside PyTorch's: eager in channels_last with cudnn.benchmark and a
+fused optimizer, the same captured as a CUDA graph on one stream, and torch.compile. Same weights and batch; each makes the same
+first steps before the timing, whose losses are held to those of strict fp32.
+
+With `--ablation`, what each step gave: `torch.eager`, `torch.graph`, then Convoy's plan with its algorithms on one stream
+(`convoy.serial`), over streams (`convoy.streams`), with admission (`convoy.admission`), with merged convolutions
+(`convoy.late_update`), and with updates that begin during the backward pass where they are many (`convoy`).
+
+    python bench/training/training.py [--nets resnet50,googlenet] [--batch 32,128] [--dtype bf16,fp32]
+                             [--peers graph,inductor,default,max-autotune] [--ablation] [--missing]
+                             [--db FILE] [--tune-seconds N] [--seconds N] [--folder DIR]
+
+A mode of torch.compile may compile for five minutes; one that takes longer is a row that says so.
+Where tuning reaches `--tune-seconds`, the rest is predicted from what was measured, and the row says so; the next call with the
+same `--db` goes on. With `--seconds` no case is begun that could not end in time, and peers for which no time is left are left
+out, and said so; `--missing` takes those cases alone that the results lack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import convoy
+from convoy import plan as plans
+from convoy.engines.manifest import MERGING
+from convoy.measurement import detect_target
+from convoy.pipeline.end_to_end import Timed, interleave
+from convoy.pipeline.net import CUT
+from convoy.plan import Plan
+from convoy.program.recording import recording
+from convoy.schedule import parallel
+from convoy.training import train_model
+from convoy.training.step_program import StepOptions
+from convoy.zoo import input_size, load_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
+
+from bench.shared.record import Recorder
+from bench.shared.time_limit import COMPILE_S, within
+
+NETS = "alexnet,googlenet,inception_v3,resnet50,densenet121,mobilenet_v2"
+CHECKED = 5
+"""Steps of the check, from the same weights: losses of chaotic nets drift apart after more."""
+
+WARMUP = 3
+"""Steps that are made before a capture: the first loss that a captured step shows is that of the step after them."""
+
+FAR = {"fp32": 2e-2, "bf16": 5e-2}
+WORSE = 3.0
+NUDGES = 2
+"""A step is right if each of these losses is within this relative difference of strict fp32's, or `WORSE` times as far off as
+PyTorch's own were until then, or strict fp32's own in so many runs from weights and images that are one rounding off: nets with
+random weights magnify rounding (AlexNet's fifth loss at batch 128 is 6 % off in bf16). How far those runs were off stands in the
+row of `torch.eager`."""
+
+ROUNDING = {("fp32", "cuda"): 2.0**-11, ("fp32", "cpu"): 2.0**-24, ("bf16", "cuda"): 2.0**-9, ("bf16", "cpu"): 2.0**-9}
+"""The largest relative error of one rounding of a product's operands: fp32 on a GPU is TF32."""
+
+ROUND_S = 0.1
+"""Seconds of a round: a training loop gives its steps to the device ahead, and waits for it once in many."""
+
+LR = 1e-3
+MODES = {"default": "inductor.default", "reduce-overhead": "inductor.reduce-overhead"}
+MODES |= {"max-autotune": "inductor.max-autotune"}
+
+Step = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One net, batch and precision."""
+
+    net: str
+    batch: int
+    dtype: str
+    device: str
+
+    @property
+    def amp(self) -> torch.dtype | None:
+        """The dtype of autocast."""
+        return torch.bfloat16 if self.dtype == "bf16" else None
+
+    def model(self) -> nn.Module:
+        """The model in training mode, dropout off: losses are compared."""
+        model = load_model(self.net).train().to(self.device, memory_format=torch.channels_last)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return model
+
+    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A batch of random images and labels."""
+        size = input_size(self.net)
+        side = size if isinstance(size, int) else size[-1]
+        x = torch.randn(self.batch, 3, side, side, generator=torch.Generator().manual_seed(self.batch))
+        x = x.to(self.device, memory_format=torch.channels_last)
+        return x, (torch.arange(self.batch) % 10).to(self.device)
+
+
+def loss_of(output: object, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the first output."""
+    scores = output[0] if isinstance(output, tuple) else output
+    assert isinstance(scores, torch.Tensor)
+    return cross_entropy(scores, labels)
+
+
+def optimizer_of(model: nn.Module, device: str) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum, fused where PyTorch has that."""
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, fused=device == "cuda")
+
+
+def nudged(tensor: torch.Tensor, most: float, seed: int) -> torch.Tensor:
+    """A tensor whose values are off by a relative error of so much at most, drawn evenly."""
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    drawn = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype)
+    return tensor * (1 + (2 * drawn - 1) * most)
+
+
+def exact_losses(case: Case, nudge: int = 0) -> list[float]:
+    """The losses of PyTorch's first steps in strict fp32: those of the check, and those that a captured step's come after.
+
+    Args:
+        case: the net, and the precision whose rounding a nudge is.
+        nudge: the seed of weights and images one rounding off; 0: as they are.
+    """
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        off = ROUNDING[case.dtype, case.device] if nudge else 0.0
+        return first_losses(eager(dataclasses.replace(case, dtype="fp32"), nudge=(off, nudge)), CHECKED + WARMUP)
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def offsets(losses: Sequence[float], exact: Sequence[float]) -> list[float]:
+    """Relative differences of losses."""
+    return [abs(one / other - 1) for one, other in zip(losses, exact, strict=False)]
+
+
+def is_right(
+    losses: Sequence[float], rounded: Sequence[Sequence[float]], exact: Sequence[float], least: float, ahead: int = 0
+) -> bool:
+    """Whether losses are as near strict fp32's as rounding lets them be.
+
+    Args:
+        losses: of a provider, the first after `ahead` steps.
+        rounded: PyTorch's own and nudged ones, from the first step on: how far any was off until a step is the measure there.
+        exact: strict fp32's.
+        least: a relative difference that is always allowed.
+        ahead: steps that were made before.
+    """
+    farthest = (max(steps) for steps in zip(*(offsets(run, exact) for run in rounded), strict=True))
+    until = list(accumulate(farthest, max))[ahead:]
+    off = offsets(losses, exact[ahead:])
+    return all(one <= max(least, WORSE * bound) for one, bound in zip(off, until, strict=False))
+
+
+def eager(case: Case, mode: str = "", nudge: tuple[float, int] = (0.0, 0)) -> Step:
+    """PyTorch's step, compiled in a mode where one is given; `nudge`: how far filters and images are off, and a seed."""
+    model, (x, y) = case.model(), case.data()
+    if nudge[0]:
+        x = nudged(x, *nudge)
+        with torch.no_grad():
+            for place, weight in enumerate(w for w in model.parameters() if w.dim() > 1):
+                weight.copy_(nudged(weight, nudge[0], nudge[1] + 1000 * place))
+    optimizer = optimizer_of(model, case.device)
+    if mode:
+        torch._dynamo.reset()
+    run = torch.compile(model, mode=mode) if mode else model
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(case.device, case.amp, enabled=case.amp is not None):
+            loss = loss_of(run(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def graph(case: Case) -> Step:
+    """PyTorch's step captured as one CUDA graph on one stream, with a workspace of cuBLAS's that nobody else's capture frees."""
+    step = eager(case)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP):
+            step()
+    captured = torch.cuda.CUDAGraph()
+    with recording(captured, stream):
+        loss = step()
+
+    def replay(reads: Step = step) -> torch.Tensor:
+        del reads  # held: the graph reads its model and its batch
+        captured.replay()
+        return loss
+
+    return replay
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a run is made.
+
+    Attributes:
+        peers: words of the peers that are wanted.
+        effort: of Convoy's tuning.
+        db: Convoy's database; None: the user's.
+        end: when to be done, by `time.monotonic`.
+        ablation: whether to time Convoy's plan in its stages too.
+        streams: most streams.
+        tune_s: what measuring candidates may take.
+    """
+
+    peers: tuple[str, ...]
+    effort: str
+    db: Path | None
+    end: float
+    ablation: bool
+    streams: int
+    tune_s: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.end - time.monotonic()
+
+    def settings(self, **changes: Any) -> convoy.Settings:
+        """Of Convoy."""
+        return convoy.Settings(effort=convoy.Effort(self.effort), streams=self.streams, db=self.db, **changes)
+
+
+LEAST_S = 45.0
+"""Seconds that capturing, checking and timing want; a peer that compiles is not begun with less."""
+
+
+def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
+    """Convoy's step, its plan, and what tuning cost; where time is up, from what was measured until then."""
+    model, (x, y) = case.model(), case.data()
+    start = time.perf_counter()
+
+    optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
+    settings = run.settings(tune_s=max(1.0, min(run.tune_s, run.left_s - LEAST_S)), **changes)
+    result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
+    step = result.step
+    cut = " cut" if any(CUT in line for line in step.notes) else ""
+    note = f"tuning_s={time.perf_counter() - start:.0f}{cut}"
+    note += " baseline" if step.plan.baseline else f" streams={streams_of(step.plan)}"
+    for line in step.notes:
+        if line.startswith(("streams:", "the step")) or "baseline" in line or CUT in line:
+            print(f"    {line}", flush=True)
+    return lambda: step(x, y), step.plan, note
+
+
+def replayed(case: Case, run: Run, plan: Plan) -> Step:
+    """Convoy's step by a plan that is there, with one update at its end."""
+    model, (x, y) = case.model(), case.data()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        plans.save(plan, path)
+        step = train_model(
+            model,
+            loss_of,
+            optimizer_of(model, case.device),
+            (x, y),
+            options=StepOptions(amp=case.amp, early_updates=False),
+            plan=path,
+            settings=run.settings(),
+        ).step
+    return lambda: step(x, y)
+
+
+def streams_of(plan: Plan) -> int:
+    """Streams that a plan runs on."""
+    return 1 + max((step.stream for step in plan.steps), default=0)
+
+
+def stages(plan: Plan) -> dict[str, Plan]:
+    """The same choice on one stream, and spread as if launches did not slow one another."""
+    found = {"convoy.serial": dataclasses.replace(plan, steps=parallel(plan.steps, 1))}
+    if streams_of(plan) > 1:
+        spread = parallel(found["convoy.serial"].steps, streams_of(plan))
+        found["convoy.streams"] = dataclasses.replace(plan, steps=spread)
+    return found
+
+
+def first_losses(step: Step, count: int = CHECKED) -> list[float]:
+    """The losses of the first steps, from the net's own weights."""
+    return [float(step()) for _ in range(count)]
+
+
+@dataclass(slots=True)
+class Table:
+    """What is timed of one case.
+
+    Attributes:
+        exact: the losses of strict fp32.
+        nudged: the same from weights and images one rounding off.
+        steps: by provider.
+        losses: of the first steps.
+        peaks: most bytes that a provider held while it trained.
+        notes: by provider, also of those that could not be made.
+    """
+
+    case: Case
+    exact: list[float]
+    nudged: list[list[float]]
+    steps: dict[str, Step] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[], Step]) -> None:
+        """Make a provider's step and take its first losses; one that fails is a row with its reason."""
+        cuda = self.case.device == "cuda"
+        before = torch.cuda.memory_allocated() if cuda else 0
+        try:
+            step = make()
+            if cuda and name != "torch.graph":  # which made its first steps already
+                torch.cuda.reset_peak_memory_stats()
+            with within(COMPILE_S) if name in MODES.values() else nullcontext():
+                self.losses[name] = first_losses(step, CHECKED + (WARMUP if name == "torch.eager" else 0))
+        except Exception as error:
+            self.notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        else:
+            self.steps[name] = step
+            self.peaks[name] = torch.cuda.max_memory_allocated() - before if cuda else 0
+        if name not in self.steps:
+            print(f"    {name}: {self.notes[name]}", flush=True)
+
+
+def compare(case: Case, run: Run, recorder: Recorder) -> str:
+    """Check and time one case; records every figure and returns a line for people."""
+    cuda = case.device == "cuda"
+    table = Table(case, exact_losses(case), [exact_losses(case, 1 + seed) for seed in range(NUDGES)])
+    table.add("torch.eager", lambda: eager(case))
+    if "torch.eager" not in table.steps:
+        raise SystemExit(f"{case.net}: PyTorch's own step fails: {table.notes['torch.eager']}")
+    if "graph" in run.peers and cuda:
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        table.add("torch.graph", lambda: graph(case))
+    plan = add_ours(table, run)
+    for name, mode in peers_of(run, cuda=cuda).items():
+        if run.left_s < LEAST_S:
+            print(f"    {name}: left out, no time is left", flush=True)
+        else:
+            table.add(name, lambda mode=mode: eager(case, mode))
+    if run.ablation and cuda and plan is not None and not plan.baseline:
+        add_stages(table, run, plan)
+    timed = interleave(dict(table.steps), cuda=cuda, least_s=ROUND_S)
+    return record(table, timed, recorder)
+
+
+def add_ours(table: Table, run: Run, name: str = "convoy", **changes: Any) -> Plan | None:
+    """Convoy's step under a provider's name; its plan, where there is one."""
+    made: list[Plan] = []
+
+    def whole() -> Step:
+        step, plan, note = tuned(table.case, run, **changes)
+        made.append(plan)
+        table.notes[name] = note
+        return step
+
+    table.add(name, whole)
+    return made[0] if made else None
+
+
+def add_stages(table: Table, run: Run, plan: Plan) -> None:
+    """What each part of Convoy gives: with one update at the end, without merged convolutions, admission, streams."""
+    first = plan
+    if any(step.pattern == "merge" for step in plan.steps):
+        plan = add_ours(table, run, "convoy.admission", deny_engines=(MERGING,)) or plan
+    for name, stage in {**stages(plan), "convoy.late_update": first}.items():
+        if run.left_s > LEAST_S / 2 and not stage.baseline:
+            table.add(name, lambda stage=stage: replayed(table.case, run, stage))
+
+
+def peers_of(run: Run, *, cuda: bool) -> dict[str, str]:
+    """Providers of torch.compile with their modes, the slowest to compile last; `inductor` is the one that suits the device."""
+    suiting = "reduce-overhead" if cuda else "default"
+    return {
+        name: mode for mode, name in MODES.items() if mode in run.peers or (mode == suiting and "inductor" in run.peers)
+    }
+
+
+def record(table: Table, timed: dict[str, Timed], recorder: Recorder) -> str:
+    """Rows of all providers, and a line for people."""
+    case = table.case
+    exact, least = table.exact, FAR[case.dtype]
+    rounded = [table.losses["torch.eager"], *table.nudged]
+    moved = max((max(offsets(run, exact)) for run in table.nudged), default=0.0)
+    line = f"{case.net:14} b{case.batch:<4} {case.dtype} "
+    for name in dict.fromkeys((*table.steps, *table.notes)):
+        figures = timed.get(name)
+        losses, ahead = table.losses.get(name, []), WARMUP if name == "torch.graph" else 0
+        off = max(offsets(losses, exact[ahead:]), default=math.nan)
+        middle, spread = (figures.median_ms, figures.spread_ms) if figures else (math.nan, 0.0)
+        rounding = f"rounding_off={moved:.1e}" if name == "torch.eager" else ""
+        note = " ".join(filter(None, (f"loss_off={off:.1e}", rounding, table.notes.get(name, ""))))
+        common = {"subject": case.net, "batch": case.batch, "dtype": case.dtype, "provider": name, "note": note}
+        common["ok"] = figures is not None and is_right(losses, rounded, exact, least, ahead)
+        recorder.add(metric="step_ms", unit="ms", p50=middle, p20=middle - spread, p80=middle + spread, **common)
+        if figures:
+            rates = [1e3 * case.batch / ms for ms in (middle, middle + spread, middle - spread)]
+            recorder.add(metric="images_per_s", unit="1/s", p50=rates[0], p20=rates[1], p80=rates[2], **common)
+            if table.peaks.get(name):
+                recorder.add(metric="peak_memory_bytes", unit="B", p50=float(table.peaks[name]), **common)
+            line += f"  {name} {middle:.2f}" + ("" if common["ok"] else " (WRONG)")
+    others = [f.median_ms for name, f in timed.items() if not name.startswith("convoy")]
+    if "convoy" in timed:
+        line += f"  gain {min(others) / timed['convoy'].median_ms:.2f}"
+        if "torch.graph" in timed:
+            line += f"  over the graph {timed['torch.graph'].median_ms / timed['convoy'].median_ms:.2f}"
+    return line
+
+
+def there(recorder: Recorder, run: Run, *, cuda: bool) -> set[tuple[str, int, str]]:
+    """Cases of which the results have Convoy's step and all peers that are wanted."""
+    found: dict[tuple[str, int, str], set[str]] = {}
+    for row in recorder.earlier():
+        if row["metric"] == "step_ms" and row["ok"] == "true":
+            found.setdefault((row["subject"], int(row["batch"]), row["dtype"]), set()).add(row["provider"])
+    wanted = {"convoy", *peers_of(run, cuda=cuda), *(["torch.graph"] if cuda and "graph" in run.peers else [])}
+    return {case for case, names in found.items() if wanted <= names}
+
+
+def main() -> None:
+    """Run the comparison, print a short table, write the CSV."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nets", default=NETS)
+    parser.add_argument("--batch", default="32,128")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--peers", default="graph,inductor")
+    parser.add_argument("--effort", default="quick")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--db", type=Path)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--tune-seconds", type=float, default=math.inf)
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--streams", type=int, default=4)
+    options = parser.parse_args()
+    run = Run(
+        tuple(options.peers.split(",")),
+        options.effort,
+        options.db,
+        time.monotonic() + options.seconds,
+        options.ablation,
+        options.streams,
+        options.tune_seconds,
+    )
+    warnings.simplefilter("ignore")
+    target = detect_target(options.device)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    recorder = Recorder(
+        "training",
+        device=target.name,
+        versions=" ".join(f"{name}={version}" for name, version in target.versions),
+        protocol="interleaved rounds=15 of 0.1 s, whole steps with update, median, p20 and p80 as median -+ spread",
+        folder=options.folder,
+    )
+    done = there(recorder, run, cuda=options.device == "cuda") if options.missing else set[tuple[str, int, str]]()
+    lines: list[str] = []
+    left_out: list[str] = []
+    for net in options.nets.split(","):
+        for batch in options.batch.split(","):
+            for dtype in options.dtype.split(","):
+                case = Case(net, int(batch), dtype, options.device)
+                if (case.net, case.batch, case.dtype) in done:
+                    continue
+                if run.left_s < 2 * LEAST_S:
+                    left_out.append(f"{net} b{batch} {dtype}")
+                    continue
+                lines.append(compare(case, run, recorder))
+                print(lines[-1], flush=True)
+                recorder.write()
+                if options.device == "cuda":
+                    torch.cuda.empty_cache()
+    print("\nmilliseconds a step, medians")
+    print("\n".join(lines))
+    if left_out:
+        print("no time was left for " + ", ".join(left_out))
+    print(recorder.path)
+
+
+if __name__ == "__main__":
+    main()

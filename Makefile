@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test lint types contracts docs gpu-test fuzz sanitize clean
+.PHONY: venv demo test lint types contracts docs reference gpu-test fuzz sanitize clean
 
 venv: $(STAMP)
 
@@ -31,6 +31,10 @@ contracts: venv
 # The site, in build/site. Nothing is fetched; a broken link or anchor fails.
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pages' parts that the code says: the command line, the list of caches.
+reference: venv
+	$(BIN)/python docs/_site/generate.py
 
 # One thread for each of the two processes: more would wait for each other's cores.
 test: lint types contracts docs

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 
+import convoy
 from convoy.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +61,33 @@ def test_make_has_the_targets_that_the_pages_name() -> None:
 def test_links_lead_to_files_that_are_there(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_public_name_is_on_the_reference_page() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    described = {name.rpartition(".")[2] for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    described |= {name for names in re.findall(r"members: \[(.*?)\]", page) for name in names.split(", ")}
+    assert set(convoy.__all__) - {"__version__"} <= described
+
+
+def test_pages_that_the_sources_name_are_there() -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for folder in ("src", "bench", "tests")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in {".py", ".c", ".h", ".cu", ".cuh"}
+        for page in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert [(path, page) for path, page in named if not (ROOT / page).exists()] == []
+
+
+def test_every_environment_variable_is_on_the_page_of_process_state() -> None:
+    page = (ROOT / "docs" / "concepts" / "process-state.md").read_text(encoding="utf-8")
+    read = r"environ(?:ment)?(?:\.get\(|\[)\s*\"([A-Z_]+)\""
+    named = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(read, path.read_text("utf-8"))}
+    assert "CONVOY_DB" in named
+    assert sorted(name for name in named if f"`{name}`" not in page) == []
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ _H100_BYTES: Final = 2e12
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """What one launch does.
 
     Attributes:
@@ -45,7 +45,7 @@ class Work:
     half: bool = False
 
 
-def estimate_us(work: Work, target: Target) -> float:
+def estimate_us(work: KernelWork, target: Target) -> float:
     """Microseconds that a launch should take on a target."""
     if target.device == "cuda":
         share = max(target.units, 1) / _H100_UNITS

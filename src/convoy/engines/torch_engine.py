@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from convoy.engines.base import Engine, Executable, Knobs
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.problem import Problem
 from convoy.target import Target
 
@@ -35,5 +35,5 @@ class TorchExecutable(Executable):
     """An executable that can tell what its launch does."""
 
     @abstractmethod
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """What one launch does."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.manifest import load_engine
 from convoy.problem import ConvProblem
 from convoy.target import Target
@@ -17,7 +17,7 @@ def guess(name, problem, target=CPU):
 
 
 def test_more_work_takes_longer_and_more_cores_take_less():
-    small, large = Work(1e9, 1e6, 10), Work(2e9, 2e6, 10)
+    small, large = KernelWork(1e9, 1e6, 10), KernelWork(2e9, 2e6, 10)
     assert estimate_us(small, CPU) < estimate_us(large, CPU) < 2 * estimate_us(small, CPU)
     assert estimate_us(large, replace(CPU, units=4)) < estimate_us(large, CPU) / 3
     assert estimate_us(large, replace(CPU, arch="generic")) > 5 * estimate_us(large, CPU)
@@ -26,8 +26,8 @@ def test_more_work_takes_longer_and_more_cores_take_less():
 
 
 def test_calls_set_a_floor():
-    assert estimate_us(Work(0, 0, 10), CPU) == 30
-    assert estimate_us(Work(0, 0, 10), GPU) == 20
+    assert estimate_us(KernelWork(0, 0, 10), CPU) == 30
+    assert estimate_us(KernelWork(0, 0, 10), GPU) == 20
 
 
 def test_winograd_beats_gemm_where_channels_are_many_and_loses_where_they_are_few():

@@ -15,7 +15,7 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Packed
-from convoy.engines.cost_model import Work
+from convoy.engines.cost_model import KernelWork
 from convoy.engines.product_precision import products
 from convoy.engines.scratch import Scratch
 from convoy.engines.support_checks import compute_dtype
@@ -76,7 +76,7 @@ class SpectralConvolution(TorchExecutable):
     def _frequencies(self) -> int:
         return self._side_h * (self._side_w // 2 + 1)
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """Complex products, four times the real ones at half their rate; spectra are moved a few times each."""
         problem, itemsize = self._problem, 2 * self._dtype.itemsize
         spectra = problem.n * self._rows * self._columns * self._frequencies * itemsize
@@ -84,7 +84,7 @@ class SpectralConvolution(TorchExecutable):
         weight = self._frequencies * problem.c // problem.groups * problem.k * itemsize
         moved = problem.bytes_min * 3 + SPECTRUM_PASSES * spectra * (problem.c + problem.k) + chunks * weight
         products = spectra / itemsize * problem.c // problem.groups * problem.k
-        return Work(16.0 * products, moved, 10 * chunks)
+        return KernelWork(16.0 * products, moved, 10 * chunks)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The conjugate spectrum of the weight, [frequencies · groups, c / groups, k / groups], computed in float64."""

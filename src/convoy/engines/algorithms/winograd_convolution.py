@@ -16,9 +16,9 @@ from typing import Final
 import torch
 
 from convoy.engines.activations import finish
-from convoy.engines.algorithms.winograd_transforms import Tile
+from convoy.engines.algorithms.winograd_transforms import WinogradTile
 from convoy.engines.base import Buffers, Packed
-from convoy.engines.cost_model import Work
+from convoy.engines.cost_model import KernelWork
 from convoy.engines.product_precision import products
 from convoy.engines.scratch import Scratch
 from convoy.engines.support_checks import compute_dtype, plain_convolution, transforms_allowed
@@ -40,7 +40,7 @@ class WinogradConvolution(TorchExecutable):
     def __init__(
         self,
         problem: ConvProblem,
-        tile: Tile,
+        tile: WinogradTile,
         images: int,
         rows: int,
         product_dtype: torch.dtype,
@@ -75,7 +75,7 @@ class WinogradConvolution(TorchExecutable):
         scratch.add((max(read, tile.write_rooms * side * prod(grid) * k),), self._dtype)
         return scratch
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """Products of transformed operands; every slice of a transform is read and written a few times."""
         problem, side = self._problem, self._tile.side
         positions = side * side * problem.n * self._rows * self._columns
@@ -84,7 +84,7 @@ class WinogradConvolution(TorchExecutable):
         moved = problem.bytes_min * 3 + self._tile.accesses * positions * (problem.c + problem.k) * itemsize
         moved += chunks * side * side * problem.c * problem.k * itemsize
         calls = chunks * (self._tile.calls + 6)
-        return Work(2.0 * positions * problem.c * problem.k, moved, calls, self._product_dtype != self._dtype)
+        return KernelWork(2.0 * positions * problem.c * problem.k, moved, calls, self._product_dtype != self._dtype)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [(m + 2)^2, c, k], transformed in float64 and rounded once."""
@@ -165,12 +165,12 @@ def _spans(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def tile_counts(problem: ConvProblem, tile: Tile) -> tuple[int, int]:
+def tile_counts(problem: ConvProblem, tile: WinogradTile) -> tuple[int, int]:
     """Tiles that cover y, down and across."""
     return -(-problem.p // tile.m), -(-problem.q // tile.m)
 
 
-def chunks(problem: ConvProblem, tile: Tile, device: str) -> list[tuple[int, int]]:
+def chunks(problem: ConvProblem, tile: WinogradTile, device: str) -> list[tuple[int, int]]:
     """Numbers of images and rows of tiles worth handling at a time, the default first: a cacheful on a CPU, all on a GPU."""
     rows, columns = tile_counts(problem, tile)
     row_bytes = tile.side**2 * columns * (problem.c + problem.k) * compute_dtype(problem).itemsize

@@ -16,7 +16,7 @@ Slices = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class WinogradTile:
     """One F(m x m, 3x3).
 
     Attributes:
@@ -90,8 +90,8 @@ def _write_4(t: Slices, out: Slices, room: Slices) -> None:
     torch.add(sum_1, t[0], out=out[0])
 
 
-F2: Final = Tile(2, ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)), _read_2, _write_2, 0, 1, 5, 16)
-F4: Final = Tile(
+F2: Final = WinogradTile(2, ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)), _read_2, _write_2, 0, 1, 5, 16)
+F4: Final = WinogradTile(
     4,
     (
         (1 / 4, 0, 0),

@@ -21,9 +21,9 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.compilers.host_compiler import library
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.cpu_depthwise import ENGINE as DEPTHWISE
-from convoy.engines.cpu.cpu_direct import BAND_BLOCKS, PIXELS, Division
+from convoy.engines.cpu.cpu_direct import BAND_BLOCKS, PIXELS, DirectPartition
 from convoy.engines.cpu.cpu_direct import ENGINE as DIRECT
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
@@ -68,7 +68,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BandPlan:
     """What a piece does.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_of(text: str) -> Plan | str:
+def plan_of(text: str) -> BandPlan | str:
     """What a piece's text does, or why it is nothing for this engine.
 
     Raises:
@@ -126,7 +126,7 @@ def plan_of(text: str) -> Plan | str:
         if isinstance(problem, ConvProblem)
     ]
     residual = graph.inputs.index(adds[-1][0]) if adds[-1] else -1
-    return Plan(tuple(stages), graph.inputs.index(reads[0]), residual)
+    return BandPlan(tuple(stages), graph.inputs.index(reads[0]), residual)
 
 
 class _Stage(ctypes.Structure):
@@ -151,7 +151,7 @@ class _Bands(ctypes.Structure):
 class _Banded(NativeExecutable):
     """One call, which makes the others."""
 
-    def __init__(self, plan: Plan, rows: int, target: Target) -> None:
+    def __init__(self, plan: BandPlan, rows: int, target: Target) -> None:
         self._plan = plan
         self._rows = rows
         self._threads = torch.get_num_threads()
@@ -231,7 +231,7 @@ class CpuBanded(CpuSubgraphEngine):
             support = stage.engine.supports(stage.problem, _CPU)
             if not support:
                 return support.reason
-            if stage.engine is DIRECT and Division.of(stage.problem, 1).slot_floats:
+            if stage.engine is DIRECT and DirectPartition.of(stage.problem, 1).slot_floats:
                 return f"needs weights that are used whole, got {stage.problem.c} channels to {stage.problem.k}"
         return ""
 
@@ -249,7 +249,7 @@ class CpuBanded(CpuSubgraphEngine):
         """The multiplications, and each tensor outside once."""
         del knobs
         flops = sum(stage.problem.flops for stage in _plan(problem).stages)
-        return estimate_us(Work(flops, problem.bytes_min, 1), target)
+        return estimate_us(KernelWork(flops, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The libraries are compiled once for all problems."""
@@ -260,14 +260,14 @@ _CPU: Final = Target("cpu", "", "", 1, 0, 0)
 """Any: what the kernels refuse depends on the problem alone."""
 
 
-def _plan(problem: Problem) -> Plan:
+def _plan(problem: Problem) -> BandPlan:
     assert isinstance(problem, SubgraphProblem)
     plan = plan_of(problem.text)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, BandPlan)
     return plan
 
 
-def _rows(plan: Plan, most_bytes: int) -> int:
+def _rows(plan: BandPlan, most_bytes: int) -> int:
     """The longest band of `ROWS` whose slot is no larger; the shortest where none is."""
     return next((rows for rows in ROWS if 4 * plan.slot_floats(rows)[-1] <= most_bytes), ROWS[-1])
 

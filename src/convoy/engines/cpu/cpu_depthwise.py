@@ -11,7 +11,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, taken
 from convoy.problem import ConvProblem, Problem
@@ -28,7 +28,7 @@ _CONVOLUTION: Final = (
 )  # fmt: skip
 
 
-class _Sizes(ctypes.Structure):
+class _DepthwiseSizes(ctypes.Structure):
     """`Sizes` of depthwise.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, "activation", "residual", "threads"))
@@ -39,7 +39,7 @@ class _Depthwise(NativeExecutable):
 
     def __init__(self, problem: ConvProblem) -> None:
         self._problem = problem
-        self._sizes = _Sizes(
+        self._sizes = _DepthwiseSizes(
             **{name: getattr(problem, name) for name in _CONVOLUTION},
             activation=ACTIVATIONS.index(problem.epilogue.activation),
             residual=problem.epilogue.residual,
@@ -81,7 +81,7 @@ class CpuDepthwise(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The multiplications, and each tensor once."""
         assert isinstance(problem, ConvProblem)
-        return estimate_us(Work(problem.flops, problem.bytes_min, 1), target)
+        return estimate_us(KernelWork(problem.flops, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""

@@ -8,7 +8,7 @@ A linear layer is one of 1x1.
             sums[pixel, 0:tile] += x[pixel] · weight[tap, channel, 0:tile]
         y = activation(sums + residual)
 
-`Division` says which pixels and tiles are done together, and by whom.
+`DirectPartition` says which pixels and tiles are done together, and by whom.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, as_convolution, in_tiles, taken
 from convoy.problem import ConvProblem, LinearProblem, Problem
@@ -54,7 +54,7 @@ _CONVOLUTION: Final = (
 _REST: Final = ("activation", "residual", "bands", "groups", "part_r", "part_c", "threads", "slot_floats")
 
 
-class _Sizes(ctypes.Structure):
+class _DirectSizes(ctypes.Structure):
     """`Sizes` of direct.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, *_REST))
@@ -77,7 +77,7 @@ def compiled() -> ctypes.CDLL:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class DirectPartition:
     """How a problem is cut.
 
     Attributes:
@@ -95,7 +95,7 @@ class Division:
     slot_floats: int
 
     @staticmethod
-    def of(problem: ConvProblem, threads: int) -> Division:
+    def of(problem: ConvProblem, threads: int) -> DirectPartition:
         """Bands where there are enough of them for all threads; else each thread has its own tiles."""
         blocks, tiles = -(-problem.p * problem.q // PIXELS), -(-problem.k // tile())
         bands, groups = -(-blocks // BAND_BLOCKS), 1
@@ -109,18 +109,18 @@ class Division:
             part_c = min(problem.c, PART_BYTES // (tile() * 4))
         whole = part_r == problem.r and part_c == problem.c
         held = 0 if whole else -(-blocks // bands) * PIXELS * tile()
-        return Division(bands, groups, part_r, part_c, held)
+        return DirectPartition(bands, groups, part_r, part_c, held)
 
 
-class _Convolution(NativeExecutable):
+class _DirectConvolution(NativeExecutable):
     """One call of the library."""
 
     def __init__(self, problem: ConvProblem) -> None:
         threads = torch.get_num_threads()
-        division = Division.of(problem, threads)
+        division = DirectPartition.of(problem, threads)
         self.workspace_bytes = 4 * threads * division.slot_floats
         self._problem = problem
-        self._sizes = _Sizes(
+        self._sizes = _DirectSizes(
             **{name: getattr(problem, name) for name in _CONVOLUTION},
             **asdict(division),
             activation=ACTIVATIONS.index(problem.epilogue.activation),
@@ -161,16 +161,16 @@ class CpuDirect(Engine):
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Sums that wait from one part of the weights to the next."""
         threads = torch.get_num_threads()
-        return 4 * threads * Division.of(_convolution(problem), threads).slot_floats
+        return 4 * threads * DirectPartition.of(_convolution(problem), threads).slot_floats
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The multiplications, and each tensor once."""
         convolution = _convolution(problem)
-        return estimate_us(Work(convolution.flops, convolution.bytes_min, 1), target)
+        return estimate_us(KernelWork(convolution.flops, convolution.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""
-        return _Convolution(_convolution(problem))
+        return _DirectConvolution(_convolution(problem))
 
 
 def _convolution(problem: Problem) -> ConvProblem:

@@ -10,7 +10,7 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.engines.compilers.host_compiler import compiler_support, library
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.problem import Knobs, LayoutProblem, Problem
 from convoy.support import Support
@@ -22,7 +22,7 @@ SIZES: Final = (1, 2, 4, 8)
 """Bytes of a value, as in layout.c."""
 
 
-class _Copy(NativeExecutable):
+class _LayoutCopy(NativeExecutable):
     def __init__(self, problem: LayoutProblem) -> None:
         n, c, h, w = problem.spec.shape
         self._empty = not problem.spec.elements
@@ -59,13 +59,13 @@ class CpuLayout(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """A pass over memory."""
         del knobs
-        return estimate_us(Work(0.0, problem.bytes_min, 1), target)
+        return estimate_us(KernelWork(0.0, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""
         del knobs, target
         assert isinstance(problem, LayoutProblem)
-        return _Copy(problem)
+        return _LayoutCopy(problem)
 
 
 def _value_bytes(problem: LayoutProblem) -> int:

@@ -37,7 +37,7 @@ _WINDOW: Final = ("average", "window_h", "window_w", "stride_h", "stride_w", "pa
 _DIVISION: Final = ("block_c", "threads", "flat")
 
 
-class _Sizes(ctypes.Structure):
+class _PoolingSizes(ctypes.Structure):
     """`Sizes` of pooling.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_SIZES, *_WINDOW, *_DIVISION))
@@ -48,13 +48,13 @@ def channels_of_block(c: int, w: int) -> int:
     return max(LINE, min(-(-c // LINE), BLOCK_FLOATS // (LINE * max(1, min(w, WIDEST)))) * LINE)
 
 
-class _Pooling(NativeExecutable):
+class _CpuPooling(NativeExecutable):
     def __init__(self, pool: Pool, spec: TensorSpec, *, flat: bool) -> None:
         n, c, h, w = spec.shape
         self._empty = spec.elements == 0
         y_h, y_w = pool.size(h, w)
         window = {name: getattr(pool, name) for name in _WINDOW[1:]}
-        self._sizes = _Sizes(
+        self._sizes = _PoolingSizes(
             n=n, c=c, h=h, w=w, y_h=y_h, y_w=y_w, average=pool.kind == "avg", **window,
             block_c=channels_of_block(c, w), threads=torch.get_num_threads(), flat=flat and y_h * y_w > 1,
         )  # fmt: skip
@@ -92,7 +92,7 @@ class PoolingCpu(CpuSubgraphEngine):
         flat = pooling_of(problem, flat=True)
         pooling = flat or pooling_of(problem)
         assert pooling is not None
-        return _Pooling(*pooling, flat=flat is not None)
+        return _CpuPooling(*pooling, flat=flat is not None)
 
 
 ENGINE = PoolingCpu()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from convoy.engines.base import Engine
 from convoy.engines.compilers.host_compiler import compiler_support
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.subgraph import torch_support
 from convoy.problem import Knobs, Problem, SubgraphProblem
 from convoy.support import Support
@@ -48,4 +48,4 @@ class CpuSubgraphEngine(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """A pass over memory."""
         del knobs
-        return estimate_us(Work(0.0, problem.bytes_min, 1), target)
+        return estimate_us(KernelWork(0.0, problem.bytes_min, 1), target)

@@ -6,7 +6,7 @@
             M[position] = V[position] · U[position]     (m + 2)^2 products
             y = activation(A^T M A + bias + residual)
 
-`Division` says which tiles and channels are done together, and by whom. The transforms are those of `winograd_tiles`.
+`WinogradPartition` says which tiles and channels are done together, and by whom. The transforms are those of `winograd_tiles`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from convoy.engines.algorithms.winograd_convolution import winograd_support
 from convoy.engines.algorithms.winograd_transforms import F2, F4
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.cpu_direct import PIXELS, tile, vectors
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H, in_tiles, taken
@@ -59,14 +59,14 @@ _REST: Final = (
 )
 
 
-class _Sizes(ctypes.Structure):
+class _WinogradSizes(ctypes.Structure):
     """`Sizes` of winograd.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, *_REST))
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class WinogradPartition:
     """How a problem is cut.
 
     Attributes:
@@ -87,7 +87,7 @@ class Division:
     slot_floats: int
 
     @staticmethod
-    def of(problem: ConvProblem, knobs: Knobs, threads: int) -> Division:
+    def of(problem: ConvProblem, knobs: Knobs, threads: int) -> WinogradPartition:
         """Bands of whole blocks, where there are enough of them for all threads; else groups of channels too."""
         transform = TILES[knobs.integer("m")]
         rows, columns = -(-problem.p // transform.m), -(-problem.q // transform.m)
@@ -100,20 +100,20 @@ class Division:
             bands = min(blocks, -(-bands // threads) * threads)
         else:
             groups = min(-(-problem.k // lanes()), threads)
-        return Division(rows, columns, bands, groups, row_floats, -(-blocks // bands) * block_floats)
+        return WinogradPartition(rows, columns, bands, groups, row_floats, -(-blocks // bands) * block_floats)
 
 
-class _Convolution(NativeExecutable):
+class _WinogradConvolution(NativeExecutable):
     """One call of the library."""
 
     def __init__(self, problem: ConvProblem, knobs: Knobs) -> None:
         threads, transform = torch.get_num_threads(), TILES[knobs.integer("m")]
-        division = Division.of(problem, knobs, threads)
+        division = WinogradPartition.of(problem, knobs, threads)
         self.workspace_bytes = 4 * threads * division.slot_floats
         self._problem, self._transform = problem, transform
-        self._sizes = _Sizes(
+        self._sizes = _WinogradSizes(
             **{name: getattr(problem, name) for name in _CONVOLUTION},
-            **{name: getattr(division, name) for name in Division.__slots__},
+            **{name: getattr(division, name) for name in WinogradPartition.__slots__},
             activation=ACTIVATIONS.index(problem.epilogue.activation),
             residual=problem.epilogue.residual,
             m=transform.m,
@@ -154,7 +154,9 @@ class CpuWinograd(Engine):
         assert isinstance(problem, ConvProblem)
         every = [Knobs.of(m=m, band_kib=kib) for kib in BAND_KIB for m in TILES]
         threads = torch.get_num_threads()
-        return list({(k.integer("m"), Division.of(problem, k, threads)): k for k in reversed(every)}.values())[::-1]
+        return list({(k.integer("m"), WinogradPartition.of(problem, k, threads)): k for k in reversed(every)}.values())[
+            ::-1
+        ]
 
     def has_knobs(self, problem: Problem, knobs: Knobs, target: Target) -> bool:
         """Every band and tile: which of them `space` leaves out as equal to another depends on the number of threads."""
@@ -165,19 +167,19 @@ class CpuWinograd(Engine):
         """Each thread's band: transformed inputs and products."""
         assert isinstance(problem, ConvProblem)
         threads = torch.get_num_threads()
-        return 4 * threads * Division.of(problem, knobs, threads).slot_floats
+        return 4 * threads * WinogradPartition.of(problem, knobs, threads).slot_floats
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The products, and each tensor once."""
         assert isinstance(problem, ConvProblem)
         transform = TILES[knobs.integer("m")]
         saved = 9 * transform.m**2 / transform.side**2
-        return estimate_us(Work(problem.flops / saved, problem.bytes_min, 1), target)
+        return estimate_us(KernelWork(problem.flops / saved, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""
         assert isinstance(problem, ConvProblem)
-        return _Convolution(problem, knobs)
+        return _WinogradConvolution(problem, knobs)
 
 
 ENGINE = CpuWinograd()

@@ -91,7 +91,7 @@ def round_tf32(weight: torch.Tensor) -> torch.Tensor:
 
     The tensor core cuts the low bits off, so that every product is a little too small: rounding one operand beforehand,
     half away from zero, halves that bias (measured on an H100: relative error 7.7e-4 before, 4.6e-4 after). The other
-    operand is rounded by the TMA unit where it comes through one (`Build.rounded`).
+    operand is rounded by the TMA unit where it comes through one (`KernelBuild.rounded`).
     """
     if weight.dtype != torch.float32:
         return weight

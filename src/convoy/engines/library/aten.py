@@ -24,7 +24,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 
-class _Convolution(Executable):
+class _AtenConvolution(Executable):
     """torch.conv2d and what follows. ATen's convolution has no form that writes to a given tensor.
 
     (The overload `aten.convolution.out` makes a new tensor and copies it.) Where oneDNN has a known defect, ATen's own
@@ -109,7 +109,7 @@ def _has_steady_setting(problem: Problem, target: Target) -> bool:
     )
 
 
-class _Linear(Executable):
+class _AtenLinear(Executable):
     """addmm into the given result, then the rest of the epilogue in place."""
 
     def __init__(self, problem: LinearProblem, target: Target) -> None:
@@ -132,7 +132,7 @@ class _Linear(Executable):
         finish(y, None, buffers.args[1] if self._epilogue.residual else None, self._epilogue.activation)
 
 
-class _Piece(Executable):
+class _AtenSubgraph(Executable):
     """The operators of a piece of the graph, one after another."""
 
     allocates_results = True
@@ -148,7 +148,7 @@ class _Piece(Executable):
         self._results.store(made, (*buffers.args, *buffers.constants), buffers.results)
 
 
-class _SteadyPiece(_Piece):
+class _DeterministicSubgraph(_AtenSubgraph):
     """The same by the algorithms that give the same bits in every run, which all of its operators have."""
 
     def __init__(self, problem: SubgraphProblem, target: Target) -> None:
@@ -160,7 +160,7 @@ class _SteadyPiece(_Piece):
             super().launch(buffers, workspace)
 
 
-class _Copy(Executable):
+class _AtenCopy(Executable):
     """Copies a value into another memory format."""
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
@@ -207,12 +207,12 @@ class Aten(Engine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Nothing is compiled."""
         if isinstance(problem, ConvProblem):
-            return _Convolution(problem, target, deterministic=bool(knobs.get(DETERMINISTIC)))
+            return _AtenConvolution(problem, target, deterministic=bool(knobs.get(DETERMINISTIC)))
         if isinstance(problem, LinearProblem):
-            return _Linear(problem, target)
+            return _AtenLinear(problem, target)
         if isinstance(problem, SubgraphProblem):
-            return (_SteadyPiece if knobs.get(DETERMINISTIC) else _Piece)(problem, target)
-        return _Copy()
+            return (_DeterministicSubgraph if knobs.get(DETERMINISTIC) else _AtenSubgraph)(problem, target)
+        return _AtenCopy()
 
 
 ENGINE = Aten()

@@ -14,7 +14,7 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Knobs, Packed
-from convoy.engines.cost_model import Work
+from convoy.engines.cost_model import KernelWork
 from convoy.engines.product_precision import products
 from convoy.engines.scratch import Scratch
 from convoy.engines.support_checks import compute_dtype, plain_convolution, storage
@@ -33,7 +33,7 @@ class _Nchw(TorchExecutable):
         self._scratch.add(_columns(problem, images), storage(problem))
         self.workspace_bytes = self._scratch.size_bytes
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """Columns written and read once."""
         chunks = -(-self._problem.n // self._images)
         per_chunk = 2 if self._problem.groups == 1 else 1 + self._images
@@ -81,7 +81,7 @@ class _Nhwc(TorchExecutable):
         length = problem.reduction_length
         return by_group.permute(0, 3, 4, 2, 1).reshape(problem.groups, length, -1).contiguous(), *constants[1:]
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """The padded image and the columns written and read once."""
         return _work(self._problem, 2.5, 1 + 3 * -(-self._problem.n // self._images))
 
@@ -111,7 +111,7 @@ class _Nhwc(TorchExecutable):
         _epilogue(problem, buffers)
 
 
-class _Gradient(TorchExecutable):
+class _GemmGradient(TorchExecutable):
     """dgrad and wgrad, image by image in nchw and in the sums' own dtype.
 
     Other layouts and half types pass through the workspace: col2im would round every one of its r · s sums.
@@ -127,7 +127,7 @@ class _Gradient(TorchExecutable):
         self._scratch.add(problem.weight_spec.shape, dtype)
         self.workspace_bytes = self._scratch.size_bytes
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """Columns written, read and, in dgrad, added up."""
         return _work(self._problem, 3, 4 * self._problem.n + 2)
 
@@ -173,12 +173,12 @@ class _Gradient(TorchExecutable):
             torch.sum(buffers.args[1], (0, 2, 3), out=dbias)
 
 
-def _work(problem: ConvProblem, passes: float, calls: int) -> Work:
+def _work(problem: ConvProblem, passes: float, calls: int) -> KernelWork:
     columns = problem.n * prod(_columns(problem, 1)) * storage(problem).itemsize
     after = (problem.epilogue.residual + (problem.epilogue.activation != "none") + problem.epilogue.bias) * 2
     moved = problem.bytes_min + passes * columns + after * problem.y_spec.size_bytes
     half = problem.direction == "fprop" and storage(problem) != compute_dtype(problem)
-    return Work(problem.flops, moved, calls + after // 2, half)
+    return KernelWork(problem.flops, moved, calls + after // 2, half)
 
 
 def _columns(problem: ConvProblem, images: int) -> tuple[int, int, int]:
@@ -246,7 +246,7 @@ class Gemm(TorchEngine):
         """The launch that the knobs describe."""
         assert isinstance(problem, ConvProblem)
         if problem.direction != "fprop":
-            return _Gradient(problem)
+            return _GemmGradient(problem)
         images = max(1, min(knobs.integer("images"), problem.n))
         return _Nhwc(problem, images) if problem.layout == "nhwc" else _Nchw(problem, images)
 

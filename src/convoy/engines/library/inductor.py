@@ -69,7 +69,7 @@ class _Compiled(Executable):
         self._results.store(made, tensors, buffers.results)
 
 
-class Inductor(Engine):
+class InductorEngine(Engine):
     """PyTorch's compiler, on the pieces between convolutions."""
 
     id = "inductor"
@@ -207,4 +207,4 @@ def _example(spec: TensorSpec, layout: str, device: str) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device, memory_format=_memory_format(spec, layout))
 
 
-ENGINE = Inductor()
+ENGINE = InductorEngine()

@@ -61,7 +61,7 @@ class _Fused(Executable):
         return sum(_nbytes(t) for t in constants if t is not None)
 
 
-class _Convolution(_Fused):
+class _OnednnConvolution(_Fused):
     """torch.ops.mkldnn._convolution_pointwise, with a residual its binary form.
 
     A result of one channel or one pixel fits several memory formats. There the binary form of PyTorch 2.11 describes the
@@ -110,7 +110,7 @@ class _Convolution(_Fused):
         buffers.results[0] = y.contiguous(memory_format=self._memory_format)
 
 
-class _Linear(_Fused):
+class _OnednnLinear(_Fused):
     """torch.ops.mkldnn._linear_pointwise, or its binary form, with the weight packed or as it is."""
 
     def __init__(self, problem: LinearProblem, weight: str) -> None:
@@ -201,9 +201,9 @@ class Onednn(Engine):
         del target
         weight = str(knobs["weight"])
         if isinstance(problem, ConvProblem):
-            return _Convolution(problem, weight)
+            return _OnednnConvolution(problem, weight)
         assert isinstance(problem, LinearProblem)
-        return _MklLinear(problem) if weight == "mkl" else _Linear(problem, weight)
+        return _MklLinear(problem) if weight == "mkl" else _OnednnLinear(problem, weight)
 
 
 def _has_dtype(dtype: str) -> Support:

@@ -13,7 +13,7 @@ import torch
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Knobs, Packed
-from convoy.engines.cost_model import Work
+from convoy.engines.cost_model import KernelWork
 from convoy.engines.product_precision import products
 from convoy.engines.scratch import Scratch
 from convoy.engines.support_checks import plain_convolution, storage
@@ -31,7 +31,7 @@ class _Rows(TorchExecutable):
         self._scratch = _strided_pixels(problem)
         self.workspace_bytes = self._scratch.size_bytes
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """One product."""
         return _work(self._problem, 1)
 
@@ -68,7 +68,7 @@ class _Columns(TorchExecutable):
         self._scratch = _strided_pixels(problem)
         self.workspace_bytes = self._scratch.size_bytes
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """One product, or one for each image."""
         assert isinstance(self._problem, ConvProblem)
         return _work(self._problem, self._problem.n if self._per_image else 1)
@@ -97,11 +97,11 @@ class _Columns(TorchExecutable):
         finish(result, None, residual, problem.epilogue.activation)
 
 
-def _work(problem: ConvProblem | LinearProblem, calls: int) -> Work:
+def _work(problem: ConvProblem | LinearProblem, calls: int) -> KernelWork:
     after = (problem.epilogue.residual + (problem.epilogue.activation != "none")) * 2
     strided = isinstance(problem, ConvProblem) and (problem.stride_h, problem.stride_w) != (1, 1)
     moved = problem.bytes_min + after * problem.y_spec.size_bytes + strided * problem.x_spec.size_bytes
-    return Work(problem.flops, moved, calls + after // 2 + strided, problem.x_spec.dtype in ("fp16", "bf16"))
+    return KernelWork(problem.flops, moved, calls + after // 2 + strided, problem.x_spec.dtype in ("fp16", "bf16"))
 
 
 def _strided_pixels(problem: ConvProblem | LinearProblem) -> Scratch:

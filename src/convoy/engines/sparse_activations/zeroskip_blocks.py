@@ -17,7 +17,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 
-class BlocksEngine(Engine):
+class ZeroskipBlocksEngine(Engine):
     """Half types, and TF32."""
 
     id = "zeroskip.blocks"
@@ -49,4 +49,4 @@ class BlocksEngine(Engine):
         return TileExecutable(self.id, problem, knobs, target, knobs.integer("block_c"))
 
 
-ENGINE = BlocksEngine()
+ENGINE = ZeroskipBlocksEngine()

@@ -21,9 +21,9 @@ from convoy.engines.triton import triton_split_fp32
 from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles, workspace_bytes
 from convoy.engines.triton.marking_executables import MOST_MARKS, UNMARKED, MarkingExecutable, block_pixels, mark_slices
 from convoy.engines.triton.split_planes import AHEAD_BYTES, split_weight
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
-from convoy.engines.triton.triton_tiles import Tile, View, candidate_tiles, conv_view, estimate_us
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
@@ -40,12 +40,12 @@ _LOOK_US, _BYTES_US = 3.0, 3.0e6
 _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 
 
-def plane_view(problem: ConvProblem) -> View:
+def plane_view(problem: ConvProblem) -> ConvView:
     """The problem on fp16 planes."""
     return replace(conv_view(problem), bytes_each=2)
 
 
-def _spills(tile: Tile) -> bool:
+def _spills(tile: TritonTile) -> bool:
     """Two loops with blocks of 128 channels over such a tile want more registers than four warps have."""
     return tile.warps == 4 and tile.block_c >= 128 and tile.block_k * tile.pixels >= 64 * 128
 
@@ -59,7 +59,7 @@ def slices_of(problem: ConvProblem) -> int:
     return mark_slices(problem.n, problem.h * problem.w, problem.c)
 
 
-def layout(problem: ConvProblem, tile: Tile) -> Scratch:
+def layout(problem: ConvProblem, tile: TritonTile) -> Scratch:
     """The workspace: 1 / s, maxima, live bits, lists and their lengths, planes, parts of a split sum."""
     words, slices = -(-problem.c // 32), slices_of(problem)
     groups = -(-problem.n // tile.block_n)
@@ -75,7 +75,7 @@ def layout(problem: ConvProblem, tile: Tile) -> Scratch:
 class LiveExecutable(MarkingExecutable):
     """Three launches (look, split, product), and a fourth where the reduction is split."""
 
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
         self.problem, self.target, self.engine = problem, target, engine
         super().__init__(engine, plane_view(problem), tile, "fp32", problem.epilogue, target)
         if self.view.pixels == 0:
@@ -84,24 +84,24 @@ class LiveExecutable(MarkingExecutable):
         self.workspace_bytes = self.room.size_bytes
         self.words, self.slices = -(-problem.c // 32), slices_of(problem)
         self._dependent = not interpreting()
-        self.look = Kernel(self._look_build(engine), target)
-        self.planes = {self.slices: Kernel(self._split_build(engine, self.slices), target)}
+        self.look = TritonKernel(self._look_build(engine), target)
+        self.planes = {self.slices: TritonKernel(self._split_build(engine, self.slices), target)}
 
     @property
     def split_pixels(self) -> int:
         """Pixels of a thread block of the second launch."""
         return max(1, _SPLIT_VALUES // _power(32 * self.words))
 
-    def _look_build(self, engine: str) -> Build:
+    def _look_build(self, engine: str) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import look
 
         signature = {"x": "*fp32", "maxima": "*i32", "alive": "*i32", "pixels": "i32", "c": "i32", "words": "i32"}
         constants = {"BLOCK_P": block_pixels(self.problem.h * self.problem.w, self.slices), "WAIT": self._dependent}
-        return Build(
+        return KernelBuild(
             engine, look, signature, constants, ["x", *self._even()], dependent=self._dependent, tensor_cores=False
         )
 
-    def _split_build(self, engine: str, slices: int) -> Build:
+    def _split_build(self, engine: str, slices: int) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import split_live
 
         problem, tile = self.problem, self.tile
@@ -125,12 +125,14 @@ class LiveExecutable(MarkingExecutable):
             "IMAGES": problem.n, "WAIT": self._dependent,
         }  # fmt: skip
         even = ["x", "planes", "w_bytes", *self._even(), *(["elements"] if problem.x_spec.elements % 16 == 0 else [])]
-        return Build(engine, split_live, signature, constants, even, dependent=self._dependent, tensor_cores=False)
+        return KernelBuild(
+            engine, split_live, signature, constants, even, dependent=self._dependent, tensor_cores=False
+        )
 
     def _even(self) -> list[str]:
         return ["c"] if self.problem.c % 16 == 0 else []
 
-    def _build(self, engine: str, dtype: str) -> Build:
+    def _build(self, engine: str, dtype: str) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import live_conv
 
         build = super()._build(engine, dtype)
@@ -144,7 +146,7 @@ class LiveExecutable(MarkingExecutable):
             **sizes, "k_padded": "i32",
         }  # fmt: skip
         constants |= {"R": self.view.r, "WAIT": dependent, "BODY_FIRST": tile.warps == 4, **UNMARKED}
-        return Build(
+        return KernelBuild(
             engine, live_conv, signature, constants, ["bias", "weights", "x_inverse", "w_inverse", "k_padded"],
             tile.warps, tile.stages, dependent,
         )  # fmt: skip
@@ -195,7 +197,7 @@ class LiveExecutable(MarkingExecutable):
         if words != self.words or self.view.pixels == 0 or lines * words > MOST_MARKS:
             return False
         if slices not in self.planes:
-            self.planes[slices] = Kernel(self._split_build(self.engine, slices), self.target)
+            self.planes[slices] = TritonKernel(self._split_build(self.engine, slices), self.target)
         return True
 
     def x_images(self) -> int:
@@ -238,7 +240,7 @@ class ChannelsEngine(Engine):
             view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=60
         )
         whole = [tile for tile in tiles if view.n % tile.block_n == 0 and not _spills(tile)] or [
-            Tile(64, 1, 8, 8, sizes[-1], 3)
+            TritonTile(64, 1, 8, 8, sizes[-1], 3)
         ]
         short = [tile for tile in whole if tile.block_c == sizes[-1]][:_SHORT]
         chosen = sorted({*whole[:_TILES], *short}, key=whole.index)
@@ -247,12 +249,12 @@ class ChannelsEngine(Engine):
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Lists, planes, parts."""
         assert isinstance(problem, ConvProblem)
-        return layout(problem, Tile.of(knobs)).size_bytes if plane_view(problem).pixels else 0
+        return layout(problem, TritonTile.of(knobs)).size_bytes if plane_view(problem).pixels else 0
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The time of a dense convolution over the channels that are alive, and of looking for them."""
         assert isinstance(problem, ConvProblem)
-        tile, view = Tile.of(knobs), plane_view(problem)
+        tile, view = TritonTile.of(knobs), plane_view(problem)
         live = problem.c * (100 - (sparsity_percent(knobs) or 0)) / 100
         if live < DENSE_SHARE * problem.c:
             view = replace(view, c=max(1, math.ceil(live / tile.block_c)) * tile.block_c)
@@ -262,7 +264,7 @@ class ChannelsEngine(Engine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem)
-        return LiveExecutable(self.id, problem, Tile.of(knobs), target)
+        return LiveExecutable(self.id, problem, TritonTile.of(knobs), target)
 
 
 ENGINE = ChannelsEngine()

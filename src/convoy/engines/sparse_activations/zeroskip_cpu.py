@@ -22,7 +22,7 @@ import torch
 from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
-from convoy.engines.cost_model import Work, estimate_us
+from convoy.engines.cost_model import KernelWork, estimate_us
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, CHEAP, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.problem import ConvProblem, Problem
@@ -65,14 +65,14 @@ def compiled() -> ctypes.CDLL:
     return library((VECTORS_H, SOURCE), (*FLAGS, f"-DLANES={lanes()}"), "zeroskip.cpu")
 
 
-class _Sizes(ctypes.Structure):
+class _ZeroskipSizes(ctypes.Structure):
     """`Sizes` of zeroskip.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*_CONVOLUTION, *_POOLING, *_REST))
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class ZeroskipPartition:
     """How a problem is cut into units.
 
     Attributes:
@@ -90,7 +90,7 @@ class Division:
     slot_bytes: int
 
     @staticmethod
-    def of(problem: ConvProblem, threads: int) -> Division:
+    def of(problem: ConvProblem, threads: int) -> ZeroskipPartition:
         """Bands large enough to reuse the weights, small enough for the cache, and units enough for all threads."""
         tile = VECTORS * lanes()
         tiles = -(-problem.k // tile)
@@ -108,7 +108,7 @@ class Division:
             band = larger
         bands = max(problem.n, 1) * -(-y_h // band)
         groups = min(tiles, max(1, -(-wanted // bands))) if threads > 1 else 1
-        return Division(band, -(-tiles // groups), block_c, threads, _slot_bytes(problem, band, block_c))
+        return ZeroskipPartition(band, -(-tiles // groups), block_c, threads, _slot_bytes(problem, band, block_c))
 
 
 def _slot_bytes(problem: ConvProblem, band: int, block_c: int) -> int:
@@ -142,12 +142,12 @@ def _registers(channels: int) -> int:
     return 4 if channels > 2 * lanes() else 2 if channels > lanes() else 1
 
 
-class _Convolution(NativeExecutable):
+class _ZeroskipConvolution(NativeExecutable):
     """One call of the library."""
 
     def __init__(self, problem: ConvProblem, knobs: Knobs) -> None:
         self._problem = problem
-        division = Division.of(problem, torch.get_num_threads())
+        division = ZeroskipPartition.of(problem, torch.get_num_threads())
         self.workspace_bytes = division.threads * division.slot_bytes
         self._sizes, self._dense = (_sizes(problem, division, share) for share in _shares(problem, division, knobs))
         self._tile = VECTORS * lanes()
@@ -167,13 +167,13 @@ class _Convolution(NativeExecutable):
         return Native(self._sizes if finite else self._dense, tensors)
 
 
-def _shares(problem: ConvProblem, division: Division, knobs: Knobs) -> tuple[float, float]:
+def _shares(problem: ConvProblem, division: ZeroskipPartition, knobs: Knobs) -> tuple[float, float]:
     """The share of non-zero values under which zeros are skipped: by the knob, and where weights are not finite."""
     wanted = {"auto": skip_under(problem, division.block_c), "always": 1.1, "never": 0.0}
     return wanted[str(knobs["skip"])], 0.0
 
 
-def _sizes(problem: ConvProblem, division: Division, share: float) -> _Sizes:
+def _sizes(problem: ConvProblem, division: ZeroskipPartition, share: float) -> _ZeroskipSizes:
     pool = problem.epilogue.pool
     _, _, y_h, y_w = problem.y_spec.shape
     values = {name: getattr(problem, name) for name in _CONVOLUTION}
@@ -182,7 +182,7 @@ def _sizes(problem: ConvProblem, division: Division, share: float) -> _Sizes:
         values |= {"pool_stride_h": pool.stride_h, "pool_stride_w": pool.stride_w, "pool_pad_h": pool.pad_h}
         values |= {"pool_pad_w": pool.pad_w, "count_include_pad": pool.count_include_pad}
     values |= {name: getattr(division, name) for name in ("band", "tiles_a_unit", "block_c", "threads", "slot_bytes")}
-    return _Sizes(
+    return _ZeroskipSizes(
         **values,
         y_h=y_h,
         y_w=y_w,
@@ -211,19 +211,19 @@ class ZeroSkipCpu(Engine):
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Each thread's sums and lists."""
         assert isinstance(problem, ConvProblem)
-        division = Division.of(problem, torch.get_num_threads())
+        division = ZeroskipPartition.of(problem, torch.get_num_threads())
         return division.threads * division.slot_bytes
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """The multiplications that are left, and a tenth for looking."""
         assert isinstance(problem, ConvProblem)
         left = min(1.0, 1.1 - (sparsity_percent(knobs) or 0) / 100)
-        return estimate_us(Work(problem.flops * left, problem.bytes_min, 1), target)
+        return estimate_us(KernelWork(problem.flops * left, problem.bytes_min, 1), target)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """The library is compiled once for all problems."""
         assert isinstance(problem, ConvProblem)
-        return _Convolution(problem, knobs)
+        return _ZeroskipConvolution(problem, knobs)
 
 
 ENGINE = ZeroSkipCpu()

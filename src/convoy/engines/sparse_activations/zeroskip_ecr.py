@@ -13,7 +13,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.scratch import Scratch
 from convoy.engines.sparse_activations.zeroskip_tiles import tile_support
-from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Knobs, Pool, Problem
 from convoy.support import Support
@@ -81,10 +81,10 @@ class EcrExecutable(Executable):
         self.windows = 1 if self.block == _LENGTH else _PLACES // self.block
         self._layout = layout(problem)
         self.workspace_bytes = self._layout.size_bytes
-        self.look = Kernel(self._look_build(engine), target)
-        self.kernel = Kernel(self._build(engine, knobs.integer("warps")), target)
+        self.look = TritonKernel(self._look_build(engine), target)
+        self.kernel = TritonKernel(self._build(engine, knobs.integer("warps")), target)
 
-    def _look_build(self, engine: str) -> Build:
+    def _look_build(self, engine: str) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.ecr_kernels import compress_windows
 
         dtype = self.problem.x_dtype
@@ -97,9 +97,9 @@ class EcrExecutable(Executable):
             "BLOCK": self.block,
         }
         pointers = ["x", "values", "places", "counts"]
-        return Build(engine, compress_windows, signature, constants, pointers, 4, 1, tensor_cores=False)
+        return KernelBuild(engine, compress_windows, signature, constants, pointers, 4, 1, tensor_cores=False)
 
-    def _build(self, engine: str, warps: int) -> Build:
+    def _build(self, engine: str, warps: int) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.ecr_kernels import multiply_windows
 
         problem, dtype = self.problem, self.problem.x_dtype
@@ -117,7 +117,7 @@ class EcrExecutable(Executable):
             "ACTIVATION": problem.epilogue.activation,
         }  # fmt: skip
         pointers = ["values", "places", "counts", "w", "y", "residual", "bias"]
-        return Build(engine, multiply_windows, signature, constants, pointers, warps, 1, tensor_cores=False)
+        return KernelBuild(engine, multiply_windows, signature, constants, pointers, warps, 1, tensor_cores=False)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [r, s, c, k]; the bias; whether all weights are finite."""

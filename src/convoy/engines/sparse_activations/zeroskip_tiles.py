@@ -14,7 +14,7 @@ from convoy.engines.gpu.device_tensors import checked, round_tf32, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict
 from convoy.engines.scratch import Scratch
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
-from convoy.engines.triton.triton_build import Build, Kernel
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
 from convoy.support import Support
@@ -81,7 +81,7 @@ def way_of_pooling(problem: ConvProblem) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class TileGeometry:
     """How a problem falls into tiles.
 
     Attributes:
@@ -105,14 +105,14 @@ class Geometry:
     block_r: int
 
     @staticmethod
-    def of(problem: ConvProblem, knobs: Knobs) -> Geometry:
+    def of(problem: ConvProblem, knobs: Knobs) -> TileGeometry:
         """The knobs `tile_h` and `tile_w` are powers of two: the pixels of the convolution that a tile computes."""
         tile_h, tile_w = knobs.integer("tile_h"), knobs.integer("tile_w")
         pool, way = problem.epilogue.pool, way_of_pooling(problem)
         if pool is None:
-            return Geometry(way, tile_h, tile_w, tile_h, tile_w, tile_w, tile_h * tile_w, tile_h * tile_w)
+            return TileGeometry(way, tile_h, tile_w, tile_h, tile_w, tile_w, tile_h * tile_w, tile_h * tile_w)
         if way == "pairs":
-            return Geometry(
+            return TileGeometry(
                 way, tile_h // 2, tile_w // 2, tile_h, tile_w, tile_w, tile_h * tile_w, tile_h * tile_w // 4
             )
         tile_h, tile_w = max(tile_h, _power(pool.window_h)), max(tile_w, _power(pool.window_w))
@@ -122,7 +122,7 @@ class Geometry:
         )
         region_h = (result_h - 1) * pool.stride_h + pool.window_h
         region_w = (result_w - 1) * pool.stride_w + pool.window_w
-        return Geometry(
+        return TileGeometry(
             way, result_h, result_w, region_h, region_w, tile_w, tile_h * tile_w, _power(result_h * result_w)
         )
 
@@ -141,7 +141,7 @@ class TileExecutable(Executable):
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target, granule: int) -> None:
         self.problem, self.granule = problem, granule
-        self.geometry = Geometry.of(problem, knobs)
+        self.geometry = TileGeometry.of(problem, knobs)
         self.block_k, self.block_c = knobs.integer("block_k"), knobs.integer("block_c")
         self.splits = knobs.integer("split") if self.geometry.way == "none" else 1
         self.vector_c, self.vector_k = vector(problem.c), vector(problem.k)
@@ -150,14 +150,16 @@ class TileExecutable(Executable):
         self._layout = layout(problem, knobs, granule)
         self.workspace_bytes = self._layout.size_bytes
         precision = str(knobs["precision"]) if is_strict(problem) else "tf32"
-        self.look = Kernel(self._look_build(engine), target)
-        self.kernel = Kernel(self._build(engine, precision, knobs.integer("warps"), knobs.integer("stages")), target)
+        self.look = TritonKernel(self._look_build(engine), target)
+        self.kernel = TritonKernel(
+            self._build(engine, precision, knobs.integer("warps"), knobs.integer("stages")), target
+        )
         self.reduce: ReduceSplits | None = None
         if self.splits > 1:
             elements, epilogue = problem.conv_spec.elements, problem.epilogue
             self.reduce = ReduceSplits(engine, elements, problem.k, self.splits, problem.y_dtype, epilogue, target)
 
-    def _look_build(self, engine: str) -> Build:
+    def _look_build(self, engine: str) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.zeroskip_tile_kernels import find_live
 
         signature = {"x": f"*{self.problem.x_dtype}", "live": "*i32", "counts": "*i32"} | dict.fromkeys(
@@ -170,9 +172,9 @@ class TileExecutable(Executable):
             "GRANULE": self.granule, "BLOCK_C": block_c, "BLOCK_X": block_x, "VECTOR_C": self.vector_c,
         }  # fmt: skip
         pointers = ["x", "live", "counts"]
-        return Build(engine, find_live, signature, constants, pointers, LOOK_WARPS, 1, tensor_cores=False)
+        return KernelBuild(engine, find_live, signature, constants, pointers, LOOK_WARPS, 1, tensor_cores=False)
 
-    def _build(self, engine: str, precision: str, warps: int, stages: int) -> Build:
+    def _build(self, engine: str, precision: str, warps: int, stages: int) -> KernelBuild:
         from convoy.engines.sparse_activations.kernels.zeroskip_tile_kernels import tile_conv
 
         problem, geometry, dtype = self.problem, self.geometry, self.problem.x_dtype
@@ -197,7 +199,7 @@ class TileExecutable(Executable):
             "CHUNKED": precision == "tf32x3", "ACTIVATION": fused.activation, "SPLITS": self.splits,
         }  # fmt: skip
         pointers = ["x", "w", "y", "residual", "bias", "live", "counts", "scratch"]
-        return Build(engine, tile_conv, signature, constants, pointers, warps, stages, tensor_cores=False)
+        return KernelBuild(engine, tile_conv, signature, constants, pointers, warps, stages, tensor_cores=False)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as [r, s, c, k], rounded where TF32 would cut it; the bias; whether all weights are finite."""
@@ -259,7 +261,7 @@ class TileExecutable(Executable):
 
 def layout(problem: ConvProblem, knobs: Knobs, granule: int) -> Scratch:
     """The workspace: lists and counts of what is alive, memory for windows, parts of a split sum."""
-    geometry, found = Geometry.of(problem, knobs), Scratch()
+    geometry, found = TileGeometry.of(problem, knobs), Scratch()
     tiles = problem.n * math.prod(geometry.tiles(problem))
     found.add((tiles, -(-problem.c // granule)), torch.int32)
     found.add((tiles,), torch.int32)
@@ -296,7 +298,7 @@ def tile_space(problem: ConvProblem, units: int, *, precisions: Sequence[str], b
 
 def _guess(problem: ConvProblem, knobs: Knobs, units: int) -> float:
     """A rank, not a time: waves of thread blocks, each as long as its products and what it reads."""
-    geometry = Geometry.of(problem, knobs)
+    geometry = TileGeometry.of(problem, knobs)
     block_k, split = knobs.integer("block_k"), knobs.integer("split")
     blocks = problem.n * math.prod(geometry.tiles(problem)) * -(-problem.k // block_k) * split
     waves = max(1.0, blocks / (2 * max(units, 1)))

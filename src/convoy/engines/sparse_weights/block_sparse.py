@@ -180,8 +180,8 @@ class BlocksExecutable(Executable):
         assert problem.mask is not None
         self.problem, self.form, self.units = problem, form, target.units
         text = swapped_source("blocks", form.macros(problem), problem.x_dtype)
-        cubin, self.log = compile_cubin(BlocksEngine.id, text, target)
-        self.function = Function(BlocksEngine.id, cubin, "blocks", form.shared_bytes)
+        cubin, self.log = compile_cubin(BlockSparseEngine.id, text, target)
+        self.function = Function(BlockSparseEngine.id, cubin, "blocks", form.shared_bytes)
         self._mask = torch.from_numpy(positions(problem.mask))
         self.lists = Lists(problem, form.filters)
 
@@ -210,7 +210,7 @@ class BlocksExecutable(Executable):
         self.function.launch(x.device.index or 0, blocks, 128 * (form.consumers + 1), arguments, dependent=True)
 
 
-class BlocksEngine(TiledKernelEngine[BlockSparseTile]):
+class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
     """Pieces by lists; see `cuda/blocks.cu`."""
 
     id = "pruned.blocks"
@@ -245,4 +245,4 @@ class BlocksEngine(TiledKernelEngine[BlockSparseTile]):
         return BlocksExecutable(problem, form, target)
 
 
-ENGINE = BlocksEngine()
+ENGINE = BlockSparseEngine()

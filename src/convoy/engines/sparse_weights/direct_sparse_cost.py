@@ -25,8 +25,8 @@ from convoy.engines.sparse_weights.direct_sparse_tile import (
     ONE_BY_ONE,
     POSITION_REGISTERS,
     REGISTERS,
+    DirectGeometry,
     DirectTile,
-    Geometry,
 )
 from convoy.engines.sparse_weights.generated_tile import block_bytes
 from convoy.problem import ConvProblem, WeightMask
@@ -118,7 +118,7 @@ def _nonzeros(mask: WeightMask) -> int:
 def most_entries(problem: ConvProblem, form: DirectTile) -> int:
     """Entries of the longest list, at most: every filter's last four may be filled up."""
     assert problem.mask is not None
-    geometry = Geometry(problem, form)
+    geometry = DirectGeometry(problem, form)
     counts = np.add.reduceat(_counts(problem.mask), np.arange(0, geometry.group_channels, geometry.channels), axis=1)
     grouped = counts.reshape(problem.groups, geometry.group_filters, -1)
     blocks = np.add.reduceat(grouped, np.arange(0, geometry.group_filters, form.filters), axis=1)
@@ -147,7 +147,7 @@ def fits(problem: ConvProblem, target: Target) -> bool:
 
 
 def _finds_room(problem: ConvProblem, form: DirectTile, target: Target) -> bool:
-    return Geometry(problem, form).room(most_entries(problem, form)) <= block_bytes(target)
+    return DirectGeometry(problem, form).room(most_entries(problem, form)) <= block_bytes(target)
 
 
 def _slices(problem: ConvProblem, target: Target) -> list[int]:
@@ -186,7 +186,7 @@ def _all(problem: ConvProblem, target: Target) -> Iterator[DirectTile]:
 def estimate_us(problem: ConvProblem, form: DirectTile, target: Target) -> float:
     """What the model says of a form, in microseconds."""
     assert problem.mask is not None
-    geometry = Geometry(problem, form)
+    geometry = DirectGeometry(problem, form)
     nonzeros = _nonzeros(problem.mask) / (problem.groups * geometry.blocks * form.slices)
     entries = nonzeros + min((FOUR - 1) / 2 * form.filters, (FOUR - 1) * nonzeros)
     shared = entries * (WORD_CLOCKS * form.vectors + ENTRY_CLOCKS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from convoy.engines.sparse_weights.direct_sparse_tile import ENTRY_BYTES, FOUR, Geometry
+from convoy.engines.sparse_weights.direct_sparse_tile import ENTRY_BYTES, FOUR, DirectGeometry
 
 _UNIT = 16 // 4
 """int32s of what lists are counted in."""
@@ -33,7 +33,7 @@ class Entries:
     most: int
 
 
-def entries_of(mask: NDArray[np.bool_], geometry: Geometry) -> Entries:
+def entries_of(mask: NDArray[np.bool_], geometry: DirectGeometry) -> Entries:
     """Lay a mask's non-zeros out.
 
     Args:
@@ -75,7 +75,7 @@ def entries_of(mask: NDArray[np.bool_], geometry: Geometry) -> Entries:
     return Entries(words, begins.astype(np.int32), (places + 1).astype(np.int64), flat, most)
 
 
-def _taps(geometry: Geometry) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _taps(geometry: DirectGeometry) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Each filter tap's phase and offset in its plane."""
     problem, pitch = geometry.problem, geometry.layout.pitch
     rows, columns = np.arange(problem.r) * problem.dilation_h, np.arange(problem.s) * problem.dilation_w

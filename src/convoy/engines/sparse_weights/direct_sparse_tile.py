@@ -9,7 +9,7 @@ from typing import Final
 
 from convoy.engines.base import Knobs
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout, lay_out
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout, lay_out
 from convoy.problem import ConvProblem
 
 LANES: Final = 32
@@ -101,12 +101,12 @@ def starts_of_phases(problem: ConvProblem) -> tuple[list[int], list[int]]:
 
 
 @lru_cache(maxsize=256)
-def _layout(problem: ConvProblem, tile: int) -> Layout:
+def _layout(problem: ConvProblem, tile: int) -> PlaneLayout:
     taps = product(range(problem.r), range(problem.s))
     return lay_out(problem, taps, (), tile=tile, images=problem.n, rows=problem.p)
 
 
-class Geometry:
+class DirectGeometry:
     """A problem in a form.
 
     Args:
@@ -123,7 +123,7 @@ class Geometry:
         self.phases = len(self.rows) * len(self.columns)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> PlaneLayout:
         """Of the whole batch, with every tap."""
         return _layout(self.problem, self.form.tile)
 

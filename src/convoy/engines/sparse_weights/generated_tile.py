@@ -8,7 +8,7 @@ from typing import Final
 
 from convoy.engines.base import Knobs
 from convoy.engines.sparse_weights.codegen.lower_mask import positions, used_channels, used_taps
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout, lay_out
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout, lay_out
 from convoy.problem import ConvProblem, WeightMask
 from convoy.target import Target
 
@@ -101,12 +101,12 @@ def block_bytes(target: Target) -> int:
     return SHARED_BYTES.get(target.capability, 99 << 10)
 
 
-def template(problem: ConvProblem, form: GeneratedTile) -> Layout:
+def template(problem: ConvProblem, form: GeneratedTile) -> PlaneLayout:
     """The template of a form: one block with the whole batch, fit for copies of four floats where that takes no more tiles."""
     assert problem.mask is not None
     taps, channels = _reads(problem.mask, problem.groups)
 
-    def laid(align: int, slack: int) -> Layout:
+    def laid(align: int, slack: int) -> PlaneLayout:
         whole = {"tile": form.tile, "images": problem.n, "rows": problem.p}
         return lay_out(problem, taps, channels, **whole, align=align, slack=slack)
 

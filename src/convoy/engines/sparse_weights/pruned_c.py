@@ -53,7 +53,7 @@ FLAGS: Final = (
 )
 
 
-class PrunedConvolution(Executable):
+class PrunedCExecutable(Executable):
     """One problem's compiled code."""
 
     def __init__(self, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
@@ -174,7 +174,7 @@ class PrunedC(Engine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Write the code and compile it."""
         assert isinstance(problem, ConvProblem)
-        return PrunedConvolution(problem, knobs, target)
+        return PrunedCExecutable(problem, knobs, target)
 
 
 ENGINE = PrunedC()

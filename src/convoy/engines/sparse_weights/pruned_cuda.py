@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, pointer
-from convoy.engines.sparse_weights.codegen.emit_cuda import ACTIVATIONS, ELEMENT, Source, emit
-from convoy.engines.sparse_weights.codegen.kernel_ir import Kernel, verify
+from convoy.engines.sparse_weights.codegen.emit_cuda import ACTIVATIONS, ELEMENT, CudaSource, emit
+from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, verify
 from convoy.engines.sparse_weights.codegen.link_cubins import compile_units, unlinked
 from convoy.engines.sparse_weights.codegen.lower_mask import Cut, positions, walk
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
 from convoy.engines.sparse_weights.generated_tile import GeneratedTile, template
 from convoy.engines.sparse_weights.generated_tile_cost import estimate_us
 from convoy.engines.sparse_weights.generated_tile_space import form_of, forms
@@ -49,10 +49,10 @@ _INDEX_LIMIT: Final = 2**31
 class Written:
     """Code of a problem in one form, before it is compiled."""
 
-    layout: Layout
-    kernel: Kernel
+    layout: PlaneLayout
+    kernel: MaskKernel
     places: NDArray[np.int64]
-    source: Source
+    source: CudaSource
 
 
 def write(problem: ConvProblem, form: GeneratedTile, values: Sequence[float] | None = None) -> Written:
@@ -81,7 +81,7 @@ def _fused(problem: ConvProblem) -> str:
     return activation if activation in ACTIVATIONS else "none"
 
 
-class PrunedConvolution(Executable):
+class PrunedCudaExecutable(Executable):
     """One problem's kernel."""
 
     def __init__(self, problem: ConvProblem, form: GeneratedTile, target: Target) -> None:
@@ -183,7 +183,7 @@ class PrunedCuda(Engine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Write the code and compile it; no GPU is needed."""
         assert isinstance(problem, ConvProblem)
-        return PrunedConvolution(problem, form_of(problem, knobs, target), target)
+        return PrunedCudaExecutable(problem, form_of(problem, knobs, target), target)
 
 
 ENGINE = PrunedCuda()

@@ -26,8 +26,8 @@ from convoy.engines.sparse_weights.direct_sparse_tile import (
     FOURS,
     MOST_PHASES,
     MOST_STRIDE,
+    DirectGeometry,
     DirectTile,
-    Geometry,
     form_of,
     starts_of_phases,
 )
@@ -48,7 +48,7 @@ class DirectConvolution(Executable):
 
     def __init__(self, problem: ConvProblem, form: DirectTile, target: Target) -> None:
         assert problem.mask is not None
-        self.geometry, self._epilogue = Geometry(problem, form), problem.epilogue
+        self.geometry, self._epilogue = DirectGeometry(problem, form), problem.epilogue
         mask = positions(problem.mask)
         entries = entries_of(mask, self.geometry)
         self._mask = torch.from_numpy(mask)
@@ -93,7 +93,7 @@ class DirectConvolution(Executable):
         )
 
 
-def _compiled(geometry: Geometry, target: Target) -> tuple[bytes, str]:
+def _compiled(geometry: DirectGeometry, target: Target) -> tuple[bytes, str]:
     """A cubin and its log."""
     problem = geometry.problem
     chosen = options(problem.epilogue.activation, problem.x_dtype)

@@ -10,7 +10,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, fits_tma, pitch_of, sliced_nhwc
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT, subgraph_support, values_support
 from convoy.engines.triton.batch_norm_graph import Norm, norm_of
-from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel, interpreting, shared_limit
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting, shared_limit
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
 from convoy.support import Support
@@ -46,7 +46,7 @@ class BatchNormExecutable(Executable):
         self._warps, self._stages = knobs.integer("warps"), knobs.integer("stages")
         self._waits = target.capability >= 90 and not interpreting()
         self._engine = engine
-        self.sums, self.rest = (Kernel(build, target) for build in self._builds())
+        self.sums, self.rest = (TritonKernel(build, target) for build in self._builds())
 
     def accept_slice(self, result: int, pitch: int, offset: int) -> bool:
         """The forward pass's images may be channels of a larger tensor."""
@@ -114,7 +114,7 @@ class BatchNormExecutable(Executable):
             raise LaunchError(f"{role}: no tensor was given to write to")
         return sliced_nhwc(role, tensor) if role == "y" else self._checked(role, tensor)
 
-    def _builds(self) -> list[Build]:
+    def _builds(self) -> list[KernelBuild]:
         """Two kernels: sums over a share of the rows, and what follows from all of them."""
         shape = {
             "BLOCK_R": self.block_r, "BLOCK_C": self.block_c, "VECTOR": self.norm.unit, "STAGES": self._stages,
@@ -123,7 +123,7 @@ class BatchNormExecutable(Executable):
         sums = {"PARTS": max(16, 1 << (self.parts - 1).bit_length())}
         return self._forward(shape, sums) if self.norm.forward else self._backward(shape, sums)
 
-    def _forward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[Build]:
+    def _forward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[KernelBuild]:
         from convoy.engines.triton.kernels import batch_norm_kernels as kernels
 
         norm, images = self.norm, f"*{self.norm.dtype}"
@@ -145,7 +145,7 @@ class BatchNormExecutable(Executable):
             self._build(kernels.normalise, rest, {**shape, **fused, **sums}),
         ]
 
-    def _backward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[Build]:
+    def _backward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[KernelBuild]:
         from convoy.engines.triton.kernels import batch_norm_kernels as kernels
 
         norm, images = self.norm, f"*{self.norm.dtype}"
@@ -181,9 +181,9 @@ class BatchNormExecutable(Executable):
             self._build(kernels.gradients, rest, {**shape, **fused, **sums}),
         ]
 
-    def _build(self, function: object, signature: Mapping[str, str], constants: Mapping[str, object]) -> Build:
+    def _build(self, function: object, signature: Mapping[str, str], constants: Mapping[str, object]) -> KernelBuild:
         images = [name for name, kind in signature.items() if kind == f"*{self.norm.dtype}"]
-        return Build(
+        return KernelBuild(
             self._engine, function, signature, constants, [*images, "parts"], self._warps, 1, self._waits,
             tensor_cores=False,
         )  # fmt: skip

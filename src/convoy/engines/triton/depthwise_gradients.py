@@ -10,7 +10,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.errors import LaunchError
 from convoy.problem import DTYPE_BYTES, ConvProblem, Knobs, Problem
 from convoy.support import Support
@@ -31,7 +31,7 @@ _LAUNCH_US, _BYTES_US, _CACHE_US = 1.5, 2.6e6, 7e6
 """A launch, and bytes a microsecond from memory and through an H100's first-level caches (guesses until a clock has spoken)."""
 
 
-class _Gradient(Executable):
+class _DepthwiseGradient(Executable):
     """What both directions have in common."""
 
     def __init__(self, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
@@ -57,7 +57,7 @@ class _Gradient(Executable):
         return dense_nhwc(name, result)
 
 
-class DepthwiseDgradExecutable(_Gradient):
+class DepthwiseDgradExecutable(_DepthwiseGradient):
     """The weight arranged, and one tile of the data gradient's kernel."""
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
@@ -70,16 +70,16 @@ class DepthwiseDgradExecutable(_Gradient):
             images = f"*{problem.x_dtype}"
             first = {"w": images, "arranged": "*fp32", "c": "i32", "taps": "i32"}
             shape = {"BLOCK_C": _ARRANGED, "VECTOR": vector(problem.c), "WAIT": self._waits}
-            self.arrange = Kernel(
-                Build(
+            self.arrange = TritonKernel(
+                KernelBuild(
                     engine, kernels.arrange_weight, first, shape, ["arranged"], 4, 1, self._waits, tensor_cores=False
                 ),
                 target,
             )
             sizes = dict.fromkeys(("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w"), "i32")
             signature = {"dy": images, "w": "*fp32", "dx": images, **sizes}
-            self.kernel = Kernel(
-                Build(
+            self.kernel = TritonKernel(
+                KernelBuild(
                     engine, kernels.depthwise_dgrad, signature, {"R": problem.r, **self._shape()}, ["dy", "w", "dx"],
                     self._warps, 1, self._waits, tensor_cores=False,
                 ),
@@ -104,7 +104,7 @@ class DepthwiseDgradExecutable(_Gradient):
         self.kernel((-(-pixels // self.block_p), self.columns, 1), [dy, arranged, dx, *sizes])
 
 
-class DepthwiseWgradExecutable(_Gradient):
+class DepthwiseWgradExecutable(_DepthwiseGradient):
     """Sums over parts of the pixels, and their sum."""
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
@@ -118,8 +118,8 @@ class DepthwiseWgradExecutable(_Gradient):
             images = f"*{problem.x_dtype}"
             names = ("pixels", "each", "h", "width", "p", "q", "c", "taps", "pad_h", "pad_w")
             signature = {"x": images, "dy": images, "parts": "*fp32", **dict.fromkeys(names, "i32")}
-            self.sums = Kernel(
-                Build(
+            self.sums = TritonKernel(
+                KernelBuild(
                     engine, kernels.depthwise_wgrad, signature, self._shape(), ["x", "dy", "parts"], self._warps, 1, self._waits,
                     tensor_cores=False,
                 ),
@@ -127,8 +127,9 @@ class DepthwiseWgradExecutable(_Gradient):
             )  # fmt: skip
             last = {"parts": "*fp32", "dw": images, **dict.fromkeys(("programs", "c", "taps"), "i32")}
             shape = {"PARTS": _ADDED, "BLOCK_C": self.block_c, "VECTOR": vector(problem.c), "WAIT": self._waits}
-            self.rest = Kernel(
-                Build(engine, kernels.add_parts, last, shape, ["parts"], 4, 1, self._waits, tensor_cores=False), target
+            self.rest = TritonKernel(
+                KernelBuild(engine, kernels.add_parts, last, shape, ["parts"], 4, 1, self._waits, tensor_cores=False),
+                target,
             )
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:

@@ -11,7 +11,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import as_floats, checked, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support, linear_support
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -55,9 +55,9 @@ class GemvExecutable(Executable):
         if self.splits > 1:
             elements, k = self.sizes.n * self.sizes.k, self.sizes.k
             self.reduce = ReduceSplits(engine, elements, k, self.splits, self.sizes.dtype, self.epilogue, target)
-        self.kernel = Kernel(self._build(engine, target), target)
+        self.kernel = TritonKernel(self._build(engine, target), target)
 
-    def _build(self, engine: str, target: Target) -> Build:
+    def _build(self, engine: str, target: Target) -> KernelBuild:
         from convoy.engines.triton.kernels.gemv_kernel import gemv
 
         dtype, split = self.sizes.dtype, self.splits > 1
@@ -76,7 +76,7 @@ class GemvExecutable(Executable):
         }  # fmt: skip
         divisible = ["x", "w", "y", "residual", "bias"]
         warps, stages = self.knobs.integer("warps"), self.knobs.integer("stages")
-        return Build(engine, gemv, signature, constants, divisible, warps, stages, dependent, tensor_cores=False)
+        return KernelBuild(engine, gemv, signature, constants, divisible, warps, stages, dependent, tensor_cores=False)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch, or two where c is split."""

@@ -11,8 +11,8 @@ import torch
 
 from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import as_floats, checked, descriptor, fits_tma, pitch_of, round_tf32, scratch
-from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel, interpreting
-from convoy.engines.triton.triton_tiles import Tile, View
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile
 from convoy.problem import Epilogue
 from convoy.target import Target
 
@@ -25,13 +25,13 @@ def box_type(dtype: str, block: Sequence[int]) -> str:
     return f"tensordesc<{dtype}[{', '.join(map(str, block))}]>"
 
 
-def workspace_bytes(view: View, tile: Tile) -> int:
+def workspace_bytes(view: ConvView, tile: TritonTile) -> int:
     """Bytes of the partial sums: none where the reduction is not split."""
     splits, _ = tile.splits(view)
     return 4 * splits * view.pixels * view.k if splits > 1 else 0
 
 
-def pack_tiles(weight: torch.Tensor, tile: Tile) -> torch.Tensor:
+def pack_tiles(weight: torch.Tensor, tile: TritonTile) -> torch.Tensor:
     """[k, c, r, s] → rows [k-tile, tap, c-block, BLOCK_K] of BLOCK_C: what one iteration reads is contiguous.
 
     Channels beyond k and c are zeros, so that the kernel needs no masks.
@@ -59,11 +59,11 @@ class ReduceSplits:
         self.elements, self.channels = elements, channels
         self._make = partial(self._build, engine, splits, dtype, epilogue, target)
         self.kernel = self._make(pitched=False)
-        self.pitched: Kernel | None = None
+        self.pitched: TritonKernel | None = None
 
     def _build(
         self, engine: str, splits: int, dtype: str, epilogue: Epilogue, target: Target, *, pitched: bool
-    ) -> Kernel:
+    ) -> TritonKernel:
         from convoy.engines.triton.kernels.tile_epilogue import reduce_splits
 
         channels = self.channels
@@ -79,8 +79,8 @@ class ReduceSplits:
         }  # fmt: skip
         whole = ["elements", "channels"] if channels % 16 == 0 else []
         pointers = ["partial", "y", "residual", "bias"]
-        build = Build(engine, reduce_splits, signature, constants, pointers + whole, warps=4, dependent=dependent)
-        return Kernel(build, target)
+        build = KernelBuild(engine, reduce_splits, signature, constants, pointers + whole, warps=4, dependent=dependent)
+        return TritonKernel(build, target)
 
     def accept_pitch(self) -> None:
         """Get ready for a y whose pixels lie further apart than its channels."""
@@ -96,17 +96,19 @@ class ReduceSplits:
         kernel(grid, [partial, y, residual, bias, self.elements, self.channels, pitch])
 
 
-class SwappedExecutable(Executable):
+class TritonSwapABExecutable(Executable):
     """One tile of the swapped kernel for one view of a convolution."""
 
-    def __init__(self, engine: str, view: View, tile: Tile, dtype: str, epilogue: Epilogue, target: Target) -> None:
+    def __init__(
+        self, engine: str, view: ConvView, tile: TritonTile, dtype: str, epilogue: Epilogue, target: Target
+    ) -> None:
         self.view, self.tile, self.epilogue, self.dtype = view, tile, epilogue, dtype
         self.reduce: ReduceSplits | None = None
         self.splits, self.each = tile.splits(view)
         self.workspace_bytes = workspace_bytes(view, tile)
         if view.pixels == 0:
             return
-        self.kernel = Kernel(self._build(engine, dtype), target)
+        self.kernel = TritonKernel(self._build(engine, dtype), target)
         if self.splits > 1:
             self.reduce = self.reduction(engine, target)
 
@@ -129,7 +131,7 @@ class SwappedExecutable(Executable):
             return [tile.block_n, tile.block_h, 1, tile.block_w, tile.block_c]
         return [tile.block_n, tile.block_h, tile.block_w, tile.block_c]
 
-    def _build(self, engine: str, dtype: str) -> Build:
+    def _build(self, engine: str, dtype: str) -> KernelBuild:
         import triton.language as tl
 
         from convoy.engines.triton.kernels.igemm_swap_ab_kernel import swapped_conv
@@ -155,7 +157,7 @@ class SwappedExecutable(Executable):
             "PREFETCH_BYTES": tile.block_k * tile.block_c * view.bytes_each if fetch else 0, "WARPS": tile.warps,
         }  # fmt: skip
         rounded = ["x"] if dtype == "fp32" else []
-        return Build(
+        return KernelBuild(
             engine, swapped_conv, signature, constants, ["bias", "w_bytes"], tile.warps, tile.stages, tile.pdl, rounded
         )
 
@@ -263,4 +265,12 @@ class SwappedExecutable(Executable):
         self.reduce.launch(sums, y, residual, bias)
 
 
-__all__ = ["TORCH_DTYPE", "ReduceSplits", "SwappedExecutable", "box_type", "pack_bias", "pack_tiles", "workspace_bytes"]
+__all__ = [
+    "TORCH_DTYPE",
+    "ReduceSplits",
+    "TritonSwapABExecutable",
+    "box_type",
+    "pack_bias",
+    "pack_tiles",
+    "workspace_bytes",
+]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.errors import CompileError
 from convoy.problem import TensorSpec
 from convoy.target import Target
@@ -42,11 +42,11 @@ def block_pixels(pixels: int, slices: int) -> int:
     return min(_BLOCK_PIXELS, 1 << max(0, -(-pixels // slices) - 1).bit_length())
 
 
-class MarkingExecutable(SwappedExecutable):
+class MarkingExecutable(TritonSwapABExecutable):
     """A kernel of fp32 results; where a launch is given a second result, marks of the first go there."""
 
     target: Target
-    marking: Kernel | None = None
+    marking: TritonKernel | None = None
 
     def marks_written(self) -> TensorSpec | None:
         """The marks' shape; None where its tiles are not whole words, its pixels not an image's, or a kernel would be slow."""
@@ -55,7 +55,7 @@ class MarkingExecutable(SwappedExecutable):
             return None
         if self.marking is None:
             try:
-                self.marking = Kernel(self._marking_build(), self.target)
+                self.marking = TritonKernel(self._marking_build(), self.target)
             except CompileError:  # it spills: a reader that looks is faster
                 return None
         return TensorSpec((2, view.n * self.slices_written, -(-view.k // 32)), "i32")
@@ -69,7 +69,7 @@ class MarkingExecutable(SwappedExecutable):
         _, _, tiles_h, tiles_w = self.tile.tiles(view)
         return tiles_h * tiles_w
 
-    def _marking_build(self) -> Build:
+    def _marking_build(self) -> KernelBuild:
         view, fused = self.view, self.epilogue
         if self.splits == 1:
             build = self.kernel.build
@@ -89,7 +89,7 @@ class MarkingExecutable(SwappedExecutable):
         }  # fmt: skip
         even = ["partial", "y", "residual", "bias", *(["k"] if view.k % 16 == 0 else [])]
         engine = self.kernel.build.engine
-        return Build(engine, reduce_marking, signature, constants, even, dependent=dependent, tensor_cores=False)
+        return KernelBuild(engine, reduce_marking, signature, constants, even, dependent=dependent, tensor_cores=False)
 
     def run_product(self, arguments: list[Any], buffers: Buffers) -> None:
         """The product, with marks where it writes the result itself and has a place for them."""

@@ -15,9 +15,9 @@ from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, fits_tma, 
 from convoy.engines.gpu.gpu_support_checks import INDEX_LIMIT
 from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles
-from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel, device_support, interpreting
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, device_support, interpreting
 from convoy.engines.triton.triton_igemm_swap_ab import block_channels
-from convoy.engines.triton.triton_tiles import Tile, View, candidate_tiles, estimate_us
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, estimate_us
 from convoy.errors import InputError, LaunchError
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
@@ -53,12 +53,12 @@ class Merge:
         """Of every tensor."""
         return self.parts[0].x_dtype
 
-    def view(self, block_k: int) -> View:
+    def view(self, block_k: int) -> ConvView:
         """The product, its filters padded to whole tiles."""
         first = self.parts[0]
         pixels = first.n * first.h * first.w
         filters = sum(-(-part.k // block_k) * block_k for part in self.parts)
-        return View(1, 1, pixels, first.c, filters, 1, pixels)
+        return ConvView(1, 1, pixels, first.c, filters, 1, pixels)
 
 
 @lru_cache(maxsize=256)
@@ -102,13 +102,13 @@ def _end(graph: Graph, layer: Node) -> tuple[str, str]:
 class MergedExecutable(Executable):
     """One tile for one merge."""
 
-    def __init__(self, engine: str, merge: Merge, tile: Tile, target: Target) -> None:
+    def __init__(self, engine: str, merge: Merge, tile: TritonTile, target: Target) -> None:
         self.merge, self.tile, self.view = merge, tile, merge.view(tile.block_k)
         self.tiles = [-(-part.k // tile.block_k) for part in merge.parts]
         if self.view.pixels:
-            self.kernel = Kernel(self._build(engine), target)
+            self.kernel = TritonKernel(self._build(engine), target)
 
-    def _build(self, engine: str) -> Build:
+    def _build(self, engine: str) -> KernelBuild:
         import triton.language as tl
 
         from convoy.engines.triton.kernels.merged_kernel import merged_conv
@@ -125,7 +125,7 @@ class MergedExecutable(Executable):
             "ACTIVATION": merge.activation, "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16}[dtype],
             "WAIT": tile.pdl and not interpreting(),
         }  # fmt: skip
-        return Build(engine, merged_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl)
+        return KernelBuild(engine, merged_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """All weights in tile order, one after another; the biases likewise. Nothing where they are args."""
@@ -192,7 +192,7 @@ class MergedEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Tiles by guessed time."""
         merge = _merge(problem)
-        tiles: list[Tile] = []
+        tiles: list[TritonTile] = []
         for block_k in (64, 128):
             view = merge.view(block_k)
             tiles += candidate_tiles(
@@ -204,12 +204,12 @@ class MergedEngine(Engine):
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model."""
-        merge, tile = _merge(problem), Tile.of(knobs)
+        merge, tile = _merge(problem), TritonTile.of(knobs)
         return estimate_us(merge.view(tile.block_k), tile, target.units)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
-        return MergedExecutable(self.id, _merge(problem), Tile.of(knobs), target)
+        return MergedExecutable(self.id, _merge(problem), TritonTile.of(knobs), target)
 
 
 def _merge(problem: Problem) -> Merge:

@@ -13,10 +13,10 @@ from convoy.engines.base import Buffers, Executable
 from convoy.engines.gpu.device_tensors import checked, descriptor
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.tiled_kernel import TiledKernelEngine
-from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, box_type
-from convoy.engines.triton.triton_build import Build, interpreting
+from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, box_type
+from convoy.engines.triton.triton_build import KernelBuild, interpreting
 from convoy.engines.triton.triton_igemm_swap_ab import block_channels, tensor_support
-from convoy.engines.triton.triton_tiles import Tile, View, boxes, conv_view, row_view
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, boxes, conv_view, row_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -40,7 +40,7 @@ _START_NS = 2500.0
 class PersistentTile:
     """A tile with how blocks work through it: `parts` of the store, `blocks` a multiprocessor, whose operand comes first."""
 
-    tile: Tile
+    tile: TritonTile
     parts: int
     blocks: int
     swapped: bool
@@ -59,10 +59,10 @@ class PersistentTile:
     def of(knobs: Knobs) -> PersistentTile:
         """Inverse of `knobs`."""
         sizes = ("block_k", "block_n", "block_h", "block_w", "block_c", "stages", "warps")
-        tile = Tile(*(knobs.integer(name) for name in sizes), pdl=bool(knobs["pdl"]))
+        tile = TritonTile(*(knobs.integer(name) for name in sizes), pdl=bool(knobs["pdl"]))
         return PersistentTile(tile, knobs.integer("parts"), knobs.integer("blocks"), bool(knobs["swapped"]))
 
-    def shared_bytes(self, view: View, residual: bool) -> int:
+    def shared_bytes(self, view: ConvView, residual: bool) -> int:
         """Shared memory that a block will want: the ring of loads, and one part of the result and of the residual."""
         tile = self.tile
         ring = tile.stages * (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each
@@ -70,13 +70,13 @@ class PersistentTile:
         return ring + part * (2 if residual else 1) + 1024
 
 
-def view_of(problem: ConvProblem) -> View:
+def view_of(problem: ConvProblem) -> ConvView:
     """A 1x1 convolution of stride 1 is one row of pixels; others keep their images."""
     plain = problem.is_pointwise and problem.stride_h == problem.stride_w == 1
     return row_view(problem) if plain else conv_view(problem)
 
 
-def estimate_us(view: View, form: PersistentTile, units: int) -> float:
+def estimate_us(view: ConvView, form: PersistentTile, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads, or the memory's bytes."""
     tile = form.tile
     tiles = math.prod(tile.tiles(view))
@@ -92,7 +92,7 @@ def estimate_us(view: View, form: PersistentTile, units: int) -> float:
     return (max(busy, moved * view.bytes_each / _MEMORY_BYTES_NS) + _START_NS) / 1000
 
 
-def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
+def forms(view: ConvView, units: int, residual: bool, limit: int = 24) -> list[PersistentTile]:
     """Forms worth trying, the best guess first."""
     found: list[tuple[float, int, PersistentTile]] = []
     row = view.is_1x1 and view.n == view.p == 1
@@ -102,7 +102,7 @@ def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[Persi
                 continue
             for box in boxes(view, (64, 128, 256)):
                 for block_c in block_channels(view)[:2]:
-                    for form in _staged(view, Tile(block_k, *box, block_c, pdl=True), swapped, residual):
+                    for form in _staged(view, TritonTile(block_k, *box, block_c, pdl=True), swapped, residual):
                         found.append((estimate_us(view, form, units), len(found), form))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[object, ...], int] = {}
@@ -115,7 +115,7 @@ def forms(view: View, units: int, residual: bool, limit: int = 24) -> list[Persi
     return chosen
 
 
-def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[PersistentTile]:
+def _staged(view: ConvView, tile: TritonTile, swapped: bool, residual: bool) -> list[PersistentTile]:
     """A tile's forms: those whose accumulator does not spill, as deep a ring as fits."""
     found: list[PersistentTile] = []
     area = tile.block_k * tile.pixels
@@ -137,11 +137,11 @@ def _staged(view: View, tile: Tile, swapped: bool, residual: bool) -> list[Persi
     return found
 
 
-class PersistentExecutable(SwappedExecutable):
+class PersistentExecutable(TritonSwapABExecutable):
     """One form for one problem."""
 
     def __init__(
-        self, engine: str, view: View, form: PersistentTile, dtype: str, epilogue: Epilogue, target: Target
+        self, engine: str, view: ConvView, form: PersistentTile, dtype: str, epilogue: Epilogue, target: Target
     ) -> None:
         self.form = form
         super().__init__(engine, view, form.tile, dtype, epilogue, target)
@@ -159,7 +159,7 @@ class PersistentExecutable(SwappedExecutable):
         """Block of x's descriptor; two sizes where pixels are the first operand."""
         return super().x_box if self.form.swapped else [self.tile.pixels, self.tile.block_c]
 
-    def _build(self, engine: str, dtype: str) -> Build:
+    def _build(self, engine: str, dtype: str) -> KernelBuild:
         import triton.language as tl
 
         from convoy.engines.triton.kernels.persistent_kernel import persistent_conv
@@ -180,7 +180,7 @@ class PersistentExecutable(SwappedExecutable):
             "WAIT": tile.pdl and not interpreting(),
         }  # fmt: skip
         rounded = ["x"] if dtype == "fp32" else []
-        return Build(
+        return KernelBuild(
             engine, persistent_conv, signature, constants, ["bias"], tile.warps, tile.stages, tile.pdl, rounded
         )
 

@@ -12,7 +12,7 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import dense_nhwc, vector
 from convoy.engines.gpu.gpu_support_checks import subgraph_support, values_support
 from convoy.engines.subgraph import parse_subgraph
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.errors import LaunchError
 from convoy.graph.ir import AVG_POOL_BACKWARD, MAX_POOL_BACKWARD, Graph, Node, Ref
 from convoy.problem import DTYPE_BYTES, Knobs, Problem, SubgraphProblem
@@ -28,7 +28,7 @@ _LAUNCH_US, _BYTES_US, _CACHE_US = 1.5, 2.4e6, 8e6
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolWindows:
     """The sizes of one backward pooling."""
 
     n: int
@@ -71,7 +71,7 @@ class Windows:
         return self.n * self.c * max(self.h * self.w, self.p * self.q)
 
 
-def windows_of(problem: SubgraphProblem) -> Windows | None:
+def windows_of(problem: SubgraphProblem) -> PoolWindows | None:
     """The backward pooling that a piece is, a maximum's perhaps with the cast that widens its indices; None for other pieces."""
     graph = parse_subgraph(problem.text)
     *before, last = graph.nodes or (None,)
@@ -86,7 +86,7 @@ def windows_of(problem: SubgraphProblem) -> Windows | None:
     )
 
 
-def _maximum(graph: Graph, node: Node, before: Sequence[Node]) -> Windows | None:
+def _maximum(graph: Graph, node: Node, before: Sequence[Node]) -> PoolWindows | None:
     dy, x, kernel, stride, padding, dilation, _, indices = node.args
     if not (isinstance(dy, Ref) and isinstance(x, Ref) and isinstance(indices, Ref)):
         return None
@@ -100,10 +100,10 @@ def _maximum(graph: Graph, node: Node, before: Sequence[Node]) -> Windows | None
     if sizes is None:
         return None
     sides = [_pair(arg) for arg in (kernel, stride or kernel, padding, dilation)]
-    return Windows(*sizes, *sides, tuple(roles[v] for v in graph.inputs), indices=graph.values[kept].spec.dtype)
+    return PoolWindows(*sizes, *sides, tuple(roles[v] for v in graph.inputs), indices=graph.values[kept].spec.dtype)
 
 
-def _average(graph: Graph, node: Node) -> Windows | None:
+def _average(graph: Graph, node: Node) -> PoolWindows | None:
     dy, x, kernel, stride, padding, _, pads, divisor = node.args
     if not (isinstance(dy, Ref) and isinstance(x, Ref)):
         return None
@@ -113,7 +113,7 @@ def _average(graph: Graph, node: Node) -> Windows | None:
         return None
     sides = [_pair(arg) for arg in (kernel, stride or kernel, padding)]
     order = tuple(roles[v] for v in graph.inputs)
-    return Windows(*sizes, *sides, (1, 1), order, divisor=int(divisor or 0), pads=bool(pads))  # type: ignore[arg-type]
+    return PoolWindows(*sizes, *sides, (1, 1), order, divisor=int(divisor or 0), pads=bool(pads))  # type: ignore[arg-type]
 
 
 def _sizes(graph: Graph, roles: Mapping[str, str]) -> tuple[int, int, int, int, int, int, str] | None:
@@ -137,14 +137,14 @@ def _pair(arg: object) -> tuple[int, int]:
 class PoolBackwardExecutable(Executable):
     """One tile of the kernel for one problem."""
 
-    def __init__(self, engine: str, windows: Windows, knobs: Knobs, target: Target) -> None:
+    def __init__(self, engine: str, windows: PoolWindows, knobs: Knobs, target: Target) -> None:
         self.windows = windows
         self.block_p, self.block_c = knobs.integer("block_p"), knobs.integer("block_c")
         if windows.elements:
             dependent = target.capability >= 90 and not interpreting()
-            self.kernel = Kernel(self._build(engine, knobs.integer("warps"), dependent), target)
+            self.kernel = TritonKernel(self._build(engine, knobs.integer("warps"), dependent), target)
 
-    def _build(self, engine: str, warps: int, dependent: bool) -> Build:
+    def _build(self, engine: str, warps: int, dependent: bool) -> KernelBuild:
         from convoy.engines.triton.kernels.pool_backward_kernels import avg_pool_backward, max_pool_backward
 
         found = self.windows
@@ -159,7 +159,7 @@ class PoolBackwardExecutable(Executable):
         if not found.indices:
             kernel, signature = avg_pool_backward, {**signature, "share": "fp32"}
             constants |= {"EVEN": found.even > 0, "PADS": found.pads}
-        return Build(engine, kernel, signature, constants, [*pointers], warps, 1, dependent, tensor_cores=False)
+        return KernelBuild(engine, kernel, signature, constants, [*pointers], warps, 1, dependent, tensor_cores=False)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.problem import Epilogue, Pool
 from convoy.support import Support
 from convoy.target import Target
@@ -69,10 +69,10 @@ class ReduceWindows:
         }  # fmt: skip
         pointers = ["parts", "y", "residual", "bias"]
         warps = max(1, self.block // 32)
-        build = Build(
+        build = KernelBuild(
             engine, reduce_windows, signature, constants, pointers, warps, 1, dependent=dependent, tensor_cores=False
         )
-        self.kernel = Kernel(build, target)
+        self.kernel = TritonKernel(build, target)
 
     @property
     def elements(self) -> int:

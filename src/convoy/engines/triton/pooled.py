@@ -22,14 +22,14 @@ from convoy.engines.gpu.device_tensors import checked, descriptor, scratch
 from convoy.engines.gpu.gpu_support_checks import is_strict
 from convoy.engines.scratch import Scratch
 from convoy.engines.triton import persistent, triton_igemm_swap_ab, triton_implicit_gemm, triton_split_fp32, triton_stem
-from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, box_type
+from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, box_type
 from convoy.engines.triton.marking_executables import UNMARKED
 from convoy.engines.triton.persistent import PersistentExecutable, PersistentTile
 from convoy.engines.triton.pool_pass import ReduceWindows, window_support
-from convoy.engines.triton.triton_build import TORCH_DTYPE, Build
-from convoy.engines.triton.triton_split_fp32 import SplitExecutable
-from convoy.engines.triton.triton_stem import StemExecutable
-from convoy.engines.triton.triton_tiles import Tile, View, conv_view
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild
+from convoy.engines.triton.triton_split_fp32 import TritonSplitFp32Executable
+from convoy.engines.triton.triton_stem import TritonStemExecutable
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, conv_view
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -60,12 +60,12 @@ def tiles_windows(pool: Pool, p: int, q: int) -> bool:
     return not pool.ceil_mode or (p % sides[0] == 0 and q % sides[1] == 0)
 
 
-def fits(tile: Tile, pool: Pool) -> bool:
+def fits(tile: TritonTile, pool: Pool) -> bool:
     """Whether a tile's box holds whole windows."""
     return tile.block_h % pool.window_h == 0 and tile.block_w % pool.window_w == 0
 
 
-def window_box(view: View, pixels: int, pool: Pool) -> tuple[int, int, int] | None:
+def window_box(view: ConvView, pixels: int, pool: Pool) -> tuple[int, int, int] | None:
     """The box of so many pixels, made of whole windows, that covers the output with the fewest tiles; of equals the squarest."""
     found: list[tuple[int, int, tuple[int, int, int]]] = []
     for bits_h in range(pixels.bit_length()):
@@ -79,7 +79,7 @@ def window_box(view: View, pixels: int, pool: Pool) -> tuple[int, int, int] | No
     return min(found)[2] if found else None
 
 
-class _Pooling(SwappedExecutable):
+class _PoolingPass(TritonSwapABExecutable):
     """What a dense executable does otherwise where a pooling follows: the kernel's end, or the sum of its parts."""
 
     problem: ConvProblem
@@ -96,7 +96,7 @@ class _Pooling(SwappedExecutable):
         tile, pool = self.tile, self.pool
         return [tile.block_n, tile.block_h // pool.window_h, tile.block_w // pool.window_w, tile.block_k]
 
-    def _build(self, engine: str, dtype: str) -> Build:
+    def _build(self, engine: str, dtype: str) -> KernelBuild:
         build = super()._build(engine, dtype)
         if self.splits > 1:
             return build
@@ -133,28 +133,30 @@ class _Pooling(SwappedExecutable):
         return False
 
 
-class _PooledSwapped(_Pooling):
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+class _PooledSwapped(_PoolingPass):
+    def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
         self.problem = problem
         super().__init__(engine, conv_view(problem), tile, problem.x_dtype, problem.epilogue, target)
 
 
-class _PooledSplit(_Pooling, SplitExecutable):
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+class _PooledSplit(_PoolingPass, TritonSplitFp32Executable):
+    def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
         self.problem = problem
-        SplitExecutable.__init__(self, engine, problem, tile, target, _view(problem, triton_split_fp32.ENGINE))
+        TritonSplitFp32Executable.__init__(
+            self, engine, problem, tile, target, _view(problem, triton_split_fp32.ENGINE)
+        )
 
 
-class _PooledPersistent(_Pooling, PersistentExecutable):
+class _PooledPersistent(_PoolingPass, PersistentExecutable):
     def __init__(self, engine: str, problem: ConvProblem, form: PersistentTile, target: Target) -> None:
         self.problem = problem
         view, dtype = conv_view(problem), problem.x_dtype
         PersistentExecutable.__init__(self, engine, view, form, dtype, problem.epilogue, target)
 
 
-class _PooledStem(_Pooling, StemExecutable):
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
-        StemExecutable.__init__(self, engine, problem, tile, target)
+class _PooledStem(_PoolingPass, TritonStemExecutable):
+    def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
+        TritonStemExecutable.__init__(self, engine, problem, tile, target)
 
 
 class ConvThenPool(Executable):
@@ -219,7 +221,7 @@ def _named(problem: ConvProblem, knobs: Knobs) -> Engine:
     )
 
 
-def _view(problem: ConvProblem, dense: Engine) -> View:
+def _view(problem: ConvProblem, dense: Engine) -> ConvView:
     """The convolution as its kernel sees it, pixel by pixel in rows and columns."""
     if dense is triton_stem.ENGINE:
         return triton_stem.stem_view(problem)
@@ -237,7 +239,7 @@ def way_of(problem: ConvProblem, knobs: Knobs) -> str:
         form = PersistentTile.of(knobs)
         tile, whole = form.tile, form.swapped and form.parts == 1
     else:
-        tile, whole = Tile.of(knobs), True
+        tile, whole = TritonTile.of(knobs), True
     if tile.splits(_view(problem, dense))[0] > 1:
         return "parts"
     return "registers" if whole and tiles_windows(pool, problem.p, problem.q) and fits(tile, pool) else "pass"
@@ -248,7 +250,7 @@ def _in_windows(problem: ConvProblem, dense: Engine, knobs: Knobs) -> Knobs:
     pool, view = problem.epilogue.pool, _view(problem, dense)
     assert pool is not None
     form = PersistentTile.of(knobs) if dense is persistent.ENGINE else None
-    tile = Tile.of(knobs) if form is None else form.tile
+    tile = TritonTile.of(knobs) if form is None else form.tile
     if tile.splits(view)[0] > 1 or fits(tile, pool):
         return knobs
     box = window_box(view, tile.pixels, pool) or (tile.block_n, tile.block_h, tile.block_w)
@@ -313,11 +315,11 @@ class PooledEngine(Engine):
         if way_of(problem, knobs) == "pass":
             return ConvThenPool(self.id, problem, dense.build(unpooled(problem), knobs, target), target)
         if dense is triton_split_fp32.ENGINE:
-            return _PooledSplit(self.id, problem, Tile.of(knobs), target)
+            return _PooledSplit(self.id, problem, TritonTile.of(knobs), target)
         if dense is persistent.ENGINE:
             return _PooledPersistent(self.id, problem, PersistentTile.of(knobs), target)
         made = _PooledStem if dense is triton_stem.ENGINE else _PooledSwapped
-        return made(self.id, problem, Tile.of(knobs), target)
+        return made(self.id, problem, TritonTile.of(knobs), target)
 
 
 ENGINE = PooledEngine()

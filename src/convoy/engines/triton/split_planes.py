@@ -9,7 +9,7 @@ import torch
 
 from convoy.engines.gpu.device_tensors import as_floats
 from convoy.engines.triton.marking_executables import MOST_MARKS
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.problem import TensorSpec
 from convoy.target import Target
 
@@ -62,8 +62,8 @@ class PlaneSplit:
         dependent = not interpreting()
         self.block = next((block for block in _BLOCKS if _MAXIMA * block >= elements), _BLOCKS[-1])
         even = ["elements"] if elements % 16 == 0 else []
-        self.maxima = Kernel(
-            Build(
+        self.maxima = TritonKernel(
+            KernelBuild(
                 engine, split_fp32_kernels.absolute_maxima,
                 {"x": "*fp32", "maxima": "*fp32", "w_bytes": "*i8" if dependent else "none", "elements": "i32",
                  "weight_bytes": "i32"},
@@ -71,8 +71,8 @@ class PlaneSplit:
             ),
             target,
         )  # fmt: skip
-        self.planes = Kernel(
-            Build(
+        self.planes = TritonKernel(
+            KernelBuild(
                 engine, split_fp32_kernels.split_planes,
                 {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
                 {"w_bytes": None, "weight_bytes": 0, "VALID": _MAXIMA, "COUNT": _MAXIMA, "BLOCK": self.block,
@@ -81,7 +81,7 @@ class PlaneSplit:
             ),
             target,
         )  # fmt: skip
-        self.told: dict[int, Kernel] = {}
+        self.told: dict[int, TritonKernel] = {}
 
     def split(
         self, x: torch.Tensor, marks: torch.Tensor | None, weight: torch.Tensor, room: torch.Tensor
@@ -120,5 +120,5 @@ class PlaneSplit:
             constants |= {"VALID": count, "COUNT": 1 << (count - 1).bit_length()}
             even = [*plain.divisible, "w_bytes"]
             build = replace(plain, signature=signature, constants=constants, divisible=even)
-            self.told[count] = Kernel(build, self.target)
+            self.told[count] = TritonKernel(build, self.target)
         return True

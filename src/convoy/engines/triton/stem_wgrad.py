@@ -11,7 +11,7 @@ from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
 from convoy.engines.hopper.nvrtc_kernel import absence
 from convoy.engines.hopper.stem import MOST_CHANNELS, ImageCopy, Windows
-from convoy.engines.triton.triton_tiles import View, conv_view
+from convoy.engines.triton.triton_tiles import ConvView, conv_view
 from convoy.engines.triton.triton_wgrad import (
     Share,
     WgradExecutable,
@@ -63,7 +63,7 @@ class StemWgradExecutable(Executable):
             dweight[:, :, row :: problem.stride_h].copy_(found[:, :rows, :, row, :c].permute(0, 3, 1, 2))
 
 
-def windows_view(windows: Windows) -> View:
+def windows_view(windows: Windows) -> ConvView:
     """What is left on the copy, as one row of pixels only where its windows lie side by side: most overlap, or leave gaps."""
     left, p = windows.left, windows.problem
     dense = windows.taps == 1 and p.s == p.stride_w

@@ -52,7 +52,7 @@ def device_support(target: Target, capability: int) -> Support:
 
 
 @dataclass(frozen=True)
-class Build:
+class KernelBuild:
     """What is needed to compile one kernel.
 
     Attributes:
@@ -81,10 +81,10 @@ class Build:
     tensor_cores: bool = True
 
 
-class Kernel:
+class TritonKernel:
     """A compiled kernel: call it with a grid and the run-time arguments in the order of the build's signature."""
 
-    def __init__(self, build: Build, target: Target) -> None:
+    def __init__(self, build: KernelBuild, target: Target) -> None:
         self.build = build
         self.compiled: Any = None if interpreting() else compile_kernel(build, target)
         self._order = list(build.function.arg_names)
@@ -108,7 +108,7 @@ class Kernel:
         return int(self.compiled.metadata.shared) if self.compiled is not None else 0
 
 
-def compile_kernel(build: Build, target: Target) -> Any:
+def compile_kernel(build: KernelBuild, target: Target) -> Any:
     """Compile for a target, or take it from Triton's cache; raises CompileError, also for a build known to be slow."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -172,7 +172,7 @@ _TFLOAT32 = 11
 """CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 (CUDA Driver API, CUtensorMapDataType); Triton hands numbers above 10 on as they are."""
 
 
-def _round_descriptors(build: Build, compiled: Any) -> None:
+def _round_descriptors(build: KernelBuild, compiled: Any) -> None:
     """Have descriptors made as TF32 ones: the copy then rounds to nearest, where the tensor core would cut bits off.
 
     The same is done for fp32 operands by CUTLASS (sm90_mma_tma_gmma_ss, `ConvertF32toTF32A`). It costs nothing.
@@ -196,7 +196,7 @@ def shared_limit(target: Target) -> int:
     return _SHARED_LIMIT.get(target.capability, 101376)
 
 
-def _refuse_slow(build: Build, compiled: Any) -> None:
+def _refuse_slow(build: KernelBuild, compiled: Any) -> None:
     """Refuse spills and serialised wgmma: both are right and slow, and ptxas says so only in its log."""
     log = assembler_log(compiled)
     if build.tensor_cores and "C7515" in log:

@@ -10,7 +10,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -20,7 +20,7 @@ _LARGEST_FILTER = 49
 """Taps are unrolled: more than a 7x7 filter would make code too long to be worth it."""
 
 
-class DepthwiseExecutable(Executable):
+class TritonDepthwiseExecutable(Executable):
     """One tile of the depthwise kernel for one problem."""
 
     def __init__(self, engine: str, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
@@ -28,9 +28,9 @@ class DepthwiseExecutable(Executable):
         self.block = tuple(knobs.integer(name) for name in ("block_h", "block_w", "block_c"))
         if problem.y_spec.elements:
             dependent = bool(knobs["pdl"]) and target.capability >= 90 and not interpreting()
-            self.kernel = Kernel(self._build(engine, knobs.integer("warps"), dependent), target)
+            self.kernel = TritonKernel(self._build(engine, knobs.integer("warps"), dependent), target)
 
-    def _build(self, engine: str, warps: int, dependent: bool) -> Build:
+    def _build(self, engine: str, warps: int, dependent: bool) -> KernelBuild:
         from convoy.engines.triton.kernels.depthwise_kernel import depthwise_conv
 
         problem, dtype = self.problem, self.problem.x_dtype
@@ -46,7 +46,9 @@ class DepthwiseExecutable(Executable):
             "ACTIVATION": problem.epilogue.activation, "WAIT": dependent,
         }  # fmt: skip
         divisible = ["x", "w", "y", "residual", "bias"]
-        return Build(engine, depthwise_conv, signature, constants, divisible, warps, 1, dependent, tensor_cores=False)
+        return KernelBuild(
+            engine, depthwise_conv, signature, constants, divisible, warps, 1, dependent, tensor_cores=False
+        )
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as fp32 [r·s, c]: read once a tile, no conversion in the loop."""
@@ -71,7 +73,7 @@ class DepthwiseExecutable(Executable):
         self.kernel((problem.n * tiles_h * tiles_w * tiles_c, 1, 1), [x, weight, y, residual, bias, *sizes])
 
 
-class DepthwiseEngine(Engine):
+class TritonDepthwiseEngine(Engine):
     """Direct depthwise convolution; see `kernels/depthwise.py`."""
 
     id = "triton.depthwise"
@@ -119,7 +121,7 @@ class DepthwiseEngine(Engine):
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem)
-        return DepthwiseExecutable(self.id, problem, knobs, target)
+        return TritonDepthwiseExecutable(self.id, problem, knobs, target)
 
 
-ENGINE = DepthwiseEngine()
+ENGINE = TritonDepthwiseEngine()

@@ -16,8 +16,8 @@ from convoy.engines.gpu.device_tensors import dense_nhwc, descriptor, scratch, v
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import box_type
 from convoy.engines.triton.persistent import PersistentTile, estimate_us
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
-from convoy.engines.triton.triton_tiles import Tile, View, boxes
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, boxes
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
@@ -43,34 +43,34 @@ def is_flat(problem: ConvProblem) -> bool:
     return problem.is_pointwise and problem.stride_h == problem.stride_w == 1
 
 
-def dgrad_view(problem: ConvProblem) -> View:
+def dgrad_view(problem: ConvProblem) -> ConvView:
     """The convolution over dy that makes the largest parity of dx: `c` is what is summed over (k), `k` what comes out (c)."""
     each = DTYPE_BYTES[problem.x_dtype]
     if is_flat(problem):
         pixels = problem.n * problem.h * problem.w
-        return View(1, 1, pixels, problem.k, problem.c, 1, pixels, bytes_each=each)
+        return ConvView(1, 1, pixels, problem.k, problem.c, 1, pixels, bytes_each=each)
     rows, columns = -(-problem.h // problem.stride_h), -(-problem.w // problem.stride_w)
     taps_h, taps_w = -(-problem.r // problem.stride_h), -(-problem.s // problem.stride_w)
-    return View(
+    return ConvView(
         problem.n, problem.p, problem.q, problem.k, problem.c, rows, columns, taps_h, taps_w, bytes_each=each,
         dilation_h=problem.dilation_h, dilation_w=problem.dilation_w, pad_h=problem.pad_h, pad_w=problem.pad_w,
     )  # fmt: skip
 
 
-def tiles(problem: ConvProblem, units: int, limit: int = 20) -> list[Tile]:
+def tiles(problem: ConvProblem, units: int, limit: int = 20) -> list[TritonTile]:
     """Tiles worth trying, the best guess first."""
     view = dgrad_view(problem)
-    found: list[tuple[float, int, Tile]] = []
+    found: list[tuple[float, int, TritonTile]] = []
     for block_out in (64, 128, 256):
         if block_out > 64 and block_out >= 2 * view.k:
             continue
         for box in boxes(view, (32, 64, 128, 256)):
             for block_in in _reductions(problem):
-                for tile in _staged(view, Tile(block_out, *box, block_in, pdl=True)):
+                for tile in _staged(view, TritonTile(block_out, *box, block_in, pdl=True)):
                     found.append((guess_us(problem, tile, units), len(found), tile))
     found.sort(key=lambda entry: entry[:2])
     kept: dict[tuple[int, ...], int] = {}
-    chosen: list[Tile] = []
+    chosen: list[TritonTile] = []
     for _, _, tile in found:
         shape = (tile.block_k, tile.pixels, tile.block_c)
         if kept.get(shape, 0) < 3 and len(chosen) < limit:
@@ -87,9 +87,9 @@ def _reductions(problem: ConvProblem) -> tuple[int, ...]:
     return tuple(b for b in (128, 64, 32) if b == 32 or b < 2 * problem.k)[:2]
 
 
-def _staged(view: View, tile: Tile) -> list[Tile]:
+def _staged(view: ConvView, tile: TritonTile) -> list[TritonTile]:
     """A tile as deep as one block can be, and as two of one multiprocessor can; those that do not spill or serialise."""
-    found: dict[Tile, None] = {}
+    found: dict[TritonTile, None] = {}
     area = tile.block_k * tile.pixels
     for warps in (4, 8):
         if area > warps * 32 * 128 or (warps == 8 and (area < 128 * 128 or tile.block_k < 128)):
@@ -102,14 +102,14 @@ def _staged(view: View, tile: Tile) -> list[Tile]:
     return list(found)
 
 
-def _resident(view: View, tile: Tile) -> int:
+def _resident(view: ConvView, tile: TritonTile) -> int:
     """Blocks that a multiprocessor has room for, two at most."""
     shared = tile.stages * (tile.block_k + tile.pixels) * tile.block_c * view.bytes_each + 1024
     registers = tile.warps * 32 * (tile.block_k * tile.pixels // (tile.warps * 32) + 48)
     return min(2, _SHARED_BYTES // shared, _REGISTERS // registers)
 
 
-def guess_us(problem: ConvProblem, tile: Tile, units: int) -> float:
+def guess_us(problem: ConvProblem, tile: TritonTile, units: int) -> float:
     """The guess of the persistent kernel's forms, all parities side by side as that many more images.
 
     The parities have all taps among them, where the view gives every one as many as the largest has.
@@ -124,16 +124,16 @@ def guess_us(problem: ConvProblem, tile: Tile, units: int) -> float:
 class DgradExecutable(Executable):
     """One tile for one problem."""
 
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
         self.problem, self.tile, self.view = problem, tile, dgrad_view(problem)
         self.repacks = problem.x_dtype == "fp32"  # the tensor core transposes half types alone
         self.workspace_bytes = repacked_bytes(problem)
         self.vector = vector(problem.c)
         if problem.n == 0:
             return
-        self.kernel = Kernel(self._build(engine), target)
+        self.kernel = TritonKernel(self._build(engine), target)
 
-    def _build(self, engine: str) -> Build:
+    def _build(self, engine: str) -> KernelBuild:
         import triton.language as tl
 
         from convoy.engines.triton.kernels.gradient_kernels import dgrad_conv
@@ -150,7 +150,7 @@ class DgradExecutable(Executable):
             "WAIT": tile.pdl and not interpreting(),
         }  # fmt: skip
         rounded = ["dy", "w"] if dtype == "fp32" else []
-        return Build(engine, dgrad_conv, signature, constants, ["dx"], tile.warps, tile.stages, tile.pdl, rounded)
+        return KernelBuild(engine, dgrad_conv, signature, constants, ["dx"], tile.warps, tile.stages, tile.pdl, rounded)
 
     @property
     def _dy_box(self) -> list[int]:
@@ -234,12 +234,12 @@ class DgradEngine(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """See `guess_us`."""
         assert isinstance(problem, ConvProblem)
-        return guess_us(problem, Tile.of(knobs), target.units)
+        return guess_us(problem, TritonTile.of(knobs), target.units)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem)
-        return DgradExecutable(self.id, problem, Tile.of(knobs), target)
+        return DgradExecutable(self.id, problem, TritonTile.of(knobs), target)
 
 
 ENGINE = DgradEngine()

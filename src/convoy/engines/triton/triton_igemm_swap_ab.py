@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from convoy.engines.base import Engine, Executable
 from convoy.engines.gpu.gpu_support_checks import product_support
-from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, workspace_bytes
-from convoy.engines.triton.triton_tiles import Tile, View, candidate_tiles, conv_view, estimate_us
+from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, workspace_bytes
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -17,7 +17,7 @@ _LEAST_CHANNELS = 16
 """What Triton's dot sums over, at least, whatever the type: as many channels an iteration."""
 
 
-def block_channels(view: View) -> tuple[int, ...]:
+def block_channels(view: ConvView) -> tuple[int, ...]:
     """Channels an iteration: 32 to 256 bytes of them and 16 at least; with the strided view a divisor of c."""
     found = tuple(size // view.bytes_each for size in (256, 128, 64, 32) if size // view.bytes_each >= _LEAST_CHANNELS)
     if view.strided:
@@ -26,7 +26,7 @@ def block_channels(view: View) -> tuple[int, ...]:
     return tuple(b for b in found if b >= least and (b < 2 * view.c or b == least))[:3]
 
 
-def tensor_support(view: View, least: int = _LEAST_CHANNELS) -> Support:
+def tensor_support(view: ConvView, least: int = _LEAST_CHANNELS) -> Support:
     """What TMA asks of the sizes; with a stride, blocks of `least` channels or more that divide c."""
     vector = 16 // view.bytes_each
     if view.c % vector or view.k % vector:
@@ -42,7 +42,7 @@ def tensor_support(view: View, least: int = _LEAST_CHANNELS) -> Support:
     return Support.yes()
 
 
-def tile_space(view: View, units: int, limit: int = 24) -> list[Tile]:
+def tile_space(view: ConvView, units: int, limit: int = 24) -> list[TritonTile]:
     """Tiles worth trying, the likely best first, all with dependent launch, those without split with weights fetched ahead.
 
     The best few follow with the other choice of fetching, and the best two without dependent launch.
@@ -56,7 +56,7 @@ def tile_space(view: View, units: int, limit: int = 24) -> list[Tile]:
     return [*first, *other, *tiles[:2]]
 
 
-class SwappedEngine(Engine):
+class TritonSwapABEngine(Engine):
     """out^T[k, pixels] = W · X^T, tap by tap; see `kernels/swapped.py`."""
 
     id = "triton.swapped"
@@ -78,17 +78,19 @@ class SwappedEngine(Engine):
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The partial sums of a split reduction."""
         assert isinstance(problem, ConvProblem)
-        return workspace_bytes(conv_view(problem), Tile.of(knobs))
+        return workspace_bytes(conv_view(problem), TritonTile.of(knobs))
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model."""
         assert isinstance(problem, ConvProblem)
-        return estimate_us(conv_view(problem), Tile.of(knobs), target.units)
+        return estimate_us(conv_view(problem), TritonTile.of(knobs), target.units)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem)
-        return SwappedExecutable(self.id, conv_view(problem), Tile.of(knobs), problem.x_dtype, problem.epilogue, target)
+        return TritonSwapABExecutable(
+            self.id, conv_view(problem), TritonTile.of(knobs), problem.x_dtype, problem.epilogue, target
+        )
 
 
-ENGINE = SwappedEngine()
+ENGINE = TritonSwapABEngine()

@@ -16,8 +16,8 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import as_floats, checked, fits_tma, pitch_of, round_tf32, scratch, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
-from convoy.engines.triton.triton_build import TORCH_DTYPE, Build, Kernel, interpreting
-from convoy.engines.triton.triton_tiles import Tile, View, candidate_tiles, conv_view, estimate_us
+from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild, TritonKernel, interpreting
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -26,7 +26,7 @@ _SIZES = ("pixels", "p", "q", "h", "width", "c", "k", "pitch", "c_group", "k_gro
           "tiles_k", "pad_h", "pad_w", "dilation_h", "dilation_w")  # fmt: skip
 
 
-def group_view(problem: ConvProblem, flat: bool) -> View:
+def group_view(problem: ConvProblem, flat: bool) -> ConvView:
     """One group as a row of pixels; with `flat` its taps and channels are one axis."""
     view = conv_view(problem)
     c, k = problem.c // problem.groups, problem.k // problem.groups
@@ -52,14 +52,14 @@ class GatherExecutable(Executable):
         self.reduce: ReduceSplits | None = None
         if self.view.pixels == 0:
             return
-        self.kernel = Kernel(self._build(engine, target), target)
+        self.kernel = TritonKernel(self._build(engine, target), target)
         if self.splits > 1:
             elements = self.view.pixels * problem.k
             self.reduce = ReduceSplits(
                 engine, elements, problem.k, self.splits, problem.y_dtype, problem.epilogue, target
             )
 
-    def _build(self, engine: str, target: Target) -> Build:
+    def _build(self, engine: str, target: Target) -> KernelBuild:
         from convoy.engines.triton.kernels.gather_kernel import gather_conv
 
         problem, tile, split = self.problem, self.tile, self.splits > 1
@@ -79,7 +79,7 @@ class GatherExecutable(Executable):
             "WAIT": dependent, "TRIGGER": (dependent or split) and target.capability >= 90 and not interpreting(),
         }  # fmt: skip
         divisible = ["x", "w", "y", "residual", "bias"]
-        return Build(
+        return KernelBuild(
             engine, gather_conv, signature, constants, divisible, tile.warps, tile.stages, dependent, tensor_cores=False
         )
 
@@ -124,15 +124,15 @@ class GatherExecutable(Executable):
         self.reduce.launch(partial, y, residual, bias)
 
 
-def tile_of(knobs: Knobs) -> Tile:
+def tile_of(knobs: Knobs) -> TritonTile:
     """The tile that this engine's knobs name: its pixels lie in one row."""
-    return Tile(
+    return TritonTile(
         knobs.integer("block_k"), 1, 1, knobs.integer("block_p"), knobs.integer("block_c"),
         knobs.integer("stages"), knobs.integer("warps"), knobs.integer("split"), bool(knobs["pdl"]),
     )  # fmt: skip
 
 
-def knobs_of(tile: Tile, flat: bool) -> Knobs:
+def knobs_of(tile: TritonTile, flat: bool) -> Knobs:
     """Inverse of `tile_of`."""
     return Knobs.of(
         block_k=tile.block_k, block_p=tile.pixels, block_c=tile.block_c, stages=tile.stages, warps=tile.warps,
@@ -146,7 +146,7 @@ def split_bytes(problem: ConvProblem, knobs: Knobs) -> int:
     return 4 * splits * problem.y_spec.elements if splits > 1 else 0
 
 
-class ImplicitGemmEngine(Engine):
+class TritonImplicitGemmEngine(Engine):
     """The implicit GEMM with gathered operands; see `kernels/gather.py`."""
 
     id = "triton.implicit_gemm"
@@ -175,7 +175,7 @@ class ImplicitGemmEngine(Engine):
             tiles = [t for t in tiles if t.block_k * t.pixels <= 64 * 64 and t.stages <= 3]
         elif c_group * problem.r * problem.s < 16:
             tiles = [t for t in tiles if t.block_c == width]
-        tiles = [t for t in tiles if t.stages <= 4] or [Tile(16, 1, 1, 16, width, stages=2)]
+        tiles = [t for t in tiles if t.stages <= 4] or [TritonTile(16, 1, 1, 16, width, stages=2)]
         return [knobs_of(tile, flat) for tile in tiles[:20]]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
@@ -195,4 +195,4 @@ class ImplicitGemmEngine(Engine):
         return GatherExecutable(self.id, problem, knobs, target)
 
 
-ENGINE = ImplicitGemmEngine()
+ENGINE = TritonImplicitGemmEngine()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from convoy.engines.base import Engine, Executable
 from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict, linear_support
-from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, workspace_bytes
+from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, workspace_bytes
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support, tile_space
-from convoy.engines.triton.triton_tiles import Tile, estimate_us, row_view
+from convoy.engines.triton.triton_tiles import TritonTile, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, LinearProblem, Problem
 from convoy.support import Support
 from convoy.target import Target
@@ -47,18 +47,18 @@ class PointwiseEngine(Engine):
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """The partial sums of a split reduction."""
         assert isinstance(problem, ConvProblem | LinearProblem)
-        return workspace_bytes(row_view(problem), Tile.of(knobs))
+        return workspace_bytes(row_view(problem), TritonTile.of(knobs))
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model."""
         assert isinstance(problem, ConvProblem | LinearProblem)
-        return estimate_us(row_view(problem), Tile.of(knobs), target.units)
+        return estimate_us(row_view(problem), TritonTile.of(knobs), target.units)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem | LinearProblem)
         dtype = problem.dtype if isinstance(problem, LinearProblem) else problem.x_dtype
-        return SwappedExecutable(self.id, row_view(problem), Tile.of(knobs), dtype, problem.epilogue, target)
+        return TritonSwapABExecutable(self.id, row_view(problem), TritonTile.of(knobs), dtype, problem.epilogue, target)
 
 
 ENGINE = PointwiseEngine()

@@ -19,7 +19,7 @@ _LAUNCH_US, _BYTES_US = 1.2, 2.2e6
 _INDEX_LIMIT = 2**31
 
 
-class _Pooling(Executable):
+class _TritonPooling(Executable):
     def __init__(self, engine: str, pool: Pool, spec: TensorSpec, target: Target) -> None:
         n, c, h, w = spec.shape
         self._empty = spec.elements == 0
@@ -76,7 +76,7 @@ class PoolingEngine(Engine):
         assert isinstance(problem, SubgraphProblem)
         pooling = pooling_of(problem)
         assert pooling is not None
-        return _Pooling(self.id, *pooling, target)
+        return _TritonPooling(self.id, *pooling, target)
 
 
 ENGINE = PoolingEngine()

@@ -13,9 +13,9 @@ from convoy.engines.gpu.gpu_support_checks import conv_support
 from convoy.engines.triton.igemm_swap_ab_launch import box_type, pack_bias, pack_tiles
 from convoy.engines.triton.marking_executables import UNMARKED, MarkingExecutable
 from convoy.engines.triton.split_planes import PlaneSplit, plane_bytes, split_us, split_weight
-from convoy.engines.triton.triton_build import Build, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, interpreting
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
-from convoy.engines.triton.triton_tiles import Tile, View, candidate_tiles, conv_view, estimate_us, row_view
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, candidate_tiles, conv_view, estimate_us, row_view
 from convoy.problem import ConvProblem, Knobs, Problem, TensorSpec
 from convoy.support import Support
 from convoy.target import Target
@@ -24,7 +24,7 @@ _NOT_HERE = ("PRECISION", "DTYPE", "TRIGGER", "PREFETCH_BYTES", "WARPS")
 """Constants of the swapped kernel that the split one does not have."""
 
 
-def plane_view(problem: ConvProblem) -> View:
+def plane_view(problem: ConvProblem) -> ConvView:
     """The problem on fp16 planes; a 1x1 convolution of stride 1 as one row of pixels."""
     view = (
         row_view(problem) if problem.is_pointwise and problem.stride_h * problem.stride_w == 1 else conv_view(problem)
@@ -32,10 +32,12 @@ def plane_view(problem: ConvProblem) -> View:
     return replace(view, bytes_each=2)
 
 
-class SplitExecutable(MarkingExecutable):
+class TritonSplitFp32Executable(MarkingExecutable):
     """Three launches (largest |x|, split, product), a fourth where the reduction is split; two or three where x has marks."""
 
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target, view: View | None = None) -> None:
+    def __init__(
+        self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target, view: ConvView | None = None
+    ) -> None:
         self.elements, self.target = problem.x_spec.elements, target
         super().__init__(engine, view or plane_view(problem), tile, "fp32", problem.epilogue, target)
         self.partial_bytes = self.workspace_bytes
@@ -45,7 +47,7 @@ class SplitExecutable(MarkingExecutable):
             return
         self.x = PlaneSplit(engine, self.elements, target)
 
-    def _build(self, engine: str, dtype: str) -> Build:
+    def _build(self, engine: str, dtype: str) -> KernelBuild:
         from convoy.engines.triton.kernels.split_fp32_kernels import split_conv
 
         build = super()._build(engine, dtype)
@@ -58,7 +60,7 @@ class SplitExecutable(MarkingExecutable):
             "x_inverse": "*fp32", "w_inverse": "*fp32", **sizes,
         }  # fmt: skip
         constants |= {"WAIT": dependent, "BODY_FIRST": tile.warps == 4, **UNMARKED}
-        return Build(
+        return KernelBuild(
             engine, split_conv, signature, constants, ["bias", "x_inverse", "w_inverse"],
             tile.warps, tile.stages, dependent,
         )  # fmt: skip
@@ -92,7 +94,7 @@ class SplitExecutable(MarkingExecutable):
         return 2 * self.view.n
 
 
-class SplitFp32Engine(Engine):
+class TritonSplitFp32Engine(Engine):
     """fp16x3 with short sums; see `kernels/split.py`."""
 
     id = "triton.split_fp32"
@@ -121,12 +123,12 @@ class SplitFp32Engine(Engine):
             view, block_cs=sizes, pixels=(32, 64, 128), ks=(64, 128), units=target.units, planes=3, limit=40
         )
         whole = [t for t in tiles if view.n % t.block_n == 0]
-        return [tile.knobs for tile in (whole or [Tile(64, 1, 8, 8, sizes[-1], 3)])[:24]]
+        return [tile.knobs for tile in (whole or [TritonTile(64, 1, 8, 8, sizes[-1], 3)])[:24]]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """Planes of x, and the partial sums of a split reduction."""
         assert isinstance(problem, ConvProblem)
-        view, tile = plane_view(problem), Tile.of(knobs)
+        view, tile = plane_view(problem), TritonTile.of(knobs)
         if view.pixels == 0:
             return 0
         splits, _ = tile.splits(view)
@@ -135,13 +137,13 @@ class SplitFp32Engine(Engine):
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model and the two launches that split x."""
         assert isinstance(problem, ConvProblem)
-        guess = estimate_us(plane_view(problem), Tile.of(knobs), target.units, planes=3)
+        guess = estimate_us(plane_view(problem), TritonTile.of(knobs), target.units, planes=3)
         return guess + split_us(problem.x_spec.elements)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem)
-        return SplitExecutable(self.id, problem, Tile.of(knobs), target)
+        return TritonSplitFp32Executable(self.id, problem, TritonTile.of(knobs), target)
 
 
-ENGINE = SplitFp32Engine()
+ENGINE = TritonSplitFp32Engine()

@@ -16,10 +16,10 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, descriptor, scratch
 from convoy.engines.gpu.gpu_support_checks import first_layer_support
-from convoy.engines.triton.igemm_swap_ab_launch import SwappedExecutable, workspace_bytes
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, workspace_bytes
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support, tile_space
-from convoy.engines.triton.triton_tiles import Tile, View, estimate_us
+from convoy.engines.triton.triton_tiles import ConvView, TritonTile, estimate_us
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -56,19 +56,19 @@ class Padded:
         return -(-size // 256) * 256
 
 
-def stem_view(problem: ConvProblem) -> View:
+def stem_view(problem: ConvProblem) -> ConvView:
     """The convolution over windows."""
     padded = Padded.of(problem)
-    return View(
+    return ConvView(
         problem.n, padded.rows, problem.q, padded.window, problem.k, problem.p, problem.q, problem.r, 1,
         stride_h=problem.stride_h, bytes_each=DTYPE_BYTES[problem.x_dtype],
     )  # fmt: skip
 
 
-class StemExecutable(SwappedExecutable):
+class TritonStemExecutable(TritonSwapABExecutable):
     """Pad, then multiply."""
 
-    def __init__(self, engine: str, problem: ConvProblem, tile: Tile, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
         self.problem, self.padded = problem, Padded.of(problem)
         super().__init__(engine, stem_view(problem), tile, problem.x_dtype, problem.epilogue, target)
         self.partial_bytes = self.workspace_bytes
@@ -81,8 +81,10 @@ class StemExecutable(SwappedExecutable):
         signature = {"x": f"*{problem.x_dtype}", "padded": f"*{problem.x_dtype}"}
         signature |= dict.fromkeys(("h", "width", "rows", "row_elements", "pad_h", "pad_w"), "i32")
         constants = {"C": problem.c, "VECTOR": self.padded.vector, "BLOCK": _BLOCK, "WAIT": dependent}
-        build = Build(engine, pad_image, signature, constants, ["x", "padded"], dependent=dependent, tensor_cores=False)
-        self.pad = Kernel(build, target)
+        build = KernelBuild(
+            engine, pad_image, signature, constants, ["x", "padded"], dependent=dependent, tensor_cores=False
+        )
+        self.pad = TritonKernel(build, target)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
         """The weight as filters over windows: [k, window, r, 1]."""
@@ -118,7 +120,7 @@ class StemExecutable(SwappedExecutable):
         self.multiply(image, buffers, room[size : size + self.partial_bytes] if self.partial_bytes else None)
 
 
-class StemEngine(Engine):
+class TritonStemEngine(Engine):
     """Windows of a padded image; see `kernels/stem.py` and `kernels/swapped.py`."""
 
     id = "triton.stem"
@@ -141,18 +143,18 @@ class StemEngine(Engine):
         """The padded image, and the partial sums of a split reduction."""
         assert isinstance(problem, ConvProblem)
         view = stem_view(problem)
-        return workspace_bytes(view, Tile.of(knobs)) + Padded.of(problem).bytes(problem) if view.pixels else 0
+        return workspace_bytes(view, TritonTile.of(knobs)) + Padded.of(problem).bytes(problem) if view.pixels else 0
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The tiles' cost model, and writing and reading the padded image; dearer than both by what 38 rows of an H200 say."""
         assert isinstance(problem, ConvProblem)
         copied = Padded.of(problem).bytes(problem) / 3.1e6
-        return 1.35 * (estimate_us(stem_view(problem), Tile.of(knobs), target.units) + 1.0 + copied)
+        return 1.35 * (estimate_us(stem_view(problem), TritonTile.of(knobs), target.units) + 1.0 + copied)
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one tile."""
         assert isinstance(problem, ConvProblem)
-        return StemExecutable(self.id, problem, Tile.of(knobs), target)
+        return TritonStemExecutable(self.id, problem, TritonTile.of(knobs), target)
 
 
-ENGINE = StemEngine()
+ENGINE = TritonStemEngine()

@@ -32,7 +32,7 @@ _SHARED_BYTES = 232448
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ConvView:
     """Sizes of a convolution as the kernels see it: a linear layer or a 1x1 convolution is one row of pixels.
 
     Letters are cuDNN's; `bytes_each` is the size of one element of x and weight.
@@ -71,25 +71,25 @@ class View:
         return self.r == self.s == 1 and self.pad_h == self.pad_w == 0
 
 
-def conv_view(problem: ConvProblem) -> View:
+def conv_view(problem: ConvProblem) -> ConvView:
     """A convolution as it is."""
-    return View(
+    return ConvView(
         problem.n, problem.h, problem.w, problem.c, problem.k, problem.p, problem.q, problem.r, problem.s,
         problem.stride_h, problem.stride_w, problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w,
         DTYPE_BYTES[problem.x_dtype],
     )  # fmt: skip
 
 
-def row_view(problem: ConvProblem | LinearProblem) -> View:
+def row_view(problem: ConvProblem | LinearProblem) -> ConvView:
     """A linear layer, or a 1x1 convolution of stride 1, as one image of one row: its pixels need no box."""
     if isinstance(problem, LinearProblem):
-        return View(1, 1, problem.n, problem.c, problem.k, 1, problem.n, bytes_each=DTYPE_BYTES[problem.dtype])
+        return ConvView(1, 1, problem.n, problem.c, problem.k, 1, problem.n, bytes_each=DTYPE_BYTES[problem.dtype])
     pixels = problem.n * problem.p * problem.q
-    return View(1, 1, pixels, problem.c, problem.k, 1, pixels, bytes_each=DTYPE_BYTES[problem.x_dtype])
+    return ConvView(1, 1, pixels, problem.c, problem.k, 1, pixels, bytes_each=DTYPE_BYTES[problem.x_dtype])
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TritonTile:
     """A thread block's share: `block_k` output channels by a box of pixels, `block_c` input channels an iteration.
 
     `pdl`: launched before the kernel in front has ended, waiting inside. `prefetch`: weights asked for before that wait.
@@ -117,12 +117,14 @@ class Tile:
         return Knobs.of(**{name: getattr(self, name) for name in self.__slots__})
 
     @staticmethod
-    def of(knobs: Knobs) -> Tile:
+    def of(knobs: Knobs) -> TritonTile:
         """Inverse of `knobs`; raises KeyError or InputError for knobs of another engine."""
         switches = {name: bool(knobs[name]) for name in ("pdl", "prefetch")}
-        return Tile(**{name: knobs.integer(name) for name in Tile.__slots__ if name not in switches}, **switches)
+        return TritonTile(
+            **{name: knobs.integer(name) for name in TritonTile.__slots__ if name not in switches}, **switches
+        )
 
-    def tiles(self, view: View) -> tuple[int, int, int, int]:
+    def tiles(self, view: ConvView) -> tuple[int, int, int, int]:
         """Tiles along k, n, p and q."""
         return (
             -(-view.k // self.block_k),
@@ -131,22 +133,22 @@ class Tile:
             -(-view.q // self.block_w),
         )
 
-    def c_blocks(self, view: View) -> int:
+    def c_blocks(self, view: ConvView) -> int:
         """Iterations for one tap."""
         return -(-view.c // self.block_c)
 
-    def iterations(self, view: View) -> int:
+    def iterations(self, view: ConvView) -> int:
         """Iterations of the whole reduction."""
         return view.r * view.s * self.c_blocks(view)
 
-    def splits(self, view: View) -> tuple[int, int]:
+    def splits(self, view: ConvView) -> tuple[int, int]:
         """Shares of the reduction that are not empty, and iterations of each."""
         iterations = self.iterations(view)
         each = -(-iterations // self.split)
         return -(-iterations // each), each
 
 
-def estimate_us(view: View, tile: Tile, units: int, planes: int = 1) -> float:
+def estimate_us(view: ConvView, tile: TritonTile, units: int, planes: int = 1) -> float:
     """A guess at the kernel's time in microseconds; `planes` is 3 for a product of split operands."""
     splits, each = tile.splits(view)
     blocks = math.prod(tile.tiles(view)) * splits
@@ -181,7 +183,7 @@ def estimate_us(view: View, tile: Tile, units: int, planes: int = 1) -> float:
     return time
 
 
-def boxes(view: View, sizes: Iterable[int], whole_images: bool = False) -> Iterator[tuple[int, int, int]]:
+def boxes(view: ConvView, sizes: Iterable[int], whole_images: bool = False) -> Iterator[tuple[int, int, int]]:
     """For each number of pixels the box (images, rows, columns) that covers the output with the fewest tiles.
 
     Of equals, the squarest: it reads the smallest halo. With `whole_images` a box's images divide the batch.
@@ -205,14 +207,14 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36)
 
 
 @lru_cache(maxsize=1024)
-def candidate_tiles(view: View, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
-                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> tuple[Tile, ...]:  # fmt: skip
+def candidate_tiles(view: ConvView, *, block_cs: tuple[int, ...], pixels: tuple[int, ...], ks: tuple[int, ...], units: int,
+                    planes: int = 1, limit: int = 32, splits: tuple[int, ...] = _SPLITS) -> tuple[TritonTile, ...]:  # fmt: skip
     """The tiles with the best guesses, best first; at most `limit`, varied rather than alike.
 
     Of tiles that differ in stages or split alone the best four are kept, so that the list holds different shapes. What a layer's
     epilogues have in common is found once.
     """
-    guesses: list[tuple[float, Tile]] = []
+    guesses: list[tuple[float, TritonTile]] = []
     for block_k in ks:
         if block_k > min(ks) and block_k >= 2 * view.k:
             continue
@@ -222,7 +224,7 @@ def candidate_tiles(view: View, *, block_cs: tuple[int, ...], pixels: tuple[int,
                     guesses += _staged(view, block_k, box, block_c, min(block_cs), split, units, planes)
     guesses.sort(key=lambda pair: pair[0])
     kept: dict[tuple[int, ...], int] = {}
-    chosen: list[Tile] = []
+    chosen: list[TritonTile] = []
     for guess, tile in guesses:
         shape = (tile.block_k, tile.pixels, tile.block_c)
         if math.isinf(guess) or kept.get(shape, 0) >= 4 or len(chosen) >= limit:
@@ -233,13 +235,20 @@ def candidate_tiles(view: View, *, block_cs: tuple[int, ...], pixels: tuple[int,
 
 
 def _staged(
-    view: View, block_k: int, box: tuple[int, int, int], block_c: int, least_c: int, split: int, units: int, planes: int
-) -> list[tuple[float, Tile]]:
-    found: list[tuple[float, Tile]] = []
+    view: ConvView,
+    block_k: int,
+    box: tuple[int, int, int],
+    block_c: int,
+    least_c: int,
+    split: int,
+    units: int,
+    planes: int,
+) -> list[tuple[float, TritonTile]]:
+    found: list[tuple[float, TritonTile]] = []
     pixels = math.prod(box)
     if block_c > least_c and block_c >= 2 * view.c:
         return found
-    probe = Tile(block_k, *box, block_c, split=split)
+    probe = TritonTile(block_k, *box, block_c, split=split)
     splits, each = probe.splits(view)
     if splits != split:
         return found
@@ -251,7 +260,7 @@ def _staged(
         # As deep as a block can be, and as two blocks of one multiprocessor can: one computes while the other starts or ends.
         shared = [n for n in fitting if 2 * (n * stage_bytes + 1024) <= _SHARED_BYTES]
         for stages in sorted({min(4, fitting[-1]), fitting[-1], (shared or fitting)[-1]}):
-            tile = Tile(block_k, *box, block_c, stages, warps, split)
+            tile = TritonTile(block_k, *box, block_c, stages, warps, split)
             found.append((estimate_us(view, tile, units, planes), tile))
     return found
 

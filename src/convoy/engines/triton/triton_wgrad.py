@@ -16,9 +16,9 @@ from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import as_floats, dense_nhwc, descriptor, scratch
 from convoy.engines.gpu.gpu_support_checks import product_support
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits, box_type
-from convoy.engines.triton.triton_build import Build, Kernel, interpreting
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interpreting
 from convoy.engines.triton.triton_igemm_swap_ab import tensor_support
-from convoy.engines.triton.triton_tiles import View, boxes, conv_view, row_view
+from convoy.engines.triton.triton_tiles import ConvView, boxes, conv_view, row_view
 from convoy.errors import LaunchError
 from convoy.problem import ConvProblem, Epilogue, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
@@ -78,28 +78,28 @@ class Share:
         """Whether half types of dy reach the tensor core through registers: their tile is a box of more than one side."""
         return not self.images and self.block_n * self.block_h > 1
 
-    def blocks(self, view: View) -> int:
+    def blocks(self, view: ConvView) -> int:
         """Iterations of the whole sum."""
         return -(-view.n // self.block_n) * -(-view.p // self.block_h) * -(-view.q // self.block_w)
 
-    def splits(self, view: View) -> tuple[int, int]:
+    def splits(self, view: ConvView) -> tuple[int, int]:
         """Shares of the sum that are not empty, and iterations of each."""
         blocks = self.blocks(view)
         each = -(-blocks // self.split)
         return -(-blocks // each), each
 
-    def tiles(self, view: View) -> tuple[int, int]:
+    def tiles(self, view: ConvView) -> tuple[int, int]:
         """Tiles along k and c."""
         return -(-view.k // self.block_k), -(-view.c // self.block_c)
 
 
-def wgrad_view(problem: ConvProblem) -> View:
+def wgrad_view(problem: ConvProblem) -> ConvView:
     """A 1x1 convolution of stride 1 is one row of pixels."""
     plain = problem.is_pointwise and problem.stride_h == problem.stride_w == 1
     return row_view(problem) if plain else conv_view(problem)
 
 
-def estimate_us(view: View, share: Share, units: int) -> float:
+def estimate_us(view: ConvView, share: Share, units: int) -> float:
     """A guess in microseconds: the busiest multiprocessor's products or loads, the memory's bytes, and the shares' sum."""
     splits, each = share.splits(view)
     tiles = math.prod(share.tiles(view)) * view.r * view.s * splits
@@ -118,7 +118,7 @@ def estimate_us(view: View, share: Share, units: int) -> float:
     return time / 1000
 
 
-def shares(view: View, units: int, limit: int = 24) -> list[Share]:
+def shares(view: ConvView, units: int, limit: int = 24) -> list[Share]:
     """Shares worth trying, the best guess first; the very first is one that ptxas never serialises (C7515)."""
     found: list[tuple[float, int, Share]] = []
     for block_k in (64, 128, 256):
@@ -141,7 +141,7 @@ def shares(view: View, units: int, limit: int = 24) -> list[Share]:
     return [safe, *(share for share in chosen if share != safe)]
 
 
-def _pixels(view: View) -> Iterator[tuple[tuple[int, int, int], bool]]:
+def _pixels(view: ConvView) -> Iterator[tuple[tuple[int, int, int], bool]]:
     """Pixels of an iteration: of one place in many images, or of a row or a box where TMA can take it."""
     boxed = bool(tensor_support(view, least=1))  # what is summed over here is pixels
     for size in (16, 32, 64):
@@ -155,7 +155,7 @@ def _pixels(view: View) -> Iterator[tuple[tuple[int, int, int], bool]]:
 
 
 def _staged(
-    view: View, block_k: int, block_c: int, box: tuple[int, int, int], images: bool, units: int
+    view: ConvView, block_k: int, block_c: int, box: tuple[int, int, int], images: bool, units: int
 ) -> Iterator[Share]:
     area = block_k * block_c
     stage = (block_k + block_c) * math.prod(box) * view.bytes_each
@@ -190,7 +190,7 @@ class WgradExecutable(Executable):
 
     def __init__(
         self, engine: str, problem: ConvProblem, share: Share, target: Target,
-        view: View | None = None, pitches: tuple[int, int, int] | None = None,
+        view: ConvView | None = None, pitches: tuple[int, int, int] | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.share, self.view = problem, share, view or wgrad_view(problem)
         self.workspace_bytes = partial_bytes(self.view, share)
@@ -200,14 +200,14 @@ class WgradExecutable(Executable):
         if self.view.pixels == 0:
             return
         self.split_count, self.each = share.splits(self.view)
-        self.kernel = Kernel(self._build(engine), target)
+        self.kernel = TritonKernel(self._build(engine), target)
         if self.split_count > 1:
             elements = problem.weight_spec.elements
             self.reduce = ReduceSplits(
                 engine, elements, problem.c, self.split_count, problem.weight_dtype, Epilogue(), target
             )
 
-    def _build(self, engine: str) -> Build:
+    def _build(self, engine: str) -> KernelBuild:
         import triton.language as tl
 
         from convoy.engines.triton.kernels.gradient_kernels import wgrad_conv
@@ -229,7 +229,7 @@ class WgradExecutable(Executable):
         }  # fmt: skip
         rounded = ["x", "dy"] if dtype == "fp32" else []
         whole = ["c"] if self.problem.c % 16 == 0 else []
-        return Build(
+        return KernelBuild(
             engine, wgrad_conv, signature, constants, ["out", *whole], share.warps, share.stages, share.pdl, rounded
         )
 
@@ -312,7 +312,7 @@ def asked(problem: ConvProblem, buffers: Buffers) -> tuple[torch.Tensor, torch.T
     return x, dy, dense_nhwc("dweight", dweight)
 
 
-def partial_bytes(view: View, share: Share) -> int:
+def partial_bytes(view: ConvView, share: Share) -> int:
     """Room for the shares' sums in fp32; none where there is one."""
     if not view.pixels:
         return 0

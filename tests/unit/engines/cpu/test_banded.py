@@ -15,7 +15,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_banded, cpu_depthwise
 from convoy.engines.cpu.cpu_banded import ENGINE, plan_of
-from convoy.engines.cpu.cpu_direct import PART_BYTES, Division, tile
+from convoy.engines.cpu.cpu_direct import PART_BYTES, DirectPartition, tile
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
@@ -78,7 +78,7 @@ def has_same_order(case: str, threads: int) -> bool:
     """
     shape, parts, residual = CASES[case]
     dense = (stage for stage in problems(shape, parts, residual=residual) if stage.groups == 1)
-    return all(Division.of(stage, threads).groups == 1 for stage in dense)
+    return all(DirectPartition.of(stage, threads).groups == 1 for stage in dense)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -121,7 +121,7 @@ def test_bands_are_as_long_as_a_slot_allows() -> None:
     rows = [knobs.integer("rows") for knobs in ENGINE.space(problem, CPU)]
     assert rows == [2, 1, 4]
     plan = plan_of(problem.text)
-    assert isinstance(plan, cpu_banded.Plan)
+    assert isinstance(plan, cpu_banded.BandPlan)
     assert plan.windows(2) == [5, 2]
     assert plan.windows(200) == [112, 56]
     assert 4 * plan.slot_floats(2)[-1] == 4 * (5 * 112 * 96 + 2 * 56 * 96)

@@ -132,5 +132,5 @@ def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: i
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    assert sanitized.sizes_of(cpu_depthwise.SOURCE) == [name for name, _ in cpu_depthwise._Sizes._fields_]
+    assert sanitized.sizes_of(cpu_depthwise.SOURCE) == [name for name, _ in cpu_depthwise._DepthwiseSizes._fields_]
     assert f"#define MOST_TAPS {cpu_depthwise.MOST_TAPS}\n" in cpu_depthwise.SOURCE.read_text(encoding="utf-8")

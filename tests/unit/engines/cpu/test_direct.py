@@ -12,7 +12,7 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_direct
-from convoy.engines.cpu.cpu_direct import ENGINE, PART_BYTES, PIXELS, Division, tile
+from convoy.engines.cpu.cpu_direct import ENGINE, PART_BYTES, PIXELS, DirectPartition, tile
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -81,11 +81,11 @@ def test_integers_are_exact_however_a_problem_is_cut(shape: str, threads: int) -
 
 
 def test_shapes_in_parts_are_cut_so() -> None:
-    parts = {name: Division.of(problem, 1) for name, problem in SHAPES.items() if problem.n}
+    parts = {name: DirectPartition.of(problem, 1) for name, problem in SHAPES.items() if problem.n}
     assert parts["1x1 in parts"].part_c < MANY
     assert parts["3x3 in parts"].part_r == 1
     assert parts["a filter row larger than a part"].part_r == 1
-    assert parts["3x3"] == Division(bands=2, groups=1, part_r=3, part_c=20, slot_floats=0)
+    assert parts["3x3"] == DirectPartition(bands=2, groups=1, part_r=3, part_c=20, slot_floats=0)
 
 
 @pytest.mark.parametrize("pixels", range(1, 2 * PIXELS + 2))
@@ -157,12 +157,12 @@ def test_what_is_not_finite_goes_where_pytorch_lets_it_go(activation: str) -> No
 
 def test_threads_share_tiles_where_there_are_few_pixels() -> None:
     deep = replace(BASE, n=1, c=512, h=7, w=7, k=512)
-    assert (Division.of(deep, 4).bands, Division.of(deep, 4).groups) == (1, 4)
+    assert (DirectPartition.of(deep, 4).bands, DirectPartition.of(deep, 4).groups) == (1, 4)
     wide = replace(BASE, n=1, c=64, h=56, w=56, k=64)
-    assert Division.of(wide, 2).groups == 1
-    assert Division.of(wide, 2).bands == -(-56 * 56 // (PIXELS * cpu_direct.BAND_BLOCKS))
+    assert DirectPartition.of(wide, 2).groups == 1
+    assert DirectPartition.of(wide, 2).bands == -(-56 * 56 // (PIXELS * cpu_direct.BAND_BLOCKS))
     few = replace(BASE, n=1, c=8, h=20, w=20, k=tile())
-    division = Division.of(few, 16)
+    division = DirectPartition.of(few, 16)
     assert division.groups == 1
     assert division.bands == 16
 
@@ -220,4 +220,4 @@ def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: i
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    assert sanitized.sizes_of(cpu_direct.SOURCE) == [name for name, _ in cpu_direct._Sizes._fields_]
+    assert sanitized.sizes_of(cpu_direct.SOURCE) == [name for name, _ in cpu_direct._DirectSizes._fields_]

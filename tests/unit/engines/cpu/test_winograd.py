@@ -13,7 +13,7 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_winograd
 from convoy.engines.cpu.cpu_direct import PIXELS, tile
-from convoy.engines.cpu.cpu_winograd import BAND_KIB, ENGINE, TILES, Division
+from convoy.engines.cpu.cpu_winograd import BAND_KIB, ENGINE, TILES, WinogradPartition
 from convoy.engines.cpu.weight_tiles import VECTORS_H
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
@@ -131,13 +131,13 @@ def test_a_program_built_for_fewer_threads_than_there_are_now_stays_in_its_works
 def test_bands_fit_a_cache_and_threads_share_channels_where_there_are_few_of_them() -> None:
     wide = replace(BASE, n=1, c=64, h=224, w=224, k=64)
     for m in TILES:
-        division = Division.of(wide, knobs(m), 2)
+        division = WinogradPartition.of(wide, knobs(m), 2)
         assert division.groups == 1
         assert division.bands % 2 == 0
         assert BAND_KIB[0] << 9 < 4 * division.slot_floats <= BAND_KIB[0] << 10
     deep = replace(BASE, n=1, c=512, h=7, w=7, k=512)
-    assert (Division.of(deep, knobs(4), 4).bands, Division.of(deep, knobs(4), 4).groups) == (1, 4)
-    assert Division.of(replace(deep, k=20), knobs(4), 16).groups == -(-20 // host_compiler.lanes())
+    assert (WinogradPartition.of(deep, knobs(4), 4).bands, WinogradPartition.of(deep, knobs(4), 4).groups) == (1, 4)
+    assert WinogradPartition.of(replace(deep, k=20), knobs(4), 16).groups == -(-20 // host_compiler.lanes())
 
 
 def test_settings_that_cut_a_problem_alike_are_offered_once() -> None:
@@ -202,4 +202,4 @@ def test_it_reads_and_writes_nothing_else(tmp_path: Path, lanes: int, missing: i
 
 
 def test_the_sizes_are_those_of_the_source() -> None:
-    assert sanitized.sizes_of(cpu_winograd.SOURCE) == [name for name, _ in cpu_winograd._Sizes._fields_]
+    assert sanitized.sizes_of(cpu_winograd.SOURCE) == [name for name, _ in cpu_winograd._WinogradSizes._fields_]

@@ -14,7 +14,7 @@ from fake_cudnn import Behaviour, Mode, NotSupportedError, frontend, nameless, p
 from convoy.engines.base import Buffers
 from convoy.engines.library import cudnn
 from convoy.engines.library.cudnn import ENGINE, graphs, library, plans
-from convoy.engines.library.cudnn.plans import Facts, Plan
+from convoy.engines.library.cudnn.plans import CudnnPlan, Facts
 from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
@@ -65,14 +65,14 @@ def names(problem, target=H100):
 @pytest.mark.parametrize(
     ("made", "name"),
     [
-        (Plan(0), "eng0"),
-        (Plan(62, ((2, 5), (15, -1))), "eng62_k2-5_k15--1"),
-        (Plan(46, ((0, -2), (5, 2)), listed=True), "eng46_b0--2_b5-2"),
+        (CudnnPlan(0), "eng0"),
+        (CudnnPlan(62, ((2, 5), (15, -1))), "eng62_k2-5_k15--1"),
+        (CudnnPlan(46, ((0, -2), (5, 2)), listed=True), "eng46_b0--2_b5-2"),
     ],
 )
 def test_names_are_read_back_and_fit_into_knobs(made, name):
     assert made.name == name
-    assert Plan.parse(name) == made
+    assert CudnnPlan.parse(name) == made
     knobs = Knobs.of(plan=name, fused=True)
     assert Knobs.parse(str(knobs)) == knobs
 
@@ -83,7 +83,7 @@ def test_names_are_read_back_and_fit_into_knobs(made, name):
 )
 def test_other_words_are_no_names(name):
     with pytest.raises(InputError, match="plan"):
-        Plan.parse(name)
+        CudnnPlan.parse(name)
 
 
 # --- what is offered ----------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_every_denial_has_a_reason_a_direction_and_a_layout():
 )
 def test_facts_come_without_a_build(install, entry, facts):
     fake = install(entry)
-    assert plans.facts(PLAIN, Epilogue(), Plan(1), 0) == facts
+    assert plans.facts(PLAIN, Epilogue(), CudnnPlan(1), 0) == facts
     assert ENGINE.workspace_bytes(PLAIN, Knobs.of(plan="eng1", fused=False)) == facts.workspace_bytes
     assert fake.builds == fake.queries == 0
     assert ENGINE.build(PLAIN, Knobs.of(plan="eng1", fused=False), H100).deterministic == facts.deterministic
@@ -423,7 +423,9 @@ def wrong_strides(monkeypatch):
 
 
 def bias_after_activation(monkeypatch):
-    monkeypatch.setattr(cudnn, "_read", lambda problem, knobs: (Plan(1), Epilogue(residual=True, activation="relu")))
+    monkeypatch.setattr(
+        cudnn, "_read", lambda problem, knobs: (CudnnPlan(1), Epilogue(residual=True, activation="relu"))
+    )
 
 
 def no_activation(monkeypatch):

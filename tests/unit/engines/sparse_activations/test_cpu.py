@@ -11,7 +11,7 @@ from conv_cases import POOLED, POOLS, of_dtype, pooled
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.sparse_activations import zeroskip_cpu
-from convoy.engines.sparse_activations.zeroskip_cpu import ENGINE, Division
+from convoy.engines.sparse_activations.zeroskip_cpu import ENGINE, ZeroskipPartition
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.data import Data
 from convoy.measurement.device.detect import detect_target
@@ -148,15 +148,15 @@ def test_a_program_built_for_fewer_threads_than_there_are_now_stays_in_its_works
 
 
 def test_images_are_cut_so_that_every_thread_has_work_and_weights_are_reused():
-    large = Division.of(replace(BASE, n=1, c=64, h=224, w=224, k=64), 2)
+    large = ZeroskipPartition.of(replace(BASE, n=1, c=64, h=224, w=224, k=64), 2)
     assert large.band * 224 >= zeroskip_cpu.BAND_PIXELS
     assert large.slot_bytes <= zeroskip_cpu.BAND_BYTES
-    small = Division.of(replace(BASE, n=1, c=512, h=7, w=7, k=512), 4)
+    small = ZeroskipPartition.of(replace(BASE, n=1, c=512, h=7, w=7, k=512), 4)
     tiles = -(-512 // (zeroskip_cpu.VECTORS * zeroskip_cpu.lanes()))
     assert -(-7 // small.band) * -(-tiles // small.tiles_a_unit) >= 4
-    assert Division.of(BASE, 1).tiles_a_unit == -(-70 // (zeroskip_cpu.VECTORS * zeroskip_cpu.lanes()))
+    assert ZeroskipPartition.of(BASE, 1).tiles_a_unit == -(-70 // (zeroskip_cpu.VECTORS * zeroskip_cpu.lanes()))
     for problem in pooled(POOLED["3x3 stride 2, one image"]):
-        assert Division.of(problem, 3).slot_bytes % 256 == 0
+        assert ZeroskipPartition.of(problem, 3).slot_bytes % 256 == 0
 
 
 def test_few_channels_and_few_filters_are_not_worth_a_list():
@@ -168,7 +168,7 @@ def test_few_channels_and_few_filters_are_not_worth_a_list():
 
 
 def test_the_sizes_are_those_of_the_source():
-    assert sanitized.sizes_of(zeroskip_cpu.SOURCE) == [name for name, _ in zeroskip_cpu._Sizes._fields_]
+    assert sanitized.sizes_of(zeroskip_cpu.SOURCE) == [name for name, _ in zeroskip_cpu._ZeroskipSizes._fields_]
     assert f"#define VECTORS {zeroskip_cpu.VECTORS}\n" in zeroskip_cpu.SOURCE.read_text()
     assert f"#define ROOM {zeroskip_cpu.ROOM} " in zeroskip_cpu.SOURCE.read_text()
 

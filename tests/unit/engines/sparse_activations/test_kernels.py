@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from convoy.engines.activation_sparsity import with_sparsity
 from convoy.engines.manifest import load_engine, waiting
-from convoy.engines.sparse_activations.zeroskip_tiles import Geometry, tile_space
+from convoy.engines.sparse_activations.zeroskip_tiles import TileGeometry, tile_space
 from convoy.engines.triton.pooled import way_of, window_box
 from convoy.engines.triton.triton_build import assembler_log
 from convoy.engines.triton.triton_tiles import conv_view
@@ -196,7 +196,7 @@ def test_tiles_cover_all_results():
         problem = conv(1, 64, 29, 31, 64, 3, 3, 1, 1, pool=pool)
         _, _, y_h, y_w = problem.y_spec.shape
         for knobs in tile_space(problem, 132, precisions=("ieee",), block_cs=(16,)):
-            geometry = Geometry.of(problem, knobs)
+            geometry = TileGeometry.of(problem, knobs)
             tiles_h, tiles_w = geometry.tiles(problem)
             assert tiles_h * geometry.result_h >= y_h
             assert tiles_w * geometry.result_w >= y_w

@@ -18,7 +18,7 @@ from convoy.engines.compilers import host_compiler
 from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
 from convoy.engines.sparse_weights.codegen.cpu_blocking import REGISTERS
 from convoy.engines.sparse_weights.codegen.emit_x86 import SETS, fits
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
 from convoy.engines.sparse_weights.pruned_c import ENGINE, FLAGS, MOST_NONZEROS
 from convoy.errors import InputError
 from convoy.functional import conv2d
@@ -104,7 +104,7 @@ def test_sums_that_do_not_fit_the_registers_are_left_to_the_compiler(arch):
     lanes = SETS[arch].lanes
     for filters, vectors, fit in ((8, 1, True), (8, 4, False), (6, 4, arch == "avx512"), (2, 4, True)):
         groups = tuple(Group(tuple(range(g, g + filters)), (Piece(True, ()),)) for g in range(0, 24, filters))
-        kernel = Kernel(lanes, vectors, lanes * vectors, 64, 1, 64, 0, groups)
+        kernel = MaskKernel(lanes, vectors, lanes * vectors, 64, 1, 64, 0, groups)
         assert fits(kernel, arch) is fit
         assert not fits(replace(kernel, lanes=4), arch)
     assert not fits(kernel, "generic")

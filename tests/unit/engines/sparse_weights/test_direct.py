@@ -20,7 +20,14 @@ from convoy.engines.sparse_weights import direct_sparse_cost, direct_sparse_tile
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, forms, most_entries
 from convoy.engines.sparse_weights.direct_sparse_entries import entries_of
-from convoy.engines.sparse_weights.direct_sparse_tile import FLAT, FOURS, ONE_BY_ONE, DirectTile, Geometry, form_of
+from convoy.engines.sparse_weights.direct_sparse_tile import (
+    FLAT,
+    FOURS,
+    ONE_BY_ONE,
+    DirectGeometry,
+    DirectTile,
+    form_of,
+)
 from convoy.engines.sparse_weights.pruned_direct import ENGINE
 from convoy.errors import InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
@@ -70,7 +77,7 @@ def library(tmp_path_factory):
 def run(library, problem, form, *, harm=lambda content: content, data=None):
     """The kernel's y, the oracle's, and faults; on integers where nothing is given."""
     data = data or make_data(problem, 1, "integer")
-    geometry = Geometry(problem, form)
+    geometry = DirectGeometry(problem, form)
     entries = entries_of(positions(problem.mask), geometry)
     assert entries.most <= most_entries(problem, form)
     words = torch.from_numpy(entries.words)
@@ -114,7 +121,7 @@ four_lanes = pytest.mark.usefixtures("_four_lanes")
 @pytest.mark.parametrize("name", CASES)
 def test_exact_on_integers(library, name):
     problem, form, copy = CASES[name]
-    assert Geometry(problem, form).copy == copy
+    assert DirectGeometry(problem, form).copy == copy
     y, expected, faults = run(library, problem, form)
     assert not faults
     assert torch.equal(y, expected)
@@ -190,7 +197,7 @@ def test_entries_lie_inside_their_block():
     for name in ("dilated, strided, grouped", "3x3 over-padded", "4x2", "grouped 5x5", "11x11 stride 4", "1x1"):
         problem = pruned(SHAPES[name], "full")
         for form in forms(problem, H100):
-            geometry = Geometry(problem, form)
+            geometry = DirectGeometry(problem, form)
             entries = entries_of(positions(problem.mask), geometry)
             offsets = entries.words[entries.values - 1]
             assert offsets.min() >= 0
@@ -244,7 +251,7 @@ def test_one_kernel_serves_all_masks_of_a_shape(monkeypatch):
 
 def test_a_multiprocessor_has_room_for_one_block():
     """Else a launch that starts early is put two and three blocks deep on some multiprocessors, and others have none."""
-    geometry = Geometry(pruned(SMALL, "tenth"), DirectTile(2, 4, 2, 1, 1))
+    geometry = DirectGeometry(pruned(SMALL, "tenth"), DirectTile(2, 4, 2, 1, 1))
     assert geometry.asked(8, 227 << 10) * 2 > 227 << 10
     assert geometry.room(8) < 227 << 9
     assert geometry.asked(20000, 227 << 10) == geometry.room(20000)

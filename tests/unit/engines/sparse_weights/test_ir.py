@@ -8,13 +8,13 @@ import pytest
 from conv_cases import SHAPES
 from pruned_cases import PATTERNS, pattern
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Load, Piece, verify
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece, verify
 from convoy.engines.sparse_weights.codegen.kernel_text import parse_kernel, print_kernel
 from convoy.engines.sparse_weights.codegen.lower_mask import Cut, partition, used_channels, used_taps, walk
 from convoy.engines.sparse_weights.codegen.plane_layout import lay_out
 from convoy.errors import InputError
 
-SMALL = Kernel(
+SMALL = MaskKernel(
     lanes=2,
     vectors=2,
     positions=8,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from convoy.engines.triton.triton_build import Build, Kernel, assembler_log
+from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, assembler_log
 from convoy.errors import CompileError
 from convoy.target import Target
 
@@ -45,12 +45,12 @@ class Planted:
 def build_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Builds a kernel of which the assembler has said a text."""
 
-    def build(log: str, *, tensor_cores: bool) -> Kernel:
+    def build(log: str, *, tensor_cores: bool) -> TritonKernel:
         made = SimpleNamespace(hash="kernel", metadata=SimpleNamespace(shared=0, tensordesc_meta=None))
         monkeypatch.setattr(triton, "compile", lambda source, *, target, options: made)
         monkeypatch.setattr("triton.runtime.cache.get_cache_manager", lambda key: Planted(tmp_path, log))
         signature = {"x": "*fp16", "count": "i32"}
-        return Kernel(Build("triton.stem", kernel, signature, {}, tensor_cores=tensor_cores), TARGET)
+        return TritonKernel(KernelBuild("triton.stem", kernel, signature, {}, tensor_cores=tensor_cores), TARGET)
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     return build

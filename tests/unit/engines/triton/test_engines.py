@@ -11,7 +11,7 @@ from convoy.engines import manifest
 from convoy.engines.manifest import MANIFEST
 from convoy.engines.triton import stem_wgrad, triton_build
 from convoy.engines.triton.persistent import PersistentTile
-from convoy.engines.triton.triton_tiles import Tile, conv_view
+from convoy.engines.triton.triton_tiles import TritonTile, conv_view
 from convoy.engines.triton.triton_wgrad import Share
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
 from convoy.target import Target
@@ -220,12 +220,12 @@ def test_weight_gradients_sum_over_pixels_and_take_boxes_of_eight_channels():
 
 
 def test_a_tile_survives_its_knobs():
-    tile = Tile(64, 1, 8, 16, 128, stages=6, warps=8, split=4, pdl=True)
-    assert Tile.of(tile.knobs) == tile
+    tile = TritonTile(64, 1, 8, 16, 128, stages=6, warps=8, split=4, pdl=True)
+    assert TritonTile.of(tile.knobs) == tile
 
 
 def test_forms_and_shares_survive_their_knobs():
-    form = PersistentTile(Tile(128, 2, 8, 8, 64, stages=3, warps=8, pdl=True), 2, 1, True)
+    form = PersistentTile(TritonTile(128, 2, 8, 8, 64, stages=3, warps=8, pdl=True), 2, 1, True)
     assert PersistentTile.of(form.knobs) == form
     share = Share(128, 64, 32, 1, 1, 4, 8, 7, True)
     assert Share.of(share.knobs) == share
@@ -242,5 +242,5 @@ def test_the_first_share_is_none_that_ptxas_may_serialise(n, sizes):
 def test_splits_leave_no_share_empty():
     view = conv_view(replace(HALF, c=512))
     for split in range(1, 80):
-        splits, each = Tile(64, 1, 8, 8, 64, split=split).splits(view)
+        splits, each = TritonTile(64, 1, 8, 8, 64, split=split).splits(view)
         assert (splits - 1) * each < 72 <= splits * each

@@ -17,9 +17,9 @@ import torch
 
 from convoy.engines.base import Engine, Executable, Knobs
 from convoy.engines.library.cudnn import library, plans
-from convoy.engines.library.cudnn.executable import Convolution
+from convoy.engines.library.cudnn.executable import CudnnConvolution
 from convoy.engines.library.cudnn.graphs import fused_part
-from convoy.engines.library.cudnn.plans import Plan
+from convoy.engines.library.cudnn.plans import CudnnPlan
 from convoy.engines.support_checks import plain_convolution, transforms_allowed
 from convoy.errors import CompileError, InputError
 from convoy.problem import ConvProblem, Epilogue, Problem
@@ -121,7 +121,7 @@ class Cudnn(Engine):
         if wanted > facts.workspace_bytes:
             says = f"wants {wanted} bytes of workspace, announced {facts.workspace_bytes}"
             raise CompileError(self.id, f"plan {plan.name} {says}")
-        return Convolution(problem, fused, graph, index, facts)
+        return CudnnConvolution(problem, fused, graph, index, facts)
 
 
 def _within_reach(problem: Problem, target: Target) -> Support:
@@ -167,12 +167,12 @@ def _offered(problem: ConvProblem, exact: bool, device: int) -> tuple[Knobs, ...
     return tuple(found[:MOST_PLANS])
 
 
-def _in_turn(fused: Sequence[Plan], separate: Sequence[Plan]) -> list[Knobs]:
+def _in_turn(fused: Sequence[CudnnPlan], separate: Sequence[CudnnPlan]) -> list[Knobs]:
     pairs = zip_longest(_knobs(fused, fused=True), _knobs(separate, fused=False))
     return [knobs for knobs in chain.from_iterable(pairs) if knobs is not None]
 
 
-def _fused(problem: ConvProblem, part: Epilogue, *, exact: bool) -> tuple[Plan, ...]:
+def _fused(problem: ConvProblem, part: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
     """Plans with the epilogue inside; none where cuDNN refuses that graph, which it does for many."""
     try:
         return plans.recommended(problem, part, exact=exact)
@@ -180,15 +180,15 @@ def _fused(problem: ConvProblem, part: Epilogue, *, exact: bool) -> tuple[Plan, 
         return ()
 
 
-def _knobs(found: Sequence[Plan], *, fused: bool) -> list[Knobs]:
+def _knobs(found: Sequence[CudnnPlan], *, fused: bool) -> list[Knobs]:
     return [Knobs.of(plan=plan.name, fused=fused) for plan in found]
 
 
-def _read(problem: ConvProblem, knobs: Knobs) -> tuple[Plan, Epilogue]:
+def _read(problem: ConvProblem, knobs: Knobs) -> tuple[CudnnPlan, Epilogue]:
     """The plan that knobs name, and what of the epilogue its graph holds."""
     if set(knobs) != {"plan", "fused"} or not isinstance(knobs["fused"], bool):
         raise InputError("knobs", str(knobs), "fused (true or false) and plan")
-    plan = Plan.parse(str(knobs["plan"]))
+    plan = CudnnPlan.parse(str(knobs["plan"]))
     part = fused_part(problem.epilogue)
     if knobs["fused"] and (problem.direction != "fprop" or not part):
         raise InputError("fused", True, f"false: {problem} has no epilogue that a graph holds")

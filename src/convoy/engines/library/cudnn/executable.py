@@ -20,7 +20,7 @@ ALIGNMENT: Final = 16
 """Bytes that every tensor's start is a multiple of: what the frontend tells cuDNN of tensors, unasked."""
 
 
-class Convolution(Executable):
+class CudnnConvolution(Executable):
     """One plan of one problem.
 
     Args:

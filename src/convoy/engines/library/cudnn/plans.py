@@ -50,7 +50,7 @@ _WORKSPACE: Final = re.compile(r"workspace violation\. Requires (\d+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Plan:
+class CudnnPlan:
     """An engine of cuDNN's with its knobs: (number, value), sorted; `listed`: in cuDNN's numbers, to be found in a list."""
 
     engine: int
@@ -64,7 +64,7 @@ class Plan:
         return f"eng{self.engine}" + "".join(f"_{letter}{number}-{value}" for number, value in self.knobs)
 
     @staticmethod
-    def parse(name: str) -> Plan:
+    def parse(name: str) -> CudnnPlan:
         """Inverse of `name`; raises InputError on anything else."""
         match = _NAME.fullmatch(name)
         if match is None:
@@ -72,19 +72,19 @@ class Plan:
         knobs = _pairs(match[2])
         if [number for number, _ in knobs] != sorted({number for number, _ in knobs}):
             raise InputError("plan", name, "knobs in rising order, each once")
-        return Plan(int(match[1]), knobs, match[2].startswith("_b"))
+        return CudnnPlan(int(match[1]), knobs, match[2].startswith("_b"))
 
     @staticmethod
-    def at(graph: Any, index: int) -> Plan | None:
+    def at(graph: Any, index: int) -> CudnnPlan | None:
         """The plan that a graph has at an index; None for an engine of the frontend's own."""
         engine, knobs = graph.get_engine_and_knobs_at_index(index)
         if engine >= FRONTEND_ENGINES:
             return None
         numbers = {int(getattr(kind, "value", kind)): int(value) for kind, value in knobs.items()}
         if 0 not in numbers:  # NOT_SET: any number of knobs that the frontend has no word for
-            return Plan(engine, tuple(sorted(numbers.items())))
+            return CudnnPlan(engine, tuple(sorted(numbers.items())))
         tag = _TAG.search(graph.get_plan_name_at_index(index))
-        return Plan(int(tag[1]), tuple(sorted(_pairs(tag[2]))), listed=True) if tag else None
+        return CudnnPlan(int(tag[1]), tuple(sorted(_pairs(tag[2]))), listed=True) if tag else None
 
 
 def _pairs(text: str) -> tuple[tuple[int, int], ...]:
@@ -106,7 +106,7 @@ class Facts:
     exact: bool
 
 
-def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[Plan, ...]:
+def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[CudnnPlan, ...]:
     """The plans that cuDNN's heuristics recommend, best first, without those that are denied.
 
     Args:
@@ -126,13 +126,13 @@ def recommended(problem: ConvProblem, fused: Epilogue, *, exact: bool) -> tuple[
     return tuple(sorted(_survey(problem, fused, INEXACT), key=lambda plan: plan not in direct))
 
 
-def _survey(problem: ConvProblem, fused: Epilogue, without: Iterable[str]) -> tuple[Plan, ...]:
+def _survey(problem: ConvProblem, fused: Epilogue, without: Iterable[str]) -> tuple[CudnnPlan, ...]:
     """The recommended plans that carry none of some notes, and that the device can run."""
     graph = _recommending(problem, fused)
     graph.deselect_numeric_notes(_notes(without))
-    plans: dict[Plan, None] = {}
+    plans: dict[CudnnPlan, None] = {}
     for index in range(graph.get_execution_plan_count()):
-        plan = Plan.at(graph, index)
+        plan = CudnnPlan.at(graph, index)
         if plan is not None and plan not in plans and not denial(problem, plan) and _probe(graph, index) is not None:
             plans[plan] = None
     return tuple(plans)
@@ -142,20 +142,20 @@ MOST_VARIED: Final = 3
 """Recommended plans whose neighbours are tried: the best of them are the first, nearly always."""
 
 
-def beyond(found: Sequence[Plan]) -> tuple[Plan, ...]:
+def beyond(found: Sequence[CudnnPlan]) -> tuple[CudnnPlan, ...]:
     """Plans that no heuristic recommends: the first few recommended ones with another value of one knob.
 
     The values are those that recommended plans of the same engine have. cuDNN refuses many of these when they are built, which
     is a row with its reason; none is asked for here.
     """
-    known, made = set(found), dict[Plan, None]()
+    known, made = set(found), dict[CudnnPlan, None]()
     for plan in [plan for plan in found if not plan.listed][:MOST_VARIED]:
         alike = [other for other in found if other.engine == plan.engine and not other.listed]
         for place, (number, value) in enumerate(plan.knobs):
             values = dict.fromkeys(dict(other.knobs).get(number, value) for other in alike)
             for other in values:
                 knobs = (*plan.knobs[:place], (number, other), *plan.knobs[place + 1 :])
-                made[Plan(plan.engine, knobs)] = None
+                made[CudnnPlan(plan.engine, knobs)] = None
     return tuple(plan for plan in made if plan not in known)
 
 
@@ -167,7 +167,7 @@ def _recommending(problem: ConvProblem, fused: Epilogue) -> Any:
     return graph
 
 
-def graph_of(problem: ConvProblem, fused: Epilogue, plan: Plan) -> tuple[Any, int]:
+def graph_of(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[Any, int]:
     """A graph that has a plan, not built yet, and the plan's index.
 
     Raises:
@@ -177,7 +177,7 @@ def graph_of(problem: ConvProblem, fused: Epilogue, plan: Plan) -> tuple[Any, in
     if plan.listed:
         graph = _recommending(problem, fused)
         for index in range(graph.get_execution_plan_count()):
-            if Plan.at(graph, index) == plan:
+            if CudnnPlan.at(graph, index) == plan:
                 return graph, index
         raise _absent(problem, plan, "its heuristics no longer recommend it")
     kinds = library.load().knob_type
@@ -186,7 +186,7 @@ def graph_of(problem: ConvProblem, fused: Epilogue, plan: Plan) -> tuple[Any, in
     return graph, 0
 
 
-def denial(problem: ConvProblem, plan: Plan) -> str:
+def denial(problem: ConvProblem, plan: CudnnPlan) -> str:
     """Why a plan's engine is denied; empty where it is not."""
     return DENIED.get((problem.direction, problem.layout, plan.engine), "")
 
@@ -212,7 +212,7 @@ def _probe(graph: Any, index: int) -> int | None:
     return int(graph.get_workspace_size_plan_at_index(index))
 
 
-def _probe_without(problem: ConvProblem, fused: Epilogue, plan: Plan, names: Iterable[str]) -> int | None:
+def _probe_without(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, names: Iterable[str]) -> int | None:
     """Workspace of a plan that carries none of some notes; None where it has one, or cuDNN refuses it."""
     graph, index = graph_of(problem, fused, plan)
     graph.deselect_numeric_notes(_notes(names))
@@ -220,7 +220,7 @@ def _probe_without(problem: ConvProblem, fused: Epilogue, plan: Plan, names: Ite
 
 
 @lru_cache(maxsize=8192)
-def facts(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> Facts:
+def facts(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> Facts:
     """What cuDNN says of a plan. It takes about 15 ms: nothing is compiled.
 
     Args:
@@ -247,13 +247,13 @@ def facts(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> Fac
 
 
 @lru_cache(maxsize=8192)
-def transforms(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> bool:
+def transforms(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> bool:
     """Whether a plan that cuDNN has computes on transformed tiles; arguments as of `facts`."""
     del device
     return _probe_without(problem, fused, plan, TRANSFORMING) is None
 
 
-def _absent(problem: ConvProblem, plan: Plan, reason: str) -> InputError:
+def _absent(problem: ConvProblem, plan: CudnnPlan, reason: str) -> InputError:
     return InputError("plan", plan.name, f"a plan that cuDNN has for {problem}", f"cuDNN says: {reason}.")
 
 
@@ -262,7 +262,7 @@ TOLD: Final = (*TRANSFORMING, *INEXACT, *NONDETERMINISTIC)
 
 
 @lru_cache(maxsize=1024)
-def noted(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> tuple[str, ...]:
+def noted(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan, device: int) -> tuple[str, ...]:
     """Those of `TOLD` that a plan carries, in lower case and in that order; the frontend's errors pass through.
 
     Args:
@@ -277,7 +277,7 @@ def noted(problem: ConvProblem, fused: Epilogue, plan: Plan, device: int) -> tup
     return tuple(name.lower() for name in names if _probe_without(problem, fused, plan, (name,)) is None)
 
 
-def notes(problem: ConvProblem, fused: Epilogue, plan: Plan) -> tuple[str, ...]:
+def notes(problem: ConvProblem, fused: Epilogue, plan: CudnnPlan) -> tuple[str, ...]:
     """Names of all numerical and behaviour notes of a plan, in lower case, in alphabetical order.
 
     The frontend filters by numerical notes and does not list them: each is found by a graph of its own.

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convoy.engines.sparse_weights.codegen.emit_c import sums_pitch
-from convoy.engines.sparse_weights.codegen.kernel_ir import Kernel, verify
+from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, verify
 from convoy.engines.sparse_weights.codegen.lower_mask import Cut, partition, used_channels, used_taps, walk
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout, lay_out
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout, lay_out
 from convoy.problem import ConvProblem, Knobs
 
 LANES: Final = {"avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
@@ -32,7 +32,7 @@ CODE_BYTES: Final = 24 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CpuBlocking:
     """One setting of a problem: what is known before any code is written.
 
     Attributes:
@@ -42,7 +42,7 @@ class Plan:
         filters: filters of the largest group.
     """
 
-    layout: Layout
+    layout: PlaneLayout
     cut: Cut
     lanes: int
     filters: int
@@ -57,7 +57,7 @@ class Plan:
         return -(-4 * floats // 256) * 256
 
 
-def plan(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> Plan:
+def plan(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> CpuBlocking:
     """Template and cuts for a CPU.
 
     Args:
@@ -75,10 +75,10 @@ def plan(problem: ConvProblem, mask: NDArray[np.bool_], knobs: Knobs) -> Plan:
     images, rows = _block(whole, knobs.integer("threads"))
     layout = lay_out(problem, taps, channels, tile=tile, images=images, rows=rows)
     largest = max(map(len, partition(mask, cut.filters)), default=0)
-    return Plan(layout, cut, lanes, largest)
+    return CpuBlocking(layout, cut, lanes, largest)
 
 
-def _block(whole: Layout, threads: int) -> tuple[int, int]:
+def _block(whole: PlaneLayout, threads: int) -> tuple[int, int]:
     """Images and rows of a block: as large as the cache allows, as many as there are threads where that costs little."""
     problem = whole.problem
     row_bytes = max(4 * whole.planes * whole.pitch, 1)
@@ -93,7 +93,7 @@ def _block(whole: Layout, threads: int) -> tuple[int, int]:
     return 1, -(-problem.p // blocks)
 
 
-def write(problem: ConvProblem, mask: NDArray[np.bool_], made: Plan) -> tuple[Kernel, NDArray[np.int64]]:
+def write(problem: ConvProblem, mask: NDArray[np.bool_], made: CpuBlocking) -> tuple[MaskKernel, NDArray[np.int64]]:
     """The verified kernel of a plan, and the place in the weight of each of its values."""
     kernel, places = walk(mask, made.layout, made.lanes, made.cut)
     verify(kernel, problem.k)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from convoy.engines.sparse_weights.codegen import emit_x86
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Piece
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout, odd_lines
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout, odd_lines
 
 FILL: Final = Path(__file__).with_name("fill.c")
 """The part of the driver that pads: it needs the sizes and the tables of channels and phases, which are written before it."""
@@ -40,7 +40,7 @@ are compiled side by side."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CSource:
     """C sources of one kernel, and the memory that it wants.
 
     Attributes:
@@ -54,7 +54,9 @@ class Source:
     cost: int
 
 
-def emit(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activation: str, arch: str = "") -> Source:
+def emit(
+    kernel: MaskKernel, layout: PlaneLayout, *, bias: bool, residual: bool, activation: str, arch: str = ""
+) -> CSource:
     """The C code of a kernel.
 
     Args:
@@ -76,7 +78,7 @@ def emit(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activati
     scratch = layout.plane * layout.planes + _sums_floats(kernel)
     if len(units) == 1:  # a small kernel is one run of the compiler
         units, driver = [], units[0] + driver
-    return Source((*units, driver), -(-4 * scratch // 256) * 256, _total(kernel, layout))
+    return CSource((*units, driver), -(-4 * scratch // 256) * 256, _total(kernel, layout))
 
 
 def run_tiles(filters: int, tile: int, positions: int) -> int:
@@ -89,24 +91,24 @@ def sums_pitch(filters: int, tile: int, positions: int) -> int:
     return odd_lines(run_tiles(filters, tile, positions) * tile)
 
 
-def _largest(kernel: Kernel) -> int:
+def _largest(kernel: MaskKernel) -> int:
     return max((len(group.filters) for group in kernel.groups), default=0)
 
 
-def _sums_pitch(kernel: Kernel) -> int:
+def _sums_pitch(kernel: MaskKernel) -> int:
     return sums_pitch(_largest(kernel), kernel.tile, kernel.positions)
 
 
-def _sums_floats(kernel: Kernel) -> int:
+def _sums_floats(kernel: MaskKernel) -> int:
     return _sums_pitch(kernel) * _largest(kernel)
 
 
-def _costs(kernel: Kernel) -> list[int]:
+def _costs(kernel: MaskKernel) -> list[int]:
     """Cost of one tile of each group, in multiply-adds of vectors."""
     return [kernel.vectors * (group.uses + GROUP_COST * len(group.filters)) for group in kernel.groups]
 
 
-def _total(kernel: Kernel, layout: Layout) -> int:
+def _total(kernel: MaskKernel, layout: PlaneLayout) -> int:
     images, rows = layout.blocks
     full_rows, full_images = layout.problem.p // layout.rows, layout.problem.n // layout.images
     tiles = 0
@@ -120,7 +122,7 @@ def _total(kernel: Kernel, layout: Layout) -> int:
     return tiles * sum(_costs(kernel))
 
 
-def prelude(kernel: Kernel) -> str:
+def prelude(kernel: MaskKernel) -> str:
     """Types of the pieces."""
     return _PRELUDE.replace("@BYTES@", str(4 * kernel.lanes))
 
@@ -134,7 +136,7 @@ typedef float vec_at __attribute__((vector_size(@BYTES@), aligned(4), may_alias)
 """
 
 
-def _units(kernel: Kernel, assembly: str) -> list[list[str]]:
+def _units(kernel: MaskKernel, assembly: str) -> list[list[str]]:
     """Functions of all pieces, in units of about `UNIT_USES` multiply-adds."""
     units: list[list[str]] = [[]]
     size = 0
@@ -154,7 +156,7 @@ def _units(kernel: Kernel, assembly: str) -> list[list[str]]:
     return units
 
 
-def _function(kernel: Kernel, group: Group, piece: Piece, name: str) -> str:
+def _function(kernel: MaskKernel, group: Group, piece: Piece, name: str) -> str:
     """One piece for one tile: x, w and y are the tile's input, the values and the tile's sums."""
     pitch, sums, vectors = _sums_pitch(kernel), range(len(group.filters)), range(kernel.vectors)
     lines = [
@@ -180,7 +182,7 @@ def _function(kernel: Kernel, group: Group, piece: Piece, name: str) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _driver(kernel: Kernel, layout: Layout, *, bias: bool, residual: bool, activation: str) -> str:
+def _driver(kernel: MaskKernel, layout: PlaneLayout, *, bias: bool, residual: bool, activation: str) -> str:
     problem = layout.problem
     images, rows = layout.blocks
     sizes = {
@@ -230,7 +232,7 @@ def _fixed(source: Path) -> list[str]:
     return ["", source.read_text(encoding="utf-8")]
 
 
-def _group_functions(kernel: Kernel) -> list[str]:
+def _group_functions(kernel: MaskKernel) -> list[str]:
     """One function a group, which runs its pieces over tiles; and the table of groups."""
     lines: list[str] = []
     table: list[str] = []

@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 
 from convoy.engines.hopper.nvrtc_source import defines, text
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Piece
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout
-from convoy.engines.sparse_weights.codegen.staging_steps import WORD, Step, buffers_of, steps
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
+from convoy.engines.sparse_weights.codegen.staging_steps import WORD, StagingStep, buffers_of, steps
 
 UNIT_FMAS: Final = 4000
 """Multiply-add instructions of a compilation unit, about: NVRTC 13 takes half a millisecond for each (one, where they are not
@@ -53,7 +53,7 @@ _ARGUMENTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CudaSource:
     """The kernel of a layer.
 
     Attributes:
@@ -78,15 +78,15 @@ class Source:
 
 
 def emit(
-    kernel: Kernel,
-    layout: Layout,
+    kernel: MaskKernel,
+    layout: PlaneLayout,
     *,
     bias: bool,
     residual: bool,
     activation: str,
     shared_bytes: int,
     values: Sequence[float] | None = None,
-) -> Source:
+) -> CudaSource:
     """The CUDA C code of a kernel.
 
     Args:
@@ -112,13 +112,13 @@ def emit(
     bodies = [f"{bodies[0]}\n{main}"] if len(bodies) == 1 else [*bodies, main]
     held = [step for group in writer.steps for step in group] if values is None else []
     packed = [[*range(step.first, step.after), *[-1] * (step.floats - step.after + step.first)] for step in held]
-    return Source(
+    return CudaSource(
         f"{head}\n", tuple(bodies), "convolve", writer.tiles * len(kernel.groups), writer.threads, writer.shared_bytes,
         4 * FOUR if writer.fours else 1, tuple(place for step in packed for place in step),
     )  # fmt: skip
 
 
-def _parts(kernel: Kernel) -> list[list[int]]:
+def _parts(kernel: MaskKernel) -> list[list[int]]:
     """Groups that make one unit."""
     parts: list[list[int]] = []
     fmas = 0
@@ -137,9 +137,9 @@ class _Writer:
 
     def __init__(
         self,
-        kernel: Kernel,
-        layout: Layout,
-        found: list[list[Step]],
+        kernel: MaskKernel,
+        layout: PlaneLayout,
+        found: list[list[StagingStep]],
         buffers: tuple[int, int],
         values: Sequence[float] | None,
         units: int,
@@ -281,7 +281,7 @@ class _Writer:
             lines += [f"    stage_list({base}, x, planes_{at}_{index}, {len(step.stage)});", "    COMMIT;"]
         return lines
 
-    def _code(self, step: Step, base: int, sums: int) -> list[str]:
+    def _code(self, step: StagingStep, base: int, sums: int) -> list[str]:
         """A step's multiply-adds: each split runs its own."""
         lines = ["    {"]
         lines.append(f"    const address inputs = ADDRESS((const WORDS *)(staged + {base + step.floats}) + lane);")
@@ -355,7 +355,7 @@ class _Writer:
         ]  # fmt: skip
 
 
-def fours(layout: Layout, tile: int) -> int | None:
+def fours(layout: PlaneLayout, tile: int) -> int | None:
     """Floats by which a tile's part of a plane is moved, so that four can be copied at once; None where they cannot.
 
     Four neighbours are then of one row of the image, or all outside of it.

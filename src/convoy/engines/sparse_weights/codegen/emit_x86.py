@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ SETS: Final = {
 """By `Target.arch`."""
 
 
-def fits(kernel: Kernel, arch: str) -> bool:
+def fits(kernel: MaskKernel, arch: str) -> bool:
     """Whether a kernel's sums fit the registers of an instruction set, with room for an input and a value."""
     found = SETS.get(arch)
     if found is None or found.lanes != kernel.lanes:
@@ -52,7 +52,7 @@ def fits(kernel: Kernel, arch: str) -> bool:
     return kernel.vectors * largest + kernel.vectors + 1 <= found.count
 
 
-def function(kernel: Kernel, group: Group, piece: Piece, name: str, pitch: int, arch: str) -> str:
+def function(kernel: MaskKernel, group: Group, piece: Piece, name: str, pitch: int, arch: str) -> str:
     """One piece for one tile as a function of C's calling convention.
 
     Args:

@@ -63,7 +63,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class MaskKernel:
     """The code of one layer.
 
     Attributes:
@@ -97,7 +97,7 @@ class Kernel:
         return 1 + max((piece.split for group in self.groups for piece in group.pieces), default=0)
 
 
-def verify(kernel: Kernel, filters: int) -> None:
+def verify(kernel: MaskKernel, filters: int) -> None:
     """Check every rule of the IR.
 
     Args:
@@ -131,7 +131,7 @@ def verify(kernel: Kernel, filters: int) -> None:
     _require(value == kernel.values, "values", kernel.values, f"as many as the code uses, {value}")
 
 
-def _verify_piece(kernel: Kernel, group: Group, piece: Piece, where: str, value: int) -> int:
+def _verify_piece(kernel: MaskKernel, group: Group, piece: Piece, where: str, value: int) -> int:
     """Check one piece; returns the value that the next one begins with."""
     reach = kernel.plane * kernel.planes - kernel.positions + kernel.tile
     if piece.stage:

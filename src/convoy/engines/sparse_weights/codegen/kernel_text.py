@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Load, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece
 from convoy.errors import InputError
 
 _HEADER: Final = ("lanes", "vectors", "positions", "plane", "planes", "span", "values")
@@ -31,7 +31,7 @@ class _Lines:
         return Piece(self.begins, loads, self.stage, self.split)
 
 
-def print_kernel(kernel: Kernel) -> str:
+def print_kernel(kernel: MaskKernel) -> str:
     """A kernel as text; `parse_kernel` reads it back."""
     lines = ["kernel 1", *(f"{name} {getattr(kernel, name)}" for name in _HEADER)]
     for group in kernel.groups:
@@ -47,7 +47,7 @@ def print_kernel(kernel: Kernel) -> str:
     return "\n".join([*lines, "end", ""])
 
 
-def parse_kernel(text: str) -> Kernel:
+def parse_kernel(text: str) -> MaskKernel:
     """Inverse of `print_kernel`; raises InputError with the line's number. What it says is left to `verify`."""
     lines = text.split("\n")
     if lines[-2:] != ["end", ""]:
@@ -60,7 +60,7 @@ def parse_kernel(text: str) -> Kernel:
         if at >= len(words) or words[at][0] != name or len(words[at]) != 2:
             raise _wrong(at, words, f"{name} NUMBER")
         header[name] = _integers(words, at)[0]
-    return Kernel(**header, groups=_groups(words, 1 + len(_HEADER)))
+    return MaskKernel(**header, groups=_groups(words, 1 + len(_HEADER)))
 
 
 def _groups(words: Sequence[list[str]], start: int) -> tuple[Group, ...]:

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Kernel, Load, Piece
-from convoy.engines.sparse_weights.codegen.plane_layout import Layout
+from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece
+from convoy.engines.sparse_weights.codegen.plane_layout import PlaneLayout
 from convoy.problem import WeightMask
 
 LOAD_BYTES: Final = 10
@@ -54,7 +54,7 @@ def used_channels(mask: NDArray[np.bool_], groups: int) -> tuple[int, ...]:
     return tuple(int(c) for c in np.flatnonzero(by_group))
 
 
-def walk(mask: NDArray[np.bool_], layout: Layout, lanes: int, cut: Cut) -> tuple[Kernel, NDArray[np.int64]]:
+def walk(mask: NDArray[np.bool_], layout: PlaneLayout, lanes: int, cut: Cut) -> tuple[MaskKernel, NDArray[np.int64]]:
     """Write the kernel of a mask.
 
     Args:
@@ -81,7 +81,7 @@ def walk(mask: NDArray[np.bool_], layout: Layout, lanes: int, cut: Cut) -> tuple
                 done += sum(map(len, loads))
         groups.append(Group(tuple(filters), tuple(pieces) or (Piece(True, ()),)))
     places = np.concatenate(order) if order else np.zeros(0, np.int64)
-    kernel = Kernel(
+    kernel = MaskKernel(
         lanes=lanes,
         vectors=layout.tile // lanes,
         positions=layout.positions,
@@ -111,7 +111,7 @@ def partition(mask: NDArray[np.bool_], most: int) -> list[list[int]]:
 _PLANE, _OFFSET, _SUM, _PLACE = range(4)
 
 
-def _entries(mask: NDArray[np.bool_], layout: Layout, filters: Sequence[int]) -> NDArray[np.int64]:
+def _entries(mask: NDArray[np.bool_], layout: PlaneLayout, filters: Sequence[int]) -> NDArray[np.int64]:
     """A row (plane, offset in the plane, sum, place in the weight) for each non-zero, in the order of the code.
 
     By channel, then by plane and offset, so that uses of one input stand together; then by filter.
@@ -134,7 +134,7 @@ def _entries(mask: NDArray[np.bool_], layout: Layout, filters: Sequence[int]) ->
 
 
 def _pieces(
-    entries: NDArray[np.int64], layout: Layout, cut: Cut
+    entries: NDArray[np.int64], layout: PlaneLayout, cut: Cut
 ) -> Iterator[tuple[list[NDArray[np.int64]], tuple[int, ...]]]:
     """Cut a group's entries between channels: for each piece the entries of each load, and the planes to be staged."""
     phases = len(layout.phases)
@@ -201,7 +201,13 @@ def _stage(loads: Sequence[NDArray[np.int64]], cut: Cut) -> tuple[int, ...]:
 
 
 def _piece(
-    loads: Sequence[NDArray[np.int64]], stage: tuple[int, ...], layout: Layout, done: int, split: int, *, begins: bool
+    loads: Sequence[NDArray[np.int64]],
+    stage: tuple[int, ...],
+    layout: PlaneLayout,
+    done: int,
+    split: int,
+    *,
+    begins: bool,
 ) -> Piece:
     """The IR of one piece, whose values begin at `done`."""
     base = {plane: index * layout.span for index, plane in enumerate(stage)}

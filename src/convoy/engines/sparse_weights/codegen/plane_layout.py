@@ -42,7 +42,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlaneLayout:
     """Where everything lies.
 
     Attributes:
@@ -123,7 +123,7 @@ def lay_out(
     rows: int,
     align: int = 1,
     slack: int = 0,
-) -> Layout:
+) -> PlaneLayout:
     """The template of a problem.
 
     Args:
@@ -149,7 +149,7 @@ def lay_out(
     pitch = -(-(columns - shared_w) // align) * align
     phases = tuple(Phase(a, b, *_inside(b, pitch, problem.stride_w, problem.pad_w, problem.w)) for a, b in starts)
     image_rows = tall - shared_h if images > 1 else tall
-    return Layout(problem, channels, phases, images, rows, reach_h, reach_w, pitch, image_rows, tile, slack)
+    return PlaneLayout(problem, channels, phases, images, rows, reach_h, reach_w, pitch, image_rows, tile, slack)
 
 
 def _phase(problem: ConvProblem, r: int, s: int) -> tuple[int, int]:

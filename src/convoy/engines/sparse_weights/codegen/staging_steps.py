@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.engines.sparse_weights.codegen.kernel_ir import Kernel, Piece
+from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, Piece
 
 WORD: Final = 4
 """Values of one load from shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StagingStep:
     """Pieces of a group that share a stage, one of each split that has one.
 
     Attributes:
@@ -39,15 +39,15 @@ class Step:
         return -(-(self.after - self.first) // WORD) * WORD
 
 
-def steps(kernel: Kernel) -> list[list[Step]]:
+def steps(kernel: MaskKernel) -> list[list[StagingStep]]:
     """By group, its pieces as steps; pieces without code are left out."""
-    found: list[list[Step]] = []
+    found: list[list[StagingStep]] = []
     first = packed = 0
     for group in kernel.groups:
         found.append([])
         for pieces in _together([piece for piece in group.pieces if piece.loads]):
             after = first + sum(piece.uses for piece in pieces)
-            found[-1].append(Step(tuple(pieces), first, after, packed))
+            found[-1].append(StagingStep(tuple(pieces), first, after, packed))
             packed += found[-1][-1].floats
             first = after
     return found
@@ -64,7 +64,7 @@ def _together(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield step
 
 
-def buffers_of(kernel: Kernel, shared_bytes: int) -> tuple[int, int]:
+def buffers_of(kernel: MaskKernel, shared_bytes: int) -> tuple[int, int]:
     """How many steps are in shared memory at once, and floats of one: all of a group's, or as many as fit, two at least."""
     found = steps(kernel)
     floats = max((kernel.span * len(step.stage) + step.floats for group in found for step in group), default=0)

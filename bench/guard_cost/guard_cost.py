@@ -22,9 +22,9 @@ import torch
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.program.graph import GraphProgram
+from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.module import OptimizedModule
-from convoy.program.serving import Serving
+from convoy.program.program_cache import ProgramCache
 from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
@@ -77,21 +77,21 @@ def measured(net: str, batch: int, device: torch.device) -> list[tuple[str, str,
                     rounds[name][index] = once(call, device, waits=waits)
             found += [(name, metric, times) for name, times in rounds.items()]
         runnable = fast.programs[0].runnable
-        if isinstance(runnable, GraphProgram):
+        if isinstance(runnable, CudaGraphProgram):
             found.append(("convoy.replay", "call_us", timed(runnable.replay, device, waits=True)))
     return found
 
 
 def unchecked(fast: OptimizedModule, x: torch.Tensor) -> Callable[[], object]:
     """The same call without the check."""
-    check = Serving.why_stale
+    check = ProgramCache.why_stale
 
     def call() -> object:
-        Serving.why_stale = lambda _: None  # type: ignore[method-assign]
+        ProgramCache.why_stale = lambda _: None  # type: ignore[method-assign]
         try:
             return fast(x)
         finally:
-            Serving.why_stale = check  # type: ignore[method-assign]
+            ProgramCache.why_stale = check  # type: ignore[method-assign]
 
     return call
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.pipeline.end_to_end import Timed, interleave
+from convoy.pipeline.end_to_end import Latency, interleave
 from convoy.zoo import load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
@@ -71,7 +71,7 @@ def peers(model: nn.Module, x: torch.Tensor) -> dict[str, Callable[[], torch.Ten
     return found
 
 
-def compare(net: str, batch: int, rounds: int, recorder: Recorder) -> dict[str, Timed]:
+def compare(net: str, batch: int, rounds: int, recorder: Recorder) -> dict[str, Latency]:
     """Check and time one net at one batch size, and record the figures."""
     torch._dynamo.reset()
     model = load_model(net).eval()

@@ -43,7 +43,7 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
-from convoy.pipeline.end_to_end import Timed, errors_against, exact_outputs, interleave
+from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave
 from convoy.pipeline.net import CUT
 from convoy.plan import Plan
 from convoy.schedule import parallel
@@ -189,7 +189,9 @@ def free() -> None:
     torch.cuda.empty_cache()
 
 
-def record(recorder: Recorder, case: Case, name: str, one: Ready, figures: Timed, *, error: float, right: bool) -> None:
+def record(
+    recorder: Recorder, case: Case, name: str, one: Ready, figures: Latency, *, error: float, right: bool
+) -> None:
     """A provider's rows."""
     add = partial(recorder.add, subject=case.net, batch=case.batch, dtype=case.dtype, provider=name, ok=right)
     add_times(add, case, figures, f"rel_l2_to_float64={error:.1e}{one.note}")
@@ -215,7 +217,7 @@ def record_failure(recorder: Recorder, case: Case, name: str, why: str) -> None:
     )  # fmt: skip
 
 
-def add_times(add: Callable[..., None], case: Case, figures: Timed, note: str) -> None:
+def add_times(add: Callable[..., None], case: Case, figures: Latency, note: str) -> None:
     """Latency and throughput."""
     middle, spread = figures.median_ms, figures.spread_ms
     least, most = middle - spread, middle + spread

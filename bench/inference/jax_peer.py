@@ -14,7 +14,7 @@ from convoy.compare.child_session import ChildFailedError
 from convoy.compare.frameworks import FRAMEWORKS
 from convoy.compare.limits import Limits
 from convoy.compare.samples import rounds_for
-from convoy.pipeline.end_to_end import Timed, summarise
+from convoy.pipeline.end_to_end import Latency, latency_of
 
 NAME = "jax"
 
@@ -30,7 +30,7 @@ class JaxFigures:
         error: relative L2 error to float64.
     """
 
-    timed: Timed
+    timed: Latency
     compile_s: float
     memory: int | None
     error: float
@@ -66,4 +66,4 @@ def jax_figures(net: str, batch: int, dtype: str, seconds: float, device: str = 
             finished = child.ask({"do": "finish", "kinds": False}, "finished")
         finally:
             children.end(child)
-    return JaxFigures(summarise(NAME, samples), ready["compile_s"], finished["peak_memory_bytes"], ready["error"])
+    return JaxFigures(latency_of(NAME, samples), ready["compile_s"], finished["peak_memory_bytes"], ready["error"])

@@ -36,8 +36,8 @@ from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import errors_against, exact_outputs, interleave
 from convoy.pipeline.net import capture_net, competing_engines, make_runner
-from convoy.pipeline.optimize import Result
-from convoy.pipeline.search_pruning import outdone
+from convoy.pipeline.optimize import OptimizeResult
+from convoy.pipeline.search_pruning import subsumed_problems
 from convoy.problem import ConvProblem
 from convoy.program import OptimizedModule
 from convoy.prune import Recipe, prune_model
@@ -51,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 from bench.shared.record import Recorder
 from bench.shared.time_limit import TimeIsUpError, until
 
-Results = dict[str, Result]
+Results = dict[str, OptimizeResult]
 """By `dense` and `pruned`."""
 
 WORSE = 3.0
@@ -62,7 +62,7 @@ LEAST_ERROR = {"fp32": 1e-5, "fp16": 1e-2}
 def measure_masks(model: nn.Module, x: torch.Tensor, name: str, target: Target, settings: Settings) -> int:
     """Measure engines that read masks on every masked layer, with their defaults; how many problems that were."""
     net = capture_net(name, model, (x,), {}, settings, target)
-    shorter = outdone(net.regions)
+    shorter = subsumed_problems(net.regions)
     found = {p.key: p for region in net.regions for p in region.problems if isinstance(p, ConvProblem) and p.mask}
     problems = [problem for key, problem in found.items() if key not in shorter]
     engines = [load_engine(engine, settings.engines) for engine in competing_engines(settings)]
@@ -78,7 +78,7 @@ def measure_masks(model: nn.Module, x: torch.Tensor, name: str, target: Target, 
     return len(problems)
 
 
-def engines_of(result: Result) -> Counter[str]:
+def engines_of(result: OptimizeResult) -> Counter[str]:
     """How many convolutions each engine does."""
     return Counter(layer.engine for layer in result.summary.layers if layer.problem.startswith("conv:"))
 

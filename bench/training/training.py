@@ -42,7 +42,7 @@ import convoy
 from convoy import plan as plans
 from convoy.engines.manifest import MERGING
 from convoy.measurement import detect_target
-from convoy.pipeline.end_to_end import Timed, interleave
+from convoy.pipeline.end_to_end import Latency, interleave
 from convoy.pipeline.net import CUT
 from convoy.plan import Plan
 from convoy.program.recording import recording
@@ -403,7 +403,7 @@ def peers_of(run: Run, *, cuda: bool) -> dict[str, str]:
     }
 
 
-def record(table: Table, timed: dict[str, Timed], recorder: Recorder) -> str:
+def record(table: Table, timed: dict[str, Latency], recorder: Recorder) -> str:
     """Rows of all providers, and a line for people."""
     case = table.case
     exact, least = table.exact, FAR[case.dtype]

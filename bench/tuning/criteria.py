@@ -120,7 +120,7 @@ class Measured:
         """Whether a search has a choice there.
 
         Forward convolutions on tensor cores that stand in nhwc too are not looked at in nchw
-        (`convoy.pipeline.search_pruning.in_nchw_too`): of an H100's none was faster there.
+        (`convoy.pipeline.search_pruning.nchw_duplicates`): of an H100's none was faster there.
         """
         problem = layer.problem
         twin = isinstance(problem, ConvProblem) and problem.layout == "nchw" and problem.numerics != "strict"

@@ -36,7 +36,7 @@ import convoy
 from convoy.measurement import detect_target
 from convoy.measurement.device.memory_limit import LEAST_ISOLATED
 from convoy.pipeline import optimize_model
-from convoy.pipeline.end_to_end import Timed, interleave
+from convoy.pipeline.end_to_end import Latency, interleave
 from convoy.program.recording import forget_library_workspaces
 from convoy.zoo import input_size, load_model
 
@@ -180,7 +180,7 @@ def alone(task: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, i
     return found, watch.bytes
 
 
-def latencies(case: Case, plans: Mapping[str, Tuned]) -> dict[str, Timed]:
+def latencies(case: Case, plans: Mapping[str, Tuned]) -> dict[str, Latency]:
     """Milliseconds of each plan's graph, in turn."""
     release()
     with torch.no_grad():
@@ -207,7 +207,7 @@ class Found:
     limit: float
     tuned: dict[str, Tuned]
     tuning: dict[str, int]
-    timed: dict[str, Timed]
+    timed: dict[str, Latency]
 
 
 def measure(case: Case) -> Found:

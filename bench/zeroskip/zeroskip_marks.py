@@ -1,7 +1,7 @@
 """What is it worth that the kernel which makes the zeros says where they are? Question `zeroskip`, metric `kernel_us`.
 
 `zeroskip.channels` over 95 % dead channels, and over none, as it is timed alone (it looks at its input first) and as in a net
-whose producer marked the input (`convoy.program.marks`); and `triton.split_fp32`, which looks for the largest value, without
+whose producer marked the input (`convoy.program.zero_marks`); and `triton.split_fp32`, which looks for the largest value, without
 marks, with those of its input, and marking its result.
 
     python bench/zeroskip/zeroskip_marks.py [--keep 4] [--folder DIR]

@@ -32,7 +32,7 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import interleave
-from convoy.pipeline.optimize import Result
+from convoy.pipeline.optimize import OptimizeResult
 from convoy.program import OptimizedModule
 from convoy.zoo import load_dataset, load_model, preprocessing
 from convoy.zoo.datasets import Dataset
@@ -125,7 +125,7 @@ def graph_of(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
     return graph.replay
 
 
-def told(result: Result) -> str:
+def told(result: OptimizeResult) -> str:
     """Zeros and dead channels of the layers, and which engines do them."""
     layers = [layer for layer in result.summary.layers if layer.problem.startswith("conv:")]
     used = Counter(layer.engine for layer in layers)

@@ -18,12 +18,12 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline import end_to_end
-from convoy.training import gradients, overlapped_allreduce, training_job
+from convoy.training import gradient_allreduce, overlapped_allreduce, training_job
 
 LIMIT = 3000
 """Bytes of a bucket: two weights of the net."""
 
-for module in (gradients, overlapped_allreduce):
+for module in (gradient_allreduce, overlapped_allreduce):
     module.sent_together = functools.partial(module.sent_together, limit=LIMIT)
 training_job.collectives = functools.partial(training_job.collectives, limit=LIMIT)
 end_to_end.is_faster = lambda result, baseline: True  # whatever the clock says

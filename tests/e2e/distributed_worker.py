@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
-from convoy.training import gradients, overlapped_allreduce, tune_step
-from convoy.training.plan_agreement import agree
+from convoy.training import gradient_allreduce, overlapped_allreduce, tune_step
+from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep
 
 tune_step.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
 
-for module in (gradients, overlapped_allreduce):  # several buckets, though the net is small
+for module in (gradient_allreduce, overlapped_allreduce):  # several buckets, though the net is small
     module.sent_together = functools.partial(module.sent_together, limit=600)
 
 
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
             early._work((x[index, mine], y[index, mine]), first=True, last=True, updates=updates)
     target = detect_target("cpu")
     for _ in range(50):  # as often as there are models to train in one job
-        agreed = agree(lambda shares: step.plan, dist.group.WORLD, target)
+        agreed = agree_on_plan(lambda shares: step.plan, dist.group.WORLD, target)
         assert agreed.steps == step.plan.steps
     with Database.open(folder / f"perf.{rank}.db", shipped=False) as database:
         measured = database.rows()

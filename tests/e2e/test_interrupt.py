@@ -22,7 +22,7 @@ from forked import wait_for as wait_in
 from convoy import plan as plans
 from convoy.perfdb import Database
 from convoy.training.checkpoint import FORMAT
-from convoy.training.checksummed_file import read_summed
+from convoy.training.checksummed_file import read_checksummed
 
 pytestmark = pytest.mark.xdist_group("forked")
 
@@ -166,7 +166,7 @@ def check_ending(folder: Path, code: int | None, err: str) -> None:
     assert err.count("\n") == 1, err
     assert not [path for path in folder.iterdir() if path.name.startswith((".state", ".p.json"))]
     if (folder / "state").exists():
-        state = read_summed(folder / "state", FORMAT, "checkpoint", most_bytes=1 << 30)
+        state = read_checksummed(folder / "state", FORMAT, "checkpoint", most_bytes=1 << 30)
         assert f"state holds {state['epoch']} epochs and {state['step']} steps; go on with --resume" in err
     if (folder / "p.json").exists():
         plans.load(folder / "p.json")

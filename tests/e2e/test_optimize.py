@@ -20,8 +20,8 @@ from convoy.capture import Captured
 from convoy.perfdb import Database
 from convoy.pipeline import end_to_end, optimize_model
 from convoy.program import OptimizedModule
+from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
-from convoy.program.graph import GraphProgram
 
 
 def run_plan(net: nn.Module, x: torch.Tensor, settings: convoy.Settings, path: Path) -> OptimizedModule:
@@ -133,7 +133,7 @@ def test_weights_are_not_kept_as_they_were_captured(settings, tmp_path) -> None:
     assert kept <= {id(tensor) for step in bound.steps for tensor in step.constants}
 
 
-class AsOnAGpu(GraphProgram):
+class AsOnAGpu(CudaGraphProgram):
     """A program that looks as if it ran beside the host, and notes what happens when."""
 
     def __init__(self, program, seen) -> None:

@@ -18,7 +18,7 @@ from forked import joined, start, wait_for
 
 from convoy import cli
 from convoy.training.checkpoint import FORMAT
-from convoy.training.checksummed_file import read_summed
+from convoy.training.checksummed_file import read_checksummed
 
 NET = '''
 """A net with all that a checkpoint must keep; it notes each step. While there is a file `stall`, a checkpoint is half written."""
@@ -156,7 +156,7 @@ class Trainer:
         return path.stat().st_size if path.exists() else 0
 
     def state(self) -> dict[str, Any]:
-        return read_summed(self.checkpoint, FORMAT, "checkpoint", most_bytes=1 << 30)
+        return read_checksummed(self.checkpoint, FORMAT, "checkpoint", most_bytes=1 << 30)
 
     def position(self) -> int:
         """Steps that the checkpoint holds."""
@@ -221,5 +221,5 @@ def test_each_of_two_processes_goes_on_with_its_own_random_numbers(tmp_path: Pat
     (whole, resumed), others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert same(resumed, whole)
     assert all(map(same, others, (whole, resumed)))
-    first, second = read_summed(tmp_path / "state.pt", FORMAT, "checkpoint", most_bytes=1 << 30)["random"]
+    first, second = read_checksummed(tmp_path / "state.pt", FORMAT, "checkpoint", most_bytes=1 << 30)["random"]
     assert not torch.equal(first["cpu"], second["cpu"])

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import convoy
-from convoy.pipeline import check, end_to_end
-from convoy.pipeline.end_to_end import Timed
+from convoy.pipeline import end_to_end, end_to_end_check
+from convoy.pipeline.end_to_end import Latency
 
 USES = ("optimize", "compile", "compile_train", "training_step")
 
@@ -244,11 +244,11 @@ def rounding_scale(exact: Run, name: str) -> float:
     return max(squares) ** 0.5
 
 
-def quick_times(runs: dict[str, Callable[[], object]], **_: object) -> dict[str, Timed]:
+def quick_times(runs: dict[str, Callable[[], object]], **_: object) -> dict[str, Latency]:
     """In place of a clock: everything runs once, and plans are faster than PyTorch, or most would be left to it."""
     for run in runs.values():
         run()
-    return {name: Timed(name, 2.0 if name.startswith("torch") else 1.0, 0.0) for name in runs}
+    return {name: Latency(name, 2.0 if name.startswith("torch") else 1.0, 0.0) for name in runs}
 
 
 @contextmanager
@@ -257,14 +257,14 @@ def plans_win() -> Iterator[list[str]]:
     wrong: list[str] = []
     judge = end_to_end.why_wrong
 
-    def why_wrong(what: str, errors: end_to_end.Errors, *given: Any) -> str:
+    def why_wrong(what: str, errors: end_to_end.OutputErrors, *given: Any) -> str:
         far = judge(what, replace(errors, rel_l2_error=errors.rel_l2_error / ALLOWANCE), *given)
         wrong.extend([far] if far else [])
         return judge(what, errors, *given)
 
     with (
         mock.patch.object(end_to_end, "interleave", quick_times),
-        mock.patch.object(check, "interleave", quick_times),
+        mock.patch.object(end_to_end_check, "interleave", quick_times),
         mock.patch.object(end_to_end, "why_wrong", why_wrong),
     ):
         yield wrong

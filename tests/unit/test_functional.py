@@ -18,7 +18,7 @@ from convoy.engines.base import DETERMINISTIC, Engine
 from convoy.engines.cpu.native_launch import address
 from convoy.engines.manifest import MANIFEST
 from convoy.errors import LaunchError
-from convoy.functional.choice import _fastest
+from convoy.functional.config_choice import _fastest
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.protocol import protocol_for
 from convoy.perfdb import Database, Measurement, Status
@@ -376,9 +376,11 @@ def test_deterministic_takes_the_setting_that_is_there_for_it_in_all_directions(
 
 
 def test_auto_takes_the_baselines_setting_that_is_there_for_it(own_database, monkeypatch):
-    monkeypatch.setattr(functional.choice, "load_engine", lambda *_: Told())
+    monkeypatch.setattr(functional.config_choice, "load_engine", lambda *_: Told())
     for asked in (False, True):
-        config, _ = functional.choice.pick("auto", PROBLEM, detect_target("cpu"), Settings(deterministic=asked))
+        config, _ = functional.config_choice.choose_config(
+            "auto", PROBLEM, detect_target("cpu"), Settings(deterministic=asked)
+        )
         assert bool(config.knobs.get(DETERMINISTIC)) == asked
 
 
@@ -451,9 +453,9 @@ GEMM = Knobs.of(images=2)
 def test_auto_takes_the_fastest_measured_config_that_may_be_used(own_database, rows, settings, chosen):
     with Database.open(own_database) as database:
         database.put([row(engine, median, **values) for engine, median, values in rows])
-    from convoy.functional.choice import pick
+    from convoy.functional.config_choice import choose_config
 
-    config, problem = pick("auto", PROBLEM, detect_target("cpu"), Settings(**settings))
+    config, problem = choose_config("auto", PROBLEM, detect_target("cpu"), Settings(**settings))
     assert config.engine == chosen
     assert problem == PROBLEM
     agree(conv2d(X, W, B, settings=Settings(**settings)), F.conv2d(X, W, B))

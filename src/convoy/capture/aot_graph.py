@@ -18,7 +18,7 @@ from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.remove_restrides import remove_restrides
 from convoy.capture.passes.split_backward import split_backward
-from convoy.capture.structure import Baked, Leaf, Structure
+from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
 from convoy.graph.verify import verify
 
@@ -53,11 +53,11 @@ def capture_traced(module: fx.GraphModule, inputs: Sequence[Any]) -> Captured:
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     leaves: list[Leaf] = []
     for value in pytree.tree_leaves(output.args[0], is_leaf=lambda v: v is None):
-        found = lowering.found.get(value) if isinstance(value, fx.Node) else Baked(value)
+        found = lowering.found.get(value) if isinstance(value, fx.Node) else ConstantLeaf(value)
         if isinstance(found, str) and found:
             draft.outputs.append(found)
             leaves.append(None)
-        elif isinstance(found, Baked):
+        elif isinstance(found, ConstantLeaf):
             leaves.append(found)
         else:
             raise CaptureError(f"the graph returns {value}, which is no tensor")

@@ -65,7 +65,7 @@ def separate_copy(model: nn.Module, *, share_parameters: bool = True) -> nn.Modu
     return twin
 
 
-def twin_sharing_tensors(model: nn.Module) -> nn.Module:
+def copy_sharing_tensors(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are the original's own: for putting other layers in the place of some.
 
     Raises:

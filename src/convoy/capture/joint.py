@@ -15,9 +15,9 @@ from torch import fx, nn
 from convoy.capture.export import quiet
 from convoy.capture.function_state import FunctionState
 from convoy.capture.loss_module import LossModule
-from convoy.capture.names import operator_name
+from convoy.capture.node_names import operator_name
 from convoy.capture.passes.remove_restrides import remove_restrides
-from convoy.capture.traced_step import IdleParametersError, SharedGradientError, TracedStep, UnliftedError
+from convoy.capture.traced_step import SharedGradientError, TracedStep, UnliftedError, UnusedParametersError
 from convoy.errors import CaptureError, InputError
 
 _LONGEST_MESSAGE = 2000
@@ -64,7 +64,7 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
         CaptureError: the model or its loss cannot be traced, with the tracer's own words.
         InputError: `loss_fn` returned something else than one number.
     """
-    state = read_by(module)
+    state = python_reads_of(module)
     try:
         return _trace_lifted(module, batch)
     finally:
@@ -76,7 +76,7 @@ def trace_joint(module: LossModule, batch: tuple[Any, ...]) -> Joint:
             )
 
 
-def read_by(module: LossModule) -> FunctionState:
+def python_reads_of(module: LossModule) -> FunctionState:
     """What the loss, and the forward of modules that are not torch's, read besides their arguments."""
     modules = list(module.modules())
     kinds = {type(inner) for inner in modules if not type(inner).__module__.startswith(("torch.", "convoy."))}
@@ -100,7 +100,7 @@ def _trace_lifted(module: LossModule, batch: tuple[Any, ...]) -> Joint:
             if apart:
                 raise
             apart = True
-        except IdleParametersError:
+        except UnusedParametersError:
             unused = traced.idle_parameters()
             if not unused:
                 raise
@@ -121,7 +121,7 @@ def _trace(step: TracedStep) -> Joint:
         words = str(error).strip()[:_LONGEST_MESSAGE]
         kind: type[CaptureError] = CaptureError
         if "did not receive a gradient" in words:
-            kind = IdleParametersError
+            kind = UnusedParametersError
         elif isinstance(error, AssertionError) and (not words or "gradients_to_parameters" in words):
             kind = SharedGradientError
         raise kind(f"the training step cannot be traced: {type(error).__name__}: {words}") from error

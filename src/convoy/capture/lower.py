@@ -12,8 +12,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from convoy.capture.draft import Draft, spec_of
 from convoy.capture.lower_nodes import NodeLowering
-from convoy.capture.names import Namer
-from convoy.capture.structure import Baked, Leaf, Structure
+from convoy.capture.node_names import ModulePathNames
+from convoy.capture.structure import ConstantLeaf, Leaf, Structure
 from convoy.errors import CaptureError
 
 
@@ -40,7 +40,7 @@ def lower(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any
 
 class _Lowering(NodeLowering):
     def __init__(self, program: ExportedProgram) -> None:
-        super().__init__(_device(program), Namer(program.graph.nodes))
+        super().__init__(_device(program), ModulePathNames(program.graph.nodes))
         self.program = program
         self.overwritten: list[str] = []
         self.strides: list[tuple[int, ...] | None] = []
@@ -72,8 +72,8 @@ class _Lowering(NodeLowering):
                 self.input(node, node.name)
                 leaves.append(None)
             elif isinstance(spec.arg, ConstantArgument):
-                self.found[node] = Baked(spec.arg.value)
-                leaves.append(Baked(spec.arg.value))
+                self.found[node] = ConstantLeaf(spec.arg.value)
+                leaves.append(ConstantLeaf(spec.arg.value))
             else:
                 raise CaptureError(f"the model's argument {node.name} is a {type(spec.arg).__name__}, and no tensor")
         held: dict[tuple[Any, ...], str] = {}
@@ -117,8 +117,8 @@ class _Lowering(NodeLowering):
         return leaves
 
     def _output(self, value: Any) -> Leaf:
-        found = self.found[value] if isinstance(value, fx.Node) else Baked(value)
-        if isinstance(found, Baked):
+        found = self.found[value] if isinstance(value, fx.Node) else ConstantLeaf(value)
+        if isinstance(found, ConstantLeaf):
             return found
         if not isinstance(found, str) or not found:
             raise CaptureError(f"the model returns {value}, which is no tensor")

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from convoy.capture.draft import Draft, dtype_name, spec_of
-from convoy.capture.names import is_bookkeeping
-from convoy.capture.structure import Baked
+from convoy.capture.node_names import is_bookkeeping
+from convoy.capture.structure import ConstantLeaf
 from convoy.engines.torch_operators import resolve
 from convoy.errors import CaptureError, InputError
 from convoy.graph.ir import Arg, Node, Ref, Symbol
@@ -27,7 +27,7 @@ _MEMORY_FORMATS = {
 _NEEDLESS_KEYWORDS = frozenset({"pin_memory", "layout", "non_blocking"})
 
 
-class Names(Protocol):
+class NodeNames(Protocol):
     """Gives calls their names."""
 
     def name(self, node: fx.Node) -> str:
@@ -47,10 +47,10 @@ class NodeLowering:
         found: what each node of the fx graph became: a value, several, or something that is no tensor.
     """
 
-    def __init__(self, device: torch.device, namer: Names) -> None:
+    def __init__(self, device: torch.device, namer: NodeNames) -> None:
         self.draft = Draft(device=device)
         self.namer = namer
-        self.found: dict[fx.Node, str | tuple[str, ...] | Baked] = {}
+        self.found: dict[fx.Node, str | tuple[str, ...] | ConstantLeaf] = {}
 
     def input(self, node: fx.Node, wanted: str, given: torch.Tensor | None = None) -> None:
         """Make a placeholder an input of the draft, of the spec of the tensor given for it where there is one."""
@@ -144,7 +144,7 @@ class NodeLowering:
 
     def _used(self, node: fx.Node) -> Arg:
         found = self.found[node]
-        if isinstance(found, Baked):
+        if isinstance(found, ConstantLeaf):
             return self._arg(found.value)
         if isinstance(found, tuple):
             return tuple(Ref(name) for name in found)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from convoy.capture.substitution import is_ordinary
+from convoy.capture.tensor_substitution import is_ordinary
 from convoy.errors import CaptureError
 
 _PLAIN: Final = (int, float, bool, str, type(None))

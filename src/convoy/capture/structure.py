@@ -17,13 +17,13 @@ from convoy.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Baked:
+class ConstantLeaf:
     """An argument or result that is no tensor: its value at capture is part of the graph."""
 
     value: Any
 
 
-Leaf = Baked | None
+Leaf = ConstantLeaf | None
 """None stands for a tensor."""
 
 

@@ -15,11 +15,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from convoy.capture.batch import flatten_batch
 from convoy.capture.copies import copy_around
-from convoy.capture.foreign_hooks import own_foreign_hook
 from convoy.capture.loss_module import LossModule
 from convoy.capture.python_state import PythonState
 from convoy.capture.step_tensors import StepTensors
-from convoy.capture.substitution import Substitution
+from convoy.capture.tensor_substitution import TensorSubstitution
+from convoy.capture.user_hooks import own_user_hook
 from convoy.errors import CaptureError
 
 
@@ -35,7 +35,7 @@ class SharedGradientError(CaptureError):
     """Two parameters have one value for gradient, as the biases of an LSTM: AOTAutograd's signature has no room for that."""
 
 
-class IdleParametersError(CaptureError):
+class UnusedParametersError(CaptureError):
     """A parameter that requires a gradient has no part in the loss."""
 
 
@@ -120,7 +120,7 @@ class TracedStep(nn.Module):
         traced: dict[str, torch.Tensor] = {slot: getattr(self, slot) for slot in self.names}
         if self._apart:
             traced = {slot: _OwnGradient.apply(t) if t.requires_grad else t for slot, t in traced.items()}
-        substitution = Substitution({key: traced[slot] for key, slot in self._slots.items()}, self._note)
+        substitution = TensorSubstitution({key: traced[slot] for key, slot in self._slots.items()}, self._note)
         with self._placed(traced), substitution, _no_foreign_hooks(), self._python.watched():
             try:
                 made = self._copy[0](*self._batch.rebuild(leaves))
@@ -234,7 +234,7 @@ def _no_foreign_hooks() -> Iterator[None]:
     thread = threading.get_ident()
 
     def check(module: nn.Module, _: object) -> None:
-        hook = own_foreign_hook(module, backward=True) if threading.get_ident() == thread else ""
+        hook = own_user_hook(module, backward=True) if threading.get_ident() == thread else ""
         if hook:
             raise CaptureError(f"a {type(module).__name__} has a {hook}, which Python must call in every step")
 

@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 from convoy.capture.batch import FlatBatch, flatten_batch
 from convoy.capture.captured import Captured
 from convoy.capture.draft import Draft
-from convoy.capture.foreign_hooks import foreign_hook
 from convoy.capture.joint import Joint, ParameterNames, trace_joint
 from convoy.capture.loss_module import LossModule
 from convoy.capture.lower_nodes import NodeLowering
@@ -24,6 +23,7 @@ from convoy.capture.passes.regular_pools import regular_pools
 from convoy.capture.passes.remove_identities import remove_identities
 from convoy.capture.passes.split_backward import split_backward
 from convoy.capture.structure import Leaf, Structure
+from convoy.capture.user_hooks import user_hook
 from convoy.errors import CaptureError
 from convoy.graph.ir import Node, Ref
 from convoy.graph.randomness import draws
@@ -48,7 +48,7 @@ class TrainingCapture:
         lifted: tensors besides parameters and buffers that the model's or the loss's code holds; some of the names above are
             theirs (`StepTensors`).
         reached: names of the tensors that code reads by itself: a run on a copy of the model must be handed the copy's
-            (`Substitution`).
+            (`TensorSubstitution`).
     """
 
     captured: Captured
@@ -114,7 +114,7 @@ def capture_training(
 
 def _refuse_python(module: LossModule, batch: FlatBatch) -> None:
     """Refuse what Python must do in every step, and a graph cannot."""
-    hook = foreign_hook(module, backward=True).removeprefix("model.")
+    hook = user_hook(module, backward=True).removeprefix("model.")
     if hook:
         raise CaptureError(f"{hook}, which Python must call in every step")
     if any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):

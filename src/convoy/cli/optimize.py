@@ -16,7 +16,7 @@ from convoy.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from convoy.pipeline import Result
+    from convoy.pipeline import OptimizeResult
     from convoy.plan.plan import Plan
     from convoy.report import Summary
     from convoy.settings import Settings
@@ -103,7 +103,7 @@ def optimize(
 
 def _tune(
     module: nn.Module, args: tuple[Any, ...], name: str, settings: Settings, train: bool, amp: str | None
-) -> Result | TrainingResult:
+) -> OptimizeResult | TrainingResult:
     from convoy.cli.progress import Bar
     from convoy.pipeline import optimize_model
 

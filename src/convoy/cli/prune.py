@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.prune import PruneSummary, Recipe
-    from convoy.training.finetune import Schedule
+    from convoy.training.finetune import FinetuneSchedule
     from convoy.zoo import Dataset
 
 
@@ -75,10 +75,12 @@ def prune(
         measured.show(advice, as_json)
         return
     from convoy.prune import Recipe
-    from convoy.training.finetune import Schedule
+    from convoy.training.finetune import FinetuneSchedule
 
     recipe = Recipe.of(pattern or "unstructured", sparsity, scope, tuple(options.words_of(skip)))
-    schedule = Schedule(epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed)
+    schedule = FinetuneSchedule(
+        epochs=1 if epochs is None else epochs, batch=128 if batch is None else batch, lr=lr, seed=seed
+    )
     if epochs is not None and finetune is None:
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
     if images is not None and images < 1:
@@ -117,7 +119,7 @@ def run(
     module: nn.Module,
     name: str,
     recipe: Recipe,
-    schedule: Schedule,
+    schedule: FinetuneSchedule,
     finetune_on: str | None,
     evaluate_on: str | None,
     images: int | None,

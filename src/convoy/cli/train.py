@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.settings import Settings
-    from convoy.training.fit import Epoch
-    from convoy.training.recipe import Recipe
+    from convoy.training.fit import EpochResult
+    from convoy.training.recipe import TrainingRecipe
     from convoy.training.step import TrainingStep
 
 
@@ -57,9 +57,9 @@ def train(
     db: options.Db = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
-    from convoy.training.recipe import Recipe, with_amp
+    from convoy.training.recipe import TrainingRecipe, with_amp
 
-    recipe = Recipe(
+    recipe = TrainingRecipe(
         epochs=epochs,
         batch=batch,
         lr=lr,
@@ -93,12 +93,12 @@ def _interruptible(checkpoint: Path | None, *, resume: bool) -> Iterator[None]:
     another = None if resume else _identity(checkpoint)
 
     def kept() -> str:
-        from convoy.training.checkpoint import position_in
+        from convoy.training.checkpoint import read_position
 
         there = _identity(checkpoint)
         if there is None or there == another:
             return f"this training has not written {checkpoint} yet"
-        position = position_in(checkpoint)
+        position = read_position(checkpoint)
         made = f"{position.epoch} epochs and {position.step} steps" if position else "the last checkpoint"
         return f"{checkpoint} holds {made}; go on with --resume"
 
@@ -134,7 +134,13 @@ class Source:
 
 
 def run(
-    source: Source, recipe: Recipe, settings: Settings, save_plan: Path | None, where: str, rank: int, count: int
+    source: Source,
+    recipe: TrainingRecipe,
+    settings: Settings,
+    save_plan: Path | None,
+    where: str,
+    rank: int,
+    count: int,
 ) -> None:
     """Train in one of so many processes, on its own device; the first tells of it.
 
@@ -168,7 +174,7 @@ def run(
                 say(line(epoch))
 
 
-def line(epoch: Epoch) -> str:
+def line(epoch: EpochResult) -> str:
     """What one epoch gave, in a line."""
     right = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2%}"
     rate = f"  {epoch.images_per_s:.0f} images/s" if epoch.images_per_s else ""

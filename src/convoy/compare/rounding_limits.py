@@ -17,7 +17,7 @@ from convoy.compare.case import Case
 from convoy.compare.checking import loss_error, part, relative_error
 from convoy.compare.frameworks.base import Material, Outputs
 from convoy.compare.frameworks.torch_model import Net, Step, check_step, load_net, outputs_of
-from convoy.pipeline.rounding import Shaker, unit_roundoff
+from convoy.pipeline.rounding import InputPerturbation, unit_roundoff
 from convoy.zoo import parse_dtype
 
 LEAST: Final = {"out": 0.1, "grad": 0.5, "loss": 0.1}
@@ -57,7 +57,7 @@ def rounding_limits(case: Case, net: Net, exact: Outputs) -> dict[str, float]:
         exact: the exact results; of inference maybe those of the first images alone.
     """
     kind = parse_dtype(case.dtype)
-    shake = Shaker(unit_roundoff({kind, net.x.dtype}, cuda=case.device == "cuda"))
+    shake = InputPerturbation(unit_roundoff({kind, net.x.dtype}, cuda=case.device == "cuda"))
     moved = copy_module(net.model)
     with torch.no_grad():
         for tensor in moved.parameters():

@@ -8,9 +8,17 @@ import torch
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.functional.arguments import Size, autocast, check_dtypes, check_tensors, layout_of, padded, problem_of
-from convoy.functional.autograd import FORMATS, Convolution, on
-from convoy.functional.choice import pick, with_mask
+from convoy.functional.autograd import FORMATS, ConvolutionFunction, device_context
+from convoy.functional.config_choice import choose_config, with_mask
+from convoy.functional.conv_arguments import (
+    Size,
+    cast_for_autocast,
+    check_dtypes,
+    check_tensors,
+    layout_of,
+    pad_odd_same,
+    problem_of,
+)
 from convoy.measurement.device.detect import detect_target
 from convoy.program import calls
 from convoy.settings import Settings, checked_settings
@@ -73,16 +81,16 @@ def conv2d(
     """
     settings = checked_settings(settings)
     check_tensors(x, weight, bias)
-    x, weight, bias = autocast(x, weight, bias)
+    x, weight, bias = cast_for_autocast(x, weight, bias)
     check_dtypes(x, weight, bias)
     batch = x.unsqueeze(0) if x.dim() == 3 else x
     given = [tensor for tensor in (x, weight, bias) if tensor is not None]
-    if torch.compiler.is_compiling() or calls.why_not_plain(given) is not None or calls.why_modes() is not None:
+    if torch.compiler.is_compiling() or calls.why_not_plain(given) is not None or calls.why_modes_forbid() is not None:
         return torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
     problem = problem_of(x, weight, bias, stride, padding, dilation, groups, settings)
-    with on(x.device):
+    with device_context(x.device):
         target = _target(x.device, torch.get_num_threads())
-        config, problem = pick(engine, with_mask(engine, problem, weight, settings), target, settings)
-        y = Convolution.apply(padded(batch, problem), weight, bias, problem, config, target, settings)
+        config, problem = choose_config(engine, with_mask(engine, problem, weight, settings), target, settings)
+        y = ConvolutionFunction.apply(pad_odd_same(batch, problem), weight, bias, problem, config, target, settings)
     y = y.contiguous(memory_format=FORMATS[layout_of(batch)])
     return y.squeeze(0) if x.dim() == 3 else y

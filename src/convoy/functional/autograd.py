@@ -16,7 +16,7 @@ from convoy.engines.manifest import load_engine
 from convoy.engines.torch_flags import convolutions, without_onednn
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import LaunchError, UnsupportedError
-from convoy.functional.choice import first_config
+from convoy.functional.config_choice import first_config
 from convoy.measurement.data import in_layout, result_specs
 from convoy.measurement.oracle import conv_sizes
 from convoy.problem import ConvProblem, EngineConfig, Epilogue
@@ -29,7 +29,7 @@ FORMATS: Final = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 _ALIGNMENT: Final = 256  # bytes: what engines are promised for the start of their workspace
 
 
-def on(device: torch.device) -> AbstractContextManager[Any]:
+def device_context(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which a tensor's device is the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -83,7 +83,7 @@ def _as_asked(problem: ConvProblem, device: torch.device, settings: Settings) ->
     return convolutions(problem.numerics, device, deterministic=True) if settings.deterministic else nullcontext()
 
 
-class Convolution(torch.autograd.Function):
+class ConvolutionFunction(torch.autograd.Function):
     """One convolution in torch's autograd graph."""
 
     @staticmethod
@@ -111,7 +111,7 @@ class Convolution(torch.autograd.Function):
         problem, config, target, settings = ctx.how
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         engine = load_engine(config.engine, settings.engines)
-        with on(dy.device):
+        with device_context(dy.device):
             dx = dweight = dbias = None
             dgrad = replace(problem, direction="dgrad", epilogue=Epilogue())
             wgrad = replace(problem, direction="wgrad", epilogue=Epilogue(bias=wants_bias))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from convoy.pipeline.optimize import Result, load, optimize, optimize_model
+from convoy.pipeline.optimize import OptimizeResult, load, optimize, optimize_model
 
-__all__ = ["Result", "load", "optimize", "optimize_model"]
+__all__ = ["OptimizeResult", "load", "optimize", "optimize_model"]

@@ -12,13 +12,13 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.program.recording import forget_library_workspaces
 from convoy.target import Target
 
-UNKNOWN: Final = (
+NO_CEILINGS: Final = (
     "there was no room to measure the ceilings of the device: no layer has a floor, and there is no roofline"
 )
 """What a plan says that was made without them."""
 
 
-def measured_ceilings(target: Target) -> Peaks | None:
+def measure_ceilings(target: Target) -> Peaks | None:
     """The ceilings, or None where there is no room for that; what it took is given back either way.
 
     Beside a tuned net there may be none: of 606 MiB for all of ResNet-50 at batch 32 its plan left 50 (H100, commit c829457).
@@ -38,4 +38,4 @@ def measured_ceilings(target: Target) -> Peaks | None:
 
 def ceiling_notes(found: Peaks | None) -> list[str]:
     """What to tell of a plan whose report lacks them."""
-    return [UNKNOWN] if found is None else []
+    return [NO_CEILINGS] if found is None else []

@@ -18,7 +18,7 @@ from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
 from convoy.graph.ir import Graph
 from convoy.measurement.failure import is_out_of_memory
-from convoy.program.recording import FAILURES, recording
+from convoy.program.recording import CAPTURE_FAILURES, recording
 from convoy.settings import Settings
 
 ROUNDS = 15
@@ -51,7 +51,7 @@ LEAST_LOOSE_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class Latency:
     """Latency of one call, milliseconds: median over rounds, and half the distance from the 20th to the 80th percentile."""
 
     name: str
@@ -60,7 +60,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class OutputErrors:
     """Error against a float64 run, over all floating-point outputs together."""
 
     rel_l2_error: float
@@ -118,7 +118,7 @@ def _wide(leaf: Any, images: int | None, device: torch.device) -> Any:
     return kept.to(device, torch.float64) if leaf.is_floating_point() else kept.to(device)
 
 
-def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:
+def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> OutputErrors:
     """Compare a model's result with float64 tensors, where these are; of fewer images in `exact`, the first ones are compared."""
     squared = norm = worst = 0.0
     for found, wanted in zip(float_outputs(outputs), exact, strict=True):
@@ -131,12 +131,12 @@ def errors_against(outputs: Any, exact: Sequence[torch.Tensor]) -> Errors:
         norm += float(torch.nan_to_num(wanted, posinf=0, neginf=0).square().sum())
         worst = max(worst, float(difference.abs().max()) if difference.numel() else 0.0)
     relative = (squared / norm) ** 0.5 if norm else squared**0.5
-    return Errors(relative, worst)
+    return OutputErrors(relative, worst)
 
 
 def interleave(
     runs: dict[str, Callable[[], object]], *, cuda: bool, rounds: int = ROUNDS, least_s: float = LEAST_ROUND_S
-) -> dict[str, Timed]:
+) -> dict[str, Latency]:
     """Time several programs in turn (A B C A B C ...), each round long enough for the clock.
 
     Args:
@@ -154,23 +154,23 @@ def interleave(
             elapsed = _round(run, repeats[name], cuda=cuda)
             if index:
                 samples[name].append(elapsed / repeats[name] * 1e3)
-    return {name: summarise(name, values) for name, values in samples.items()}
+    return {name: latency_of(name, values) for name, values in samples.items()}
 
 
-def summarise(name: str, values: Sequence[float]) -> Timed:
+def latency_of(name: str, values: Sequence[float]) -> Latency:
     """Median and spread of samples."""
     if len(values) < 2:
-        return Timed(name, values[0], 0.0)
+        return Latency(name, values[0], 0.0)
     cuts = statistics.quantiles(values, n=10, method="inclusive")
-    return Timed(name, statistics.median(values), (cuts[7] - cuts[1]) / 2)
+    return Latency(name, statistics.median(values), (cuts[7] - cuts[1]) / 2)
 
 
-def is_faster(result: Timed, baseline: Timed) -> bool:
+def is_faster(result: Latency, baseline: Latency) -> bool:
     """Whether the result beats the baseline by more than the spread of both."""
     return result.median_ms + max(result.spread_ms, baseline.spread_ms) < baseline.median_ms
 
 
-def why_slow(what: str, result: Timed, baseline: Timed) -> str:
+def why_slow(what: str, result: Latency, baseline: Latency) -> str:
     """Why a plan is not worth it, as `falls_back` takes it; empty where it is."""
     if is_faster(result, baseline):
         return ""
@@ -178,7 +178,7 @@ def why_slow(what: str, result: Timed, baseline: Timed) -> str:
     return f"{what} took {times}: not faster by more than the spread"
 
 
-def why_wrong(what: str, errors: Errors, baseline: Errors, least: float) -> str:
+def why_wrong(what: str, errors: OutputErrors, baseline: OutputErrors, least: float) -> str:
     """Why a result is wrong as a whole, as `falls_back` takes it; empty where it is not.
 
     Args:
@@ -260,7 +260,7 @@ def baseline_run(
         return {"torch.graph": capture()}
     except torch.OutOfMemoryError:
         raise
-    except FAILURES:
+    except CAPTURE_FAILURES:
         return {"torch.eager": run}
 
 

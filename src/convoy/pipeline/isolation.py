@@ -27,7 +27,7 @@ _ONE_AT_A_TIME: Final = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
-class Isolated:
+class IsolatedCopy:
     """Copies of a model and its arguments.
 
     Attributes:
@@ -40,9 +40,9 @@ class Isolated:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def another(self) -> Isolated:
+    def another(self) -> IsolatedCopy:
         """Another copy, of the state that this one is in now; parameters are shared again."""
-        return Isolated(separate_copy(self.model), *copied_arguments(self.args, self.kwargs))
+        return IsolatedCopy(separate_copy(self.model), *copied_arguments(self.args, self.kwargs))
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fresh copies of the arguments, for a call that may change them."""
@@ -56,7 +56,7 @@ def isolate(
     *,
     share_parameters: bool = True,
     evaluate: bool = True,
-) -> Isolated:
+) -> IsolatedCopy:
     """Copy a model, with its parameters' memory shared, and its arguments.
 
     Args:
@@ -76,7 +76,7 @@ def isolate(
     if switched:
         with suppress(NotImplementedError):  # the module of an ExportedProgram: its mode was fixed when it was exported
             twin.eval()
-    return Isolated(twin, *copied_arguments(args, kwargs))
+    return IsolatedCopy(twin, *copied_arguments(args, kwargs))
 
 
 def overrides_train(module: nn.Module) -> bool:
@@ -106,7 +106,7 @@ def repr_of(value: list[Any] | dict[Any, Any] | set[Any]) -> tuple[object, ...]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def preserve_global_state() -> Iterator[None]:
     """One thread at a time; random states, environment variables and flags are afterwards as they were before.
 
     Held for the whole of a public call that tunes: of two that time programs at once, neither would learn the truth. Dynamo's own

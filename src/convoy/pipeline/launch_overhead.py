@@ -20,7 +20,7 @@ def launch_us(config: EngineConfig, device: str) -> float:
     return INTERPRETED_US if device == "cpu" and config.engine not in NATIVE else 0.0
 
 
-def priced(problem: SelectionProblem, device: str) -> SelectionProblem:
+def with_launch_costs(problem: SelectionProblem, device: str) -> SelectionProblem:
     """A problem with what launches cost in every time, for the solvers."""
     if device != "cpu":
         return problem
@@ -31,7 +31,7 @@ def priced(problem: SelectionProblem, device: str) -> SelectionProblem:
     return replace(problem, candidates=candidates, convert_us=copies)
 
 
-def as_measured(selection: Selection, problem: SelectionProblem, device: str) -> Selection:
+def without_launch_costs(selection: Selection, problem: SelectionProblem, device: str) -> Selection:
     """A choice among priced candidates, each with its own time again; totals keep what launches cost.
 
     Args:

@@ -22,7 +22,13 @@ from convoy.measurement import ChildRunner, InProcessRunner, Runner, detect_targ
 from convoy.measurement.device.memory_limit import keep_room
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
-from convoy.pipeline.search_pruning import looks_quickly, never_in_nchw, outdone, prefer_measured, share_of
+from convoy.pipeline.search_pruning import (
+    nchw_to_skip,
+    prefer_measured,
+    share_of_problems,
+    skips_layout_search,
+    subsumed_problems,
+)
 from convoy.pipeline.selection_input import distinct_problems, layout_problems, zeros_by_problem
 from convoy.plan import Plan
 from convoy.problem import LayoutProblem
@@ -37,7 +43,7 @@ Observer = Callable[[str, int, int], None]
 """Told what happens: message, how much is done, how much there is (0: unknown)."""
 
 
-def silent(message: str, done: int, total: int) -> None:
+def ignore_progress(message: str, done: int, total: int) -> None:
     """An observer that tells nobody."""
     del message, done, total
 
@@ -147,10 +153,12 @@ def make_net(
         buckets: names of results that travel to other processes together.
     """
     graph = captured.graph
-    border = {value: first if is_both(graph.values[value].spec.shape) else known for value, known in border.items()}
+    border = {
+        value: first if fits_both_layouts(graph.values[value].spec.shape) else known for value, known in border.items()
+    }
     layouts = allowed_layouts(settings.layout, first)
     given = dict.fromkeys(border.values())  # what comes or is wanted in a format needs no leave to have it
-    quick = looks_quickly(settings, target)
+    quick = skips_layout_search(settings, target)
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
     engines = engine_ids(settings.engines)
     regions = propose(
@@ -186,7 +194,7 @@ def memory_format(tensor: torch.Tensor) -> str:
     return "nhwc" if channels_last and not tensor.is_contiguous() else "nchw"
 
 
-def is_both(shape: Sequence[int]) -> bool:
+def fits_both_layouts(shape: Sequence[int]) -> bool:
     """Whether contiguous tensors of a 4-D shape lie alike in both memory formats, as the weight of a 1x1 convolution does."""
     return shape[1] == 1 or shape[2:] == (1, 1)
 
@@ -242,13 +250,13 @@ def measure(
     runner = make_runner(net.target, settings)
     try:
         found = search(
-            share_of(distinct_problems(net.regions, net.copies), *share),
+            share_of_problems(distinct_problems(net.regions, net.copies), *share),
             engine_ids=engines,
             target=net.target,
             settings=settings,
             database=database,
             runner=runner,
-            baseline_only=outdone(net.regions) | never_in_nchw(net.regions, engines, settings, net.target),
+            baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, engines, settings, net.target),
             zeros=zeros_by_problem(net.regions, net.zeros),
             on_progress=lambda done, total, message: observer(message, done, total),
         )
@@ -304,7 +312,7 @@ def check_target(plan: Plan, target: Target) -> None:
         raise PlanError("plan.target", made, here, "Tune here: `convoy optimize`.")
 
 
-def tell_changes(plan: Plan, bound: Plan) -> None:
+def warn_of_changes(plan: Plan, bound: Plan) -> None:
     """Warn the user where a saved plan runs otherwise than it was made: on the baseline in part, or without a CUDA graph."""
     fresh = [note for note in bound.notes if note not in plan.notes]
     if fresh:

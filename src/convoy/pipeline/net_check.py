@@ -9,15 +9,15 @@ import torch
 
 from convoy.engines.torch_flags import convolutions
 from convoy.pipeline import end_to_end
-from convoy.pipeline.check import Check, Side
-from convoy.pipeline.isolation import Isolated
+from convoy.pipeline.end_to_end_check import ComparedRun, EndToEndCheck
+from convoy.pipeline.isolation import IsolatedCopy
 from convoy.pipeline.net import Net
-from convoy.pipeline.oracle import reference
-from convoy.pipeline.rounding import seeded
+from convoy.pipeline.net_oracle import run_oracle
+from convoy.pipeline.rounding import fixed_seed
 from convoy.program import Program
 
 
-class NetCheck(Check):
+class NetCheck(EndToEndCheck):
     """Outputs of stock module and program.
 
     cuDNN searches from the stock module's first call on: PyTorch keeps the first plan of a convolution that it finds.
@@ -34,13 +34,13 @@ class NetCheck(Check):
         CaptureError: the captured graph does not compute what the module does.
     """
 
-    def __init__(self, net: Net, isolated: Isolated) -> None:
+    def __init__(self, net: Net, isolated: IsolatedCopy) -> None:
         self.cuda = net.target.device == "cuda"
         self._model, self._args, self._kwargs = isolated.model, isolated.args, isolated.kwargs
         flops = sum(region.problems[0].flops for region in net.regions if len(region.nodes) == 1)
         original = net.captured if net.original is None else net.original
         with self.context():
-            found = reference(original, self._model, self._args, self._kwargs, flops=flops, cuda=self.cuda)
+            found = run_oracle(original, self._model, self._args, self._kwargs, flops=flops, cuda=self.cuda)
         self._exact, self._baseline_errors = found.exact, found.baseline
         self.note, self.wrong = found.note, found.wrong
 
@@ -50,19 +50,19 @@ class NetCheck(Check):
         with torch.no_grad(), convolutions("as_torch", torch.device("cuda" if self.cuda else "cpu")):
             yield
 
-    def stock(self) -> Side:
+    def stock(self) -> ComparedRun:
         """The stock module: on a GPU as one graph, where it can be captured."""
         model, args, kwargs = self._model, self._args, self._kwargs
         runs: dict[str, Callable[[], object]] = {"torch.eager": lambda: model(*args, **kwargs)}
         if self.cuda:
             runs = end_to_end.baseline_run(runs["torch.eager"], lambda: end_to_end.stock_graph(model, args, kwargs))
         ((name, run),) = runs.items()
-        return Side(name, self._baseline_errors, run)
+        return ComparedRun(name, self._baseline_errors, run)
 
-    def ours(self, program: Program) -> Side:
+    def ours(self, program: Program) -> ComparedRun:
         """The program: on a GPU without the copies of inputs and outputs."""
         args, kwargs = self._args, self._kwargs
-        with seeded():
+        with fixed_seed():
             errors = end_to_end.errors_against(program(args, kwargs), self._exact)
         run = program.runnable.replay if self.cuda else lambda: program(args, kwargs)  # type: ignore[union-attr]
-        return Side("convoy", errors, run)
+        return ComparedRun("convoy", errors, run)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from convoy import plan as plans
-from convoy.capture.foreign_hooks import foreign_hook
+from convoy.capture.user_hooks import user_hook
 from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
@@ -21,11 +21,11 @@ from convoy.measurement import Peaks
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import end_to_end
-from convoy.pipeline.arguments import checked_arguments, checked_model, checked_name
 from convoy.pipeline.captured_net import captured_net
-from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
-from convoy.pipeline.check import checked, timeline_of
-from convoy.pipeline.isolation import Isolated, isolate, undisturbed
+from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
+from convoy.pipeline.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.isolation import IsolatedCopy, isolate, preserve_global_state
+from convoy.pipeline.model_arguments import checked_arguments, checked_model, checked_name
 from convoy.pipeline.net import (
     Net,
     Observer,
@@ -33,19 +33,19 @@ from convoy.pipeline.net import (
     check_target,
     competing_engines,
     device_of,
+    ignore_progress,
     measure,
     prediction_notes,
-    silent,
     target_for,
-    tell_changes,
+    warn_of_changes,
 )
 from convoy.pipeline.net_check import NetCheck
-from convoy.pipeline.result import NO_GRAPH, Result, stock_result
+from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import convolutions_of, make_plan, select
-from convoy.pipeline.separate_layers import optimize_modules
+from convoy.pipeline.separate_layers import optimize_layers
 from convoy.pipeline.summarize import summarize
-from convoy.pipeline.verify_predicted import Built, proven
+from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.plan import Plan
 from convoy.problem import TensorSpec
 from convoy.program import OptimizedModule, Program, build_program
@@ -90,12 +90,12 @@ def optimize_model(
     settings: Settings | None = None,
     observer: Observer | None = None,
     kwargs: dict[str, Any] | None = None,
-) -> Result:
+) -> OptimizeResult:
     """`optimize`, with everything that was found out; `observer` is told of the progress."""
     stock, options = checked_model(model), checked_settings(settings)
     given, named = checked_arguments(args, kwargs)
-    with undisturbed():
-        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or silent)
+    with preserve_global_state():
+        result = _tuned(stock, given, named, checked_name(name, stock), options, observer or ignore_progress)
     for line in result.told:
         warn_user(line)
     return result
@@ -103,7 +103,7 @@ def optimize_model(
 
 def _tuned(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, settings: Settings, watch: Observer
-) -> Result:
+) -> OptimizeResult:
     """The best that there is for a model: a program of the whole, else of its layers one by one, else PyTorch's own run."""
     target = target_for(device_of(model, args, kwargs))
     competing_engines(settings)  # refuses ids that there are not
@@ -114,7 +114,7 @@ def _tuned(
         except CaptureError as error:
             reason = str(error).partition("\n")[0]
         try:
-            return optimize_modules(model, args, kwargs, name=name, settings=settings, observer=watch, reason=reason)
+            return optimize_layers(model, args, kwargs, name=name, settings=settings, observer=watch, reason=reason)
         except CaptureError as error:
             reason = str(error).partition("\n")[0]
     return stock_result(
@@ -124,13 +124,13 @@ def _tuned(
 
 def _why_not(model: nn.Module) -> str:
     """Why no program can take a model's place, as it is now; empty where one may."""
-    hook = foreign_hook(model)
+    hook = user_hook(model)
     return f"{hook}, which a program would not call (remove it, or call optimize before it is added)" if hook else ""
 
 
 def tune_whole(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, settings: Settings, watch: Observer
-) -> Result:
+) -> OptimizeResult:
     """Tune a model as one graph. Copies are run; the model is not.
 
     Raises:
@@ -141,13 +141,13 @@ def tune_whole(
         isolated = isolate(model, args, kwargs)
         net = captured_net(name, isolated, settings, target)
         with Database.open(settings.db) as database:
-            ceilings = measured_ceilings(target)
+            ceilings = measure_ceilings(target)
             clock = Stopwatch()
             found = measure(net, settings, database, watch)
             job = _Job(model, (args, kwargs), isolated, net, found, settings, ceilings, NetCheck(net, isolated))
             net.original = None  # the check has run it
             build = partial(job.build, database, clock, watch)
-            return job.conclude(proven(build, net, found, settings, database, watch))
+            return job.conclude(rebuild_until_verified(build, net, found, settings, database, watch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +156,14 @@ class _Job:
 
     model: nn.Module
     given: tuple[tuple[Any, ...], dict[str, Any]]
-    isolated: Isolated
+    isolated: IsolatedCopy
     net: Net
     found: SearchResult
     settings: Settings
     ceilings: Peaks | None
     check: NetCheck
 
-    def build(self, database: Database, clock: Stopwatch, watch: Observer) -> Built:
+    def build(self, database: Database, clock: Stopwatch, watch: Observer) -> BuiltPlan:
         """Select, build, and check against float64 and the clock."""
         net, settings = self.net, self.settings
         choice = select(net, self.found, settings)
@@ -172,16 +172,16 @@ class _Job:
         planned = make_plan(net, choice, settings, notes)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
-        plan, program, outcome = checked(
+        plan, program, outcome = build_and_check(
             self.check,
             lambda: build_fastest(planned, net, settings, choice.problem),
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
         least = end_to_end.least_error(str(settings.numerics))
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
-        return Built(choice, plan, program, outcome, wrong, tuned_s)
+        return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
 
-    def conclude(self, built: Built) -> Result:
+    def conclude(self, built: BuiltPlan) -> OptimizeResult:
         """Keep the baseline where the program does not win.
 
         Where only a plan gives the same bits in every run, and that was asked for, the plan stays (`verdict.falls_back`).
@@ -202,12 +202,12 @@ class _Job:
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
         module = OptimizedModule(self.model, program, *self.given, _Tuner(net.name, settings), settings.check)
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
-        plan, timeline = timeline_of(plan, program, inputs)
+        plan, timeline = with_timeline(plan, program, inputs)
         summary = summarize(
             net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,
             ceilings=self.ceilings,
         )  # fmt: skip
-        return Result(module, plan, summary, (self.check.wrong,) if self.check.wrong else ())
+        return OptimizeResult(module, plan, summary, (self.check.wrong,) if self.check.wrong else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class _Tuner:
         if plan is None:
             result = optimize_model(model, args, name=self.name, settings=self.settings, kwargs=kwargs)
             return result.program.programs[0]
-        with undisturbed():
+        with preserve_global_state():
             return _program_for(plan, model, args, kwargs, self.settings)
 
 
@@ -249,7 +249,7 @@ def load(
     given, named = checked_arguments(args, kwargs)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     first = plans.load(Path(paths[0]))
-    with undisturbed():
+    with preserve_global_state():
         program = _program_for(first, stock, given, named, options)
         module = OptimizedModule(stock, program, given, named, _Tuner(first.model, options), options.check)
         for further in paths[1:]:
@@ -295,5 +295,5 @@ def _program_for(
     if shapes != plan.inputs:
         raise PlanError("plan.inputs", plan.inputs, f"the shapes given, {shapes}", "Tune for these shapes.")
     program = build_program(plan, net.captured, net.regions_by_nodes, net.target, settings)
-    tell_changes(plan, program.plan)
+    warn_of_changes(plan, program.plan)
     return program

@@ -38,7 +38,7 @@ def _cpu_may_round_to_bf16() -> bool:
     return any(backend.fp32_precision in ("bf16", "tf32") for backend in backends)
 
 
-class Shaker:
+class InputPerturbation:
     """Gives tensors back with every number off by a random share of `unit`, the same in every run."""
 
     def __init__(self, unit: float) -> None:
@@ -55,7 +55,7 @@ class Shaker:
 
 
 @contextmanager
-def seeded() -> Iterator[None]:
+def fixed_seed() -> Iterator[None]:
     """Random numbers from a fixed seed inside, and the generators as they were afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):

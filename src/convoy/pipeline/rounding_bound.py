@@ -9,15 +9,15 @@ import torch
 
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import Errors
+from convoy.pipeline.end_to_end import OutputErrors
 
 FP32_UNIT: Final = 2.0**-24
 """Unit roundoff of fp32."""
 
 
 def allowed_baseline(
-    errors: Errors, baseline: Errors, numerics: str, unit: float, rounded: Callable[[], Errors]
-) -> Errors:
+    errors: OutputErrors, baseline: OutputErrors, numerics: str, unit: float, rounded: Callable[[], OutputErrors]
+) -> OutputErrors:
     """The errors that gradients, or results of a pass, are to be compared with (`end_to_end.why_wrong` with `LEAST_ERROR`).
 
     PyTorch may happen to run exact fp32 kernels where its flags allow it TF32's products, and a plan may use what they allow.

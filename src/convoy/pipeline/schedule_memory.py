@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from convoy.plan import Step
-from convoy.program.bind import Bound
-from convoy.program.lifetimes import pools
+from convoy.program.bind import BoundPlan
+from convoy.program.lifetimes import stream_pools
 from convoy.schedule import TRIES
 
 ROUNDS: Final = 16
@@ -19,7 +19,7 @@ ORDERS: Final = 8
 """Orders tried for each after the first: a step of DenseNet-121 takes a second of the host for so many."""
 
 
-class Spread(Protocol):
+class ScheduleMaker(Protocol):
     """Puts steps on streams."""
 
     def __call__(self, *, home: Collection[int], tries: int) -> tuple[Step, ...]:
@@ -28,7 +28,7 @@ class Spread(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedSchedule:
     """A schedule that holds what is allowed.
 
     Attributes:
@@ -42,13 +42,13 @@ class Fitted:
     home: int
 
 
-def within(
-    spread: Spread,
+def fit_in_memory(
+    spread: ScheduleMaker,
     steps: Sequence[Step],
-    bound_of: Callable[[Sequence[Step]], Bound],
-    bytes_of: Callable[[Bound], int],
+    bound_of: Callable[[Sequence[Step]], BoundPlan],
+    bytes_of: Callable[[BoundPlan], int],
     most_bytes: float,
-) -> Fitted | None:
+) -> FittedSchedule | None:
     """A schedule that holds no more than so many bytes; None where none is found.
 
     Memory that a stream gives back serves that stream alone, so what side streams hold at their fullest adds up, though it
@@ -71,8 +71,8 @@ def within(
         held = bytes_of(bound)
         wanted = wanted or held
         if held <= most_bytes:
-            return Fitted(placed, wanted, len(home))
-        side = {stream: pool for stream, pool in pools(bound).items() if stream}
+            return FittedSchedule(placed, wanted, len(home))
+        side = {stream: pool for stream, pool in stream_pools(bound).items() if stream}
         fullest = sorted(side, key=lambda stream: -side[stream].size_bytes)
         makers = ({index[placed[at].results] for at in side[stream].makers} - home for stream in fullest)
         moved = next(filter(None, makers), set[int]())

@@ -13,13 +13,13 @@ from convoy.measurement import Ahead
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import end_to_end
 from convoy.pipeline.net import Net
-from convoy.pipeline.schedule_memory import Spread, within
+from convoy.pipeline.schedule_memory import ScheduleMaker, fit_in_memory
 from convoy.plan import Plan, Step
-from convoy.program import GraphProgram, PackedSteps, Program, build_program
-from convoy.program.bind import Bound, bind
+from convoy.program import CudaGraphProgram, PackedSteps, Program, build_program
+from convoy.program.bind import BoundPlan, bind
 from convoy.program.lifetimes import peak_bytes
 from convoy.program.module import eager_of
-from convoy.program.occupancy import shares
+from convoy.program.occupancy import device_shares
 from convoy.schedule import (
     TRIES,
     Collective,
@@ -95,13 +95,13 @@ def _build_fastest(
     if net.target.device != "cuda" or alone:
         return serial.plan, serial
     taken = _shares(serial)
-    contest = Contest(
+    contest = ScheduleSearch(
         plan.steps, serial, build, settings.stream_memory, _on_gpu, lambda steps: exposed_us(steps, collectives)
     )
     del serial  # the contest lets go of it when it is beaten
     bounds = f"the critical path alone {longest / 1e3:.3f} ms"
 
-    def bound_of(steps: Sequence[Step]) -> Bound:
+    def bound_of(steps: Sequence[Step]) -> BoundPlan:
         candidate = dataclasses.replace(plan, steps=tuple(steps))
         return bind(candidate, net.captured, net.regions_by_nodes, net.target, settings.engines, packed, tuned=True)
 
@@ -132,9 +132,9 @@ def _build_fastest(
 def _shares(program: Program) -> tuple[float, ...]:
     """Part of the device that each step takes; nothing where that cannot be seen, or no room is left to run them one by one."""
     runnable = program.runnable
-    assert isinstance(runnable, GraphProgram)
+    assert isinstance(runnable, CudaGraphProgram)
     try:
-        return shares(runnable.eager, runnable.inputs)
+        return device_shares(runnable.eager, runnable.inputs)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -150,11 +150,11 @@ def _shares_of(steps: Sequence[Step], build: Callable[[Sequence[Step]], Program]
         return ()
 
 
-Clock = Callable[[Program, Program], tuple[end_to_end.Timed, end_to_end.Timed]]
+Clock = Callable[[Program, Program], tuple[end_to_end.Latency, end_to_end.Latency]]
 """Times the best so far and a challenger in turn."""
 
 
-class Contest:
+class ScheduleSearch:
     """Schedules of one plan, each timed beside the best so far. Never more than two are in memory.
 
     Args:
@@ -190,7 +190,7 @@ class Contest:
         self._seen = {_order(steps)}
 
     def challenge_within(
-        self, name: str, spread: Spread, steps: Sequence[Step], bound_of: Callable[[Sequence[Step]], Bound]
+        self, name: str, spread: ScheduleMaker, steps: Sequence[Step], bound_of: Callable[[Sequence[Step]], BoundPlan]
     ) -> None:
         """Try a schedule; where it would hold too much memory one with more of its steps on the first stream.
 
@@ -200,7 +200,7 @@ class Contest:
             steps: on one stream.
             bound_of: a schedule, bound.
         """
-        fitted = within(spread, steps, bound_of, _bytes, self._most_memory * max(1, self._serial_bytes))
+        fitted = fit_in_memory(spread, steps, bound_of, _bytes, self._most_memory * max(1, self._serial_bytes))
         if fitted is None:  # the clock may say that it would not have won
             self.challenge(name, spread(home=(), tries=TRIES))
             return
@@ -237,7 +237,7 @@ class Contest:
             return
         self.steps, self.program, self.name = steps, program, name
 
-    def _timed(self, steps: Sequence[Step]) -> tuple[Program, end_to_end.Timed, end_to_end.Timed] | None:
+    def _timed(self, steps: Sequence[Step]) -> tuple[Program, end_to_end.Latency, end_to_end.Latency] | None:
         """A schedule's program, with what the best so far and it take in turn; None where there is no room for both."""
         try:
             program = self._build(steps)
@@ -247,7 +247,7 @@ class Contest:
                 raise
         return None
 
-    def _whole(self, timed: end_to_end.Timed, steps: Sequence[Step]) -> end_to_end.Timed:
+    def _whole(self, timed: end_to_end.Latency, steps: Sequence[Step]) -> end_to_end.Latency:
         return dataclasses.replace(timed, median_ms=timed.median_ms + self._exposed(steps) / 1e3)
 
     def words(self, bounds: str) -> str:
@@ -256,7 +256,7 @@ class Contest:
         return f"streams: {self.name} (measured by number of streams: {took}; {bounds})"
 
 
-def _on_gpu(best: Program, challenger: Program) -> tuple[end_to_end.Timed, end_to_end.Timed]:
+def _on_gpu(best: Program, challenger: Program) -> tuple[end_to_end.Latency, end_to_end.Latency]:
     programs = {"best": best, "challenger": challenger}
     timed = end_to_end.interleave(
         {name: program.runnable.replay for name, program in programs.items()},  # type: ignore[union-attr]
@@ -270,11 +270,11 @@ def _order(steps: Sequence[Step]) -> tuple[object, ...]:
     return tuple((step.results, step.config, step.stream, step.waits) for step in steps)
 
 
-def _bound(program: Program) -> Bound:
+def _bound(program: Program) -> BoundPlan:
     assert program.runnable is not None
     return eager_of(program.runnable).bound
 
 
-def _bytes(bound: Bound) -> int:
+def _bytes(bound: BoundPlan) -> int:
     """All that a program holds while it runs: inputs (in training parameters too), packed weights, values, workspaces."""
     return peak_bytes(bound) + bound.resident_bytes + sum(spec.size_bytes for spec, _ in bound.inputs)

@@ -13,7 +13,7 @@ from convoy.settings import Effort, LayoutChoice, Settings
 from convoy.target import Target
 from convoy.tune import SearchResult
 
-QUICK_LOOKS: Final = frozenset({(LayoutChoice.AUTO, Effort.QUICK), (LayoutChoice.AUTO, Effort.NONE)})
+SKIPPING_SETTINGS: Final = frozenset({(LayoutChoice.AUTO, Effort.QUICK), (LayoutChoice.AUTO, Effort.NONE)})
 """Layout and efforts with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16,
 batch 1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
 
@@ -21,19 +21,19 @@ NHWC_KERNELS: Final = "triton.implicit_gemm"
 """Takes every convolution in nhwc, whatever its sizes."""
 
 
-def looks_quickly(settings: Settings, target: Target) -> bool:
+def skips_layout_search(settings: Settings, target: Target) -> bool:
     """Whether the memory formats that were not asked for may be left out."""
-    return target.device == "cuda" and (settings.layout, settings.effort) in QUICK_LOOKS
+    return target.device == "cuda" and (settings.layout, settings.effort) in SKIPPING_SETTINGS
 
 
-def share_of(problems: Sequence[Problem], index: int, count: int) -> list[Problem]:
+def share_of_problems(problems: Sequence[Problem], index: int, count: int) -> list[Problem]:
     """One of several shares of problems, alike in kind: forms of one layer, which lie side by side, are dealt out."""
     dealt = sorted(problems, key=lambda problem: crc32(problem.key.encode())) if count > 1 else list(problems)
     chosen = {problem.key for problem in dealt[index::count]}
     return [problem for problem in problems if problem.key in chosen]
 
 
-def outdone(regions: Sequence[Region]) -> set[str]:
+def subsumed_problems(regions: Sequence[Region]) -> set[str]:
     """Problems of regions that another region does with the activation that follows: our engines need not do both.
 
     A fused activation costs a kernel nothing, so without it a candidate could win only by chance. The region without a
@@ -52,13 +52,13 @@ def outdone(regions: Sequence[Region]) -> set[str]:
     return shorter - longest
 
 
-def never_in_nchw(regions: Sequence[Region], engines: Sequence[str], settings: Settings, target: Target) -> set[str]:
+def nchw_to_skip(regions: Sequence[Region], engines: Sequence[str], settings: Settings, target: Target) -> set[str]:
     """Convolutions in nchw that are offered in nhwc too, where looking at them is not worth its time."""
-    quick = looks_quickly(settings, target) and target.capability >= 80
-    return in_nchw_too(regions, target) if quick and NHWC_KERNELS in engines else set()
+    quick = skips_layout_search(settings, target) and target.capability >= 80
+    return nchw_duplicates(regions, target) if quick and NHWC_KERNELS in engines else set()
 
 
-def in_nchw_too(regions: Sequence[Region], target: Target) -> set[str]:
+def nchw_duplicates(regions: Sequence[Region], target: Target) -> set[str]:
     """Problems in nchw of forward convolutions that tensor cores compute, and that stand beside the same in nhwc.
 
     On an H100 none of 763 was faster in nchw where our kernels had been measured in nhwc (fp16 and fp32, batch 1 and 32); strict

@@ -13,7 +13,7 @@ from convoy.engines.manifest import BASELINE, engine_ids
 from convoy.errors import InputError, SelectionError
 from convoy.graph.ir import Graph
 from convoy.graph.text import digest
-from convoy.pipeline.launch_overhead import as_measured, priced
+from convoy.pipeline.launch_overhead import with_launch_costs, without_launch_costs
 from convoy.pipeline.net import Net
 from convoy.pipeline.selection_input import selection_problem
 from convoy.plan import Plan
@@ -42,7 +42,7 @@ class Choice:
     notes: list[str] = field(default_factory=list[str])
 
 
-def on_offer(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
+def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> SelectionProblem:
     """What was measured, beside the regions that it is for."""
     return selection_problem(
         net.captured.graph,
@@ -63,10 +63,10 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     Raises:
         SelectionError: no choice satisfies the settings.
     """
-    problem = on_offer(net, found, settings)
+    problem = offered_candidates(net, found, settings)
     notes = _steadiness(net, found, problem) if settings.deterministic else []
     device = net.target.device
-    with_launches = priced(problem, device)
+    with_launches = with_launch_costs(problem, device)
     chosen = solve(with_launches, _solver_name(settings))
     strategies: dict[str, float] = {}
     engines = sorted(
@@ -80,7 +80,7 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
         else:
             strategies[name] = stock_us(other, problem, net.captured.graph) if name == "baseline" else other.total_us
     strategies[chosen.solver] = chosen.total_us
-    return Choice(problem, as_measured(chosen, problem, device), strategies, notes)
+    return Choice(problem, without_launch_costs(chosen, problem, device), strategies, notes)
 
 
 def _steadiness(net: Net, found: SearchResult, problem: SelectionProblem) -> list[str]:

@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from convoy.capture import find_modules
-from convoy.capture.copies import twin_sharing_tensors
+from convoy.capture.copies import copy_sharing_tensors
 from convoy.errors import CaptureError
 from convoy.pipeline import end_to_end
-from convoy.pipeline.isolation import Isolated, isolate, overrides_train
+from convoy.pipeline.isolation import IsolatedCopy, isolate, overrides_train
 from convoy.pipeline.net import Observer
-from convoy.pipeline.result import NO_GRAPH, Result
-from convoy.pipeline.rounding import seeded
-from convoy.pipeline.summarize import summarize_modules
+from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult
+from convoy.pipeline.rounding import fixed_seed
+from convoy.pipeline.summarize import summarize_layers
 from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
 from convoy.settings import Settings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from convoy.capture.find_layers import FoundModule
 
 
-def optimize_modules(
+def optimize_layers(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -38,7 +38,7 @@ def optimize_modules(
     settings: Settings,
     observer: Observer,
     reason: str,
-) -> Result:
+) -> OptimizeResult:
     """Tune every convolution and linear layer by itself and put it in the place of the stock one.
 
     The swapped module is a copy whose parameters and buffers are the stock module's own: what a call of the stock module changes
@@ -55,7 +55,7 @@ def optimize_modules(
     if all(result.plan.baseline for result in results.values()):
         raise CaptureError(reason)
 
-    def copies() -> tuple[Isolated, Isolated]:
+    def copies() -> tuple[IsolatedCopy, IsolatedCopy]:
         stock, trial = isolate(model, args, kwargs), isolate(model, args, kwargs)
         _put(trial.model, results)
         return stock, trial
@@ -76,9 +76,9 @@ def optimize_modules(
         raise CaptureError(reason)
     plan = _joint_plan(name, [result.plan for result in results.values()], reason)
     summaries = {path: result.summary for path, result in results.items()}
-    summary = summarize_modules(name, summaries, timed, errors, plan, faster=True)
+    summary = summarize_layers(name, summaries, timed, errors, plan, faster=True)
     told = dict.fromkeys(line for result in results.values() for line in result.told)
-    return Result(SwappedModule(swapped, plan), plan, summary, tuple(told))
+    return OptimizeResult(LayerwiseModule(swapped, plan), plan, summary, tuple(told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _layers(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rea
 
 def _sharing_twin(model: nn.Module, reason: str) -> nn.Module:
     """A copy in evaluation mode, on the model's own parameters and buffers."""
-    swapped = twin_sharing_tensors(model)
+    swapped = copy_sharing_tensors(model)
     if any(module.training for module in swapped.modules()):
         if any(map(overrides_train, swapped.modules())):
             raise CaptureError(f"{reason}; and it has a `train` of its own (call .eval() on the model first)")
@@ -125,11 +125,11 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _tuned_layers(
     swapped: nn.Module, layers: list[FoundModule], name: str, settings: Settings, observer: Observer
-) -> dict[str, Result]:
+) -> dict[str, OptimizeResult]:
     """Results of the layers that can be captured, by qualified name."""
     from convoy.pipeline.optimize import tune_whole
 
-    results: dict[str, Result] = {}
+    results: dict[str, OptimizeResult] = {}
     for index, (path, _, example) in enumerate(layers):
         observer(f"tuning {path} by itself", index, len(layers))
         layer = swapped.get_submodule(path)
@@ -140,7 +140,7 @@ def _tuned_layers(
     return results
 
 
-def _put(model: nn.Module, results: dict[str, Result]) -> None:
+def _put(model: nn.Module, results: dict[str, OptimizeResult]) -> None:
     """Put programs in their layers' places, where they are faster."""
     for path, result in results.items():
         if not result.plan.baseline:
@@ -148,7 +148,7 @@ def _put(model: nn.Module, results: dict[str, Result]) -> None:
             setattr(model.get_submodule(parent), leaf, result.program)
 
 
-def _call(isolated: Isolated, *, fresh: bool) -> Callable[[], object]:
+def _call(isolated: IsolatedCopy, *, fresh: bool) -> Callable[[], object]:
     """One call, with fresh copies of arguments that it overwrites."""
 
     def run() -> object:
@@ -158,7 +158,7 @@ def _call(isolated: Isolated, *, fresh: bool) -> Callable[[], object]:
     return run
 
 
-def _differences(stock: Isolated, trial: Isolated, reason: str) -> end_to_end.Errors:
+def _differences(stock: IsolatedCopy, trial: IsolatedCopy, reason: str) -> end_to_end.OutputErrors:
     """How far the swapped module's outputs are from the stock module's, from the same state and random numbers.
 
     Raises:
@@ -166,7 +166,7 @@ def _differences(stock: Isolated, trial: Isolated, reason: str) -> end_to_end.Er
     """
     outputs: list[list[torch.Tensor]] = []
     for isolated in (stock, trial):
-        with torch.no_grad(), seeded():
+        with torch.no_grad(), fixed_seed():
             outputs.append(end_to_end.float_outputs(isolated.model(*isolated.args, **isolated.kwargs)))
     theirs, mine = outputs
     if [t.shape for t in theirs] != [t.shape for t in mine]:
@@ -174,7 +174,7 @@ def _differences(stock: Isolated, trial: Isolated, reason: str) -> end_to_end.Er
     return end_to_end.errors_against(mine, [tensor.double() for tensor in theirs])
 
 
-class SwappedModule(OptimizedModule):
+class LayerwiseModule(OptimizedModule):
     """A model whose layers were swapped one by one: it runs as it is, for any shape that its layers take."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:

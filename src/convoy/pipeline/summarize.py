@@ -13,7 +13,7 @@ from convoy.engines.manifest import BASELINE, load_engine
 from convoy.graph.layers import conv_problem
 from convoy.measurement import Peaks, floor_us, protocol_for
 from convoy.perfdb import Measurement
-from convoy.pipeline.end_to_end import Errors, Timed
+from convoy.pipeline.end_to_end import Latency, OutputErrors
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice
 from convoy.pipeline.selection_input import rows_at
@@ -36,21 +36,21 @@ from convoy.schedule.timeline import Span, bounds
 from convoy.settings import Settings
 from convoy.tune import SearchResult
 
-SINGLE = ("conv", "linear", "dgrad", "wgrad", "op", "draw")
+SINGLE_NODE_PATTERNS = ("conv", "linear", "dgrad", "wgrad", "op", "draw")
 """Patterns of the regions that hold one node alone."""
 
-TOGETHER: Final = ("banded", "merge")
+MULTI_CONV_PATTERNS: Final = ("banded", "merge")
 """Patterns of regions that are several convolutions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """The end-to-end check: times of stock model and program in turn, and their errors against float64."""
 
-    baseline: Timed
-    optimized: Timed
-    errors: Errors
-    baseline_errors: Errors
+    baseline: Latency
+    optimized: Latency
+    errors: OutputErrors
+    baseline_errors: OutputErrors
 
 
 def summarize(
@@ -59,7 +59,7 @@ def summarize(
     choice: Choice,
     plan: Plan,
     program: Program,
-    outcome: Outcome,
+    outcome: CheckOutcome,
     settings: Settings,
     tuned_s: float,
     timeline: Sequence[Span] = (),
@@ -113,7 +113,7 @@ def _by_total(item: tuple[str, float]) -> float:
     return item[1]
 
 
-def _timing(timed: Timed) -> Timing:
+def _timing(timed: Latency) -> Timing:
     return Timing(timed.name, timed.median_ms, timed.spread_ms)
 
 
@@ -174,7 +174,7 @@ def _layers_inside(step: Step, net: Net, problem: Problem) -> list[ConvProblem |
     """The step's layers: its own problem, or the convolutions of a piece that does several together."""
     if isinstance(problem, (ConvProblem, LinearProblem)):
         return [problem]
-    nodes = map(net.captured.graph.node, step.nodes if step.pattern in TOGETHER else ())
+    nodes = map(net.captured.graph.node, step.nodes if step.pattern in MULTI_CONV_PATTERNS else ())
     return [conv_problem(net.captured.graph, node) for node in nodes if node.op == "conv2d"]
 
 
@@ -218,15 +218,21 @@ def _baseline_us(step: Step, net: Net, found: SearchResult) -> float:
     """What PyTorch takes for the same nodes one by one, in the caller's memory format; 0 for a copy, which it does not make."""
     total = 0.0
     for node in step.nodes:
-        patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in SINGLE]
+        patterns = [net.regions_by_nodes.get((pattern, (node,))) for pattern in SINGLE_NODE_PATTERNS]
         region = next(region for region in patterns if region is not None)
         rows = found.rows.get(region.problems[0].key, ())
         total += min((row.median_us for row in rows if row.ok and row.config.engine == BASELINE), default=0.0)
     return total
 
 
-def summarize_modules(
-    name: str, parts: Mapping[str, Summary], timed: Mapping[str, Timed], errors: Errors, plan: Plan, *, faster: bool
+def summarize_layers(
+    name: str,
+    parts: Mapping[str, Summary],
+    timed: Mapping[str, Latency],
+    errors: OutputErrors,
+    plan: Plan,
+    *,
+    faster: bool,
 ) -> Summary:
     """One summary of layers that were optimised one by one.
 

@@ -18,7 +18,7 @@ from convoy.perfdb import Database
 from convoy.pipeline.net import Net, Observer, make_runner
 from convoy.pipeline.select import Choice
 from convoy.pipeline.selection_input import distinct_problems
-from convoy.pipeline.summarize import Outcome
+from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.problem import texts_of
 from convoy.program import Program
@@ -26,7 +26,7 @@ from convoy.settings import Settings
 from convoy.tune import SearchResult
 
 
-class Checked(Protocol):
+class CheckedPlan(Protocol):
     """A plan that was built and checked as a whole."""
 
     @property
@@ -40,11 +40,11 @@ class Checked(Protocol):
         ...
 
 
-Found = TypeVar("Found", bound=Checked)
+Found = TypeVar("Found", bound=CheckedPlan)
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltPlan:
     """A plan that was selected, built and checked as a whole.
 
     Attributes:
@@ -60,7 +60,7 @@ class Built:
     choice: Choice
     plan: Plan
     program: Program
-    outcome: Outcome
+    outcome: CheckOutcome
     wrong: str
     tuned_s: float
     stock_wrong: bool = False
@@ -70,7 +70,7 @@ TRIES = 4
 """How often selection may choose again: what it falls back on may be predicted too."""
 
 
-def proven(
+def rebuild_until_verified(
     build: Callable[[], Found],
     net: Net,
     found: SearchResult,
@@ -90,13 +90,13 @@ def proven(
     """
     built = build()
     for _ in range(TRIES):
-        if not built.wrong or not disproved(built.plan, net, found, settings, database, observer):
+        if not built.wrong or not count_wrong(built.plan, net, found, settings, database, observer):
             break
         built = build()
     return built
 
 
-def disproved(
+def count_wrong(
     plan: Plan, net: Net, found: SearchResult, settings: Settings, database: Database, observer: Observer
 ) -> int:
     """Measure the steps of a plan that predictions alone speak for; PyTorch's own need no proof.

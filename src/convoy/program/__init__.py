@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from convoy.program.bind import BoundStep, PackedSteps, bind
+from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
-from convoy.program.graph import GraphProgram
 from convoy.program.module import OptimizedModule, Program, build_program
 
 __all__ = [
     "BoundStep",
+    "CudaGraphProgram",
     "EagerProgram",
-    "GraphProgram",
     "OptimizedModule",
     "PackedSteps",
     "Program",

@@ -20,15 +20,15 @@ from convoy.measurement.processes.parallel_compile import Ahead
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, Problem, TensorSpec
-from convoy.program.lifetimes import mark_frees
-from convoy.program.marks import link_marks
-from convoy.program.placement import Place, place_results
-from convoy.program.verify import Regions, check_order, on_baseline, verify_plan
+from convoy.program.concat_in_place import ChannelSlice, with_results_in_place
+from convoy.program.lifetimes import with_frees
+from convoy.program.verify_plan import Regions, check_order, on_baseline, verify_plan
+from convoy.program.zero_marks import with_zero_marks
 from convoy.regions import Region
 from convoy.target import Target
 from convoy.user_warning import warn_user
 
-__all__ = ["Bound", "BoundStep", "PackedSteps", "Regions", "bind", "check_order"]
+__all__ = ["BoundPlan", "BoundStep", "PackedSteps", "Regions", "bind", "check_order"]
 
 
 @dataclass(slots=True)
@@ -54,8 +54,8 @@ class BoundStep:
     results: tuple[int, ...]
     specs: tuple[TensorSpec, ...]
     frees: tuple[int, ...] = ()
-    places: tuple[Place | None, ...] = ()
-    opens: tuple[Place, ...] = ()
+    places: tuple[ChannelSlice | None, ...] = ()
+    opens: tuple[ChannelSlice, ...] = ()
 
     def touched(self) -> tuple[int, ...]:
         """Slots whose memory a launch reads or writes."""
@@ -63,7 +63,7 @@ class BoundStep:
 
 
 @dataclass(slots=True)
-class Bound:
+class BoundPlan:
     """A whole plan, bound.
 
     Attributes:
@@ -106,7 +106,7 @@ def bind(
     ahead: Ahead | None = None,
     *,
     tuned: bool = False,
-) -> Bound:
+) -> BoundPlan:
     """Build every executable of a plan and pack its constants, after proof that the plan computes the graph (`verify_plan`).
 
     Args:
@@ -147,11 +147,11 @@ def bind(
         for step, key in zip(plan.steps, keys, strict=True)
     ]
     outputs = [_output_slot(name, plan, slots) for name in graph.outputs]
-    place_results(steps, problems, outputs)
+    with_results_in_place(steps, problems, outputs)
     slot_names = list(slots)
-    link_marks(steps, slot_names)
-    mark_frees(steps, outputs)
-    return Bound(
+    with_zero_marks(steps, slot_names)
+    with_frees(steps, outputs)
+    return BoundPlan(
         steps=steps,
         slot_names=slot_names,
         inputs=[(graph.values[name].spec, plan.border.get(name, ANY_LAYOUT)) for name in graph.inputs],

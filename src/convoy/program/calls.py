@@ -86,7 +86,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     return value
 
 
-def overlaps(tensor: torch.Tensor) -> bool:
+def has_internal_overlap(tensor: torch.Tensor) -> bool:
     """Whether elements of a tensor share memory, as those of an expanded one do."""
     sides = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     reach = 0
@@ -97,7 +97,7 @@ def overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def lies_in(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a tensor has these strides, in dimensions with more than one element: the others' mean nothing."""
     found = tensor.stride()
     return found == strides or all(
@@ -113,7 +113,7 @@ def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class CallExample:
     """The arguments that a program was made for, without their values.
 
     Attributes:
@@ -127,10 +127,10 @@ class Example:
     devices: tuple[torch.device, ...]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
+    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallExample:
         """The example of a call."""
         devices = tuple(tensor.device for tensor in tensors_of((args, dict(kwargs))))
-        return Example(map_tensors(_without_values, args), map_tensors(_without_values, dict(kwargs)), devices)
+        return CallExample(map_tensors(_without_values, args), map_tensors(_without_values, dict(kwargs)), devices)
 
     @property
     def strides(self) -> Strides:
@@ -218,7 +218,7 @@ def autocast_as(state: Autocast) -> Iterator[None]:
         yield
 
 
-def why_modes(autocast: Autocast | None = None) -> str | None:
+def why_modes_forbid(autocast: Autocast | None = None) -> str | None:
     """Why torch's modes keep a program from running; None where they do not.
 
     Args:

@@ -12,8 +12,8 @@ from convoy.engines.base import Buffers
 from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ANY_LAYOUT, TensorSpec
-from convoy.program.bind import Bound, BoundStep
-from convoy.program.placement import Place
+from convoy.program.bind import BoundPlan, BoundStep
+from convoy.program.concat_in_place import ChannelSlice
 
 Slots = list[torch.Tensor | None]
 """A run's values, by slot; None before they are made and after their last use."""
@@ -22,7 +22,7 @@ Allocate = Callable[[Slots], Slots]
 """From the slots to one launch's results."""
 
 
-class Follower(Protocol):
+class LaunchObserver(Protocol):
     """Told of every launch of a program while it runs, such as what sends gradients away as they are made."""
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
@@ -48,7 +48,7 @@ class EagerProgram:
         recordable: False once recording its launches as a CUDA graph has failed.
     """
 
-    def __init__(self, bound: Bound, device: torch.device) -> None:
+    def __init__(self, bound: BoundPlan, device: torch.device) -> None:
         self.bound = bound
         self.device = device
         self.recordable = True
@@ -57,7 +57,7 @@ class EagerProgram:
         self._blank = [None] * (len(bound.slot_names) - self._input_slots)
         self._steps = [(step, _allocator(step, device)) for step in bound.steps]
 
-    def __call__(self, inputs: Sequence[torch.Tensor], follower: Follower | None = None) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor], follower: LaunchObserver | None = None) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order."""
         slots: list[torch.Tensor | None] = [
             in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
@@ -121,7 +121,7 @@ def _allocator(bound: BoundStep, device: torch.device) -> Allocate:
     layout, specs, places = bound.step.layout, bound.specs, bound.places
     if places:
         return lambda slots: [
-            empty(spec, layout, device) if place is None else placed(slots, place, layout, device)
+            empty(spec, layout, device) if place is None else result_slice(slots, place, layout, device)
             for spec, place in zip(specs, places, strict=True)
         ]
     if bound.executable.allocates_results:
@@ -130,7 +130,9 @@ def _allocator(bound: BoundStep, device: torch.device) -> Allocate:
     return lambda _: [empty(spec, layout, device) for spec in specs]
 
 
-def placed(slots: list[torch.Tensor | None], place: Place, layout: str, device: torch.device) -> torch.Tensor:
+def result_slice(
+    slots: list[torch.Tensor | None], place: ChannelSlice, layout: str, device: torch.device
+) -> torch.Tensor:
     """A result's place in a larger value, which the first that lies in it brings into being."""
     whole = slots[place.slot]
     if whole is None:

@@ -10,11 +10,11 @@ from convoy.problem import TensorSpec
 from convoy.schedule import finished_before
 
 if TYPE_CHECKING:
-    from convoy.program.bind import Bound, BoundStep
-    from convoy.program.placement import Place
+    from convoy.program.bind import BoundPlan, BoundStep
+    from convoy.program.concat_in_place import ChannelSlice
 
 
-def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
+def with_frees(steps: list[BoundStep], outputs: list[int]) -> None:
     """Note after which step each slot's memory may go back: at once on one stream.
 
     With several, memory goes back to the stream of the step that made it. That is safe right before a later step of that
@@ -24,10 +24,10 @@ def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
     order = [(bound.step.stream, bound.step.waits) for bound in steps]
     streams = 1 + max((stream for stream, _ in order), default=0)
     known = finished_before(order, streams)
-    used = users(steps)
+    used = slot_users(steps)
     owner = {slot: bound.step.stream for bound in steps for slot in bound.results}
     frees: list[list[int]] = [[] for _ in steps]
-    opens: list[list[Place]] = [[] for _ in steps]
+    opens: list[list[ChannelSlice]] = [[] for _ in steps]
     wholes = {place.slot: place for bound in steps for place in bound.places if place is not None}
     if streams > 1:
         for slot, place in wholes.items():
@@ -41,7 +41,7 @@ def mark_frees(steps: list[BoundStep], outputs: list[int]) -> None:
         bound.frees, bound.opens = tuple(slots), tuple(places)
 
 
-def users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
+def slot_users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
     """For each slot, the launches that read or write it, in order."""
     found: dict[int, list[int]] = {}
     for at, bound in enumerate(steps):
@@ -51,7 +51,7 @@ def users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class StreamPool:
     """A stream's memory at its fullest.
 
     Attributes:
@@ -63,11 +63,11 @@ class Pool:
     makers: tuple[int, ...]
 
 
-def pools(bound: Bound) -> dict[int, Pool]:
+def stream_pools(bound: BoundPlan) -> dict[int, StreamPool]:
     """Each stream's memory at its fullest in one run, workspaces left out; inputs are the caller's and not counted."""
     owner: dict[int, tuple[int, int, int]] = {}
     held: dict[int, int] = {}
-    found: dict[int, Pool] = {}
+    found: dict[int, StreamPool] = {}
 
     def add(slot: int, stream: int, spec: TensorSpec, maker: int) -> None:
         owner[slot] = stream, spec.size_bytes, maker
@@ -76,7 +76,7 @@ def pools(bound: Bound) -> dict[int, Pool]:
     def look(stream: int) -> None:
         if held.get(stream, 0) > (found[stream].size_bytes if stream in found else -1):
             made = sorted({maker for where, _, maker in owner.values() if where == stream})
-            found[stream] = Pool(held.get(stream, 0), tuple(made))
+            found[stream] = StreamPool(held.get(stream, 0), tuple(made))
 
     for at, step in enumerate(bound.steps):
         for place in step.opens:
@@ -95,7 +95,7 @@ def pools(bound: Bound) -> dict[int, Pool]:
     return found
 
 
-def peak_bytes(bound: Bound) -> int:
+def peak_bytes(bound: BoundPlan) -> int:
     """Memory that the values of one run hold at most, and the workspaces: each stream has a pool of its own.
 
     What a stream gives back serves that stream alone, so the pools' peaks add up.
@@ -104,7 +104,7 @@ def peak_bytes(bound: Bound) -> int:
     for step in bound.steps:
         stream = step.step.stream
         scratch[stream] = max(scratch.get(stream, 0), step.executable.workspace_bytes)
-    return sum(pool.size_bytes for pool in pools(bound).values()) + sum(scratch.values())
+    return sum(pool.size_bytes for pool in stream_pools(bound).values()) + sum(scratch.values())
 
 
 def _opening(order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int]) -> int:

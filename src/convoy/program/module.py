@@ -19,11 +19,11 @@ from convoy.measurement.processes.parallel_compile import Ahead
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.bind import PackedSteps, Regions, bind
-from convoy.program.chained import ChainedProgram
+from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
-from convoy.program.graph import GraphProgram
+from convoy.program.native_chains import ChainedProgram
+from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
 from convoy.program.serialization import copy_module, reduce_module
-from convoy.program.serving import Served, Serving, Tuner, stock_names
 from convoy.settings import Settings
 from convoy.target import Target
 
@@ -74,7 +74,7 @@ class Program:
         made = self.runnable(self.captured.flatten_inputs(args, kwargs))
         if isinstance(strides, str):
             for index, wanted in enumerate(self.captured.strides):
-                if wanted is not None and not calls.lies_in(made[index], wanted):
+                if wanted is not None and not calls.has_strides(made[index], wanted):
                     made = [*made[:index], calls.in_strides(made[index], wanted), *made[index + 1 :]]
         else:
             made = [calls.in_strides(tensor, wanted) for tensor, wanted in zip(made, strides, strict=True)]
@@ -115,7 +115,7 @@ def build_program(
         plan = bound.plan or plan
         runnable: Runnable
         if target.device == "cuda":
-            runnable = GraphProgram(bound, device, static_outputs=settings.static_outputs)
+            runnable = CudaGraphProgram(bound, device, static_outputs=settings.static_outputs)
             plan = _with_refusal(plan, runnable.refused)
         else:
             if settings.keep_freed_memory:
@@ -164,7 +164,7 @@ class OptimizedModule(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self._serving = Serving(model, tuner, check)
+        self._serving = ProgramCache(model, tuner, check)
         self._serving.add(args, kwargs, program)
         self.training = False
 
@@ -242,7 +242,7 @@ class OptimizedModule(nn.Module):
         # A GPU has its work before the module's state is looked at, which takes tens of microseconds (ResNet-50 has 320
         # tensors). If the state has changed, the result is thrown away.
         with torch.no_grad():
-            ahead = isinstance(served.program.runnable, GraphProgram) and wanted != "unknown"
+            ahead = isinstance(served.program.runnable, CudaGraphProgram) and wanted != "unknown"
             made = served.program(*given, wanted) if ahead else None
             reason = serving.why_stale()
             if reason is None and wanted != "unknown":
@@ -289,7 +289,7 @@ class OptimizedModule(nn.Module):
 
     # --- which of the two runs ----------------------------------------------------------------------------------------------
 
-    def _why_stock(self, served: Served | None, tensors: Sequence[torch.Tensor]) -> str | None:
+    def _why_stock(self, served: CachedProgram | None, tensors: Sequence[torch.Tensor]) -> str | None:
         """Why the stock module must run; empty where it need not be said; None where the program may run."""
         if served is not None and served.program.runnable is None:
             return ""
@@ -302,7 +302,7 @@ class OptimizedModule(nn.Module):
             return "the module is in training mode: the stock module runs; call .eval()"
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return "an input requires a gradient: the stock module runs"
-        reason = calls.why_modes(served.program.autocast)
+        reason = calls.why_modes_forbid(served.program.autocast)
         return None if reason is None else f"{reason}: the stock module runs"
 
     def _run_stock(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, kind: str = "") -> Any:
@@ -322,6 +322,6 @@ _OTHER_STRIDES: Final = (
 
 def eager_of(runnable: Runnable) -> EagerProgram:
     """The launches one by one: what a graph program captured, or the program itself."""
-    eager = runnable.eager if isinstance(runnable, GraphProgram) else runnable
+    eager = runnable.eager if isinstance(runnable, CudaGraphProgram) else runnable
     assert isinstance(eager, EagerProgram)
     return eager

@@ -16,14 +16,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from convoy.program.eager import EagerProgram
-from convoy.program.trace import clocked
+from convoy.program.step_timeline import with_step_marks
 from convoy.schedule import Capacity, Kernel, share_of
 
 MARK: Final = "convoy.step."
 """How a step's mark begins; its index follows."""
 
 
-def shares(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> tuple[float, ...]:
+def device_shares(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> tuple[float, ...]:
     """The share of the GPU that each step's kernels take, 0..1; nothing where the profiler sees no kernels.
 
     Args:
@@ -97,7 +97,7 @@ def _events(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[dict[
             torch.cuda.synchronize(program.device)
             marks.pop(step).__exit__(None, None, None)
 
-    marked = clocked(program, mark)
+    marked = with_step_marks(program, mark)
     with torch.no_grad():
         program(inputs)
         torch.cuda.synchronize(program.device)

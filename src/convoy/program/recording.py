@@ -12,9 +12,9 @@ from convoy.errors import LaunchError
 from convoy.measurement.capture_recovery import put_right, stream_beside
 from convoy.measurement.device.memory_limit import ask_to_record
 
-__all__ = ["FAILURES", "first_line", "forget_library_workspaces", "recording", "stream_beside"]
+__all__ = ["CAPTURE_FAILURES", "first_line", "forget_library_workspaces", "recording", "stream_beside"]
 
-FAILURES: Final = (RuntimeError, LaunchError)
+CAPTURE_FAILURES: Final = (RuntimeError, LaunchError)
 """What is raised where launches cannot be recorded: PyTorch's and the driver's errors, or an engine's own."""
 
 

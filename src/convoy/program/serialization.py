@@ -17,7 +17,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.plan.plan import Plan
 from convoy.program import calls
-from convoy.program.serving import Served, Serving, Tuner
+from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner
 from convoy.user_warning import warn_user
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SavedProgram:
     """
 
     plan: str
-    example: calls.Example
+    example: calls.CallExample
     signature: calls.Signature
     by_name: calls.Signature | None
     autocast: calls.Autocast
@@ -84,7 +84,7 @@ def restore_module(
     made = kind.__new__(kind)
     nn.Module.__init__(made)
     made.model = model
-    serving = made._serving = Serving(model, tuner, check)
+    serving = made._serving = ProgramCache(model, tuner, check)
     refused = ""
     for one in saved:
         plan = plan_of(one.plan)
@@ -98,7 +98,7 @@ def restore_module(
                 refused = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
                 program = Program(unbound(plan, refused), None, None)
         program.autocast = one.autocast
-        serving.put(Served(program, one.example, one.signature, one.by_name))
+        serving.put(CachedProgram(program, one.example, one.signature, one.by_name))
     made.__dict__.update(attributes)
     if refused:
         warn_user(f"a loaded plan cannot be bound here: the stock module runs; call .refresh() to tune it ({refused})")

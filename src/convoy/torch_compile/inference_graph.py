@@ -13,24 +13,24 @@ from torch import fx, nn
 
 from convoy.errors import PlanError, SelectionError
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline.isolation import undisturbed
+from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.net import capture_net, device_of, target_for
 from convoy.pipeline.optimize import optimize_model
-from convoy.pipeline.rounding import seeded
+from convoy.pipeline.rounding import fixed_seed
 from convoy.plan import Plan
-from convoy.program import GraphProgram, Program, build_program
+from convoy.program import CudaGraphProgram, Program, build_program
 from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of
-from convoy.torch_compile.weight_sets import PackedWeights, WeightSets, stamp_of
+from convoy.torch_compile.weight_sets import PackedWeights, WeightSets, version_of
 from convoy.user_warning import warn_user
 
 LONGEST_WAIT: Final = 8
 """Calls in a row that PyTorch computes because weights change, before the user is told."""
 
 
-class Closed(nn.Module):
+class GraphWithWeights(nn.Module):
     """A Dynamo graph whose parameters and buffers are its own again; called with the remaining inputs alone.
 
     Dynamo lifts them to inputs. Weights must be constants to be packed once.
@@ -103,7 +103,7 @@ class InferenceGraph:
 
     def _current(self, weights: tuple[torch.Tensor, ...], inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """What computes with these weights; None where PyTorch does."""
-        stamp, packed = stamp_of(weights), self.sets.of(weights)
+        stamp, packed = version_of(weights), self.sets.of(weights)
         run = packed.run
         if run is not None and packed.is_current(stamp):
             self._guess = packed if self._launches_early else None
@@ -133,11 +133,11 @@ class InferenceGraph:
     def _packed(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """Tune, or pack under the plan that is there; None where PyTorch runs the graph from now on."""
         try:
-            with undisturbed(), without_modes():
-                closed = Closed(self._module, inputs, self._weights_at).eval()
+            with preserve_global_state(), without_modes():
+                closed = GraphWithWeights(self._module, inputs, self._weights_at).eval()
                 program = self._program(closed, self._free_of(inputs))
                 if program.runnable is not None and self._layout is None:
-                    with seeded():
+                    with fixed_seed():
                         self._layout = layout_of(self._module(*inputs))
         except SelectionError:
             raise  # a budget or a promise that was asked for cannot be kept
@@ -151,12 +151,12 @@ class InferenceGraph:
             self._stock_only = True
             return None
         # What a graph with static outputs made for other weights would be lost.
-        self._launches_early = isinstance(program.runnable, GraphProgram) and not self._settings.static_outputs
+        self._launches_early = isinstance(program.runnable, CudaGraphProgram) and not self._settings.static_outputs
         layout = self._layout
         assert layout is not None
         return lambda free: layout(program(free, {}))
 
-    def _program(self, closed: Closed, free: tuple[Any, ...]) -> Program:
+    def _program(self, closed: GraphWithWeights, free: tuple[Any, ...]) -> Program:
         if self.plan is not None:
             try:
                 return self._bind(self.plan, closed, free)
@@ -166,7 +166,7 @@ class InferenceGraph:
         self.plan = result.plan
         return result.program.programs[0]
 
-    def _bind(self, plan: Plan, closed: Closed, free: tuple[Any, ...]) -> Program:
+    def _bind(self, plan: Plan, closed: GraphWithWeights, free: tuple[Any, ...]) -> Program:
         target = target_for(device_of(closed, free, {}))
         settings = dataclasses.replace(self._settings, numerics=plan.numerics)
         net = capture_net(plan.model, closed, free, {}, settings, target)

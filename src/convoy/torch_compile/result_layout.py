@@ -13,7 +13,7 @@ from convoy.program.calls import in_strides
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ResultView:
     """A result that lies in another result's memory.
 
     Attributes:
@@ -39,7 +39,7 @@ class ResultLayout:
     """
 
     strides: tuple[tuple[int, ...] | None, ...]
-    views: dict[int, View]
+    views: dict[int, ResultView]
 
     def __call__(self, made: Sequence[Any]) -> list[Any]:
         """A plan's results, laid out like PyTorch's; results behind the last that is described stay as they are."""
@@ -63,7 +63,7 @@ def layout_of(results: Sequence[Any]) -> ResultLayout:
     for index, value in enumerate(results):
         if isinstance(value, torch.Tensor) and value.numel():
             groups.setdefault(value.untyped_storage()._cdata, []).append(index)
-    views: dict[int, View] = {}
+    views: dict[int, ResultView] = {}
     for members in groups.values():
         base = next((index for index in members if _is_whole(results[index])), None)
         if len(members) == 1:
@@ -73,7 +73,7 @@ def layout_of(results: Sequence[Any]) -> ResultLayout:
         for index in members:
             if index != base:
                 value = results[index]
-                views[index] = View(base, tuple(value.shape), tuple(value.stride()), value.storage_offset())
+                views[index] = ResultView(base, tuple(value.shape), tuple(value.stride()), value.storage_offset())
     strides = (
         tuple(value.stride())
         if isinstance(value, torch.Tensor) and index not in views and not _overlaps(value)

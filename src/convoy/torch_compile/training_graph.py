@@ -22,25 +22,25 @@ from convoy.measurement.device.memory_limit import memory_limited
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline import end_to_end
-from convoy.pipeline.isolation import undisturbed
+from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.net import (
     Net,
     device_of,
+    ignore_progress,
     input_formats,
     make_net,
     measure,
     memory_format,
     prediction_notes,
-    silent,
     target_for,
 )
-from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import convolutions_of, make_plan, select
-from convoy.pipeline.verify_predicted import proven
+from convoy.pipeline.verify_predicted import rebuild_until_verified
 from convoy.plan import Plan
-from convoy.program import GraphProgram
+from convoy.program import CudaGraphProgram
 from convoy.program.module import Runnable, eager_of
 from convoy.program.recording import first_line
 from convoy.settings import Settings
@@ -98,7 +98,7 @@ class TracedGraph:
 
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         try:
-            with undisturbed(), without_modes():
+            with preserve_global_state(), without_modes():
                 captured = capture_traced(self._module, args)
                 layout = self._layout(args)
                 runnable = self._runnable(captured, [arg.detach() for arg in args])
@@ -117,7 +117,7 @@ class TracedGraph:
         """How PyTorch's own visible results lie in memory: fake tensors of one channel may be wrong about it."""
         if not self._visible:
             return layout_of(())
-        with torch.no_grad(), seeded():
+        with torch.no_grad(), fixed_seed():
             return layout_of(self._stock(args)[: self._visible])
 
     def _runnable(self, captured: Captured, args: list[torch.Tensor]) -> Runnable | None:
@@ -130,13 +130,13 @@ class TracedGraph:
         settings = self._settings
         limited = memory_limited(device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(self._settings.db) as database:
-            found = measure(net, self._settings, database, silent)
+            found = measure(net, self._settings, database, ignore_progress)
             # Not before: among a forward pass's results are all activations that the backward pass reads.
             with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
             build = partial(self._build, net, found, database, args, exact, stock)
-            built = proven(build, net, found, self._settings, database, silent)
+            built = rebuild_until_verified(build, net, found, self._settings, database, ignore_progress)
         best, slow = self._fastest(built.ways, args)
         slow = "" if built.wrong else slow
         stock_wrong = bool(stock_is_wrong(convolutions_of(net.regions), net.target))
@@ -154,7 +154,7 @@ class TracedGraph:
         database: Database,
         args: list[torch.Tensor],
         exact: list[torch.Tensor],
-        stock: end_to_end.Errors,
+        stock: end_to_end.OutputErrors,
     ) -> _Built:
         """Select, build, and check against what PyTorch's own run was held to."""
         choice = select(net, found, self._settings)
@@ -162,9 +162,9 @@ class TracedGraph:
         plan, program = build_fastest(plan, net, self._settings, choice.problem)
         assert program.runnable is not None
         ways: dict[str, Runnable] = {"convoy": eager_of(program.runnable)}
-        if isinstance(program.runnable, GraphProgram) and not self._settings.static_outputs:
+        if isinstance(program.runnable, CudaGraphProgram) and not self._settings.static_outputs:
             ways["convoy.graph"] = program.runnable
-        with torch.no_grad(), convolutions("as_torch", args[0].device), seeded():
+        with torch.no_grad(), convolutions("as_torch", args[0].device), fixed_seed():
             ours = end_to_end.errors_against(end_to_end.float_outputs(ways["convoy"](args)), exact)
             unit, numerics = self._unit(cuda=args[0].is_cuda), self._settings.numerics
             allowed = allowed_baseline(ours, stock, numerics, unit, lambda: self._rounded(args))
@@ -186,7 +186,7 @@ class TracedGraph:
         That is float64 and PyTorch's own. Where float64 would draw other random numbers, or has no room, it is PyTorch's own and
         what one rounding of every argument changes there.
         """
-        with seeded():
+        with fixed_seed():
             stock = end_to_end.float_outputs(self._stock(args))
         if not any(draws(node) for node in captured.graph.nodes):
             try:
@@ -203,13 +203,13 @@ class TracedGraph:
 
     def _shaken(self, args: list[torch.Tensor]) -> list[torch.Tensor]:
         """PyTorch's own results from arguments that are off by one rounding each."""
-        shake = Shaker(self._unit(cuda=args[0].is_cuda))
-        with seeded():
+        shake = InputPerturbation(self._unit(cuda=args[0].is_cuda))
+        with fixed_seed():
             return end_to_end.float_outputs(self._stock([shake(arg) for arg in args]))
 
-    def _rounded(self, args: list[torch.Tensor]) -> end_to_end.Errors:
+    def _rounded(self, args: list[torch.Tensor]) -> end_to_end.OutputErrors:
         """How far one rounding of every argument moves PyTorch's own results."""
-        with seeded():
+        with fixed_seed():
             stock = end_to_end.float_outputs(self._stock(args))
         return end_to_end.errors_against(self._shaken(args), [tensor.double() for tensor in stock])
 

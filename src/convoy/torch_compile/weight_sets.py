@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-Stamp = tuple[int, tuple[int, ...]]
+WeightsVersion = tuple[int, tuple[int, ...]]
 """The sum of tensors' version counters, and their addresses."""
 
 _version = attrgetter("_version")
@@ -46,24 +46,24 @@ class PackedWeights:
         refs: one a tensor; any tensor's end takes the set out.
     """
 
-    stamp: Stamp | None = None
+    stamp: WeightsVersion | None = None
     run: Callable[..., Any] | None = None
     held: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     calls: int = 0
     patience: int = 0
-    seen: Stamp | None = None
+    seen: WeightsVersion | None = None
     waited: int = 0
     left: int = 0
     refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list[weakref.ref[torch.Tensor]])
 
-    def is_current(self, stamp: Stamp) -> bool:
+    def is_current(self, stamp: WeightsVersion) -> bool:
         """Whether `run` computes with the weights' present values; counts a call where it does."""
         if self.run is None or stamp != self.stamp:
             return False
         self.calls += 1
         return True
 
-    def pack(self, weights: Sequence[torch.Tensor], stamp: Stamp, run: Callable[..., Any]) -> None:
+    def pack(self, weights: Sequence[torch.Tensor], stamp: WeightsVersion, run: Callable[..., Any]) -> None:
         """Take what was packed of the weights, as they are by this stamp, for the present call and later ones."""
         self.held = [tensor.detach() for tensor in weights]
         self.stamp, self.run, self.calls = stamp, run, 1
@@ -72,7 +72,7 @@ class PackedWeights:
         """Let go of what was packed."""
         self.run, self.held = None, []
 
-    def is_due(self, stamp: Stamp) -> bool:
+    def is_due(self, stamp: WeightsVersion) -> bool:
         """Whether the weights, which `run` does not have, are to be packed in this call; else PyTorch computes it.
 
         Weights that change after few calls, as in a training loop that evaluates now and then, must stay the same for longer
@@ -138,7 +138,7 @@ class WeightSets:
             dropped.release()
 
 
-def stamp_of(weights: Sequence[torch.Tensor]) -> Stamp:
+def version_of(weights: Sequence[torch.Tensor]) -> WeightsVersion:
     """What differs after every change of the tensors that PyTorch counts, and after each that gives them other memory.
 
     Not after a write through `.data`, a pointer or NumPy, nor for tensors made in inference mode.

@@ -10,10 +10,10 @@ from torch import nn
 
 from convoy.capture.loss_module import LossModule
 from convoy.engines.torch_flags import convolutions
-from convoy.training.gradients import put_gradients
+from convoy.training.gradient_allreduce import put_gradients
 
 
-class StockWork:
+class AutogradStep:
     """Loss, gradients and update of one micro-batch by PyTorch's own operators, on torch's current stream.
 
     A convolution is chosen by cuDNN's search, as where a plan is measured against PyTorch; the search itself happens in the first
@@ -44,7 +44,9 @@ class StockWork:
             made = self._module(*self._rebuild(batch))
             found = torch.autograd.grad(made[0] / self._accumulate, self._learned, allow_unused=True)
         used = [
-            (p, like(p, gradient)) for p, gradient in zip(self._learned, found, strict=True) if gradient is not None
+            (p, in_parameter_layout(p, gradient))
+            for p, gradient in zip(self._learned, found, strict=True)
+            if gradient is not None
         ]
         with torch.no_grad():
             put_gradients([p for p, _ in used], [gradient for _, gradient in used], add=not first)
@@ -53,7 +55,7 @@ class StockWork:
         return made[-1].detach()
 
 
-def like(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+def in_parameter_layout(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient in its parameter's memory format, as autograd leaves it: optimizers walk through both side by side."""
     if gradient.stride() == parameter.stride():
         return gradient

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from convoy.program.bind import Bound
+from convoy.program.bind import BoundPlan
 
 
-class Completion:
+class BucketCompletion:
     """Follows a bound step's launches and says with which of them each bucket is complete.
 
     On a GPU the launches that a bucket waits for are marked on torch's current stream, so that another stream can wait for
@@ -51,11 +51,11 @@ class Completion:
         self._events.clear()
 
 
-def makers(bound: Bound) -> dict[int, int]:
+def slot_writers(bound: BoundPlan) -> dict[int, int]:
     """For each slot that a launch writes, the launch; inputs and constants have none."""
     return {slot: index for index, step in enumerate(bound.steps) for slot in step.results}
 
 
-def all_made(bound: Bound, count: int) -> bool:
+def all_written(bound: BoundPlan, count: int) -> bool:
     """Whether each of the gradients, the outputs behind the loss, is made by a launch: else there is nothing to wait for."""
-    return set(bound.outputs[1 : 1 + count]) <= makers(bound).keys()
+    return set(bound.outputs[1 : 1 + count]) <= slot_writers(bound).keys()

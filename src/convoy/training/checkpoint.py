@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
-from convoy.training.checksummed_file import TOKEN_BYTES, read_summed, read_values, write_summed
+from convoy.training.checksummed_file import TOKEN_BYTES, read_checksummed, read_values, write_checksummed
 
 FORMAT: Final = "convoy checkpoint 2"
 """Files of the first format, which torch.save wrote, held no sum: damage went unnoticed. They are refused."""
@@ -28,7 +28,7 @@ RandomState = dict[str, torch.Tensor]
 """One process's random number generators, uint8 tensors in host memory: `cpu`, and `cuda` where it trains on a GPU."""
 
 
-class Position(NamedTuple):
+class TrainingPosition(NamedTuple):
     """Where a training is: epochs that are done, and steps of the next one."""
 
     epoch: int
@@ -43,7 +43,7 @@ def random_state(device: torch.device) -> RandomState:
     return state
 
 
-def put_random_state(state: RandomState, device: torch.device) -> None:
+def set_random_state(state: RandomState, device: torch.device) -> None:
     """Put the generators where `random_state` found them; a GPU's stays as it is where the state was taken without one."""
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)  # first: it alone may still refuse a state
@@ -55,7 +55,7 @@ def write_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
-    position: Position,
+    position: TrainingPosition,
     random: Sequence[RandomState],
 ) -> None:
     """Write everything that a training needs to go on; an existing file is replaced only when the new one is complete.
@@ -80,7 +80,7 @@ def write_checkpoint(
         "random": list(random),
     }
     try:
-        write_summed(path, FORMAT, state)
+        write_checksummed(path, FORMAT, state)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise InputError("checkpoint", str(path), "a file that can be written", str(error)) from error
 
@@ -100,7 +100,7 @@ def read_checkpoint(
     device: torch.device,
     rank: int = 0,
     most_step: int | None = None,
-) -> Position:
+) -> TrainingPosition:
     """Put a training where a checkpoint was written; tensors and plain values are read, nothing in the file is run.
 
     Everything in the file is checked before anything is changed: its sum, names, shapes, dtypes, and the kinds of values.
@@ -117,7 +117,7 @@ def read_checkpoint(
     Raises:
         InputError: no checkpoint, a damaged one, or one of another model. Nothing is changed then.
     """
-    state = read_summed(path, FORMAT, "checkpoint", most_bytes=_most_bytes(model))
+    state = read_checksummed(path, FORMAT, "checkpoint", most_bytes=_most_bytes(model))
     try:
         if not isinstance(state, dict) or state.keys() != set(_PARTS):
             raise ValueError("it has other parts than " + ", ".join(_PARTS))
@@ -132,14 +132,14 @@ def read_checkpoint(
         random = _own_random_state(state["random"], device, rank)
     except ValueError as error:
         raise InputError("checkpoint", str(path), "a checkpoint of this model", f"In the file, {error}.") from error
-    put_random_state(random, device)
+    set_random_state(random, device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
     return position
 
 
-def position_in(path: Path) -> Position | None:
+def read_position(path: Path) -> TrainingPosition | None:
     """Where the training was that wrote a file; None where it holds no such thing. Its sum is not looked at."""
     try:
         return _position(read_values(path, "checkpoint", most_bytes=1 << 62))
@@ -155,11 +155,11 @@ def _most_bytes(model: nn.Module) -> int:
     return 3 * sum(t.nbytes for t in model.state_dict().values() if isinstance(t, torch.Tensor)) + _SPARE_BYTES
 
 
-def _position(state: Mapping[str, Any]) -> Position:
+def _position(state: Mapping[str, Any]) -> TrainingPosition:
     for name in ("epoch", "step"):
         if type(state[name]) is not int or state[name] < 0:
             raise ValueError(f"{name} is no count")
-    return Position(state["epoch"], state["step"])
+    return TrainingPosition(state["epoch"], state["step"])
 
 
 def _check_model(found: Any, model: nn.Module) -> None:

@@ -33,7 +33,7 @@ MOST_HEADER_BYTES: Final = 32 << 20
 _ZIP: Final = b"PK\x03\x04"
 
 
-def write_summed(path: Path, form: str, state: Mapping[str, Any]) -> None:
+def write_checksummed(path: Path, form: str, state: Mapping[str, Any]) -> None:
     """Write a file; one that is there is replaced only when the new one is whole.
 
     Args:
@@ -58,8 +58,8 @@ def write_summed(path: Path, form: str, state: Mapping[str, Any]) -> None:
             fresh.unlink()
 
 
-def read_summed(path: Path, form: str, argument: str, *, most_bytes: int) -> Any:
-    """Read a file that `write_summed` wrote; tensors are in host memory.
+def read_checksummed(path: Path, form: str, argument: str, *, most_bytes: int) -> Any:
+    """Read a file that `write_checksummed` wrote; tensors are in host memory.
 
     Args:
         path: the file.

@@ -11,15 +11,15 @@ from torch import nn
 
 from convoy.capture.export import evaluation_mode
 from convoy.errors import InputError
-from convoy.pipeline.net import Observer, silent
+from convoy.pipeline.net import Observer, ignore_progress
 from convoy.prune.masks import masked
 from convoy.training.fit import fit
-from convoy.training.recipe import Recipe
+from convoy.training.recipe import TrainingRecipe
 from convoy.zoo import Dataset
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class FinetuneSchedule:
     """How to fine-tune: stochastic gradient descent with momentum, the rate falling to 0 along half a cosine.
 
     The default rate is a tenth of what residual nets are trained with from the start, for the weights are nearly right.
@@ -45,8 +45,8 @@ def finetune(
     model: nn.Module,
     masks: Mapping[str, torch.Tensor],
     images: Dataset,
-    schedule: Schedule,
-    on_progress: Observer = silent,
+    schedule: FinetuneSchedule,
+    on_progress: Observer = ignore_progress,
 ) -> list[float]:
     """Train a pruned model on, what is pruned staying pruned; the mean loss of each epoch.
 
@@ -66,7 +66,7 @@ def finetune(
     """
     if len(images) < 2:
         raise InputError("data", f"{len(images)} images", "at least 2 to train on")
-    recipe = Recipe(
+    recipe = TrainingRecipe(
         epochs=schedule.epochs,
         batch=min(schedule.batch, len(images)),
         lr=schedule.lr,

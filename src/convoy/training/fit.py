@@ -15,25 +15,25 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.errors import ConvoyError, InputError
-from convoy.pipeline.net import Observer, silent
+from convoy.pipeline.net import Observer, ignore_progress
 from convoy.prune.accuracy import accuracy, class_scores
 from convoy.settings import Settings, checked_settings
 from convoy.training.checkpoint import (
-    Position,
     RandomState,
+    TrainingPosition,
     random_state,
     read_checkpoint,
     remove_unfinished,
     write_checkpoint,
 )
-from convoy.training.recipe import Recipe
+from convoy.training.recipe import TrainingRecipe
 from convoy.training.step import TrainingStep
 from convoy.training.tune_step import training_step
 from convoy.zoo import Dataset
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochResult:
     """What one pass gave.
 
     Attributes:
@@ -54,13 +54,13 @@ class Epoch:
 def fit(
     model: nn.Module,
     images: Dataset,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     *,
     settings: Settings | None = None,
     test: Dataset | None = None,
     observer: Observer | None = None,
     on_plan: Callable[[TrainingStep], None] | None = None,
-) -> Iterator[Epoch]:
+) -> Iterator[EpochResult]:
     """Train a classifier; gives an `Epoch` after each pass.
 
     Under `torchrun`, give a model inside DistributedDataParallel, each process its own shard (`Dataset.shard`), and all of
@@ -79,7 +79,7 @@ def fit(
         InputError: fewer images than a batch, fewer batches than an update, a checkpoint of another model.
         ConvoyError: the loss became NaN or infinite.
     """
-    return _Fit(model, images, recipe, checked_settings(settings), test, observer or silent, on_plan).run()
+    return _Fit(model, images, recipe, checked_settings(settings), test, observer or ignore_progress, on_plan).run()
 
 
 class _Fit:
@@ -87,7 +87,7 @@ class _Fit:
         self,
         model: nn.Module,
         images: Dataset,
-        recipe: Recipe,
+        recipe: TrainingRecipe,
         settings: Settings,
         test: Dataset | None,
         observer: Observer,
@@ -111,7 +111,7 @@ class _Fit:
         self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
             self.optimizer, recipe.epochs * self._updates(self.steps)
         )
-        self.position = Position(0, 0)
+        self.position = TrainingPosition(0, 0)
         if recipe.resume and recipe.checkpoint is not None and recipe.checkpoint.exists():
             self.position = self._resume(recipe.checkpoint)
         self.talk: Any = None
@@ -121,15 +121,15 @@ class _Fit:
                 remove_unfinished(recipe.checkpoint)
         self.step: Callable[..., torch.Tensor] | None = None
 
-    def run(self) -> Iterator[Epoch]:
+    def run(self) -> Iterator[EpochResult]:
         """Epoch by epoch, from where the checkpoint was."""
-        if self.position == Position(0, 0):
+        if self.position == TrainingPosition(0, 0):
             torch.manual_seed(self.recipe.seed)
         self.model.train()
         while self.position.epoch < self.recipe.epochs:
             yield self._epoch()
 
-    def _epoch(self) -> Epoch:
+    def _epoch(self) -> EpochResult:
         recipe, start = self.recipe, self.position
         losses: list[torch.Tensor] = []
         seed = recipe.seed * 100_003 + start.epoch
@@ -145,7 +145,7 @@ class _Fit:
             if len(losses) == 1:  # the first builds, captures, and initialises the optimizer
                 self._wait()
                 begun = time.perf_counter()
-            self.position = Position(start.epoch, index + 1)
+            self.position = TrainingPosition(start.epoch, index + 1)
             if self._due(index + 1):
                 self._save()
             self.watch(f"epoch {start.epoch + 1}", index + 1, self.steps)
@@ -154,11 +154,11 @@ class _Fit:
         loss = float(torch.stack(losses).mean()) if losses else float("nan")
         if losses and not loss < float("inf"):
             raise ConvoyError(f"the loss is {loss} in epoch {start.epoch + 1}: a lower lr than {recipe.lr:g} may help")
-        self.position = Position(start.epoch + 1, 0)
+        self.position = TrainingPosition(start.epoch + 1, 0)
         self._save()
         right = None if self.test is None else accuracy(self.own, self.test, batch=recipe.batch)
         rate = (len(losses) - 1) * recipe.batch * _processes() / seconds if len(losses) > 1 else 0.0
-        return Epoch(start.epoch + 1, loss, right, rate, len(losses))
+        return EpochResult(start.epoch + 1, loss, right, rate, len(losses))
 
     def _make_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable[..., torch.Tensor]:
         recipe = self.recipe
@@ -221,7 +221,7 @@ class _Fit:
         if _rank() == 0:
             write_checkpoint(self.recipe.checkpoint, self.own, self.optimizer, self.cosine, self.position, random)
 
-    def _resume(self, path: Path) -> Position:
+    def _resume(self, path: Path) -> TrainingPosition:
         """Go where a checkpoint was written.
 
         An update that had begun there begins anew: files were once written amid updates, and `accumulate` may have changed.
@@ -231,7 +231,7 @@ class _Fit:
         length = self.cosine.T_max
         found = read_checkpoint(path, self.own, self.optimizer, self.cosine, self.device, rank, self.steps)
         step = found.step - found.step % self.recipe.accumulate
-        position = Position(found.epoch + 1, 0) if step == self.steps else Position(found.epoch, step)
+        position = TrainingPosition(found.epoch + 1, 0) if step == self.steps else TrainingPosition(found.epoch, step)
         made = position.epoch * self._updates(self.steps) + self._updates(position.step)
         if (length, made) != (self.cosine.T_max, self.cosine.last_epoch):
             # Of another number of epochs, or of batches to an update: on along the new curve, from where it is by now.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.program.bind import Bound
+from convoy.program.bind import BoundPlan
 from convoy.schedule import sent_together
-from convoy.training.bucket_completion import Completion, makers
-from convoy.training.gradients import Averages
+from convoy.training.bucket_completion import BucketCompletion, slot_writers
+from convoy.training.gradient_allreduce import GradientAllReduce
 
 
-class Overlap:
+class OverlappedAllReduce:
     """The all-reduces of a bound step, and after which launch each begins.
 
     The buckets are those of `program.gradients.average`: the same values travel together, so the averages have the same bits.
@@ -26,16 +26,16 @@ class Overlap:
         buckets: the slots of the gradients that travel together, in the order in which they leave.
     """
 
-    def __init__(self, bound: Bound, count: int, averages: Averages) -> None:
+    def __init__(self, bound: BoundPlan, count: int, averages: GradientAllReduce) -> None:
         self._averages = averages
         specs = {slot: spec for step in bound.steps for slot, spec in zip(step.results, step.specs, strict=True)}
-        made = makers(bound)
+        made = slot_writers(bound)
         back = bound.outputs[count:0:-1]
         found = sent_together([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
         self.buckets = [tuple(back[index] for index in bucket) for bucket in found]
         waits = [{made[slot] for slot in bucket} for bucket in self.buckets]
         # A collective is begun in the same order by every process, so one that is ready early waits for those before it.
-        self._completion = Completion(waits, averages.stream, in_order=True)
+        self._completion = BucketCompletion(waits, averages.stream, in_order=True)
         self._arrivals: dict[int, torch.cuda.Event | None] = {}
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:

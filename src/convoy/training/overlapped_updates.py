@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from convoy.program.bind import Bound
-from convoy.program.lifetimes import users
+from convoy.program.bind import BoundPlan
+from convoy.program.lifetimes import slot_users
 from convoy.program.recording import stream_beside
 from convoy.schedule import buckets
-from convoy.training.bucket_completion import Completion, all_made
+from convoy.training.bucket_completion import BucketCompletion, all_written
 from convoy.training.capturable_optimizers import FUSED
-from convoy.training.overlapped_allreduce import Overlap
+from convoy.training.overlapped_allreduce import OverlappedAllReduce
 
 BUCKET_BYTES = 4 << 20
 """Gradients that are updated together: enough to fill a device, little enough that most are done before the pass ends."""
@@ -27,16 +27,16 @@ launches beside them: with 0.9e4 bytes GoogLeNet's step was 3 % slower for it, w
 ten times as many; what the update alone takes from its step is not measured."""
 
 
-def pays_early(parameters: Sequence[nn.Parameter], step_us: float) -> bool:
+def early_update_pays(parameters: Sequence[nn.Parameter], step_us: float) -> bool:
     """Whether the update of some parameters is a large part of a step that takes so long; not where that is unknown."""
     return 0.0 < step_us * EARLY_BYTES_US <= sum(p.numel() * p.element_size() for p in parameters)
 
 
-class OvertakenError(RuntimeError):
+class ReadAfterUpdateError(RuntimeError):
     """Raised where a launch reads a parameter that was updated before: the update must wait for the end."""
 
 
-class Updates:
+class OverlappedUpdates:
     """The updates of a bound step's parameters, and after which launch each begins.
 
     A parameter may change when its gradient is there, averaged where several processes train, and the last launch that reads it
@@ -54,17 +54,17 @@ class Updates:
 
     def __init__(
         self,
-        bound: Bound,
+        bound: BoundPlan,
         parameters: Sequence[nn.Parameter],
         slots: Sequence[int],
         optimizer: torch.optim.Optimizer,
         taken: Sequence[torch.cuda.Stream] = (),
-        overlap: Overlap | None = None,
+        overlap: OverlappedAllReduce | None = None,
     ) -> None:
         self._optimizer, self._steps, self._overlap = optimizer, bound.steps, overlap
         device = parameters[0].device
         self.stream = stream_beside(device, taken) if device.type == "cuda" else None
-        used = users(bound.steps)
+        used = slot_users(bound.steps)
         gradients = bound.outputs[1 : 1 + len(parameters)]
         members = _members(parameters) if overlap is None else [list(map(gradients.index, b)) for b in overlap.buckets]
         self._buckets = [[(parameters[i], gradients[i]) for i in bucket] for bucket in members]
@@ -72,14 +72,14 @@ class Updates:
             {at for i in bucket for slot in (slots[i], gradients[i]) for at in used.get(slot, ())} for bucket in members
         ]
         # Buckets leave in one order, so that behind those of earlier ones a bucket's own launches say that it has left.
-        self._completion = Completion(waits, self.stream, in_order=overlap is not None)
+        self._completion = BucketCompletion(waits, self.stream, in_order=overlap is not None)
         self._updated: set[int] = set()
 
     def after(self, index: int, slots: Sequence[torch.Tensor | None]) -> None:
         """A launch was given to torch's current stream; begin the updates that nothing stands against any more."""
         read = (slots[slot] for slot in self._steps[index].args)
         if self._updated and any(t is not None and t.untyped_storage().data_ptr() in self._updated for t in read):
-            raise OvertakenError("a launch reads a parameter in another shape after its update was queued")
+            raise ReadAfterUpdateError("a launch reads a parameter in another shape after its update was queued")
         if self._overlap is not None:
             self._overlap.after(index, slots)
         complete = self._completion.after(index)
@@ -119,18 +119,18 @@ def _members(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
     return [[back[i] for i in bucket] for bucket in found]
 
 
-def updates_of(
-    bound: Bound,
+def make_overlapped_updates(
+    bound: BoundPlan,
     parameters: Sequence[nn.Parameter],
     slots: Sequence[int],
     optimizer: torch.optim.Optimizer,
     taken: Sequence[torch.cuda.Stream] = (),
-    overlap: Overlap | None = None,
-) -> Updates | None:
-    """`Updates`, or None where an optimizer's update is not known to be elementwise, or a launch makes not each gradient."""
-    if type(optimizer) not in FUSED or not all_made(bound, len(parameters)):
+    overlap: OverlappedAllReduce | None = None,
+) -> OverlappedUpdates | None:
+    """`OverlappedUpdates`; None if the optimizer's update may not be elementwise, or if no launch makes one of the gradients."""
+    if type(optimizer) not in FUSED or not all_written(bound, len(parameters)):
         return None
-    return Updates(bound, parameters, slots, optimizer, taken, overlap)
+    return OverlappedUpdates(bound, parameters, slots, optimizer, taken, overlap)
 
 
 @contextmanager

@@ -21,7 +21,9 @@ Share = Callable[[int, int], bytes]
 """Measure one of so many shares; what was found, as a file's bytes."""
 
 
-def agree(tune: Callable[[list[bytes]], Plan], group: Any, target: Target, measure: Share | None = None) -> Plan:
+def agree_on_plan(
+    tune: Callable[[list[bytes]], Plan], group: Any, target: Target, measure: Share | None = None
+) -> Plan:
     """Measure in all processes, choose in the group's first, and hand the plan to the others, as text.
 
     Args:

@@ -15,7 +15,7 @@ MARK = "_convoy_lets_go"
 """What the wrapped method is known by."""
 
 
-class Holder(Protocol):
+class GraphHolder(Protocol):
     """Has a graph in which there may be a group's collectives."""
 
     @property
@@ -28,10 +28,10 @@ class Holder(Protocol):
         ...
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+_holders: weakref.WeakSet[GraphHolder] = weakref.WeakSet()
 
 
-def release_before_parting(holder: Holder) -> None:
+def release_before_shutdown(holder: GraphHolder) -> None:
     """Have a holder let go of its graph before its group is shut down; it is not kept alive for that."""
     from torch.distributed import ProcessGroup
 

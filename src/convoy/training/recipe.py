@@ -12,7 +12,7 @@ from convoy.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """How to train: stochastic gradient descent with momentum, the rate falling to 0 along half a cosine.
 
     Attributes:
@@ -62,7 +62,7 @@ class Recipe:
             raise InputError("checkpoint", None, "a file, with resume or checkpoint-every")
 
 
-def with_amp(recipe: Recipe, word: str | None) -> Recipe:
+def with_amp(recipe: TrainingRecipe, word: str | None) -> TrainingRecipe:
     """The recipe under autocast with a dtype's word; InputError for one that autocast does not take."""
     if word is None:
         return recipe

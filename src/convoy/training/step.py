@@ -13,7 +13,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture import TrainingCapture
 from convoy.capture.batch import FlatBatch, flatten_batch
-from convoy.capture.joint import read_by
+from convoy.capture.joint import python_reads_of
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import InputError
@@ -21,16 +21,21 @@ from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.eager import EagerProgram
 from convoy.program.module_state import ModuleState
-from convoy.program.recording import FAILURES, first_line
-from convoy.training.autograd_step import StockWork
-from convoy.training.bucket_completion import all_made
+from convoy.program.recording import CAPTURE_FAILURES, first_line
+from convoy.training.autograd_step import AutogradStep
+from convoy.training.bucket_completion import all_written
 from convoy.training.capturable_optimizers import has_state, why_not_capturable
 from convoy.training.capture_guard import CaptureGuard
-from convoy.training.gradients import has_hooks, put_gradients
-from convoy.training.overlapped_allreduce import Overlap
-from convoy.training.overlapped_updates import OvertakenError, Updates, pays_early, updates_of
-from convoy.training.process_group_shutdown import release_before_parting
-from convoy.training.step_graph import StepGraph, Work
+from convoy.training.gradient_allreduce import has_hooks, put_gradients
+from convoy.training.overlapped_allreduce import OverlappedAllReduce
+from convoy.training.overlapped_updates import (
+    OverlappedUpdates,
+    ReadAfterUpdateError,
+    early_update_pays,
+    make_overlapped_updates,
+)
+from convoy.training.process_group_shutdown import release_before_shutdown
+from convoy.training.step_graph import StepFunction, StepGraph
 from convoy.training.step_program import StepOptions, StepProgram
 from convoy.training.step_serialization import copy_step, reduce_step
 from convoy.training.step_update import StepUpdate
@@ -70,7 +75,7 @@ class TrainingStep:
         self.notes: list[str] = list(program.plan.notes)
         self._stock = LossModule(model, loss_fn, options.amp, scaled=options.scaler is not None)
         self._lifted = program.capture.lifted if program.capture else ()
-        self._read_by_code = read_by(self._stock)
+        self._read_by_code = python_reads_of(self._stock)
         found = self._read_by_code.modules  # such as a frozen net in the loss
         watched = nn.ModuleList([self._stock, *found]) if found else self._stock
         self._state = ModuleState(watched, learned=self._stock, inputs=self._lifted)
@@ -134,7 +139,7 @@ class TrainingStep:
         last = self._micro + 1 == self.options.accumulate
         batch = (x, *targets)
         flat = flatten_batch(batch)
-        refuse_empty(flat)
+        check_not_empty(flat)
         reason = self._why_stock(flat)
         if reason:
             if self.program.runnable is not None:  # else PyTorch's step runs in any case
@@ -172,13 +177,13 @@ class TrainingStep:
                 if parameter.grad is not None and id(parameter) not in made:
                     parameter.grad = None
 
-    def _stock_work(self, batch: tuple[Any, ...]) -> StockWork:
+    def _stock_work(self, batch: tuple[Any, ...]) -> AutogradStep:
         """PyTorch's step on a batch's tensors."""
         rebuild = flatten_batch(self.options.given(batch)).rebuild
-        return StockWork(self._stock, rebuild, self._learning(), self.options.accumulate, self._update)
+        return AutogradStep(self._stock, rebuild, self._learning(), self.options.accumulate, self._update)
 
     def _work(
-        self, batch: Sequence[torch.Tensor], *, first: bool, last: bool, updates: Updates | None = None
+        self, batch: Sequence[torch.Tensor], *, first: bool, last: bool, updates: OverlappedUpdates | None = None
     ) -> torch.Tensor:
         """Everything, on torch's current stream; without gradient mode. What a CUDA graph captures."""
         runnable, capture = self.program.runnable, self._capture_of()
@@ -200,7 +205,7 @@ class TrainingStep:
             self._update(learned, averaged=overlap is not None)
         return loss
 
-    def _make_overlap(self) -> Overlap | None:
+    def _make_overlap(self) -> OverlappedAllReduce | None:
         """What averages gradients while the backward pass goes on; None where they are averaged when all are there.
 
         Accumulated gradients are complete only with the last micro-batch's, and hooks are for a process's own gradients.
@@ -210,9 +215,9 @@ class TrainingStep:
         if self._update.averages is None or runnable is None or not wanted:
             return None
         count = len(self._capture_of().learned)
-        if not all_made(runnable.bound, count):
+        if not all_written(runnable.bound, count):
             return None
-        return Overlap(runnable.bound, count, self._update.averages)
+        return OverlappedAllReduce(runnable.bound, count, self._update.averages)
 
     def _leaves(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
         return flatten_batch(self.options.given(batch)).tensors
@@ -255,7 +260,7 @@ class TrainingStep:
         if self._graph is None:
             try:
                 self._graph = self._capture(leaves, batch)
-            except FAILURES as error:
+            except CAPTURE_FAILURES as error:
                 self._graph_refused = True
                 words = first_line(error)
                 self._warn_once(
@@ -272,7 +277,7 @@ class TrainingStep:
         else:
             made = self._capture_program(runnable, leaves)
         if self.group is not None:
-            release_before_parting(self)
+            release_before_shutdown(self)
         self._guard = self._guard_now(self.optimizer)
         return made
 
@@ -283,13 +288,13 @@ class TrainingStep:
             beside = () if updates.stream is None else (updates.stream,)
             try:
                 return self._record(partial(self._work, updates=updates), leaves, (*streams, *beside), keeps)
-            except OvertakenError:
+            except ReadAfterUpdateError:
                 pass
         return self._record(self._work, leaves, streams, keeps)
 
     def _record(
         self,
-        work: Work,
+        work: StepFunction,
         leaves: Sequence[torch.Tensor],
         streams: Sequence[torch.cuda.Stream] = (),
         keeps: object = None,
@@ -305,19 +310,19 @@ class TrainingStep:
             keeps=keeps,
         )
 
-    def _updates_of(self, runnable: EagerProgram) -> Updates | None:
+    def _updates_of(self, runnable: EagerProgram) -> OverlappedUpdates | None:
         """What updates parameters while the backward pass goes on; None where an update wants all gradients."""
         options, capture = self.options, self._capture_of()
         together = (options.scaler, options.clip_grad_norm) != (None, None)
         late = self._update.averages is not None and self._overlap is None
         learned = self._learned()
         wanted = options.early_updates
-        wanted = pays_early(learned, self.plan.total_us) if wanted is None else wanted
+        wanted = early_update_pays(learned, self.plan.total_us) if wanted is None else wanted
         if together or late or options.accumulate > 1 or not wanted:
             return None
         slots = [capture.parameters.index(name) for name in capture.learned]
         taken = (*runnable.streams, *self._update.streams)
-        return updates_of(runnable.bound, learned, slots, self.optimizer, taken, self._overlap)
+        return make_overlapped_updates(runnable.bound, learned, slots, self.optimizer, taken, self._overlap)
 
     # --- the step's tensors ---------------------------------------------------------------------------------------------
 
@@ -357,7 +362,7 @@ class TrainingStep:
             return "a tensor of the batch requires a gradient: the stock step runs"
         if effective_amp(self.options.amp, self._guard.device) != self.program.amp:
             return "autocast is not as it was when the step was made: the stock step runs; pass `amp` to training_step"
-        reason = calls.why_not_plain(batch.tensors) or calls.why_modes()
+        reason = calls.why_not_plain(batch.tensors) or calls.why_modes_forbid()
         if reason is not None:
             return f"{reason}: the stock step runs"
         change = self._state.change()
@@ -378,7 +383,7 @@ class TrainingStep:
             warn_user(reason)
 
 
-def refuse_empty(batch: FlatBatch) -> None:
+def check_not_empty(batch: FlatBatch) -> None:
     """Refuse a batch without images: a mean over none of them is not a number, and so would be the weights. Targets may be empty.
 
     Raises:

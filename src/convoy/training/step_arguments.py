@@ -13,7 +13,7 @@ from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
 from convoy.errors import InputError
-from convoy.training.step import refuse_empty
+from convoy.training.step import check_not_empty
 from convoy.training.step_program import StepOptions
 
 
@@ -35,7 +35,7 @@ def check_training_arguments(
         raise InputError("loss_fn", loss_fn, "a function (output, *targets) that returns one number")
     if not isinstance(batch, (tuple, list)) or len(batch) < 1:
         raise InputError("batch", type(batch).__name__, "a tuple (x, *targets)")
-    refuse_empty(flatten_batch(tuple(batch)))
+    check_not_empty(flatten_batch(tuple(batch)))
     _check_options(options)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError("model", type(model).__name__, "a model with a parameter that requires a gradient")

@@ -12,7 +12,7 @@ from convoy.program.recording import recording, stream_beside
 from convoy.training.capturable_optimizers import capturable
 
 
-class Work(Protocol):
+class StepFunction(Protocol):
     """A step, or one micro-batch of it, on static tensors."""
 
     def __call__(self, batch: Sequence[torch.Tensor], *, first: bool, last: bool) -> torch.Tensor:
@@ -42,7 +42,7 @@ class StepGraph:
 
     def __init__(
         self,
-        work: Work,
+        work: StepFunction,
         example: Sequence[torch.Tensor],
         parameters: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from convoy.training.gradients import Averages, average, clip
+from convoy.training.gradient_allreduce import GradientAllReduce, allreduce_gradients, clip
 from convoy.training.step_program import StepOptions
 
 
@@ -22,12 +22,12 @@ class StepUpdate:
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: StepOptions, device: torch.device) -> None:
         self._optimizer, self._scaler, self._clip_norm = optimizer, options.scaler, options.clip_grad_norm
-        self.averages = None if options.group is None else Averages(options.group, device)
+        self.averages = None if options.group is None else GradientAllReduce(options.group, device)
 
     def __call__(self, learned: Sequence[nn.Parameter], *, averaged: bool = False) -> None:
         """Average, unscale, clip, step; `averaged` gradients are averages already."""
         if self.averages is not None and not averaged:
-            average([p.grad for p in learned if p.grad is not None], self.averages)
+            allreduce_gradients([p.grad for p in learned if p.grad is not None], self.averages)
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         if self._clip_norm is not None:

@@ -14,18 +14,18 @@ from convoy.capture import TrainingCapture, captured_function, to_double
 from convoy.capture.copies import separate_copy
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import LIFTED, StepTensors
-from convoy.capture.substitution import Substitution
+from convoy.capture.tensor_substitution import TensorSubstitution
 from convoy.engines.torch_flags import convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import end_to_end
-from convoy.pipeline.check import Check, Side
-from convoy.pipeline.end_to_end import Errors
-from convoy.pipeline.oracle import FAR, wrong_words
-from convoy.pipeline.rounding import Shaker, seeded, unit_roundoff
+from convoy.pipeline.end_to_end import OutputErrors
+from convoy.pipeline.end_to_end_check import ComparedRun, EndToEndCheck
+from convoy.pipeline.net_oracle import MOST_ROUNDINGS, stock_error_message
+from convoy.pipeline.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.program import Program
-from convoy.program.graph import GraphProgram
+from convoy.program.cuda_graph import CudaGraphProgram
 
 LEAST_SUSPICIOUS: Final = 1e-3
 """Relative error of gradients that is never looked into: behind batch norms, sums that cancel magnify rounding."""
@@ -71,7 +71,7 @@ class StockStep:
         """The loss, then the gradients of the parameters that have one."""
         learning = StepTensors(self._module, self._lifted).learning
         learned = [learning[name] for name in (self._capture.learned if self._capture else learning)]
-        with torch.enable_grad(), Substitution(self._stand_ins) if self._stand_ins else nullcontext():
+        with torch.enable_grad(), TensorSubstitution(self._stand_ins) if self._stand_ins else nullcontext():
             made = self._module(*self._batch)
         return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
 
@@ -107,7 +107,7 @@ class StockStep:
         lifted = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self._lifted]
         held = list(StepTensors(module, lifted).all().values())
         leaves, spec = pytree.tree_flatten(self._batch)
-        shake = Shaker(self.unit_of_all)
+        shake = InputPerturbation(self.unit_of_all)
         with torch.no_grad():
             for tensor in held:
                 tensor.copy_(shake(tensor))
@@ -139,7 +139,7 @@ def _wide(value: Any) -> Any:
 
 
 def _seeded(run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    with seeded():
+    with fixed_seed():
         return run()
 
 
@@ -204,7 +204,7 @@ def _graph_in_double(capture: TrainingCapture, inputs: Sequence[torch.Tensor]) -
     return list(made)[: 1 + len(capture.learned)]
 
 
-class StepCheck(Check):
+class StepCheck(EndToEndCheck):
     """Loss and gradients of stock step and program; the user's model is not touched.
 
     cuDNN searches from PyTorch's first step on: the first plan of a convolution that is found is kept. Where there is no float64
@@ -232,23 +232,23 @@ class StepCheck(Check):
             errors = end_to_end.errors_against(theirs, self._exact)
             self._baseline_errors, self.wrong = (errors, "") if self.note else self._looked_into(errors, theirs)
 
-    def _looked_into(self, errors: Errors, theirs: list[torch.Tensor]) -> tuple[Errors, str]:
+    def _looked_into(self, errors: OutputErrors, theirs: list[torch.Tensor]) -> tuple[OutputErrors, str]:
         """PyTorch's errors, or where they are larger than rounding explains what it does explain, and what to tell the user."""
         if errors.rel_l2_error <= LEAST_SUSPICIOUS:
             return errors, ""
         unit = self._stock.unit_of_all
-        if errors.rel_l2_error <= FAR * unit:
+        if errors.rel_l2_error <= MOST_ROUNDINGS * unit:
             return errors, ""
         explained = self._rounded(theirs)
-        if errors.rel_l2_error <= FAR * max(explained.rel_l2_error, unit):
+        if errors.rel_l2_error <= MOST_ROUNDINGS * max(explained.rel_l2_error, unit):
             return errors, ""
-        return explained, wrong_words("loss and gradients", errors, explained, cuda=self.cuda)
+        return explained, stock_error_message("loss and gradients", errors, explained, cuda=self.cuda)
 
-    def _rounded(self, theirs: list[torch.Tensor]) -> Errors:
+    def _rounded(self, theirs: list[torch.Tensor]) -> OutputErrors:
         """What one rounding of every parameter, buffer and number of the batch changes in PyTorch's own step."""
         return end_to_end.errors_against(_seeded(self._stock.shaken), [tensor.double() for tensor in theirs])
 
-    def allowed(self, errors: Errors, baseline: Errors, numerics: str) -> Errors:
+    def allowed(self, errors: OutputErrors, baseline: OutputErrors, numerics: str) -> OutputErrors:
         """The errors that a program's loss and gradients are to be compared with (`rounding_bound.allowed_baseline`).
 
         Args:
@@ -257,7 +257,7 @@ class StepCheck(Check):
             numerics: the rounding that the user allows.
         """
 
-        def rounded() -> Errors:
+        def rounded() -> OutputErrors:
             with self.context():
                 return self._rounded(_seeded(self._stock.run))
 
@@ -267,15 +267,15 @@ class StepCheck(Check):
         """Convolutions as PyTorch runs them."""
         return convolutions("as_torch", self._inputs[0].device)
 
-    def stock(self) -> Side:
+    def stock(self) -> ComparedRun:
         """PyTorch's step: on a GPU as one graph, where it can be captured."""
         runs: dict[str, Callable[[], object]] = {"torch.eager": self._stock.run}
         if self.cuda:
             runs = end_to_end.baseline_run(self._stock.run, self._stock.captured)
         ((name, run),) = runs.items()
-        return Side(name, self._baseline_errors, run)
+        return ComparedRun(name, self._baseline_errors, run)
 
-    def ours(self, program: Program) -> Side:
+    def ours(self, program: Program) -> ComparedRun:
         """The program: as one graph without the copies of inputs and outputs."""
         runnable = program.runnable
         assert runnable is not None
@@ -285,4 +285,4 @@ class StepCheck(Check):
                 return runnable(self._inputs)[: self._results]
 
         errors = end_to_end.errors_against(_seeded(run), self._exact)
-        return Side("convoy", errors, runnable.replay if isinstance(runnable, GraphProgram) else run)
+        return ComparedRun("convoy", errors, runnable.replay if isinstance(runnable, CudaGraphProgram) else run)

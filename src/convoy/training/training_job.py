@@ -24,33 +24,33 @@ from convoy.measurement import Peaks, protocol_for
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.perfdb import Database
 from convoy.pipeline import end_to_end
-from convoy.pipeline.ceilings import ceiling_notes, measured_ceilings
-from convoy.pipeline.check import checked, timeline_of
-from convoy.pipeline.isolation import undisturbed
+from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
+from convoy.pipeline.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.isolation import preserve_global_state
 from convoy.pipeline.net import (
     Net,
     Observer,
     Stopwatch,
     check_target,
     device_of,
+    ignore_progress,
     input_formats,
     make_net,
     measure,
     memory_format,
     prediction_notes,
-    silent,
     target_for,
-    tell_changes,
+    warn_of_changes,
 )
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import convolutions_of, make_plan, select
 from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import summarize
-from convoy.pipeline.verify_predicted import Built, proven
+from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.plan import Plan
 from convoy.problem import texts_of
 from convoy.program import Program, build_program
-from convoy.program.calls import Example
+from convoy.program.calls import CallExample
 from convoy.program.module import eager_of
 from convoy.report.summary import Summary
 from convoy.schedule import Collective, cast_together, collectives
@@ -97,7 +97,7 @@ class TrainingJob:
     ) -> None:
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.batch, self.options, self.settings = batch, options, settings
-        refuse_numbers_elsewhere(model, batch)
+        check_scalar_devices(model, batch)
         self.target: Target = target_for(device_of(model, batch, {}))
         scaled = options.scaler is not None
         self.amp = amp
@@ -161,20 +161,20 @@ class TrainingJob:
 
     def tune(self, observer: Observer | None) -> TrainingResult:
         """Measure, select, build, check."""
-        watch = observer or silent
+        watch = observer or ignore_progress
         settings = self.settings
         limited = memory_limited(self.target.device, settings.tuning_memory_bytes, isolate=settings.isolate)
         with limited, Database.open(settings.db) as database:
-            ceilings = measured_ceilings(self.target)
+            ceilings = measure_ceilings(self.target)
             clock = Stopwatch()
             found = measure(self.net, settings, database, watch)
             build = partial(self._build, found, ceilings, database, clock, watch)
-            built = proven(build, self.net, found, settings, database, watch)
+            built = rebuild_until_verified(build, self.net, found, settings, database, watch)
         return self._conclude(built, found, ceilings)
 
     def _build(
         self, found: SearchResult, ceilings: Peaks | None, database: Database, clock: Stopwatch, watch: Observer
-    ) -> Built:
+    ) -> BuiltPlan:
         """Select, build, check."""
         choice = select(self.net, found, self.settings)
         notes = [*prediction_notes(found), *ceiling_notes(ceilings), *database.warnings]
@@ -186,7 +186,7 @@ class TrainingJob:
         scaled = self.options.scaler is not None
         stock = StockStep(self.model, self.loss_fn, self.amp, self.given, scaled=scaled, capture=self.capture)
         check = StepCheck(stock, self.inputs(), self.capture, flops=flops)
-        plan, program, outcome = checked(
+        plan, program, outcome = build_and_check(
             check,
             lambda: build_fastest(planned, net, settings, choice.problem, self._collectives()),
             lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
@@ -194,7 +194,7 @@ class TrainingJob:
         plan = dataclasses.replace(plan, notes=(*plan.notes, *filter(None, (check.wrong, check.note))))
         allowed = check.allowed(outcome.errors, outcome.baseline_errors, settings.numerics)
         wrong = end_to_end.why_wrong("the gradients'", outcome.errors, allowed, end_to_end.LEAST_ERROR)
-        return Built(choice, plan, program, outcome, wrong, tuned_s, stock_wrong=bool(check.wrong))
+        return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s, stock_wrong=bool(check.wrong))
 
     def _collectives(self) -> list[Collective]:
         """The all-reduces of the gradients, where there are several processes."""
@@ -207,7 +207,7 @@ class TrainingJob:
         processes = torch.distributed.get_world_size(group)
         return collectives(names, [spec.size_bytes for spec in specs], [spec.dtype for spec in specs], processes)
 
-    def _conclude(self, built: Built, found: SearchResult, ceilings: Peaks | None) -> TrainingResult:
+    def _conclude(self, built: BuiltPlan, found: SearchResult, ceilings: Peaks | None) -> TrainingResult:
         plan, program, outcome = built.plan, built.program, built.outcome
         graph, device = self.capture.captured.as_pytorch, self.target.device
         slow = end_to_end.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
@@ -218,7 +218,7 @@ class TrainingJob:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        plan, timeline = timeline_of(plan, program, self.inputs())
+        plan, timeline = with_timeline(plan, program, self.inputs())
         summary = summarize(
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,
             ceilings=ceilings,
@@ -232,13 +232,13 @@ class TrainingJob:
             raise PlanError("plan", plan.model, "a plan of this model, loss and batch", "Tune it anew.")
         settings = dataclasses.replace(self.settings, numerics=plan.numerics)
         program = build_program(plan, self.net.captured, self.net.regions_by_nodes, self.target, settings)
-        tell_changes(plan, program.plan)
+        warn_of_changes(plan, program.plan)
         return TrainingResult(self._step(program.plan, program), program.plan, None)
 
     def _step(self, plan: Plan, program: Program) -> TrainingStep:
         # Not the captured form: the whole step is captured, with the update.
         runnable = eager_of(program.runnable) if program.runnable else None
-        origin = _Origin(Example.of(self.batch, {}), self.amp, self.settings, plan.model)
+        origin = _Origin(CallExample.of(self.batch, {}), self.amp, self.settings, plan.model)
         bound = StepProgram(plan, self.capture, runnable, flatten_batch(self.batch).signature, self.amp, origin)
         return TrainingStep(self.model, self.loss_fn, self.optimizer, self.options, bound)
 
@@ -247,7 +247,7 @@ class TrainingJob:
 class _Origin:
     """What a step that was loaded from a pickle is made with: it binds the plan to the model, loss and optimizer beside it."""
 
-    batch: Example
+    batch: CallExample
     amp: torch.dtype | None
     settings: Settings
     name: str
@@ -262,12 +262,12 @@ class _Origin:
     ) -> TrainingStep:
         batch, _ = self.batch.zeros()
         device = next(model.parameters()).device
-        with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        with preserve_global_state(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
             job = TrainingJob(model, loss_fn, optimizer, batch, options, self.amp, self.settings, self.name, plan)
             return job.replay(plan).step
 
 
-def refuse_numbers_elsewhere(model: nn.Module, batch: tuple[Any, ...]) -> None:
+def check_scalar_devices(model: nn.Module, batch: tuple[Any, ...]) -> None:
     """Refuse to capture tensors of no dimension on another device than the model's, which PyTorch takes for numbers."""
     device = next(model.parameters()).device
     if any(tensor.dim() == 0 and tensor.device != device for tensor in flatten_batch(batch).tensors):

@@ -13,12 +13,12 @@ from torch import nn
 
 from convoy import plan as plans
 from convoy.errors import CaptureError, InputError, SelectionError
-from convoy.pipeline.isolation import undisturbed
-from convoy.pipeline.net import Observer, silent
+from convoy.pipeline.isolation import preserve_global_state
+from convoy.pipeline.net import Observer, ignore_progress
 from convoy.plan import Plan
 from convoy.program.recording import first_line
 from convoy.settings import Effort, Settings, checked_settings
-from convoy.training.plan_agreement import agree
+from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep, effective_amp
 from convoy.training.step_arguments import check_training_arguments
 from convoy.training.step_program import StepOptions
@@ -113,7 +113,7 @@ def train_model(
         raise CaptureError(f"the model is on {device.type}; expected cpu or cuda")
     amp = effective_amp(options.amp, device)
     # Copies are run and numbers are drawn, which training must not notice.
-    with undisturbed(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+    with preserve_global_state(), torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         return _train_model(model, loss_fn, optimizer, tuple(batch), options, amp, plan, settings, name, observer)
 
 
@@ -145,7 +145,7 @@ def _train_model(
             return found[0].plan
 
         shared = job.target.device in SHARED_DEVICES and settings.effort is not Effort.NONE
-        measure_share = partial(job.measure_share, observer or silent)
-        agreed = agree(tune, options.group, job.target, measure_share if shared else None)
+        measure_share = partial(job.measure_share, observer or ignore_progress)
+        agreed = agree_on_plan(tune, options.group, job.target, measure_share if shared else None)
         return found[0] if found else job.replay(agreed)
     return job.tune(observer) if replayed is None else job.replay(replayed)

@@ -18,9 +18,9 @@ from convoy.measurement.candidate import prepare
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES
 from convoy.measurement.guards import checksum
 from convoy.measurement.timer import captured
-from convoy.pipeline.ceilings import measured_ceilings
-from convoy.pipeline.check import APART, Side
+from convoy.pipeline.ceilings import measure_ceilings
 from convoy.pipeline.end_to_end import errors_against, exact_outputs
+from convoy.pipeline.end_to_end_check import TIMED_SEPARATELY, ComparedRun
 from convoy.pipeline.net_check import NetCheck
 from convoy.problem import ConvProblem, Epilogue
 from convoy.program.recording import forget_library_workspaces, recording
@@ -113,8 +113,8 @@ def test_ceilings_without_room_are_not_known() -> None:
     """The copy that is timed wants 200 MB, a product in fp32 192."""
     peaks.cache_clear()
     with room(64 << 20):
-        assert measured_ceilings(detect_target("cuda")) is None
-    found = measured_ceilings(detect_target("cuda"))
+        assert measure_ceilings(detect_target("cuda")) is None
+    found = measure_ceilings(detect_target("cuda"))
     assert found is not None
     assert found.bytes_per_s > 1e11
     assert torch.cuda.memory_reserved() <= 64 << 20  # what it took was given back
@@ -168,7 +168,7 @@ def test_a_plan_without_room_for_the_stock_net_beside_it_is_made_anew(
 ) -> None:
     whole, asked = NetCheck.stock, []
 
-    def crowded(check: NetCheck) -> Side:
+    def crowded(check: NetCheck) -> ComparedRun:
         asked.append(torch.cuda.memory_allocated())
         if len(asked) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory, planted")
@@ -179,7 +179,7 @@ def test_a_plan_without_room_for_the_stock_net_beside_it_is_made_anew(
     x = torch.randn(IMAGES, 16, 56, 56, device="cuda", dtype=torch.half)
     settings = convoy.Settings(db=tmp_path / "perf.db", tune_s=40, only_engines=ENGINES)
     fast = convoy.optimize(model, (x,), settings=settings)
-    assert APART in fast.plan.notes
+    assert TIMED_SEPARATELY in fast.plan.notes
     assert asked[1] < asked[0]  # the program was gone
     with torch.no_grad():
         assert torch.allclose(fast(x), model(x), atol=2e-2)

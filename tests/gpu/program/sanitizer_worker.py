@@ -24,11 +24,11 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.capture import TrainingCapture, capture_training
 from convoy.perfdb import Database
-from convoy.pipeline.net import Net, input_formats, make_net, measure, silent, target_for
+from convoy.pipeline.net import Net, ignore_progress, input_formats, make_net, measure, target_for
 from convoy.pipeline.select import make_plan, select
 from convoy.plan import Plan
 from convoy.program import bind
-from convoy.program.streamed import StreamedProgram
+from convoy.program.multi_stream import MultiStreamProgram
 from convoy.schedule import parallel
 from convoy.training import overlapped_updates
 
@@ -54,7 +54,7 @@ def planned(capture: TrainingCapture, inputs: Sequence[torch.Tensor], db: Path) 
     border = input_formats(capture.captured, inputs)
     net = make_net("branches", capture.captured, border, "nchw", settings, target_for("cuda"))
     with Database.open(settings.db) as database:
-        found = measure(net, settings, database, silent)
+        found = measure(net, settings, database, ignore_progress)
     plan = make_plan(net, select(net, found, settings), settings)
     steps = parallel(plan.steps, 3)
     assert {step.stream for step in steps} == {0, 1, 2}
@@ -90,12 +90,12 @@ def main(folder: Path, *, early: bool) -> None:
         if planted and not early:
             for one in bound.steps:
                 one.step = dataclasses.replace(one.step, waits=())
-        program = StreamedProgram(bound, torch.device("cuda", 0))
+        program = MultiStreamProgram(bound, torch.device("cuda", 0))
         if not early:
             return lambda: program(inputs)
         learned = [parameters[name] for name in capture.learned]
         slots = [capture.parameters.index(name) for name in capture.learned]
-        follower = overlapped_updates.updates_of(bound, learned, slots, optimizer, program.streams)
+        follower = overlapped_updates.make_overlapped_updates(bound, learned, slots, optimizer, program.streams)
         assert follower is not None
         assert len(follower._buckets) > 3
         if planted:

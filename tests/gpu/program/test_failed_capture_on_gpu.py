@@ -10,9 +10,9 @@ pytestmark = pytest.mark.gpu
 from convoy.engines.base import Buffers  # noqa: E402
 from convoy.plan import Step  # noqa: E402
 from convoy.problem import EngineConfig, Knobs, TensorSpec  # noqa: E402
-from convoy.program import GraphProgram  # noqa: E402
-from convoy.program.bind import Bound, BoundStep  # noqa: E402
-from convoy.program.trace import measured  # noqa: E402
+from convoy.program import CudaGraphProgram  # noqa: E402
+from convoy.program.bind import BoundPlan, BoundStep  # noqa: E402
+from convoy.program.step_timeline import measure_timeline  # noqa: E402
 
 SPEC = TensorSpec((1 << 16,), "fp32")
 
@@ -32,7 +32,7 @@ class Adds:
             torch.cuda.current_stream().synchronize()
 
 
-def program(*, waits: bool) -> GraphProgram:
+def program(*, waits: bool) -> CudaGraphProgram:
     config = EngineConfig("aten", 1, Knobs())
     steps = [
         BoundStep(
@@ -46,7 +46,7 @@ def program(*, waits: bool) -> GraphProgram:
         for at in range(2)
     ]
     device = torch.device("cuda", torch.cuda.current_device())
-    return GraphProgram(Bound(steps, ["v0", "v1", "v2"], [(SPEC, "any")], [2], 0, 0), device)
+    return CudaGraphProgram(BoundPlan(steps, ["v0", "v1", "v2"], [(SPEC, "any")], [2], 0, 0), device)
 
 
 @pytest.mark.parametrize("side", [False, True])
@@ -63,7 +63,7 @@ def test_a_net_that_waits_for_the_device_is_launched_step_by_step(side: bool) ->
             for one in (refused, captured):
                 assert torch.equal(one([x])[0], x + 1 + 1)
                 one.replay()
-            assert len(measured(refused.eager, [x])) == len(measured(captured.eager, [x])) == 2
+            assert len(measure_timeline(refused.eager, [x])) == len(measure_timeline(captured.eager, [x])) == 2
             drawn = (
                 torch.rand(4, device="cuda"),
                 torch.rand(4, device="cuda"),

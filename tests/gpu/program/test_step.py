@@ -404,13 +404,13 @@ def test_early_updates_have_the_bits_of_one_at_the_end(
 ):
     monkeypatch.setattr(overlapped_updates, "BUCKET_BYTES", 1 << 10)
     captured: list[int] = []
-    end = overlapped_updates.Updates.end
+    end = overlapped_updates.OverlappedUpdates.end
 
-    def ended(self: overlapped_updates.Updates) -> None:
+    def ended(self: overlapped_updates.OverlappedUpdates) -> None:
         captured.append(len(self._buckets))
         end(self)
 
-    monkeypatch.setattr(overlapped_updates.Updates, "end", ended)
+    monkeypatch.setattr(overlapped_updates.OverlappedUpdates, "end", ended)
     plan, ends = on(3), []
     for early in (True, False):
         model = net()

@@ -15,7 +15,7 @@ from convoy.pipeline.net import capture_net, measure, target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select
 from convoy.program import build_program
-from convoy.program.occupancy import shares
+from convoy.program.occupancy import device_shares
 from convoy.schedule import Sharing, parallel
 from convoy.tune import local_search
 
@@ -72,7 +72,7 @@ def program_of(serial, streams):
 
 def test_what_steps_take_of_the_device_is_seen(serial):
     program = program_of(serial, 1).runnable
-    found = shares(program.eager, program.inputs)
+    found = device_shares(program.eager, program.inputs)
     assert len(found) == len(program.bound.steps)
     assert all(0 <= share <= 1 for share in found)
     convolutions = [
@@ -96,7 +96,7 @@ def test_schedules_by_the_clock_say_what_was_measured_and_the_bounds(serial):
 def test_admitted_schedules_give_the_same_bits(serial, streams):
     net, settings, plan, x = serial
     alone = program_of(serial, 1)
-    taken = shares(alone.runnable.eager, alone.runnable.inputs)
+    taken = device_shares(alone.runnable.eager, alone.runnable.inputs)
     steps = parallel(plan.steps, streams, taken, Sharing())
     spread = dataclasses.replace(plan, steps=steps)
     several = build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)

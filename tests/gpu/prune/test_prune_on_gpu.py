@@ -14,7 +14,7 @@ from convoy.measurement import InProcessRunner, detect_target
 from convoy.perfdb import Database
 from convoy.prune import Recipe, accuracy, advise, prune_model
 from convoy.settings import Settings
-from convoy.training.finetune import Schedule, finetune
+from convoy.training.finetune import FinetuneSchedule, finetune
 from convoy.zoo import Preprocessing, load_dataset
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_masks_and_a_fine_tune(pattern: str, sparsity: float | None, scope: str)
     assert found.keys() == expected.keys()
     assert all(torch.equal(mask.cpu(), expected[name]) for name, mask in found.items())
     images = load_dataset("synthetic:64", preprocessing=Preprocessing(8), classes=4)
-    losses = finetune(model, found, images, Schedule(epochs=4, batch=16, lr=0.05, augment=False))
+    losses = finetune(model, found, images, FinetuneSchedule(epochs=4, batch=16, lr=0.05, augment=False))
     assert losses[-1] < losses[0]
     assert accuracy(model, images) > 0.25
     assert not any(model.get_parameter(name).detach()[~mask].any() for name, mask in found.items())

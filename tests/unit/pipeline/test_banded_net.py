@@ -11,7 +11,7 @@ from torch import nn
 import convoy
 from convoy.engines.compilers import host_compiler
 from convoy.pipeline import end_to_end, net, optimize_model
-from convoy.program.chained import Chain, ChainedProgram
+from convoy.program.native_chains import ChainedProgram, NativeChain
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
 
@@ -58,7 +58,7 @@ def test_a_plan_in_bands_runs_is_saved_and_runs_again(
         program = result.program.programs[0].runnable
         assert isinstance(program, ChainedProgram)
         assert [chain.count for chain in program.chains] == [2]
-        assert isinstance(program.chains[0], Chain)
+        assert isinstance(program.chains[0], NativeChain)
         paths = result.program.save(tmp_path / "plan.json")
         again = convoy.load(model, paths, (x,), settings=settings)
         with torch.no_grad():

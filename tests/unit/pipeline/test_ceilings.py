@@ -12,7 +12,7 @@ from torch import nn
 import convoy
 from convoy.measurement import detect_target
 from convoy.pipeline import ceilings, optimize_model
-from convoy.pipeline.ceilings import UNKNOWN, ceiling_notes, measured_ceilings
+from convoy.pipeline.ceilings import NO_CEILINGS, ceiling_notes, measure_ceilings
 from convoy.report.html import render
 from convoy.target import Target
 
@@ -22,7 +22,7 @@ def no_room(target: Target) -> NoReturn:
 
 
 def test_ceilings_are_found_where_there_is_room() -> None:
-    found = measured_ceilings(detect_target("cpu"))
+    found = measure_ceilings(detect_target("cpu"))
     assert found is not None
     assert found.bytes_per_s > 0
     assert ceiling_notes(found) == []
@@ -33,12 +33,12 @@ def test_a_net_is_tuned_without_ceilings(tmp_path: Path, monkeypatch: pytest.Mon
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     settings = convoy.Settings(db=tmp_path / "perf.db", effort=convoy.Effort.NONE)
     result = optimize_model(model, (torch.randn(1, 3, 16, 16),), name="small", settings=settings)
-    assert UNKNOWN in result.plan.notes
+    assert NO_CEILINGS in result.plan.notes
     assert result.summary.peaks == {}
     assert result.summary.layers
     assert all(layer.floor_us is None for layer in result.summary.layers)
     page = render(result.summary)
-    assert UNKNOWN in page
+    assert NO_CEILINGS in page
     assert "<h2>Roofline</h2>" not in page
 
 
@@ -48,4 +48,4 @@ def test_what_is_no_lack_of_memory_is_not_hidden(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ceilings, "peaks", broken)
     with pytest.raises(RuntimeError, match="illegal address"):
-        measured_ceilings(detect_target("cpu"))
+        measure_ceilings(detect_target("cpu"))

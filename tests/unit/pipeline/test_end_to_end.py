@@ -15,8 +15,8 @@ from torch import nn
 
 from convoy.capture import capture_inference
 from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import Timed, errors_against, exact_outputs, interleave, is_faster, summarise
-from convoy.pipeline.isolation import Isolated
+from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave, is_faster, latency_of
+from convoy.pipeline.isolation import IsolatedCopy
 
 # is_faster
 
@@ -37,14 +37,14 @@ from convoy.pipeline.isolation import Isolated
 def test_faster_means_by_more_than_the_spread(
     result: tuple[float, float], baseline: tuple[float, float], wanted: bool
 ) -> None:
-    assert is_faster(Timed("convoy", *result), Timed("torch.eager", *baseline)) is wanted
+    assert is_faster(Latency("convoy", *result), Latency("torch.eager", *baseline)) is wanted
 
 
 def test_summarise() -> None:
-    assert summarise("a", [5.0]) == Timed("a", 5.0, 0.0)
+    assert latency_of("a", [5.0]) == Latency("a", 5.0, 0.0)
     # Deciles of 0..10 are 0..10: the 20th and the 80th percentile are 2 and 8.
-    assert summarise("a", [float(v) for v in range(10, -1, -1)]) == Timed("a", 5.0, 3.0)
-    assert summarise("a", [1.0, 1.0, 1.0, 99.0, 1.0]).median_ms == 1.0
+    assert latency_of("a", [float(v) for v in range(10, -1, -1)]) == Latency("a", 5.0, 3.0)
+    assert latency_of("a", [1.0, 1.0, 1.0, 99.0, 1.0]).median_ms == 1.0
 
 
 def test_programs_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_programs_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(end_to_end.time, "perf_counter", lambda: now)
     found = interleave({"a": program("a", 0.5), "b": program("b", 0.25)}, cuda=False, rounds=5)
-    assert found == {"a": Timed("a", 500.0, 0.0), "b": Timed("b", 250.0, 0.0)}
+    assert found == {"a": Latency("a", 500.0, 0.0), "b": Latency("b", 250.0, 0.0)}
     assert order[-8:] == ["a", "b"] * 4  # before the first timed round, each runs once more untimed
 
 
@@ -86,20 +86,20 @@ def test_a_short_program_is_repeated_until_the_clock_can_see_it(monkeypatch: pyt
 
 def test_no_error() -> None:
     y = torch.arange(6.0).reshape(2, 3)
-    assert errors_against(y, [y.double()]) == end_to_end.Errors(0.0, 0.0)
+    assert errors_against(y, [y.double()]) == end_to_end.OutputErrors(0.0, 0.0)
 
 
 def test_a_planted_error_is_measured() -> None:
     exact = torch.full((4, 4), 3.0, dtype=torch.float64)  # its norm is 12
     found = exact.float()
     found[1, 2] += 6.0
-    assert errors_against(found, [exact]) == end_to_end.Errors(0.5, 6.0)
+    assert errors_against(found, [exact]) == end_to_end.OutputErrors(0.5, 6.0)
 
 
 def test_all_outputs_count_together() -> None:
     exact = [torch.tensor([3.0], dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64)]
     outputs = {"a": torch.tensor([3.0]), "b": (torch.tensor([5.0]), 7, torch.tensor([1, 2]))}
-    assert errors_against(outputs, exact) == end_to_end.Errors(0.2, 1.0)
+    assert errors_against(outputs, exact) == end_to_end.OutputErrors(0.2, 1.0)
     with pytest.raises(ValueError, match="zip"):
         errors_against(outputs["a"], exact)
 
@@ -109,27 +109,31 @@ def test_a_number_that_is_none_is_an_infinite_error(value: float) -> None:
     exact = torch.ones(3, dtype=torch.float64)
     found = exact.float()
     found[1] = value
-    assert errors_against(found, [exact]) == end_to_end.Errors(math.inf, math.inf)
+    assert errors_against(found, [exact]) == end_to_end.OutputErrors(math.inf, math.inf)
 
 
 def test_what_overflows_in_the_stock_model_too_is_no_error() -> None:
     exact = torch.tensor([1.0, math.inf, 2.0], dtype=torch.float64)
-    assert errors_against(exact.float(), [exact]) == end_to_end.Errors(0.0, 0.0)
+    assert errors_against(exact.float(), [exact]) == end_to_end.OutputErrors(0.0, 0.0)
     assert errors_against(torch.tensor([1.0, 5.0, 2.0]), [exact]).max_abs_error == math.inf
 
 
 def test_against_zeros_the_error_is_absolute() -> None:
-    assert errors_against(torch.tensor([3.0, 4.0]), [torch.zeros(2, dtype=torch.float64)]) == end_to_end.Errors(
+    assert errors_against(torch.tensor([3.0, 4.0]), [torch.zeros(2, dtype=torch.float64)]) == end_to_end.OutputErrors(
         5.0, 4.0
     )
-    assert errors_against(torch.zeros(0, 3), [torch.zeros(0, 3, dtype=torch.float64)]) == end_to_end.Errors(0.0, 0.0)
-    assert errors_against(torch.tensor(2.0), [torch.tensor(1.0, dtype=torch.float64)]) == end_to_end.Errors(1.0, 1.0)
+    assert errors_against(torch.zeros(0, 3), [torch.zeros(0, 3, dtype=torch.float64)]) == end_to_end.OutputErrors(
+        0.0, 0.0
+    )
+    assert errors_against(torch.tensor(2.0), [torch.tensor(1.0, dtype=torch.float64)]) == end_to_end.OutputErrors(
+        1.0, 1.0
+    )
 
 
 def test_only_the_images_that_the_oracle_has_are_compared() -> None:
     exact = torch.ones(2, 3, dtype=torch.float64)
     found = torch.cat([exact.float(), torch.full((4, 3), 9.0)])
-    assert errors_against(found, [exact]) == end_to_end.Errors(0.0, 0.0)
+    assert errors_against(found, [exact]) == end_to_end.OutputErrors(0.0, 0.0)
 
 
 # the oracle
@@ -262,7 +266,7 @@ def test_cudnn_searches_from_the_stock_modules_first_call_on(monkeypatch: pytest
     net = SimpleNamespace(
         target=SimpleNamespace(device="cpu"), regions=[], captured=None, original=capture_inference(Plus(), (x,))
     )
-    check = net_check.NetCheck(net, Isolated(Watched(), (x,), {}))
+    check = net_check.NetCheck(net, IsolatedCopy(Watched(), (x,), {}))
     assert check.both(lambda args, kwargs: args[0] + 1)
     assert Watched.calls > 3
     calls = Watched.calls

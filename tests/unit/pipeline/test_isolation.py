@@ -19,9 +19,9 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from convoy.capture.copies import copied_arguments
-from convoy.capture.foreign_hooks import foreign_hook
+from convoy.capture.user_hooks import user_hook
 from convoy.errors import CaptureError
-from convoy.pipeline.isolation import attributes_of, isolate, undisturbed
+from convoy.pipeline.isolation import attributes_of, isolate, preserve_global_state
 
 
 def net() -> nn.Sequential:
@@ -147,20 +147,20 @@ def test_copied_arguments_have_gaps_where_slices_have_them() -> None:
 def test_hooks_that_a_program_would_not_call_are_found() -> None:
     model = weight_norm(nn.Conv2d(3, 4, 3))
     prune.l1_unstructured(nn.Sequential(model)[0], "bias", amount=1)
-    assert foreign_hook(model) == ""
+    assert user_hook(model) == ""
     whole = nn.Sequential(model, nn.ReLU())
     handle = whole[1].register_forward_hook(lambda *_: None)
-    assert foreign_hook(whole) == "1 (ReLU) has a forward hook"
+    assert user_hook(whole) == "1 (ReLU) has a forward hook"
     handle.remove()
     handle = whole.register_forward_pre_hook(partial(print))
-    assert foreign_hook(whole) == "the model (Sequential) has a forward pre-hook"
+    assert user_hook(whole) == "the model (Sequential) has a forward pre-hook"
     handle.remove()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert "all modules" in foreign_hook(whole)
+        assert "all modules" in user_hook(whole)
     finally:
         handle.remove()
-    assert foreign_hook(whole) == ""
+    assert user_hook(whole) == ""
 
 
 def test_attributes_are_compared_by_what_they_hold() -> None:
@@ -204,7 +204,7 @@ def test_the_process_is_afterwards_as_it_was(
     monkeypatch.setenv("CONVOY_PLANTED_BEFORE", "1")
     before = state()
     try:
-        with undisturbed():
+        with preserve_global_state():
             disturb()
             assert all(one != other for one, other in zip(before, state(), strict=True))
             if error is not None:
@@ -220,7 +220,7 @@ def test_one_thread_at_a_time() -> None:
 
     def enter() -> None:
         for _ in range(20):
-            with undisturbed(), undisturbed():
+            with preserve_global_state(), preserve_global_state():
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()

@@ -1,6 +1,6 @@
 """What launches cost beside their own time: counted where solvers choose, and in no layer's time."""
 
-from convoy.pipeline.launch_overhead import INTERPRETED_US, as_measured, launch_us, priced
+from convoy.pipeline.launch_overhead import INTERPRETED_US, launch_us, with_launch_costs, without_launch_costs
 from convoy.problem import EngineConfig
 from convoy.selection import solve
 from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
@@ -42,7 +42,7 @@ def test_kernels_in_c_win_by_what_python_costs():
     own = problem()
     alone = solve(own, "exact")
     assert [c.config.engine for c in alone.chosen] == ["inductor"]
-    chosen = as_measured(solve(priced(own, "cpu"), "exact"), own, "cpu")
+    chosen = without_launch_costs(solve(with_launch_costs(own, "cpu"), "exact"), own, "cpu")
     assert [c.config.engine for c in chosen.chosen] == ["cpu.direct"] * 2
     assert [c.median_us for c in chosen.chosen] == [30.0, 30.0]
     assert chosen.total_us == 60.0
@@ -50,14 +50,14 @@ def test_kernels_in_c_win_by_what_python_costs():
 
 def test_totals_keep_what_launches_cost():
     own = problem(border={"x": "nchw", "z": "nhwc"})
-    chosen = as_measured(solve(priced(own, "cpu"), "exact"), own, "cpu")
+    chosen = without_launch_costs(solve(with_launch_costs(own, "cpu"), "exact"), own, "cpu")
     assert [c.median_us for c in chosen.conversions] == [1.0]
     assert chosen.total_us == 61.0 + INTERPRETED_US
 
 
 def test_a_gpus_launches_lie_in_a_graph():
     own = problem()
-    assert priced(own, "cuda") is own
+    assert with_launch_costs(own, "cuda") is own
     assert launch_us(EngineConfig("aten"), "cuda") == 0
     selection = solve(own, "exact")
-    assert as_measured(selection, own, "cuda") is selection
+    assert without_launch_costs(selection, own, "cuda") is selection

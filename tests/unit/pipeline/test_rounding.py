@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convoy.pipeline.rounding import TF32_ROUNDING, Shaker, seeded, unit_roundoff
+from convoy.pipeline.rounding import TF32_ROUNDING, InputPerturbation, fixed_seed, unit_roundoff
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_numbers_are_off_by_one_rounding_at_most_and_most_of_them_are(dtype: torch.dtype):
     x = torch.randn(64, 3, 5, 7).to(dtype).to(memory_format=torch.channels_last)
     unit = 2.0**-6
-    found = Shaker(unit)(x)
+    found = InputPerturbation(unit)(x)
     assert (found.dtype, found.stride()) == (dtype, x.stride())
     off = ((found.double() - x.double()) / x.double()).abs()
     assert off.max() <= unit + torch.finfo(dtype).eps
     assert off.mean() > unit / 3
-    assert torch.equal(found, Shaker(unit)(x))
+    assert torch.equal(found, InputPerturbation(unit)(x))
 
 
 def test_tensors_of_one_shape_are_off_differently_and_integers_stay():
-    shake = Shaker(2.0**-8)
+    shake = InputPerturbation(2.0**-8)
     x = torch.ones(100)
     assert not torch.equal(shake(x), shake(x))
     labels = torch.arange(3)
@@ -44,8 +44,8 @@ def test_a_seeded_run_leaves_the_generator_as_it_was():
     torch.manual_seed(3)
     wanted = torch.rand(2)
     torch.manual_seed(3)
-    with seeded():
+    with fixed_seed():
         first = torch.rand(2)
-    with seeded():
+    with fixed_seed():
         assert torch.equal(first, torch.rand(2))
     assert torch.equal(torch.rand(2), wanted)

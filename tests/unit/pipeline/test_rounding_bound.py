@@ -14,7 +14,7 @@ from training_nets import batches, net, sgd
 from untimed import keep_plans
 
 import convoy
-from convoy.pipeline.end_to_end import Errors
+from convoy.pipeline.end_to_end import OutputErrors
 from convoy.pipeline.rounding import TF32_ROUNDING
 from convoy.pipeline.rounding_bound import FP32_UNIT, allowed_baseline
 from convoy.torch_compile import training_graph
@@ -105,21 +105,21 @@ def test_passes_of_a_compiled_model(
 
 
 def test_nothing_is_run_where_pytorchs_own_error_or_exact_products_decide() -> None:
-    def rounded() -> Errors:
+    def rounded() -> OutputErrors:
         pytest.fail("it was run")
 
-    far, own = Errors(1e-3, 0.0), Errors(1e-7, 0.0)
-    assert allowed_baseline(Errors(3e-7, 0.0), own, "as_torch", TF32_ROUNDING, rounded) is own
+    far, own = OutputErrors(1e-3, 0.0), OutputErrors(1e-7, 0.0)
+    assert allowed_baseline(OutputErrors(3e-7, 0.0), own, "as_torch", TF32_ROUNDING, rounded) is own
     assert allowed_baseline(far, own, "strict", TF32_ROUNDING, rounded) is own
     assert allowed_baseline(far, own, "as_torch", FP32_UNIT, rounded) is own
 
 
 def test_the_larger_of_both_counts_and_a_full_device_leaves_pytorchs_own() -> None:
-    def full() -> Errors:
+    def full() -> OutputErrors:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    far, own = Errors(0.1, 0.0), Errors(1e-4, 0.0)
-    for rounded, wanted in [(Errors(1e-3, 0.0), 1e-3), (Errors(1e-5, 0.0), 1e-4)]:
+    far, own = OutputErrors(0.1, 0.0), OutputErrors(1e-4, 0.0)
+    for rounded, wanted in [(OutputErrors(1e-3, 0.0), 1e-3), (OutputErrors(1e-5, 0.0), 1e-4)]:
         found = allowed_baseline(far, own, "as_torch", TF32_ROUNDING, lambda found=rounded: found)
         assert found.rel_l2_error == wanted
     assert allowed_baseline(far, own, "as_torch", TF32_ROUNDING, full) is own

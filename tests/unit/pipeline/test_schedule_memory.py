@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from convoy.pipeline.end_to_end import Timed
-from convoy.pipeline.schedule_memory import within
-from convoy.pipeline.schedules import Contest
+from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.schedule_memory import fit_in_memory
+from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import Bound, BoundStep, check_order
+from convoy.program.bind import BoundPlan, BoundStep, check_order
 from convoy.program.eager import EagerProgram
-from convoy.program.lifetimes import mark_frees, peak_bytes, pools
+from convoy.program.lifetimes import peak_bytes, stream_pools, with_frees
 from convoy.schedule import Sharing, parallel
 
 
@@ -40,7 +40,7 @@ def size_of(name: str) -> int:
     return {0: 1000, 1: 300, 2: 10}[int(name[1:]) // 7]
 
 
-def bound_of(steps: Sequence[Step]) -> Bound:
+def bound_of(steps: Sequence[Step]) -> BoundPlan:
     names = ["x", *(f"v{index}" for index in range(len(NET)))]
     slot = {name: index for index, name in enumerate(names)}
     made = [
@@ -54,8 +54,8 @@ def bound_of(steps: Sequence[Step]) -> Bound:
         )
         for one in steps
     ]
-    mark_frees(made, [slot["v20"]])
-    return Bound(made, names, [], [slot["v20"]], 0, 0)
+    with_frees(made, [slot["v20"]])
+    return BoundPlan(made, names, [], [slot["v20"]], 0, 0)
 
 
 SERIAL = peak_bytes(bound_of(NET))
@@ -66,7 +66,7 @@ def streams_of(steps: Sequence[Step]) -> int:
 
 
 def test_what_fits_stays_as_it_is():
-    fitted = within(partial(parallel, NET, 3), NET, bound_of, peak_bytes, 10 * SERIAL)
+    fitted = fit_in_memory(partial(parallel, NET, 3), NET, bound_of, peak_bytes, 10 * SERIAL)
     assert fitted is not None
     assert fitted.steps == parallel(NET, 3)
     assert fitted.home == 0
@@ -76,7 +76,7 @@ def test_what_fits_stays_as_it_is():
 def test_what_is_too_large_is_made_to_fit_and_the_small_layers_stay_side_by_side(most: float):
     wanted = peak_bytes(bound_of(parallel(NET, 3)))
     assert wanted > most * SERIAL
-    fitted = within(partial(parallel, NET, 3), NET, bound_of, peak_bytes, most * SERIAL)
+    fitted = fit_in_memory(partial(parallel, NET, 3), NET, bound_of, peak_bytes, most * SERIAL)
     assert fitted is not None
     assert fitted.wanted_bytes == wanted
     assert peak_bytes(bound_of(fitted.steps)) <= most * SERIAL
@@ -104,28 +104,28 @@ def test_under_a_model_of_contention_they_share_the_first_stream_with_others():
 
 
 def test_where_even_that_is_not_enough_there_is_none():
-    assert within(partial(parallel, NET, 3), NET, bound_of, peak_bytes, 0.5 * SERIAL) is None
+    assert fit_in_memory(partial(parallel, NET, 3), NET, bound_of, peak_bytes, 0.5 * SERIAL) is None
 
 
 def test_the_fullest_moment_of_a_stream_names_who_filled_it():
     bound = bound_of(parallel(NET, 2))
-    found = pools(bound)
+    found = stream_pools(bound)
     assert sum(pool.size_bytes for pool in found.values()) == peak_bytes(bound)
     makers = found[1].makers
     assert {bound.steps[at].step.stream for at in makers} == {1}
     assert sum(size_of(bound.steps[at].step.results[0]) for at in makers) == found[1].size_bytes
 
 
-def contest(most: float) -> Contest:
+def contest(most: float) -> ScheduleSearch:
     """Three streams that take half the time, against one."""
 
     def build(steps: Sequence[Step]) -> SimpleNamespace:
         return SimpleNamespace(runnable=EagerProgram(bound_of(steps), torch.device("cpu")))
 
-    def clock(best: object, challenger: object) -> tuple[Timed, Timed]:
-        return Timed("best", 4.0, 0.01), Timed("challenger", 2.0, 0.01)
+    def clock(best: object, challenger: object) -> tuple[Latency, Latency]:
+        return Latency("best", 4.0, 0.01), Latency("challenger", 2.0, 0.01)
 
-    made = Contest(NET, build(NET), build, most, clock)  # type: ignore[arg-type]
+    made = ScheduleSearch(NET, build(NET), build, most, clock)  # type: ignore[arg-type]
     made.challenge_within("3", partial(parallel, NET, 3), NET, bound_of)
     return made
 

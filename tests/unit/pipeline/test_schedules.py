@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from convoy.pipeline import schedules
-from convoy.pipeline.end_to_end import Timed
-from convoy.pipeline.schedules import Contest
+from convoy.pipeline.end_to_end import Latency
+from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs
-from convoy.program import GraphProgram
+from convoy.program import CudaGraphProgram
 from convoy.schedule import Collective, Sharing, cast_together, contention, device_us, exposed_us, parallel
 
 
@@ -34,10 +34,10 @@ class Clock:
         self.took_ms, self.spread_ms = took_ms, spread_ms
         self.pairs: list[tuple[int, int]] = []
 
-    def __call__(self, best: SimpleNamespace, challenger: SimpleNamespace) -> tuple[Timed, Timed]:
+    def __call__(self, best: SimpleNamespace, challenger: SimpleNamespace) -> tuple[Latency, Latency]:
         self.pairs.append((best.streams, challenger.streams))
         first, second = (
-            Timed(name, self.took_ms[program.streams], self.spread_ms)
+            Latency(name, self.took_ms[program.streams], self.spread_ms)
             for name, program in (("best", best), ("challenger", challenger))
         )
         return first, second
@@ -47,7 +47,7 @@ def streams_of(steps: Sequence[Step]) -> int:
     return 1 + max(one.stream for one in steps)
 
 
-def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, full_from: int = 99) -> Contest:
+def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, full_from: int = 99) -> ScheduleSearch:
     def build(steps: Sequence[Step]) -> SimpleNamespace:
         if streams_of(steps) >= full_from:
             raise torch.OutOfMemoryError("planted")
@@ -56,7 +56,7 @@ def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, f
     monkeypatch.setattr(schedules, "_bound", lambda program: program)
     monkeypatch.setattr(schedules, "_bytes", lambda program: 1000 if program.streams == 1 else int(1000 * grown))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    made = Contest(BRANCHES, build(BRANCHES), build, 1.1, clock)  # type: ignore[arg-type]
+    made = ScheduleSearch(BRANCHES, build(BRANCHES), build, 1.1, clock)  # type: ignore[arg-type]
     for streams in (2, 3, 4):
         made.challenge(str(streams), parallel(BRANCHES, streams))
     return made
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_schedule_without_room_to_run_is_named(monkeypatch: pytest.MonkeyPatch):
     class Full(Clock):
-        def __call__(self, best: SimpleNamespace, challenger: SimpleNamespace) -> tuple[Timed, Timed]:
+        def __call__(self, best: SimpleNamespace, challenger: SimpleNamespace) -> tuple[Latency, Latency]:
             if challenger.streams == 3:
                 raise RuntimeError("CUDA error: out of memory")
             return super().__call__(best, challenger)
@@ -116,14 +116,14 @@ def test_a_schedule_without_room_to_run_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_without_room_to_run_step_by_step_what_steps_take_is_not_known(monkeypatch: pytest.MonkeyPatch):
     """As where a limit of tuning's memory leaves no room for the values of a run beside those that a graph holds."""
-    program: Any = SimpleNamespace(runnable=GraphProgram.__new__(GraphProgram))
+    program: Any = SimpleNamespace(runnable=CudaGraphProgram.__new__(CudaGraphProgram))
     program.runnable.eager = program.runnable.inputs = None
     raised: list[Exception] = []
 
     def full(*_: object) -> tuple[float, ...]:
         raise raised[-1]
 
-    monkeypatch.setattr(schedules, "shares", full)
+    monkeypatch.setattr(schedules, "device_shares", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     for error in (torch.OutOfMemoryError("full"), RuntimeError("CUDA error: out of memory")):
         raised.append(error)
@@ -161,9 +161,9 @@ def test_admission_changes_the_schedule():
 def test_what_is_left_of_the_collectives_is_part_of_a_schedules_time(monkeypatch: pytest.MonkeyPatch):
     """Two streams are faster by the clock, but send everything at their end."""
 
-    def left(took_us: dict[int, float]) -> Contest:
+    def left(took_us: dict[int, float]) -> ScheduleSearch:
         made = contest(monkeypatch, Clock({1: 1.0, 2: 0.9, 3: 2.0, 4: 2.0}))
-        again = Contest(
+        again = ScheduleSearch(
             BRANCHES, made._build(BRANCHES), made._build, 1.1, made._clock, lambda steps: took_us[streams_of(steps)]
         )
         again.challenge("2", parallel(BRANCHES, 2))

@@ -8,7 +8,7 @@ import pytest
 
 from convoy.graph.text import parse_graph
 from convoy.perfdb.row import Measurement, Status
-from convoy.pipeline.search_pruning import in_nchw_too, outdone, prefer_measured, share_of
+from convoy.pipeline.search_pruning import nchw_duplicates, prefer_measured, share_of_problems, subsumed_problems
 from convoy.problem import EngineConfig, Knobs, LayoutProblem, Problem, TensorSpec
 from convoy.regions import Region, propose
 from convoy.target import Target
@@ -36,7 +36,7 @@ def named(found: dict[str, Region], keys: set[str]) -> set[str]:
 def test_a_convolution_leaves_its_activation_to_the_region_that_has_both() -> None:
     found = regions("%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %a\n")
     assert set(found) == {"conv(c)", "conv(c+a)", "op(a)"}
-    assert named(found, outdone(list(found.values()))) == {"conv(c)"}
+    assert named(found, subsumed_problems(list(found.values()))) == {"conv(c)"}
 
 
 def test_what_was_measured_outdoes_what_is_predicted_in_another_format() -> None:
@@ -76,7 +76,7 @@ def test_pytorchs_own_time_alone_outdoes_nothing() -> None:
 
 def test_a_convolution_alone_is_measured() -> None:
     found = regions("%c: " + CONV.format("x") + "return %c\n")
-    assert outdone(list(found.values())) == set()
+    assert subsumed_problems(list(found.values())) == set()
 
 
 def test_a_problem_that_is_somewhere_the_whole_chain_is_measured() -> None:
@@ -84,7 +84,7 @@ def test_a_problem_that_is_somewhere_the_whole_chain_is_measured() -> None:
         "%c: " + CONV.format("x") + "%a: fp32[2,4,8,8] = aten.relu.default(%c)\n%d: " + CONV.format("a") + "return %d\n"
     )
     assert found["conv(c)"].problems == found["conv(d)"].problems
-    assert outdone(list(found.values())) == set()
+    assert subsumed_problems(list(found.values())) == set()
 
 
 def test_with_and_without_a_residual_both_stay() -> None:
@@ -94,7 +94,7 @@ def test_with_and_without_a_residual_both_stay() -> None:
         + "%s: fp32[2,4,8,8] = aten.add.Tensor(%c, %x)\n%a: fp32[2,4,8,8] = aten.relu.default(%s)\nreturn %a\n"
     )
     assert {"conv(c)", "conv(c+s)", "conv(c+s+a)"} <= set(found)
-    assert named(found, outdone(list(found.values()))) == {"conv(c+s)"}
+    assert named(found, subsumed_problems(list(found.values()))) == {"conv(c+s)"}
 
 
 def test_linear_layers_too_and_operations_never() -> None:
@@ -103,7 +103,7 @@ def test_linear_layers_too_and_operations_never() -> None:
         "%l: fp32[2,3] = linear(%f, %v, None)\n%a: fp32[2,3] = aten.relu.default(%l)\nreturn %a\n"
     )
     found = regions(text)
-    assert named(found, outdone(list(found.values()))) == {"linear(l)"}
+    assert named(found, subsumed_problems(list(found.values()))) == {"linear(l)"}
 
 
 def halves(text: str, layouts: tuple[str, ...] = ("nchw", "nhwc"), numerics: str = "as_torch") -> list[Region]:
@@ -111,7 +111,7 @@ def halves(text: str, layouts: tuple[str, ...] = ("nchw", "nhwc"), numerics: str
 
 
 def test_convolutions_on_tensor_cores_are_measured_in_nhwc() -> None:
-    found = in_nchw_too(halves("%c: " + CONV.format("x") + "return %c\n"), H100)
+    found = nchw_duplicates(halves("%c: " + CONV.format("x") + "return %c\n"), H100)
     assert len(found) == 1
     assert ":nchw:" in found.pop()
 
@@ -121,7 +121,7 @@ TANH = "%r: fp32[2,4,8,8] = aten.tanh.default(%{})\n"
 
 def test_pieces_between_them_are_measured_in_nchw_for_comparison_alone() -> None:
     net = halves("%c: " + CONV.format("x") + TANH.format("c") + "%d: " + CONV.format("r") + "return %d\n")
-    found = in_nchw_too(net, H100)
+    found = nchw_duplicates(net, H100)
     assert sum(key.startswith("subgraph:nchw") for key in found) == 1
     assert not any(":nhwc" in key for key in found)
 
@@ -129,8 +129,8 @@ def test_pieces_between_them_are_measured_in_nchw_for_comparison_alone() -> None
 def test_where_one_convolution_is_not_on_tensor_cores_pieces_compete_in_nchw() -> None:
     exact = list(regions("%c: " + CONV.format("x") + "return %c\n").values())
     net = halves("%c: " + CONV.format("x") + TANH.format("c") + "return %r\n")
-    assert any(key.startswith("subgraph:nchw") for key in in_nchw_too(net, H100))
-    assert not any(key.startswith("subgraph:nchw") for key in in_nchw_too([*net, *exact], H100))
+    assert any(key.startswith("subgraph:nchw") for key in nchw_duplicates(net, H100))
+    assert not any(key.startswith("subgraph:nchw") for key in nchw_duplicates([*net, *exact], H100))
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_where_one_convolution_is_not_on_tensor_cores_pieces_compete_in_nchw() -
     ids=["nchw alone is allowed", "no convolution", "strict fp32", "TF32 is off"],
 )
 def test_other_regions_are_measured_in_nchw_too(regions: list[Region], target: Target) -> None:
-    assert in_nchw_too(regions, target) == set()
+    assert nchw_duplicates(regions, target) == set()
 
 
 def test_shares_hold_every_problem_once_and_are_alike_in_every_process():
     problems = [LayoutProblem(TensorSpec((1, c, 4, 4), "fp32"), "nchw", "nhwc") for c in range(1, 24)]
     for count in (1, 2, 5):
-        shares = [share_of(problems, index, count) for index in range(count)]
+        shares = [share_of_problems(problems, index, count) for index in range(count)]
         assert sorted(p.key for share in shares for p in share) == sorted(p.key for p in problems)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        assert shares == [share_of(list(problems), index, count) for index in range(count)]
-    assert share_of(problems, 0, 1) == problems
+        assert shares == [share_of_problems(list(problems), index, count) for index in range(count)]
+    assert share_of_problems(problems, 0, 1) == problems

@@ -12,8 +12,8 @@ from nasty_modules import MODELS, Branches, CountsInABuffer, changes, state_of, 
 from torch import nn
 
 import convoy
-from convoy.pipeline import check, end_to_end, separate_layers
-from convoy.pipeline.end_to_end import Timed
+from convoy.pipeline import end_to_end, end_to_end_check, separate_layers
+from convoy.pipeline.end_to_end import Latency
 
 COMPILED = ("CountsInABuffer", "CountsInPython", "OverwritesItsInput", "Caches", "Branches", "hooked", "learning")
 
@@ -30,11 +30,11 @@ def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(runs, **_):
         for run in (*runs.values(), *runs.values(), *runs.values()):
             run()
-        return {name: Timed(name, 1.0 if "convoy" in name else 2.0, 0.0) for name in runs}
+        return {name: Latency(name, 1.0 if "convoy" in name else 2.0, 0.0) for name in runs}
 
-    monkeypatch.setattr(check, "interleave", timed)
+    monkeypatch.setattr(end_to_end_check, "interleave", timed)
     monkeypatch.setattr(end_to_end, "interleave", timed)
-    monkeypatch.setattr(separate_layers.verdict, "interleave", timed)
+    monkeypatch.setattr(separate_layers.end_to_end, "interleave", timed)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_nothing_is_left_behind_where_tuning_ends_early(
         torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
         raise error
 
-    monkeypatch.setattr(check, "interleave", fails)
+    monkeypatch.setattr(end_to_end_check, "interleave", fails)
     model, given = made("frozen"), x()
     before = state_of(model, (given,))
     with pytest.raises(error):

@@ -153,8 +153,8 @@ def test_a_traced_pass_is_proven_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_how_far_off_outputs_may_be(numerics: str, error: float, baseline: float, wrong: bool) -> None:
     found = end_to_end.why_wrong(
         "the outputs'",
-        end_to_end.Errors(error, error),
-        end_to_end.Errors(baseline, baseline),
+        end_to_end.OutputErrors(error, error),
+        end_to_end.OutputErrors(baseline, baseline),
         end_to_end.least_error(numerics),
     )
     assert bool(found) == wrong

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
-from convoy.pipeline.end_to_end import Errors, errors_against, exact_outputs, falls_back
+from convoy.pipeline.end_to_end import OutputErrors, errors_against, exact_outputs, falls_back
 from convoy.pipeline.rounding import unit_roundoff
 from convoy.settings import Settings
 from convoy.training.stock_step import StepCheck, StockStep
@@ -47,7 +47,7 @@ class WrongForward(nn.Conv2d):
 def test_a_wrong_stock_net_is_told_of_and_the_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convoy.pipeline.end_to_end.why_slow", lambda *_: "it is slow")
     # A library's operator is as wrong in the captured graph as in the module.
-    monkeypatch.setattr("convoy.pipeline.oracle._graph_errors", lambda *_: Errors(1.0, 1.0))
+    monkeypatch.setattr("convoy.pipeline.net_oracle._graph_errors", lambda *_: OutputErrors(1.0, 1.0))
     torch.manual_seed(1)
     net, x = WrongForward(4, 4, 3, padding=1).eval(), torch.randn(1, 4, 8, 8)
     with pytest.warns(UserWarning, match="PyTorch's own outputs are wrong here"):

@@ -14,7 +14,7 @@ from torch import nn
 from convoy.engines.activation_sparsity import CURVE, SparsityShares, bucket_of
 from convoy.engines.compilers import host_compiler
 from convoy.perfdb import Database
-from convoy.pipeline.optimize import Result, load, optimize_model
+from convoy.pipeline.optimize import OptimizeResult, load, optimize_model
 from convoy.settings import Settings
 from convoy.tune import SearchResult
 
@@ -55,7 +55,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def found(settings: Settings) -> Result:
+def found(settings: Settings) -> OptimizeResult:
     """Chosen as if PyTorch took a hundred times as long: a busy machine's clock must not decide what is chosen."""
     module = importlib.import_module("convoy.pipeline.optimize")
     measure = module.measure
@@ -78,7 +78,7 @@ def shares() -> list[float]:
     return [float((m == 0).double().mean()) for m in maps]
 
 
-def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(found: Result) -> None:
+def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(found: OptimizeResult) -> None:
     layers = {layer.name.split("+")[0]: layer for layer in found.summary.layers if layer.engine == "zeroskip.cpu"}
     assert len(layers) == 3
     for layer, share in zip(layers.values(), shares(), strict=True):
@@ -92,7 +92,7 @@ def test_a_layer_says_what_its_input_is_like_and_its_candidates_are_for_that(fou
     assert len({bucket_of(share) for share in shares()}) > 1, "the net shows something"
 
 
-def test_convolution_and_pooling_are_offered_as_one_step(found: Result, settings: Settings) -> None:
+def test_convolution_and_pooling_are_offered_as_one_step(found: OptimizeResult, settings: Settings) -> None:
     """Whether they are taken as one is for the clock to say."""
     with Database.open(settings.db, shipped=False) as database:
         pooled = [row for row in database.rows() if "max2x2s2x2p0x0" in row.problem]
@@ -118,7 +118,7 @@ def test_where_there_is_no_memory_to_count_zeros_the_plan_says_so(
 
 
 def test_other_inputs_are_computed_as_rightly_and_the_plan_can_be_replayed(
-    found: Result, settings: Settings, tmp_path: Path
+    found: OptimizeResult, settings: Settings, tmp_path: Path
 ) -> None:
     if found.plan.baseline:
         pytest.skip("on this machine, now, PyTorch was faster")

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from convoy.pipeline import check, end_to_end
+from convoy.pipeline import end_to_end, end_to_end_check
 
 
-def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, end_to_end.Timed]:
+def once(runs: dict[str, Callable[[], object]], **_: Any) -> dict[str, end_to_end.Latency]:
     """Stands for `verdict.interleave`."""
     for run in runs.values():
         run()
-    return {name: end_to_end.Timed(name, 1.0, 0.0) for name in runs}
+    return {name: end_to_end.Latency(name, 1.0, 0.0) for name in runs}
 
 
 def keep_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every plan that is right; nothing is timed end to end."""
     monkeypatch.setattr(end_to_end, "is_faster", lambda result, baseline: True)
-    for module in (end_to_end, check):
+    for module in (end_to_end, end_to_end_check):
         monkeypatch.setattr(module, "interleave", once)

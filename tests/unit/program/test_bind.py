@@ -9,8 +9,8 @@ import pytest
 from convoy.errors import PlanError
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import Bound, BoundStep, check_order
-from convoy.program.lifetimes import mark_frees, peak_bytes
+from convoy.program.bind import BoundPlan, BoundStep, check_order
+from convoy.program.lifetimes import peak_bytes, with_frees
 from convoy.schedule import finished_before, parallel
 
 
@@ -44,7 +44,7 @@ def test_memory_goes_back_only_when_every_reader_has_finished(seed, streams):
     check_order(steps)
     found = bound(steps)
     outputs = [len(found)]
-    mark_frees(found, outputs)
+    with_frees(found, outputs)
     freed = [slot for b in found for slot in b.frees]
     assert len(set(freed)) == len(freed)
     assert not set(freed) & set(outputs)
@@ -79,8 +79,8 @@ def held(steps, sizes, outputs, scratch=0):
         )
         for s in steps
     ]
-    mark_frees(made, [slot[o] for o in outputs])
-    return peak_bytes(Bound(made, names, [], [], 0, 0))
+    with_frees(made, [slot[o] for o in outputs])
+    return peak_bytes(BoundPlan(made, names, [], [], 0, 0))
 
 
 def test_peaks_are_those_of_all_streams_together():

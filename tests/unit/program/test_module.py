@@ -6,8 +6,8 @@ import torch
 
 from convoy.plan.plan import Step
 from convoy.problem import EngineConfig, TensorSpec
-from convoy.program.bind import BoundStep, mark_frees
-from convoy.program.calls import Example, signature_of
+from convoy.program.bind import BoundStep, with_frees
+from convoy.program.calls import CallExample, signature_of
 
 
 def test_signatures_tell_shapes_dtypes_structure_and_values_apart() -> None:
@@ -29,7 +29,7 @@ def test_signatures_tell_shapes_dtypes_structure_and_values_apart() -> None:
     signatures = [signature_of(args, kwargs) for args, kwargs in calls]
     assert len(set(signatures)) == len(calls)
     for call, signature in zip(calls, signatures, strict=True):
-        assert signature_of(*Example.of(*call).zeros()) == signature
+        assert signature_of(*CallExample.of(*call).zeros()) == signature
 
 
 def bound(args: tuple[int, ...], results: tuple[int, ...]) -> BoundStep:
@@ -39,5 +39,5 @@ def bound(args: tuple[int, ...], results: tuple[int, ...]) -> BoundStep:
 
 def test_each_slot_is_freed_after_its_last_use_and_outputs_never() -> None:
     steps = [bound((0,), (1,)), bound((1, 0), (2,)), bound((1,), (3,)), bound((3,), (4,)), bound((3,), (5,))]
-    mark_frees(steps, outputs=[2, 5])
+    with_frees(steps, outputs=[2, 5])
     assert [step.frees for step in steps] == [(), (0,), (1,), (4,), (3,)]

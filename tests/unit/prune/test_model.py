@@ -20,7 +20,7 @@ from convoy.prune import (
     save_weights,
 )
 from convoy.prune.accuracy import class_scores
-from convoy.training.finetune import Schedule, finetune
+from convoy.training.finetune import FinetuneSchedule, finetune
 from convoy.zoo import Dataset, Preprocessing, load_dataset, load_model, preprocessing
 from convoy.zoo.weights import load_into, read
 
@@ -92,7 +92,7 @@ def test_a_fine_tune_learns_and_keeps_the_zeros(pattern: str, sparsity: float | 
     done = prune_model(model, Recipe.of(pattern, sparsity), (X,))
     pruned = accuracy(model, synthetic("test"))
     started = {name: p.detach().clone() for name, p in model.named_parameters()}
-    losses = finetune(model, done.masks, synthetic(), Schedule(epochs=4, batch=16, lr=0.05, augment=False))
+    losses = finetune(model, done.masks, synthetic(), FinetuneSchedule(epochs=4, batch=16, lr=0.05, augment=False))
     for name, mask in done.masks.items():
         gone = model.get_parameter(name).detach()[~mask]
         assert not gone.any()
@@ -109,7 +109,7 @@ def test_a_fine_tune_learns_and_keeps_the_zeros(pattern: str, sparsity: float | 
 def test_a_loop_without_masks_would_be_seen() -> None:
     model = small()
     done = prune_model(model, Recipe.of("unstructured", 0.7))
-    finetune(model, {}, synthetic(), Schedule(epochs=1, batch=16, lr=0.05))
+    finetune(model, {}, synthetic(), FinetuneSchedule(epochs=1, batch=16, lr=0.05))
     assert all(bool(model.get_parameter(name).detach()[~mask].any()) for name, mask in done.masks.items())
 
 
@@ -118,7 +118,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
         model = small()
         done = prune_model(model, Recipe.of("unstructured", 0.5))
         torch.manual_seed(torch.seed() % 1000)  # what others draw must not matter
-        finetune(model, done.masks, synthetic(count=32), Schedule(batch=8, seed=seed))
+        finetune(model, done.masks, synthetic(count=32), FinetuneSchedule(batch=8, seed=seed))
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     one, same, other = run(1), run(1), run(2)
@@ -130,26 +130,26 @@ def test_a_fine_tune_leaves_the_callers_random_numbers_alone() -> None:
     model = small()
     torch.manual_seed(9)
     before = torch.get_rng_state()
-    finetune(model, {}, synthetic(count=16), Schedule(batch=8))
+    finetune(model, {}, synthetic(count=16), FinetuneSchedule(batch=8))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_loss_that_is_no_number_is_an_error() -> None:
     model = small()
     with pytest.raises(ConvoyError, match="a lower lr than 1e"):
-        finetune(model, {}, synthetic(), Schedule(epochs=3, batch=8, lr=1e30))
+        finetune(model, {}, synthetic(), FinetuneSchedule(epochs=3, batch=8, lr=1e30))
     assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("words", [{"epochs": 0}, {"batch": 1}, {"lr": 0.0}, {"lr": float("nan")}, {"lr": -1.0}])
 def test_a_schedule_is_checked(words: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(words))):
-        Schedule(**words)  # type: ignore[arg-type]
+        FinetuneSchedule(**words)  # type: ignore[arg-type]
 
 
 def test_one_image_is_too_few() -> None:
     with pytest.raises(InputError, match="at least 2 to train on"):
-        finetune(small(), {}, synthetic(count=1), Schedule())
+        finetune(small(), {}, synthetic(count=1), FinetuneSchedule())
 
 
 def test_outputs_that_are_no_classes_are_refused() -> None:
@@ -240,7 +240,7 @@ def test_a_published_net_halved_and_mended() -> None:
     done = prune_model(model, Recipe.of("unstructured", 0.5))
     pruned = accuracy(model, test)
     assert 0.68 < pruned < 0.86
-    finetune(model, done.masks, train, Schedule(batch=64))
+    finetune(model, done.masks, train, FinetuneSchedule(batch=64))
     assert accuracy(model, test) > pruned - 0.02
     assert sum(row.zeros_after for row in done.layers) == sum(
         int((model.get_parameter(f"{row.name}.weight") == 0).sum()) for row in done.layers

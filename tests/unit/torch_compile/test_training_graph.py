@@ -110,9 +110,9 @@ def test_a_pass_that_is_wrong_as_a_whole_runs_as_it_was_traced(
     right = end_to_end.errors_against
     calls: list[int] = []
 
-    def planted(outputs: Any, exact: Any) -> end_to_end.Errors:
+    def planted(outputs: Any, exact: Any) -> end_to_end.OutputErrors:
         calls.append(1)
-        return right(outputs, exact) if len(calls) % 2 else end_to_end.Errors(0.5, 0.5)
+        return right(outputs, exact) if len(calls) % 2 else end_to_end.OutputErrors(0.5, 0.5)
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     model = net()

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from convoy.torch_compile.weight_sets import MOST_PATIENCE, WORTH_PACKING, PackedWeights, WeightSets, stamp_of
+from convoy.torch_compile.weight_sets import MOST_PATIENCE, WORTH_PACKING, PackedWeights, WeightSets, version_of
 
 
 def weights(count: int = 2) -> list[torch.Tensor]:
@@ -15,7 +15,7 @@ def weights(count: int = 2) -> list[torch.Tensor]:
 
 def packed(sets: WeightSets, given: list[torch.Tensor]) -> PackedWeights:
     found = sets.of(given)
-    found.pack(given, stamp_of(given), lambda: None)
+    found.pack(given, version_of(given), lambda: None)
     return found
 
 
@@ -50,16 +50,16 @@ def test_no_weights_are_a_set_too():
 
 def test_a_stamp_differs_after_every_change_that_is_counted():
     given = weights()
-    seen = [stamp_of(given)]
+    seen = [version_of(given)]
     given[0].add_(1)
-    seen.append(stamp_of(given))
+    seen.append(version_of(given))
     given[1].data = torch.randn(3)
-    seen.append(stamp_of(given))
+    seen.append(version_of(given))
     torch.autograd.graph.increment_version(given[:1])
-    seen.append(stamp_of(given))
+    seen.append(version_of(given))
     assert len(set(seen)) == len(seen)
     with torch.inference_mode():
-        assert stamp_of(weights())[0] == 0
+        assert version_of(weights())[0] == 0
 
 
 def test_what_is_packed_keeps_its_memory_until_it_is_let_go():
@@ -80,16 +80,16 @@ def test_weights_that_change_in_every_call_wait_longer_and_longer():
     for _ in range(12):
         given[0].add_(1)
         calls = 1
-        while not found.is_due(stamp_of(given)):
+        while not found.is_due(version_of(given)):
             calls += 1
-        found.pack(given, stamp_of(given), lambda: None)
+        found.pack(given, version_of(given), lambda: None)
         waits.append(calls - 1)
     assert waits[:4] == [0, 1, 2, 4]
     assert max(waits) == MOST_PATIENCE
     for _ in range(WORTH_PACKING):
-        assert found.is_current(stamp_of(given))
+        assert found.is_current(version_of(given))
     given[0].add_(1)
-    assert found.is_due(stamp_of(given))
+    assert found.is_due(version_of(given))
 
 
 def test_sets_that_end_after_few_calls_are_packed_only_where_one_comes_again():
@@ -98,5 +98,5 @@ def test_sets_that_end_after_few_calls_are_packed_only_where_one_comes_again():
         packed(sets, weights())
     given = weights()
     found = sets.of(given)
-    due = [found.is_due(stamp_of(given)) for _ in range(WORTH_PACKING + 1)]
+    due = [found.is_due(version_of(given)) for _ in range(WORTH_PACKING + 1)]
     assert due == [False] * WORTH_PACKING + [True]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.capture.loss_module import LossModule
-from convoy.training.autograd_step import StockWork, like
+from convoy.training.autograd_step import AutogradStep, in_parameter_layout
 
 
 class Unused(nn.Module):
@@ -34,7 +34,7 @@ def test_steps_are_those_of_a_loop(accumulate: int) -> None:
     batch = torch.randn(4, 3, 8, 8), torch.arange(4)
     learned = [p for p in model.parameters() if p.requires_grad]
     module = LossModule(model, cross_entropy, None, scaled=False)
-    work = StockWork(module, tuple, learned, accumulate, lambda _: ours.step())
+    work = AutogradStep(module, tuple, learned, accumulate, lambda _: ours.step())
     for _ in range(2):
         theirs.zero_grad(set_to_none=True)
         for micro in range(accumulate):
@@ -55,7 +55,7 @@ def test_steps_are_those_of_a_loop(accumulate: int) -> None:
 def test_gradients_have_their_parameters_memory_format() -> None:
     parameter = nn.Parameter(torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last))
     gradient = torch.randn(4, 3, 3, 3)
-    found = like(parameter, gradient)
+    found = in_parameter_layout(parameter, gradient)
     assert found.stride() == parameter.stride() != gradient.stride()
     assert torch.equal(found, gradient)
-    assert like(parameter, found) is found
+    assert in_parameter_layout(parameter, found) is found

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from convoy.program.module_state import ModuleState
 from convoy.training.capturable_optimizers import capturable, has_state, options, why_not_capturable
 from convoy.training.capture_guard import CaptureGuard
-from convoy.training.gradients import clip
+from convoy.training.gradient_allreduce import clip
 
 Maker = Callable[[nn.Module], torch.optim.Optimizer]
 

@@ -18,14 +18,14 @@ from training_nets import net, sgd
 from convoy.errors import InputError
 from convoy.training.checkpoint import (
     FORMAT,
-    Position,
     RandomState,
-    position_in,
+    TrainingPosition,
     random_state,
     read_checkpoint,
+    read_position,
     write_checkpoint,
 )
-from convoy.training.checksummed_file import read_summed, write_summed
+from convoy.training.checksummed_file import read_checksummed, write_checksummed
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -45,7 +45,7 @@ def training() -> Training:
 
 
 def written(path: Path, random: list[RandomState]) -> Path:
-    write_checkpoint(path, *training(), Position(1, 2), random)
+    write_checkpoint(path, *training(), TrainingPosition(1, 2), random)
     return path
 
 
@@ -67,7 +67,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[torch.device, torch.Tensor]:
 @pytest.mark.parametrize(("rank", "takes"), [(0, 0), (1, 1), (2, 2), (3, 0)])  # a fourth was not there
 def test_each_process_goes_on_with_its_own(tmp_path: Path, states: list[RandomState], rank: int, takes: int) -> None:
     path = written(tmp_path / "state.pt", states)
-    assert read_checkpoint(path, *training(), CPU, rank) == Position(1, 2)
+    assert read_checkpoint(path, *training(), CPU, rank) == TrainingPosition(1, 2)
     assert torch.equal(torch.get_rng_state(), states[takes]["cpu"])
 
 
@@ -126,12 +126,12 @@ def test_everything_comes_back(tmp_path: Path):
     torch.manual_seed(7)
     trained = after_a_step()
     before = snapshot(trained)
-    write_checkpoint(tmp_path / "state", *trained, Position(3, 4), [random_state(CPU)])
+    write_checkpoint(tmp_path / "state", *trained, TrainingPosition(3, 4), [random_state(CPU)])
     torch.manual_seed(8)
     other = training()
-    assert read_checkpoint(tmp_path / "state", *other, CPU) == Position(3, 4)
+    assert read_checkpoint(tmp_path / "state", *other, CPU) == TrainingPosition(3, 4)
     assert same(snapshot(other), before)
-    assert position_in(tmp_path / "state") == Position(3, 4)
+    assert read_position(tmp_path / "state") == TrainingPosition(3, 4)
 
 
 def test_tied_weights_and_other_dtypes_come_back(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_tied_weights_and_other_dtypes_come_back(tmp_path: Path):
     trained.model(torch.ones(4, 3, dtype=torch.bfloat16)).sum().backward()
     trained.optimizer.step()
     before = snapshot(trained)
-    write_checkpoint(tmp_path / "state", *trained, Position(0, 1), [random_state(CPU)])
+    write_checkpoint(tmp_path / "state", *trained, TrainingPosition(0, 1), [random_state(CPU)])
     other = tied()
     read_checkpoint(tmp_path / "state", *other, CPU)
     assert same(snapshot(other), before)
@@ -163,7 +163,7 @@ def test_a_file_of_torch_save_is_refused(tmp_path: Path):
 def loaded(path: Path) -> Any:
     """What a file holds; None where it is refused."""
     try:
-        return read_summed(path, FORMAT, "checkpoint", most_bytes=1 << 30)
+        return read_checksummed(path, FORMAT, "checkpoint", most_bytes=1 << 30)
     except InputError:
         return None
 
@@ -171,7 +171,7 @@ def loaded(path: Path) -> Any:
 def test_no_damage_is_accepted_and_none_changes_anything(tmp_path: Path):
     trained = after_a_step()
     path = tmp_path / "state"
-    write_checkpoint(path, *trained, Position(3, 4), [random_state(CPU)])
+    write_checkpoint(path, *trained, TrainingPosition(3, 4), [random_state(CPU)])
     whole, reader, state, refused = path.read_bytes(), training(), loaded(path), 0
     before, numbers = snapshot(reader), random.Random(5)
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -229,10 +229,10 @@ def test_no_damage_is_accepted_and_none_changes_anything(tmp_path: Path):
 )
 def test_a_whole_file_of_another_training_changes_nothing(tmp_path: Path, change: Callable[[Any], Any], says: str):
     path = tmp_path / "state"
-    write_checkpoint(path, *after_a_step(), Position(3, 4), [random_state(CPU)])
-    state = read_summed(path, FORMAT, "checkpoint", most_bytes=1 << 30)
+    write_checkpoint(path, *after_a_step(), TrainingPosition(3, 4), [random_state(CPU)])
+    state = read_checksummed(path, FORMAT, "checkpoint", most_bytes=1 << 30)
     change(state)
-    write_summed(path, FORMAT, state)  # with the right sum
+    write_checksummed(path, FORMAT, state)  # with the right sum
     reader = training()
     before = snapshot(reader)
     with pytest.raises(InputError, match=says):
@@ -249,7 +249,7 @@ def test_files_that_are_too_large_or_no_files_are_refused_at_once(tmp_path: Path
     for path, says in ((large, "at most"), (fifo, "regular"), (tmp_path, "regular"), (tmp_path / "none", "read")):
         with pytest.raises(InputError, match=says):
             read_checkpoint(path, *training(), CPU)
-        assert position_in(path) is None
+        assert read_position(path) is None
 
 
 def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path):
@@ -258,7 +258,7 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path):
     model, optimizer, schedule = training()
     schedule.T_max = float("nan")
     with pytest.raises(InputError, match="can be written"):
-        write_checkpoint(path, model, optimizer, schedule, Position(1, 2), [random_state(CPU)])
+        write_checkpoint(path, model, optimizer, schedule, TrainingPosition(1, 2), [random_state(CPU)])
     with pytest.raises(InputError, match="can be written"):
         written(tmp_path / "none" / "state", [random_state(CPU)])
     assert path.read_bytes() == before

@@ -16,13 +16,13 @@ from training_nets import net
 import convoy
 from convoy.errors import ConvoyError, InputError
 from convoy.training import fit as module
-from convoy.training.checkpoint import Position
+from convoy.training.checkpoint import TrainingPosition
 from convoy.training.fit import fit
-from convoy.training.recipe import Recipe, with_amp
+from convoy.training.recipe import TrainingRecipe, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
-STOCK = Recipe(epochs=2, batch=8, lr=0.05, stock=True)
+STOCK = TrainingRecipe(epochs=2, batch=8, lr=0.05, stock=True)
 
 
 def images(count: int = 40) -> Dataset:
@@ -54,7 +54,7 @@ def test_tuned_and_stock_train_alike(plan: Path):
 
 def test_it_learns_and_says_how_well(plan: Path):
     model = net()
-    recipe = Recipe(epochs=8, batch=8, lr=0.1, plan=plan)
+    recipe = TrainingRecipe(epochs=8, batch=8, lr=0.1, plan=plan)
     epochs = list(fit(model, images(), recipe, test=images()))
     assert epochs[-1].loss < epochs[0].loss
     assert epochs[-1].accuracy > 0.25  # of five classes
@@ -62,7 +62,7 @@ def test_it_learns_and_says_how_well(plan: Path):
     assert model.training
 
 
-def stopped(model: nn.Module, recipe: Recipe, after: int) -> None:
+def stopped(model: nn.Module, recipe: TrainingRecipe, after: int) -> None:
     """Train until so many steps are made, in all epochs together."""
     made = 0
 
@@ -78,7 +78,7 @@ def stopped(model: nn.Module, recipe: Recipe, after: int) -> None:
 
 @pytest.mark.parametrize("stop", [2, 5, 7])
 def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path, plan: Path, stop: int):
-    recipe = Recipe(epochs=2, batch=8, lr=0.05, plan=plan, checkpoint=tmp_path / "state.pt", every=1)
+    recipe = TrainingRecipe(epochs=2, batch=8, lr=0.05, plan=plan, checkpoint=tmp_path / "state.pt", every=1)
     whole, resumed = net(), net()
     list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
     stopped(net(), recipe, stop)
@@ -91,7 +91,7 @@ def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path, plan: Path, stop: int
 def test_a_checkpoint_amid_an_accumulated_update_waits_for_its_end(
     tmp_path: Path, plan: Path, stop: int, *, stock: bool
 ):
-    recipe = Recipe(epochs=2, batch=8, lr=0.05, accumulate=2, checkpoint=tmp_path / "state.pt", every=1)
+    recipe = TrainingRecipe(epochs=2, batch=8, lr=0.05, accumulate=2, checkpoint=tmp_path / "state.pt", every=1)
     recipe = dataclasses.replace(recipe, stock=stock, plan=None if stock else plan)
     whole, resumed = net(), net()
     list(fit(whole, images(), dataclasses.replace(recipe, checkpoint=None, every=0)))
@@ -118,11 +118,11 @@ def test_a_checkpoint_amid_an_accumulated_update_waits_for_its_end(
 def test_checkpoints_are_written_between_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, accumulate: int, steps: list[int]
 ):
-    written: list[Position] = []
+    written: list[TrainingPosition] = []
     monkeypatch.setattr(module, "write_checkpoint", lambda *args: written.append(args[4]))
-    recipe = Recipe(batch=8, stock=True, accumulate=accumulate, checkpoint=tmp_path / "state.pt", every=every)
+    recipe = TrainingRecipe(batch=8, stock=True, accumulate=accumulate, checkpoint=tmp_path / "state.pt", every=every)
     list(fit(net(), images(72), recipe))  # nine batches: of two to an update, eight are taken
-    assert written == [*(Position(0, step) for step in steps), Position(1, 0)]
+    assert written == [*(TrainingPosition(0, step) for step in steps), TrainingPosition(1, 0)]
 
 
 def test_an_update_that_had_begun_begins_anew_where_more_are_accumulated(tmp_path: Path):

@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import Bound, BoundStep
+from convoy.program.bind import BoundPlan, BoundStep
 from convoy.schedule import Sharing, collectives, parallel
 from convoy.schedule.collectives import buckets
 from convoy.schedule.timeline import planned
-from convoy.training import gradients, overlapped_allreduce
-from convoy.training.bucket_completion import all_made
-from convoy.training.gradients import Averages, average
-from convoy.training.overlapped_allreduce import Overlap
+from convoy.training import gradient_allreduce, overlapped_allreduce
+from convoy.training.bucket_completion import all_written
+from convoy.training.gradient_allreduce import GradientAllReduce, allreduce_gradients
+from convoy.training.overlapped_allreduce import OverlappedAllReduce
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def alone() -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-class Sent(Averages):
+class Sent(GradientAllReduce):
     """Notes what is sent instead of sending it."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Sent(Averages):
         self.now = -1
 
 
-def bound(order: Sequence[str], learned: Sequence[str], sizes: dict[str, int]) -> Bound:
+def bound(order: Sequence[str], learned: Sequence[str], sizes: dict[str, int]) -> BoundPlan:
     """A step for each name, in order; the loss and the learned ones are returned."""
     names = ["x", *order]
     config = EngineConfig("aten", 1, Knobs())
@@ -63,10 +63,10 @@ def bound(order: Sequence[str], learned: Sequence[str], sizes: dict[str, int]) -
         )
         for name in order
     ]
-    return Bound(steps, names, [], [names.index(name) for name in ("loss", *learned)], 0, 0)
+    return BoundPlan(steps, names, [], [names.index(name) for name in ("loss", *learned)], 0, 0)
 
 
-def run(made: Overlap, sent: Sent, names: Sequence[str]) -> None:
+def run(made: OverlappedAllReduce, sent: Sent, names: Sequence[str]) -> None:
     slots: list[Any] = [None] * len(names)
     for index, name in enumerate(names[1:]):
         slots[index + 1] = name
@@ -84,7 +84,7 @@ def test_each_bucket_begins_with_its_last_gradient_and_in_everyones_order(seed: 
     sizes = {name: draw.randint(1, 40) for name in learned}
     monkeypatch.setattr(overlapped_allreduce, "sent_together", lambda s, d: buckets(s, d, limit=50))
     given, sent = bound(order, learned, sizes), Sent()
-    run(Overlap(given, len(learned), sent), sent, given.slot_names)
+    run(OverlappedAllReduce(given, len(learned), sent), sent, given.slot_names)
     wanted = buckets([sizes[name] for name in reversed(learned)], ["i8"] * len(learned), limit=50)
     back = learned[::-1]
     assert [names for _, names in sent.buckets] == [[back[i] for i in bucket] for bucket in wanted]
@@ -97,13 +97,13 @@ def test_each_bucket_begins_with_its_last_gradient_and_in_everyones_order(seed: 
 
 def test_gradients_that_no_launch_makes_are_not_waited_for():
     given = bound(["loss", "g0"], ["g0"], {})
-    assert all_made(given, 1)
+    assert all_written(given, 1)
     given.outputs[1] = 0
-    assert not all_made(given, 1)
+    assert not all_written(given, 1)
 
 
 def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gradients, "sent_together", lambda s, d: buckets(s, d, limit=300))
+    monkeypatch.setattr(gradient_allreduce, "sent_together", lambda s, d: buckets(s, d, limit=300))
     given = [
         torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
         torch.randn(5),
@@ -112,7 +112,7 @@ def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest
         torch.randn(2, 2, dtype=torch.float64),
     ]
     before, strides = [g.clone() for g in given], [g.stride() for g in given]
-    average(given, Averages(alone, CPU))
+    allreduce_gradients(given, GradientAllReduce(alone, CPU))
     assert [g.stride() for g in given] == strides
     assert all(torch.equal(g, b) for g, b in zip(given, before, strict=True))
 
@@ -120,7 +120,7 @@ def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest
 def test_averages_divide_by_the_number_of_processes(alone: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dist, "get_world_size", lambda group: 4)
     given = [torch.full((3, 2, 2, 2), 8.0).to(memory_format=torch.channels_last), torch.full((2,), 4.0)]
-    average(given, Averages(alone, CPU))
+    allreduce_gradients(given, GradientAllReduce(alone, CPU))
     assert [g.unique().tolist() for g in given] == [[2.0], [1.0]]
 
 
@@ -136,14 +136,14 @@ def test_with_nccl_the_sender_divides(alone: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(dist, "all_reduce", watched)
     given = [torch.full((3, 2), 8.0), torch.full((2,), 4.0)]
-    average(given, Averages(alone, CPU))
+    allreduce_gradients(given, GradientAllReduce(alone, CPU))
     assert asked == [dist.ReduceOp.AVG]
     assert [g.unique().tolist() for g in given] == [[8.0], [4.0]]  # of one process; nobody divided once more
 
 
 def test_a_gradient_that_travels_alone_is_sent_from_where_it_lies(alone: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(gradients, "sent_together", lambda s, d: buckets(s, d, limit=1))
+    monkeypatch.setattr(gradient_allreduce, "sent_together", lambda s, d: buckets(s, d, limit=1))
     copies: list[int] = []
     before = torch._foreach_copy_
 
@@ -153,10 +153,10 @@ def test_a_gradient_that_travels_alone_is_sent_from_where_it_lies(alone: Any, mo
 
     monkeypatch.setattr(torch, "_foreach_copy_", counted)
     dense = [torch.full((4, 3, 2, 2), 6.0).to(memory_format=torch.channels_last), torch.full((5,), 2.0)]
-    average(dense, Averages(alone, CPU))
+    allreduce_gradients(dense, GradientAllReduce(alone, CPU))
     assert copies == []
     turned = torch.arange(12.0).reshape(3, 4).t()
-    average([turned], Averages(alone, CPU))
+    allreduce_gradients([turned], GradientAllReduce(alone, CPU))
     assert copies == [1]
     assert [g.unique().tolist() for g in dense] == [[3.0], [1.0]]
     assert torch.equal(turned, torch.arange(12.0).reshape(3, 4).t() / 2)

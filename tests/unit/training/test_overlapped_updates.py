@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.pipeline import end_to_end
 from convoy.training import overlapped_allreduce, overlapped_updates
-from convoy.training.bucket_completion import Completion
-from convoy.training.gradients import Averages
-from convoy.training.overlapped_allreduce import Overlap
-from convoy.training.overlapped_updates import OvertakenError, Updates, updates_of
+from convoy.training.bucket_completion import BucketCompletion
+from convoy.training.gradient_allreduce import GradientAllReduce
+from convoy.training.overlapped_allreduce import OverlappedAllReduce
+from convoy.training.overlapped_updates import OverlappedUpdates, ReadAfterUpdateError, make_overlapped_updates
 from convoy.training.step import TrainingStep
 
 
@@ -57,16 +57,16 @@ def trained(monkeypatch: pytest.MonkeyPatch, kind: str) -> TrainingStep:
     return step
 
 
-def updates_for(step: TrainingStep) -> Updates:
+def updates_for(step: TrainingStep) -> OverlappedUpdates:
     runnable = step.program.runnable
     assert runnable is not None
     slots = [step.program.capture.parameters.index(name) for name in step.program.capture.learned]
-    made = updates_of(runnable.bound, step._learned(), slots, step.optimizer)
+    made = make_overlapped_updates(runnable.bound, step._learned(), slots, step.optimizer)
     assert made is not None
     return made
 
 
-def work(step: TrainingStep, made: Updates | None) -> None:
+def work(step: TrainingStep, made: OverlappedUpdates | None) -> None:
     with torch.no_grad():
         step._work(BATCH, first=True, last=True, updates=made)
 
@@ -108,7 +108,7 @@ def test_updates_begin_before_the_pass_ends(monkeypatch: pytest.MonkeyPatch):
     assert len(seen) >= 3
 
 
-class Heard(Averages):
+class Heard(GradientAllReduce):
     """Says when a bucket leaves and when somebody waits for it, and changes nothing."""
 
     def __init__(self, said: list[Any]) -> None:
@@ -131,7 +131,7 @@ def test_with_several_processes_a_bucket_is_updated_when_it_has_left_and_is_back
     assert runnable is not None
     learned = step._learned()
     step._update.averages = averages = Heard(said)
-    step._overlap = Overlap(runnable.bound, len(learned), averages)
+    step._overlap = OverlappedAllReduce(runnable.bound, len(learned), averages)
     step.options = replace(step.options, early_updates=True)
     made = step._updates_of(runnable)
     assert made is not None
@@ -187,8 +187,8 @@ def test_a_parameter_that_is_still_to_be_read_is_noticed(monkeypatch: pytest.Mon
         1 + names.index("layers.2.weight")
     ]  # its gradient comes first, and has its shape
     begin = next(at for at, one in enumerate(made._steps) if later in one.results)
-    made._buckets, made._completion = [[(weight, later)]], Completion([{begin}])
-    with pytest.raises(OvertakenError, match="after its update"):
+    made._buckets, made._completion = [[(weight, later)]], BucketCompletion([{begin}])
+    with pytest.raises(ReadAfterUpdateError, match="after its update"):
         work(step, made)
 
 
@@ -198,4 +198,4 @@ def test_only_elementwise_optimizers_update_early(monkeypatch: pytest.MonkeyPatc
     assert runnable is not None
     parameters = step._learned()
     slots = [step.program.capture.parameters.index(name) for name in step.program.capture.learned]
-    assert updates_of(runnable.bound, parameters, slots, torch.optim.Adagrad(parameters)) is None
+    assert make_overlapped_updates(runnable.bound, parameters, slots, torch.optim.Adagrad(parameters)) is None

@@ -22,7 +22,7 @@ from fake_cuda import install
 import convoy
 from convoy.training import process_group_shutdown
 from convoy.training import step as steps
-from convoy.training.process_group_shutdown import release_before_parting
+from convoy.training.process_group_shutdown import release_before_shutdown
 from convoy.training.step_graph import StepGraph
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_holders_let_go_before_their_own_group_ends(world: Any):
     told: list[object] = []
     mine, another, none = Holder(world, told), Holder(part, told), Holder(None, told)
     for holder in (mine, another, none, mine):
-        release_before_parting(holder)
+        release_before_shutdown(holder)
     dist.destroy_process_group(part)
     assert told == [another]
     dist.destroy_process_group()
@@ -64,9 +64,9 @@ def test_holders_let_go_before_their_own_group_ends(world: Any):
 def test_shutdown_is_wrapped_once_and_keeps_nobody_alive(world: Any):
     told: list[object] = []
     holder = Holder(world, told)
-    release_before_parting(holder)
+    release_before_shutdown(holder)
     wrapped = dist.ProcessGroup.shutdown
-    release_before_parting(Holder(world, told))
+    release_before_shutdown(Holder(world, told))
     assert dist.ProcessGroup.shutdown is wrapped
     assert hasattr(wrapped, process_group_shutdown.MARK)
     gone = weakref.ref(holder)

@@ -51,7 +51,7 @@ class Step:
         self.runnable = lambda inputs: torch.enable_grad()(run)()
 
 
-def allowed(errors: end_to_end.Errors, baseline: end_to_end.Errors) -> bool:
+def allowed(errors: end_to_end.OutputErrors, baseline: end_to_end.OutputErrors) -> bool:
     return errors.rel_l2_error <= end_to_end.WORST_ERROR * baseline.rel_l2_error
 
 

@@ -18,8 +18,8 @@ from training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 import convoy
 from convoy.errors import InputError, PlanError
-from convoy.pipeline import check, end_to_end
-from convoy.pipeline.end_to_end import Timed
+from convoy.pipeline import end_to_end, end_to_end_check
+from convoy.pipeline.end_to_end import Latency
 
 WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.5, 0.7])
 
@@ -36,12 +36,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> convoy.Settings:
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan runs, whether it is faster or not; a wrong one does not."""
 
-    def untimed(runs: dict[str, Callable[[], object]], *, cuda: bool) -> dict[str, Timed]:
+    def untimed(runs: dict[str, Callable[[], object]], *, cuda: bool) -> dict[str, Latency]:
         for run in runs.values():
             run()
-        return {name: Timed(name, 1.0, 0.0) for name in runs}
+        return {name: Latency(name, 1.0, 0.0) for name in runs}
 
-    monkeypatch.setattr(check, "interleave", untimed)
+    monkeypatch.setattr(end_to_end_check, "interleave", untimed)
     monkeypatch.setattr(end_to_end, "why_slow", lambda *_: "")
 
 

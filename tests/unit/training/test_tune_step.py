@@ -255,9 +255,9 @@ def test_a_step_whose_gradients_are_wrong_as_a_whole_is_the_stock_one(
     right = end_to_end.errors_against
     calls: list[int] = []
 
-    def planted(outputs: Any, exact: Any) -> end_to_end.Errors:
+    def planted(outputs: Any, exact: Any) -> end_to_end.OutputErrors:
         calls.append(1)
-        return right(outputs, exact) if len(calls) % 2 else end_to_end.Errors(0.5, 0.5)
+        return right(outputs, exact) if len(calls) % 2 else end_to_end.OutputErrors(0.5, 0.5)
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     model = net()
@@ -312,9 +312,9 @@ def test_a_steady_step_with_wrong_gradients_is_refused_where_pytorchs_own_may_di
     right = end_to_end.errors_against
     calls: list[int] = []
 
-    def planted(outputs: Any, exact: Any) -> end_to_end.Errors:
+    def planted(outputs: Any, exact: Any) -> end_to_end.OutputErrors:
         calls.append(1)
-        return right(outputs, exact) if len(calls) % 2 else end_to_end.Errors(0.5, 0.5)
+        return right(outputs, exact) if len(calls) % 2 else end_to_end.OutputErrors(0.5, 0.5)
 
     monkeypatch.setattr(end_to_end, "errors_against", planted)
     with pytest.raises(SelectionError, match=r"gradients' error of 5\.00e-01.*may give different bits from run to run"):

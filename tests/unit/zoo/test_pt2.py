@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.capture.foreign_hooks import foreign_hook
+from convoy.capture.user_hooks import user_hook
 from convoy.errors import InputError
 from convoy.zoo import example_args, load_model
 from convoy.zoo.pt2.expressions import evaluate, solve
@@ -165,7 +165,7 @@ def test_what_is_no_arithmetic_is_refused(text: str) -> None:
 
 def test_a_programs_own_checks_are_no_hooks_of_the_users(program: Path) -> None:
     """A user's hook makes PyTorch run the module; these may go."""
-    assert foreign_hook(load_model(str(program))) == foreign_hook(load_model(str(program), trust=True)) == ""
+    assert user_hook(load_model(str(program))) == user_hook(load_model(str(program), trust=True)) == ""
 
 
 # Code in files

@@ -13,7 +13,7 @@ from convoy.compare.runs.rows import Figure, Row
 from convoy.errors import SelectionError
 from convoy.perfdb import Database
 from convoy.pipeline.net import Net, Observer, measure, prediction_notes
-from convoy.pipeline.select import on_offer
+from convoy.pipeline.select import offered_candidates
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings
 from convoy.tune import SearchResult
@@ -26,7 +26,7 @@ layer; the optimum."""
 def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> tuple[list[Row], SearchResult]:
     """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
     found = measure(net, settings, database, observer)
-    problem = on_offer(net, found, settings)
+    problem = offered_candidates(net, found, settings)
     return strategy_rows(problem, _about(net, settings), found), found
 
 

@@ -3,7 +3,7 @@
     void call(const void *settings, void *const *tensors)
 
 All kernels in C of this package have that form, so that a program on a CPU can go through a chain of them in one call
-(`convoy.program.chained`). A launch through Python by itself makes the same call.
+(`convoy.program.native_chains`). A launch through Python by itself makes the same call.
 """
 
 from __future__ import annotations

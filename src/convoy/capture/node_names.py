@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from torch import fx
 
 
-class Namer:
+class ModulePathNames:
     """Names the calls of an exported graph by the path of the module that made them.
 
     A module that contains no other and calls one operator gives its path (`layer1.0.conv1`); anything else gets the

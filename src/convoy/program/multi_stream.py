@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.program.bind import Bound
-from convoy.program.eager import EagerProgram, Follower, in_layout, placed
-from convoy.program.placement import Place
+from convoy.program.bind import BoundPlan
+from convoy.program.concat_in_place import ChannelSlice
+from convoy.program.eager import EagerProgram, LaunchObserver, in_layout, result_slice
 from convoy.program.recording import stream_beside
 
 
-class StreamedProgram(EagerProgram):
+class MultiStreamProgram(EagerProgram):
     """A bound plan whose steps name streams and waits. Stream 0 is the caller's; the others begin and end with it.
 
     Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it, one that several steps
     write to on stream 0, and given back only when every reader has certainly finished before that stream's next step
-    (`lifetimes.mark_frees`), so that the allocator never hands out memory that another stream still reads.
+    (`lifetimes.with_frees`), so that the allocator never hands out memory that another stream still reads.
 
     Args:
         bound: the plan with its executables.
         device: a CUDA device.
     """
 
-    def __init__(self, bound: Bound, device: torch.device) -> None:
+    def __init__(self, bound: BoundPlan, device: torch.device) -> None:
         super().__init__(bound, device)
         wanted: dict[int, int] = {}
         for step in bound.steps:
@@ -48,7 +48,7 @@ class StreamedProgram(EagerProgram):
         """The scratch memory of all streams."""
         return self._workspaces
 
-    def __call__(self, inputs: Sequence[torch.Tensor], follower: Follower | None = None) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor], follower: LaunchObserver | None = None) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order, ready on the caller's stream."""
         main = torch.cuda.current_stream(self.device)
         slots: list[torch.Tensor | None] = [
@@ -84,7 +84,7 @@ class StreamedProgram(EagerProgram):
             follower.end()
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
 
-    def _open(self, places: Sequence[Place], slots: list[torch.Tensor | None]) -> None:
+    def _open(self, places: Sequence[ChannelSlice], slots: list[torch.Tensor | None]) -> None:
         """Bring values into being that steps of several streams write to."""
         for place in places:
-            placed(slots, place, "nhwc", self.device)
+            result_slice(slots, place, "nhwc", self.device)

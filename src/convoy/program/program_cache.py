@@ -31,7 +31,7 @@ Outputs = calls.Strides | Literal["as made", "unknown", "stock"]
 only the stock module can give them."""
 
 
-class Served:
+class CachedProgram:
     """A program with the calls that it serves.
 
     Args:
@@ -42,7 +42,7 @@ class Served:
     """
 
     def __init__(
-        self, program: Program, example: calls.Example, signature: calls.Signature, by_name: calls.Signature | None
+        self, program: Program, example: calls.CallExample, signature: calls.Signature, by_name: calls.Signature | None
     ) -> None:
         self.program, self.example, self.signature, self.by_name = program, example, signature, by_name
         self._outputs: dict[calls.Strides, Outputs] = {example.strides: "as made"}
@@ -59,13 +59,13 @@ class Served:
         assert captured is not None
         shapes = [captured.graph.values[name].spec.shape for name in captured.graph.outputs]
         fits = [tuple(tensor.shape) for tensor in found] == [tuple(shape) for shape in shapes]
-        if fits and all(calls.is_plain(tensor) and not calls.overlaps(tensor) for tensor in found):
+        if fits and all(calls.is_plain(tensor) and not calls.has_internal_overlap(tensor) for tensor in found):
             self._outputs[strides] = tuple(tensor.stride() for tensor in found)
         else:
             self._outputs[strides] = "stock"
 
 
-class Serving:
+class ProgramCache:
     """Programs by the calls that they serve, with the state of the module that they were made from.
 
     One object, so that a snapshot of a larger module around an optimised one does not take its bookkeeping for state.
@@ -82,11 +82,11 @@ class Serving:
 
     def __init__(self, model: nn.Module, tuner: Tuner, check: str = "identity") -> None:
         self.tuner, self.check = tuner, check
-        self.tuned: dict[calls.Signature, Served] = {}
+        self.tuned: dict[calls.Signature, CachedProgram] = {}
         self._take(model)
         self._forward = calls.ForwardSignature(model.forward)
-        self._routes: dict[calls.Signature, tuple[Served, bool]] = {}
-        self._by_name: dict[calls.Signature, Served] = {}
+        self._routes: dict[calls.Signature, tuple[CachedProgram, bool]] = {}
+        self._by_name: dict[calls.Signature, CachedProgram] = {}
         self._warned: set[str] = set()
         self._lock = threading.RLock()
 
@@ -99,29 +99,29 @@ class Serving:
         """Serve calls with arguments like these by a program."""
         bound = self._forward.bind(args, kwargs)
         by_name = None if bound is None else calls.signature_of((), bound)
-        self.put(Served(program, calls.Example.of(args, kwargs), calls.signature_of(args, kwargs), by_name))
+        self.put(CachedProgram(program, calls.CallExample.of(args, kwargs), calls.signature_of(args, kwargs), by_name))
 
-    def put(self, served: Served) -> None:
+    def put(self, served: CachedProgram) -> None:
         """Serve a program's calls by it."""
         self.tuned[served.signature] = served
         self._routes[served.signature] = served, False
         if served.by_name is not None:
             self._by_name[served.by_name] = served
 
-    def copied(self, model: nn.Module) -> Serving:
+    def copied(self, model: nn.Module) -> ProgramCache:
         """The same programs for a copy of the module, whose values they hold: they are shared.
 
         Programs that return buffers of their own are made anew: two modules would overwrite each other's results.
         """
-        made = Serving(model, self.tuner, self.check)
+        made = ProgramCache(model, self.tuner, self.check)
         for served in self.tuned.values():
             own = getattr(served.program.runnable, "static_outputs", False)
             program = self._anew(model, served) if own else served.program
-            made.put(Served(program, served.example, served.signature, served.by_name))
+            made.put(CachedProgram(program, served.example, served.signature, served.by_name))
         made.state.outdate(self.change(wait=True))
         return made
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Served, bool] | None:
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CachedProgram, bool] | None:
         """The program for a call, and whether the arguments must be put into the form that it was made for."""
         signature = calls.signature_of(args, kwargs)
         route = self._routes.get(signature)
@@ -135,7 +135,7 @@ class Serving:
         return route
 
     def arranged(
-        self, served: Served, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, served: CachedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call's arguments by position and by keyword as the program was made for them."""
         bound = self._forward.bind(args, kwargs)
@@ -202,7 +202,7 @@ class Serving:
         self.state = ModuleState(model)
         self._contents = contents_checks(self.state.tensors) if self.check == "contents" else []
 
-    def _anew(self, model: nn.Module, served: Served) -> Program:
+    def _anew(self, model: nn.Module, served: CachedProgram) -> Program:
         args, kwargs = served.example.zeros()
         with calls.autocast_as(served.program.autocast):
             if not served.program.plan.baseline:

@@ -12,9 +12,9 @@ from convoy.engines.interpret import compile_graph
 from convoy.graph.text import digest, parse_graph
 from convoy.plan.plan import Plan, Step
 from convoy.problem import EngineConfig
-from convoy.program.bind import bind, mark_frees
+from convoy.program.bind import bind, with_frees
+from convoy.program.concat_in_place import ChannelSlice, InPlaceConcat
 from convoy.program.eager import EagerProgram
-from convoy.program.placement import Gathered, Place
 from convoy.regions import propose
 from convoy.schedule import parallel
 from convoy.target import Target
@@ -50,7 +50,7 @@ def program(text, engines=None, layout="nhwc", ahead=None):
 
 
 def check(text, engines=None, layout="nhwc"):
-    """Run twice and compare with the graph's own operators; returns the pieces that each `Gathered` still copies."""
+    """Run twice and compare with the graph's own operators; returns the pieces that each `InPlaceConcat` still copies."""
     bound, found = program(text, engines, layout)
     graph = found.graph
     run = EagerProgram(bound, torch.device("cpu"))
@@ -61,7 +61,7 @@ def check(text, engines=None, layout="nhwc"):
         for made, right in zip(run(inputs), expected, strict=True):
             assert torch.equal(made, right)
             assert made.is_contiguous(memory_format=torch.channels_last)
-    gathered = [b.executable for b in bound.steps if isinstance(b.executable, Gathered)]
+    gathered = [b.executable for b in bound.steps if isinstance(b.executable, InPlaceConcat)]
     return [len(g._copied) for g in gathered]
 
 
@@ -110,7 +110,7 @@ def test_with_two_pieces_to_copy_the_concatenation_stays():
 
 
 def test_another_layout_keeps_the_concatenation():
-    assert not any(isinstance(b.executable, Gathered) for b in program(net("a b ab", "c"), layout="nchw")[0].steps)
+    assert not any(isinstance(b.executable, InPlaceConcat) for b in program(net("a b ab", "c"), layout="nchw")[0].steps)
 
 
 @pytest.mark.parametrize("axis", ["images", "rows", "columns"])
@@ -132,7 +132,7 @@ def test_the_whole_is_freed_after_its_last_reader_and_not_before():
 def spread(bound, order):
     for b, (stream, waits) in zip(bound.steps, order, strict=True):
         b.step = replace(b.step, stream=stream, waits=waits)
-    mark_frees(bound.steps, bound.outputs)
+    with_frees(bound.steps, bound.outputs)
     return bound.slot_names.index("c"), [[place.slot for place in b.opens] for b in bound.steps]
 
 
@@ -167,7 +167,7 @@ def test_on_any_streams_a_whole_is_opened_in_time_and_where_its_memory_is_free(s
     for one in placed:
         made[one.results].step = one
     steps = [made[one.results] for one in placed]
-    mark_frees(steps, bound.outputs)
+    with_frees(steps, bound.outputs)
     ended: list[set[int]] = []  # what has certainly ended when a step starts
     for at, b in enumerate(steps):
         before = [*b.step.waits, *(i for i in range(at) if steps[i].step.stream == b.step.stream)]
@@ -184,7 +184,9 @@ def test_on_any_streams_a_whole_is_opened_in_time_and_where_its_memory_is_free(s
 
 def test_a_planted_fault_is_seen(monkeypatch):
     """A place one channel further on must show: that the check can fail."""
-    monkeypatch.setattr(Place, "of", lambda place, whole: whole.narrow(1, max(0, place.offset - 1), place.channels))
+    monkeypatch.setattr(
+        ChannelSlice, "of", lambda place, whole: whole.narrow(1, max(0, place.offset - 1), place.channels)
+    )
     with pytest.raises(AssertionError):
         check(net("a b ab", "c"))
 

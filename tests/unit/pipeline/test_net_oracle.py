@@ -12,8 +12,8 @@ from torch import nn
 import convoy
 from convoy.capture import capture_with_original
 from convoy.errors import CaptureError
-from convoy.pipeline import end_to_end, oracle
-from convoy.pipeline.oracle import Reference, reference
+from convoy.pipeline import end_to_end, net_oracle
+from convoy.pipeline.net_oracle import OracleResult, run_oracle
 
 X = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
@@ -34,10 +34,10 @@ class Net(nn.Module):
         return self.last(self.between(y.mean((2, 3))))
 
 
-def look(model: nn.Module, x: torch.Tensor = X, *, flops: int = 1, stock: nn.Module | None = None) -> Reference:
+def look(model: nn.Module, x: torch.Tensor = X, *, flops: int = 1, stock: nn.Module | None = None) -> OracleResult:
     with torch.no_grad():
         _, original = capture_with_original(model.eval(), (x,))
-        return reference(original, stock or model, (x,), {}, flops=flops, cuda=False)
+        return run_oracle(original, stock or model, (x,), {}, flops=flops, cuda=False)
 
 
 def warp(x: torch.Tensor) -> torch.Tensor:
@@ -72,14 +72,14 @@ def test_of_a_large_batch_the_first_images_are_run(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_graph_in_float64_a_copy_of_the_module_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "to_double", lambda _: 1 / 0)
+    monkeypatch.setattr(net_oracle, "to_double", lambda _: 1 / 0)
     found = look(Net(lambda y: y))
     assert found.exact[0].dtype == torch.float64
     assert (found.note, found.baseline.rel_l2_error < 1e-6) == ("", True)
 
 
 def test_without_any_float64_pytorchs_own_result_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "to_double", lambda _: 1 / 0)
+    monkeypatch.setattr(net_oracle, "to_double", lambda _: 1 / 0)
     model = Net(lambda y: y.float())  # in float64 the module itself does not run either
     found = look(model)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_a_graph_that_computes_something_else_than_the_module_is_refused() -> No
 def test_the_user_is_told_where_pytorchs_own_output_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """With operators that are wrong in fp32 and right in float64, in the module as in its graph."""
     model = Net(lambda y: y)
-    plain = oracle.captured_function
+    plain = net_oracle.captured_function
 
     def broken(captured):
         run = plain(captured)
@@ -132,7 +132,7 @@ def test_the_user_is_told_where_pytorchs_own_output_is_wrong(monkeypatch: pytest
         y[0, :2] += 1
         return y
 
-    monkeypatch.setattr(oracle, "captured_function", broken)
+    monkeypatch.setattr(net_oracle, "captured_function", broken)
     found = look(model, stock=Wrong(model))
     assert "PyTorch's own outputs are wrong here" in found.wrong
     assert found.baseline.rel_l2_error < 1e-5, "a program is not allowed as much"
@@ -142,13 +142,13 @@ def test_a_deep_ill_conditioned_net_is_not_called_wrong() -> None:
     """Its outputs are differences of large numbers: rounding alone moves them far."""
     model = Net(lambda y: (y + 1e4) - 1e4)
     found = look(model)
-    assert found.baseline.rel_l2_error > oracle.FAR * 2**-24, "it was looked into"
+    assert found.baseline.rel_l2_error > net_oracle.MOST_ROUNDINGS * 2**-24, "it was looked into"
     assert found.wrong == ""
 
 
 def test_the_warning_and_the_note(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    monkeypatch.setattr(oracle, "_graph_errors", lambda *_: end_to_end.Errors(1.0, 1.0))
-    monkeypatch.setattr(oracle, "_run", lambda model, args, kwargs: [model(*args, **kwargs) + 1])
+    monkeypatch.setattr(net_oracle, "_graph_errors", lambda *_: end_to_end.OutputErrors(1.0, 1.0))
+    monkeypatch.setattr(net_oracle, "_run", lambda model, args, kwargs: [model(*args, **kwargs) + 1])
     with pytest.warns(UserWarning, match="convoy: PyTorch's own outputs are wrong here") as caught:
         fast = convoy.optimize(Net(lambda y: y), X, settings=convoy.Settings(effort="none", db=tmp_path / "perf.db"))
     assert [w.filename for w in caught if "convoy" in str(w.message)] == [__file__]

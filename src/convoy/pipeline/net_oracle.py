@@ -23,20 +23,20 @@ from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
 from convoy.graph.randomness import draws
 from convoy.pipeline import end_to_end
-from convoy.pipeline.end_to_end import Errors
-from convoy.pipeline.rounding import seeded, unit_roundoff
+from convoy.pipeline.end_to_end import OutputErrors
+from convoy.pipeline.rounding import fixed_seed, unit_roundoff
 
 _T = TypeVar("_T")
 
 _Run = Callable[[], list[torch.Tensor]]
 """Makes a net's floating-point outputs."""
 
-FAR: Final = 32.0
+MOST_ROUNDINGS: Final = 32.0
 """Times what one rounding in every operator changes that PyTorch's own error may be; it is mostly below 2."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class OracleResult:
     """What outputs are compared with.
 
     Attributes:
@@ -47,14 +47,14 @@ class Reference:
     """
 
     exact: list[torch.Tensor]
-    baseline: Errors
+    baseline: OutputErrors
     note: str = ""
     wrong: str = ""
 
 
-def reference(
+def run_oracle(
     original: Captured, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, flops: int, cuda: bool
-) -> Reference:
+) -> OracleResult:
     """Run the oracle and PyTorch's own, without gradients and under PyTorch's flags as the caller has set them.
 
     Args:
@@ -70,7 +70,7 @@ def reference(
     """
     stock = _run(model, args, kwargs)
     if not stock:
-        return Reference([], Errors(0.0, 0.0))
+        return OracleResult([], OutputErrors(0.0, 0.0))
     unit = unit_roundoff({DTYPES[value.spec.dtype] for value in original.graph.values.values()}, cuda=cuda)
     random = any(map(draws, original.graph.nodes))
     found = None if random else _exact(original, model, args, kwargs, flops, stock)
@@ -81,23 +81,23 @@ def reference(
             f" {end_to_end.WORST_ERROR:g} times what one more rounding in every operator changes there"
         )
         wanted = [tensor.double() for tensor in stock]
-        return Reference(wanted, _rounded(lambda: _run(model, args, kwargs), unit, wanted), note)
+        return OracleResult(wanted, _rounded(lambda: _run(model, args, kwargs), unit, wanted), note)
     exact, run = found
     errors = end_to_end.errors_against(stock, exact)
-    if errors.rel_l2_error <= FAR * unit:
-        return Reference(exact, errors)
+    if errors.rel_l2_error <= MOST_ROUNDINGS * unit:
+        return OracleResult(exact, errors)
     explained = _rounded(run, unit, exact)
-    allowed = FAR * max(explained.rel_l2_error, unit)
+    allowed = MOST_ROUNDINGS * max(explained.rel_l2_error, unit)
     if errors.rel_l2_error <= allowed:
-        return Reference(exact, errors)
+        return OracleResult(exact, errors)
     if _graph_errors(original, args, kwargs, exact).rel_l2_error <= allowed:
         raise CaptureError(
             f"the captured graph does not compute what the model does: they differ by {errors.rel_l2_error:.1e} (relative L2)"
         )
-    return Reference(exact, explained, wrong=wrong_words("outputs", errors, explained, cuda=cuda))
+    return OracleResult(exact, explained, wrong=stock_error_message("outputs", errors, explained, cuda=cuda))
 
 
-def wrong_words(what: str, errors: Errors, explained: Errors, *, cuda: bool) -> str:
+def stock_error_message(what: str, errors: OutputErrors, explained: OutputErrors, *, cuda: bool) -> str:
     """What to tell the user of PyTorch's own outputs, or loss and gradients, that are wrong."""
     switch = "torch.backends.cudnn.enabled = False" if cuda else "torch.backends.mkldnn.enabled = False"
     return (
@@ -107,7 +107,7 @@ def wrong_words(what: str, errors: Errors, explained: Errors, *, cuda: bool) -> 
 
 
 def _run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    with seeded():
+    with fixed_seed():
         return end_to_end.float_outputs(model(*args, **kwargs))
 
 
@@ -181,10 +181,10 @@ def _fits(exact: list[torch.Tensor], stock: list[torch.Tensor]) -> bool:
 
 def _graph_errors(
     original: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], exact: list[torch.Tensor]
-) -> Errors:
+) -> OutputErrors:
     """Errors of the graph by PyTorch's operators in the model's own precision."""
     found = _tried(lambda: end_to_end.float_outputs(captured_function(original)(*args, **kwargs)))
-    return Errors(0.0, 0.0) if found is None else end_to_end.errors_against(found, exact)
+    return OutputErrors(0.0, 0.0) if found is None else end_to_end.errors_against(found, exact)
 
 
 class _Rounded(TorchDispatchMode):
@@ -216,7 +216,7 @@ class _Rounded(TorchDispatchMode):
         value.copy_(wide * share.mul_(2 * self._unit).add_(1 - self._unit))
 
 
-def _rounded(run: _Run, unit: float, wanted: list[torch.Tensor]) -> Errors:
+def _rounded(run: _Run, unit: float, wanted: list[torch.Tensor]) -> OutputErrors:
     """How far a run's outputs are off where every operator rounds once more, by `unit`; of what was wanted."""
 
     def shaken() -> list[torch.Tensor]:
@@ -224,4 +224,8 @@ def _rounded(run: _Run, unit: float, wanted: list[torch.Tensor]) -> Errors:
             return run()
 
     found = _tried(shaken)
-    return Errors(unit, 0.0) if found is None or not _fits(wanted, found) else end_to_end.errors_against(found, wanted)
+    return (
+        OutputErrors(unit, 0.0)
+        if found is None or not _fits(wanted, found)
+        else end_to_end.errors_against(found, wanted)
+    )

@@ -14,7 +14,7 @@ _FORWARD: Final = {"_forward_pre_hooks": "forward pre-hook", "_forward_hooks": "
 _BACKWARD: Final = {"_backward_pre_hooks": "backward pre-hook", "_backward_hooks": "backward hook"}
 
 
-def foreign_hook(model: nn.Module, *, backward: bool = False) -> str:
+def user_hook(model: nn.Module, *, backward: bool = False) -> str:
     """The first hook that is not torch's own, in words; empty where there is none.
 
     A program runs kernels and no modules: it would not call them. Those of `torch.nn.utils` (`weight_norm`, `prune`, ...) compute
@@ -26,7 +26,7 @@ def foreign_hook(model: nn.Module, *, backward: bool = False) -> str:
     """
     kinds = _FORWARD | _BACKWARD if backward else _FORWARD
     for name, module in model.named_modules():
-        what = own_foreign_hook(module, backward=backward)
+        what = own_user_hook(module, backward=backward)
         if what:
             return f"{name or 'the model'} ({type(module).__name__}) has a {what}"
     if any(getattr(nn_module, f"_global{kind}", {}) for kind in kinds):
@@ -34,7 +34,7 @@ def foreign_hook(model: nn.Module, *, backward: bool = False) -> str:
     return ""
 
 
-def own_foreign_hook(module: nn.Module, *, backward: bool = False) -> str:
+def own_user_hook(module: nn.Module, *, backward: bool = False) -> str:
     """The kind of the first such hook of this module alone; empty where it has none."""
     for kind, what in (_FORWARD | _BACKWARD if backward else _FORWARD).items():
         if any(map(_is_foreign, (vars(module).get(kind) or {}).values())):

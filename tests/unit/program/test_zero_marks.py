@@ -10,11 +10,11 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.plan.plan import Step
 from convoy.problem import EngineConfig, TensorSpec
-from convoy.program.bind import Bound, BoundStep
+from convoy.program.bind import BoundPlan, BoundStep
+from convoy.program.concat_in_place import ChannelSlice
 from convoy.program.eager import EagerProgram
-from convoy.program.lifetimes import mark_frees, peak_bytes
-from convoy.program.marks import link_marks
-from convoy.program.placement import Place
+from convoy.program.lifetimes import peak_bytes, with_frees
+from convoy.program.zero_marks import with_zero_marks
 
 SPEC = TensorSpec((1, 2, 2, 2), "fp32")
 MARKS = TensorSpec((2, 1, 1), "i32")
@@ -55,8 +55,8 @@ def chain(*executables: Executable) -> tuple[list[BoundStep], list[str]]:
 
 
 def run(steps: list[BoundStep], names: list[str], outputs: list[int]) -> list[torch.Tensor]:
-    mark_frees(steps, outputs)
-    bound = Bound(steps, names, [(SPEC, "nhwc")], outputs, 0, 0)
+    with_frees(steps, outputs)
+    bound = BoundPlan(steps, names, [(SPEC, "nhwc")], outputs, 0, 0)
     x = torch.zeros(SPEC.shape).contiguous(memory_format=torch.channels_last)
     return EagerProgram(bound, torch.device("cpu"))([x])
 
@@ -64,7 +64,7 @@ def run(steps: list[BoundStep], names: list[str], outputs: list[int]) -> list[to
 def test_a_reader_is_given_what_the_maker_marked() -> None:
     first, second, third = Adds(), Adds(), Adds()
     steps, names = chain(first, second, third)
-    assert link_marks(steps, names) == 2
+    assert with_zero_marks(steps, names) == 2
     assert names == ["v0", "v1", "v2", "v3", "v1.marks", "v2.marks"]
     assert [s.args for s in steps] == [(0,), (1, 4), (2, 5)]
     assert [s.results for s in steps] == [(1, 4), (2, 5), (3,)]
@@ -72,14 +72,14 @@ def test_a_reader_is_given_what_the_maker_marked() -> None:
     assert y.max() == 3
     assert (first.seen, second.seen, third.seen) == ([], [1], [2])
     assert 4 in steps[1].frees, "marks are freed as any value"
-    assert peak_bytes(Bound(steps, names, [], [3], 0, 0)) == 2 * (SPEC.size_bytes + MARKS.size_bytes)
+    assert peak_bytes(BoundPlan(steps, names, [], [3], 0, 0)) == 2 * (SPEC.size_bytes + MARKS.size_bytes)
 
 
 def test_one_value_is_marked_once_for_all_its_readers() -> None:
     maker, readers = Adds(), [Adds(), Adds(reads=False), Adds()]
     steps = [step(maker, 0, 1), *(step(reader, 1, 2 + index) for index, reader in enumerate(readers))]
     names = [f"v{index}" for index in range(5)]
-    assert link_marks(steps, names) == 2
+    assert with_zero_marks(steps, names) == 2
     assert steps[0].results == (1, 5)
     assert [s.args for s in steps[1:]] == [(1, 5), (1,), (1, 5)]
     run(steps, names, [2, 3, 4])
@@ -93,9 +93,9 @@ def test_nothing_is_linked_where_one_of_them_cannot(why: str) -> None:
     if why == "layout":
         steps[1] = step(steps[1].executable, 1, 2, "nchw")
     if why == "place":
-        steps[0].places = (Place(2, SPEC, 0, 2),)
+        steps[0].places = (ChannelSlice(2, SPEC, 0, 2),)
     if why == "input":
         steps = steps[1:]
-    assert link_marks(steps, names) == 0
+    assert with_zero_marks(steps, names) == 0
     assert len(names) == 3
     assert all(len(s.results) == len(s.args) == 1 for s in steps)

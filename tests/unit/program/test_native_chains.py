@@ -18,10 +18,10 @@ from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline.net import capture_net, measure
 from convoy.pipeline.select import make_plan, select
-from convoy.program import chained
-from convoy.program.chained import ChainedProgram
+from convoy.program import native_chains
 from convoy.program.eager import EagerProgram
 from convoy.program.module import build_program
+from convoy.program.native_chains import ChainedProgram
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
 
@@ -106,13 +106,13 @@ def test_what_follows_each_other_is_one_call(program: ChainedProgram, monkeypatc
     assert len(chain.inner) == 2
     assert len(chain.results) == 2
     called: list[int] = []
-    driver = chained._driver()
+    driver = native_chains._driver()
 
     def watched(launches: object, count: int, pointers: object) -> None:
         called.append(count)
         driver(launches, count, pointers)
 
-    monkeypatch.setattr(chained, "_driver", lambda: watched)
+    monkeypatch.setattr(native_chains, "_driver", lambda: watched)
     program(inputs(0))
     assert called == [4]
 
@@ -181,9 +181,11 @@ def test_native_engines_are_those_whose_executables_are(program: ChainedProgram)
 
 
 def test_the_structures_are_those_of_the_source() -> None:
-    text = chained.SOURCE.read_text(encoding="utf-8")
-    assert f"#define MOST_TENSORS {chained.MOST_TENSORS}\n" in text
+    text = native_chains.SOURCE.read_text(encoding="utf-8")
+    assert f"#define MOST_TENSORS {native_chains.MOST_TENSORS}\n" in text
     operand, launch = re.findall(r"typedef struct \{(.*?)\} \w+;", text, re.DOTALL)
-    assert [name for name, _ in chained._Operand._fields_] == re.findall(r"(\w+);", operand)
-    assert re.findall(r"(call|settings|operands|count)[);]", launch) == [name for name, _ in chained._Launch._fields_]
-    assert ctypes.sizeof(chained._Launch) == 4 * 8
+    assert [name for name, _ in native_chains._Operand._fields_] == re.findall(r"(\w+);", operand)
+    assert re.findall(r"(call|settings|operands|count)[);]", launch) == [
+        name for name, _ in native_chains._Launch._fields_
+    ]
+    assert ctypes.sizeof(native_chains._Launch) == 4 * 8

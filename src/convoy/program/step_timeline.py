@@ -36,7 +36,7 @@ class _Clocked(Executable):
         self._end()
 
 
-def measured(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span]:
+def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span]:
     """The timeline of a program, the median over several runs of when each step begins and how long it takes.
 
     On a GPU the launches with their marks are captured as one graph, as the program itself is, where it can be.
@@ -51,7 +51,7 @@ def measured(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span
     return spans([bound.step for bound in program.bound.steps], starts, lengths)
 
 
-def clocked(program: EagerProgram, mark: Callable[[int, int], None]) -> EagerProgram:
+def with_step_marks(program: EagerProgram, mark: Callable[[int, int], None]) -> EagerProgram:
     """The same program with marks: `mark(step, 0)` before and `mark(step, 1)` behind each launch."""
     steps = [
         dataclasses.replace(
@@ -71,7 +71,7 @@ def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
         def mark(step: int, side: int, times: list[list[float]] = times) -> None:
             times[step][side] = time.perf_counter() * 1e6
 
-        run = clocked(program, mark)
+        run = with_step_marks(program, mark)
         with torch.no_grad():
             run(inputs)
         first = min((begin for begin, _ in times), default=0.0)
@@ -82,7 +82,7 @@ def _on_cpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
 def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks]:
     count = len(program.bound.steps)
     events = [[torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)] for _ in range(count)]
-    marked = clocked(program, lambda step, side: events[step][side].record())
+    marked = with_step_marks(program, lambda step, side: events[step][side].record())
     stream = stream_beside(program.device, marked.streams)
     stream.wait_stream(torch.cuda.current_stream(program.device))
     graph = torch.cuda.CUDAGraph()

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.program.bind import Bound
+from convoy.program.bind import BoundPlan
 from convoy.program.eager import EagerProgram, empty
-from convoy.program.recording import FAILURES, first_line, recording, stream_beside
-from convoy.program.streamed import StreamedProgram
+from convoy.program.multi_stream import MultiStreamProgram
+from convoy.program.recording import CAPTURE_FAILURES, first_line, recording, stream_beside
 
 _WARMUP_CALLS = 2
 """Runs before capture: the first compiles and lets cuDNN measure, the second shows that nothing is left to initialise."""
 
 
-class GraphProgram:
+class CudaGraphProgram:
     """A bound plan as one CUDA graph with static buffers.
 
     Safe with other streams, several threads and several programs at once: a lock orders the calls on the host, an event
@@ -39,13 +39,13 @@ class GraphProgram:
         OutOfMemoryError: there is no room for it.
     """
 
-    def __init__(self, bound: Bound, device: torch.device, *, static_outputs: bool = False) -> None:
+    def __init__(self, bound: BoundPlan, device: torch.device, *, static_outputs: bool = False) -> None:
         self.bound = bound
         self.device = device
         self.static_outputs = static_outputs
         self._lock = threading.Lock()
         several = any(step.step.stream for step in bound.steps)
-        self.eager = StreamedProgram(bound, device) if several else EagerProgram(bound, device)
+        self.eager = MultiStreamProgram(bound, device) if several else EagerProgram(bound, device)
         self.inputs = [empty(spec, layout, device) for spec, layout in bound.inputs]
         for tensor in self.inputs:
             tensor.zero_()
@@ -64,7 +64,7 @@ class GraphProgram:
                 self._outputs = self.eager(self.inputs)
         except torch.OutOfMemoryError:
             raise
-        except FAILURES as error:
+        except CAPTURE_FAILURES as error:
             self.refused = first_line(error)
             self.eager.recordable = False
         self._keeps = self.eager.workspace()  # the thread that captured may end before the graph does

@@ -11,7 +11,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 
-class Substitution(TorchFunctionMode):
+class TensorSubstitution(TorchFunctionMode):
     """While active, every call of a torch function gets other tensors in the place of some.
 
     A loss that closes over class weights, or over a model's parameter, names a tensor that no argument of it is. Tracing hands

@@ -15,7 +15,7 @@ from convoy.capture.draft import spec_of
 from convoy.errors import CaptureError
 from convoy.plan import Plan
 from convoy.program import OptimizedModule, Program
-from convoy.program.serving import Tuner
+from convoy.program.program_cache import Tuner
 from convoy.report.summary import Memory, SelectionSummary, Summary, Timing, Tuning
 from convoy.settings import Settings
 from convoy.target import Target
@@ -25,7 +25,7 @@ NO_GRAPH: Final = "0" * 16
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class OptimizeResult:
     """What `optimize_model` found.
 
     Attributes:
@@ -51,7 +51,7 @@ def stock_result(
     target: Target,
     tuner: Tuner,
     reason: str,
-) -> Result:
+) -> OptimizeResult:
     """The result of a model that cannot be tuned: PyTorch runs it. Nothing of it was run or timed.
 
     Args:
@@ -102,7 +102,7 @@ def stock_result(
         date=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
     module = OptimizedModule(model, Program(plan, None, None), args, kwargs, tuner)
-    return Result(module, plan, summary, (told,))
+    return OptimizeResult(module, plan, summary, (told,))
 
 
 def _specs(tensors: list[torch.Tensor]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from convoy.program.bind import BoundStep
 
 
-def link_marks(steps: Sequence[BoundStep], slot_names: list[str]) -> int:
+def with_zero_marks(steps: Sequence[BoundStep], slot_names: list[str]) -> int:
     """Let makers mark the first argument of readers that make use of it, both in NHWC.
 
     Args:

@@ -49,7 +49,7 @@ def check_dtypes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
             raise InputError(name, tensor.dtype, f"{x.dtype}, the dtype of x")
 
 
-def autocast(
+def cast_for_autocast(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Under torch.autocast, the tensors in its dtype, as torch's convolution takes them."""
@@ -146,7 +146,7 @@ def _paddings(
     return (totals[0] // 2, totals[1] // 2), (totals[0] % 2, totals[1] % 2)
 
 
-def padded(x: torch.Tensor, problem: ConvProblem) -> torch.Tensor:
+def pad_odd_same(x: torch.Tensor, problem: ConvProblem) -> torch.Tensor:
     """The batch with the row and the column of zeros that an odd `same` padding adds."""
     down, right = problem.h - x.shape[2], problem.w - x.shape[3]
     return pad(x, (0, right, 0, down)) if down or right else x

@@ -19,7 +19,7 @@ from convoy.pipeline.net import Net, capture_net, make_net, target_for
 from convoy.plan import Plan
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 from convoy.program import build_program
-from convoy.program.verify import verify_plan, why_not
+from convoy.program.verify_plan import verify_plan, why_not
 from convoy.settings import Settings
 from convoy.target import Target
 

@@ -43,7 +43,7 @@ def _hooked(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-class Averages:
+class GradientAllReduce:
     """Gradients averaged over the processes of a group, in place, bucket by bucket; several may be under way at once.
 
     On a GPU everything happens on a stream of its own, which waits for what makes the gradients and for nothing else, so that the
@@ -110,7 +110,7 @@ class Averages:
         self._under_way.clear()
 
 
-def average(gradients: Sequence[torch.Tensor], averages: Averages) -> None:
+def allreduce_gradients(gradients: Sequence[torch.Tensor], averages: GradientAllReduce) -> None:
     """Average gradients that are all there: the same buckets as while they are made, so the same bits.
 
     Buckets go in reverse order, last layer first; all are under way before the first is waited for.

@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from convoy.pipeline import check as checks
-from convoy.pipeline.check import APART, UNSEEN, Check, Side, checked, timeline_of
-from convoy.pipeline.end_to_end import Errors, Timed
+from convoy.pipeline import end_to_end_check as checks
+from convoy.pipeline.end_to_end import Latency, OutputErrors
+from convoy.pipeline.end_to_end_check import (
+    NO_TIMELINE,
+    TIMED_SEPARATELY,
+    ComparedRun,
+    EndToEndCheck,
+    build_and_check,
+    with_timeline,
+)
 
 
 class Program:
@@ -23,7 +30,7 @@ class Program:
         self.plan = plan
 
 
-class Crowded(Check):
+class Crowded(EndToEndCheck):
     """There is room for a program or for PyTorch's own, unless `room` is for both."""
 
     cuda = True
@@ -37,16 +44,16 @@ class Crowded(Check):
         self.programs.add(program)
         return program
 
-    def stock(self) -> Side:
+    def stock(self) -> ComparedRun:
         gc.collect()
         if len(self.programs) + 1 > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.made.append("stock")
-        return Side("torch.graph", Errors(2.0, 2.0), lambda: None)
+        return ComparedRun("torch.graph", OutputErrors(2.0, 2.0), lambda: None)
 
-    def ours(self, program: Any) -> Side:
+    def ours(self, program: Any) -> ComparedRun:
         self.made.append("ours")
-        return Side("convoy", Errors(1.0, 1.0), lambda: program.plan)
+        return ComparedRun("convoy", OutputErrors(1.0, 1.0), lambda: program.plan)
 
     def context(self) -> Any:
         return nullcontext()
@@ -59,12 +66,12 @@ class Plan(SimpleNamespace):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        checks, "interleave", lambda runs, cuda: {name: Timed(name, float(len(runs)), 0.0) for name in runs}
+        checks, "interleave", lambda runs, cuda: {name: Latency(name, float(len(runs)), 0.0) for name in runs}
     )
     monkeypatch.setattr(checks.dataclasses, "replace", lambda plan, **changes: Plan(**{**vars(plan), **changes}))
 
 
-@pytest.mark.parametrize(("room", "times", "note"), [(2, 2.0, ()), (1, 1.0, (APART,))])
+@pytest.mark.parametrize(("room", "times", "note"), [(2, 2.0, ()), (1, 1.0, (TIMED_SEPARATELY,))])
 def test_both_are_timed_in_turn_or_one_by_one(room: int, times: float, note: tuple[str, ...]) -> None:
     check = Crowded(room=room)
 
@@ -72,12 +79,12 @@ def test_both_are_timed_in_turn_or_one_by_one(room: int, times: float, note: tup
         plan = Plan(notes=())
         return plan, check.build(plan)
 
-    plan, program, outcome = checked(check, build, check.build)  # type: ignore[arg-type]
+    plan, program, outcome = build_and_check(check, build, check.build)  # type: ignore[arg-type]
     assert plan.notes == note
     assert program.plan.notes == note
     assert list(check.programs) == [program]
-    assert (outcome.baseline, outcome.optimized) == (Timed("torch.graph", times, 0.0), Timed("convoy", times, 0.0))
-    assert (outcome.errors, outcome.baseline_errors) == (Errors(1.0, 1.0), Errors(2.0, 2.0))
+    assert (outcome.baseline, outcome.optimized) == (Latency("torch.graph", times, 0.0), Latency("convoy", times, 0.0))
+    assert (outcome.errors, outcome.baseline_errors) == (OutputErrors(1.0, 1.0), OutputErrors(2.0, 2.0))
     assert check.made == (["stock", "ours"] if room == 2 else ["ours", "stock"])
 
 
@@ -85,11 +92,11 @@ def test_no_room_for_pytorchs_own_alone_is_an_error() -> None:
     check = Crowded(room=0)
     plan = Plan(notes=())
     with pytest.raises(torch.OutOfMemoryError):
-        checked(check, lambda: (plan, check.build(plan)), check.build)  # type: ignore[arg-type, return-value]
+        build_and_check(check, lambda: (plan, check.build(plan)), check.build)  # type: ignore[arg-type, return-value]
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Crowded) -> Side:
+    def broken(self: Crowded) -> ComparedRun:
         raise RuntimeError("no such algorithm")
 
     monkeypatch.setattr(Crowded, "stock", broken)
@@ -107,18 +114,18 @@ def test_without_room_for_another_run_there_is_no_timeline(
         raise error
 
     monkeypatch.setattr(checks, "eager_of", lambda runnable: runnable)
-    monkeypatch.setattr(checks, "measured", run)
+    monkeypatch.setattr(checks, "measure_timeline", run)
     plan = Plan(notes=("first",))
     program = SimpleNamespace(runnable=object(), plan=plan)
     if raised:
         with pytest.raises(KeyError):
-            timeline_of(plan, program, [])  # type: ignore[arg-type]
+            with_timeline(plan, program, [])  # type: ignore[arg-type]
         return
-    noted, spans = timeline_of(plan, program, [])  # type: ignore[arg-type]
-    assert (noted.notes, spans) == (("first", UNSEEN), [])
+    noted, spans = with_timeline(plan, program, [])  # type: ignore[arg-type]
+    assert (noted.notes, spans) == (("first", NO_TIMELINE), [])
     assert program.plan is noted
 
 
 def test_a_baseline_has_no_timeline() -> None:
     plan = Plan(notes=())
-    assert timeline_of(plan, SimpleNamespace(runnable=None), []) == (plan, [])  # type: ignore[arg-type]
+    assert with_timeline(plan, SimpleNamespace(runnable=None), []) == (plan, [])  # type: ignore[arg-type]

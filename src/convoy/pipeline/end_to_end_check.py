@@ -12,24 +12,28 @@ import torch
 
 from convoy.measurement.device.memory_limit import keep_room
 from convoy.measurement.failure import is_out_of_memory
-from convoy.pipeline.end_to_end import Errors, Timed, interleave
-from convoy.pipeline.summarize import Outcome
+from convoy.pipeline.end_to_end import Latency, OutputErrors, interleave
+from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.program import Program
 from convoy.program.module import eager_of
-from convoy.program.trace import measured
+from convoy.program.step_timeline import measure_timeline
 from convoy.schedule.timeline import Span
 
-APART = "there was no room for PyTorch's own beside the plan: they were timed one after the other, and not in turn"
+TIMED_SEPARATELY = (
+    "there was no room for PyTorch's own beside the plan: they were timed one after the other, and not in turn"
+)
 """What a plan says of times that were taken so."""
 
 
-UNSEEN = "there was no room for another run of the plan: when its steps run was not measured, and there is no timeline"
+NO_TIMELINE = (
+    "there was no room for another run of the plan: when its steps run was not measured, and there is no timeline"
+)
 """What a plan says that has no timeline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedRun:
     """One of both, made and compared with float64. What it allocates lives as long as it does.
 
     Attributes:
@@ -39,29 +43,29 @@ class Side:
     """
 
     name: str
-    errors: Errors
+    errors: OutputErrors
     run: Callable[[], object]
 
 
-class Check(ABC):
+class EndToEndCheck(ABC):
     """Knows what a program is compared with, on a device, and makes both sides of the comparison."""
 
     cuda: bool
     """Whether they run on a GPU."""
 
     @abstractmethod
-    def stock(self) -> Side:
+    def stock(self) -> ComparedRun:
         """PyTorch's own."""
 
     @abstractmethod
-    def ours(self, program: Program) -> Side:
+    def ours(self, program: Program) -> ComparedRun:
         """A tuned program."""
 
     @abstractmethod
     def context(self) -> AbstractContextManager[None]:
         """What is to hold while either is made or runs."""
 
-    def both(self, program: Program) -> Outcome | None:
+    def both(self, program: Program) -> CheckOutcome | None:
         """Both, timed in turn; None where a GPU has no room for both at once."""
         keep_room()
         try:
@@ -72,11 +76,11 @@ class Check(ABC):
             if not (self.cuda and is_out_of_memory(error)):
                 raise
         else:
-            return Outcome(timed[theirs.name], timed[mine.name], mine.errors, theirs.errors)
+            return CheckOutcome(timed[theirs.name], timed[mine.name], mine.errors, theirs.errors)
         torch.cuda.empty_cache()
         return None
 
-    def alone(self, make: Callable[[], Side]) -> tuple[Timed, Errors]:
+    def alone(self, make: Callable[[], ComparedRun]) -> tuple[Latency, OutputErrors]:
         """One side by itself, on a GPU; nothing of it is left afterwards."""
         keep_room()
         with self.context():
@@ -87,9 +91,9 @@ class Check(ABC):
         return found
 
 
-def checked(
-    check: Check, build: Callable[[], tuple[Plan, Program]], rebuild: Callable[[Plan], Program]
-) -> tuple[Plan, Program, Outcome]:
+def build_and_check(
+    check: EndToEndCheck, build: Callable[[], tuple[Plan, Program]], rebuild: Callable[[Plan], Program]
+) -> tuple[Plan, Program, CheckOutcome]:
     """Build a program and compare it with PyTorch's own: in turn where there is room for both, else one after the other.
 
     Args:
@@ -108,11 +112,11 @@ def checked(
     del program  # its memory is wanted
     torch.cuda.empty_cache()
     theirs, their_errors = check.alone(check.stock)
-    program = rebuild(dataclasses.replace(plan, notes=(*plan.notes, APART)))
-    return program.plan, program, Outcome(theirs, mine, errors, their_errors)
+    program = rebuild(dataclasses.replace(plan, notes=(*plan.notes, TIMED_SEPARATELY)))
+    return program.plan, program, CheckOutcome(theirs, mine, errors, their_errors)
 
 
-def timeline_of(plan: Plan, program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Plan, list[Span]]:
+def with_timeline(plan: Plan, program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Plan, list[Span]]:
     """When each step of a plan runs, and the plan: with a note where a GPU has no room for another run.
 
     Args:
@@ -123,10 +127,10 @@ def timeline_of(plan: Plan, program: Program, inputs: Sequence[torch.Tensor]) ->
     if program.runnable is None:
         return plan, []
     try:
-        return plan, measured(eager_of(program.runnable), inputs)
+        return plan, measure_timeline(eager_of(program.runnable), inputs)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     torch.cuda.empty_cache()
-    program.plan = dataclasses.replace(plan, notes=(*plan.notes, UNSEEN))
+    program.plan = dataclasses.replace(plan, notes=(*plan.notes, NO_TIMELINE))
     return program.plan, []

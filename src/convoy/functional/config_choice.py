@@ -21,7 +21,9 @@ from convoy.settings import Settings
 from convoy.target import Target
 
 
-def pick(engine: str, problem: ConvProblem, target: Target, settings: Settings) -> tuple[EngineConfig, ConvProblem]:
+def choose_config(
+    engine: str, problem: ConvProblem, target: Target, settings: Settings
+) -> tuple[EngineConfig, ConvProblem]:
     """A config, and the problem in a layout that its engine takes."""
     if engine == "auto":
         return _fastest(problem, target, settings, _stamp(settings.db)), problem

@@ -28,8 +28,8 @@ from convoy.pipeline.isolation import isolate
 from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program import GraphProgram, Program, build_program, module, recording, trace
-from convoy.program.bind import Bound, BoundStep
+from convoy.program import CudaGraphProgram, Program, build_program, module, recording, step_timeline
+from convoy.program.bind import BoundPlan, BoundStep
 from convoy.program.module import eager_of
 from convoy.training import training_job
 
@@ -60,7 +60,7 @@ class Adds:
         torch.add(buffers.args[0], 1, out=buffers.results[0])
 
 
-def bound(*executables: Adds) -> Bound:
+def bound(*executables: Adds) -> BoundPlan:
     """A chain of them."""
     names = [f"v{index}" for index in range(len(executables) + 1)]
     steps = [
@@ -74,11 +74,11 @@ def bound(*executables: Adds) -> Bound:
         )
         for at, (executable, before, after) in enumerate(zip(executables, names, names[1:], strict=False))
     ]
-    return Bound(steps, names, [(SPEC, "any")], [len(executables)], 0, 0)
+    return BoundPlan(steps, names, [(SPEC, "any")], [len(executables)], 0, 0)
 
 
-def graph_of(*executables: Adds, static_outputs: bool = False) -> GraphProgram:
-    return GraphProgram(bound(*executables), CPU, static_outputs=static_outputs)
+def graph_of(*executables: Adds, static_outputs: bool = False) -> CudaGraphProgram:
+    return CudaGraphProgram(bound(*executables), CPU, static_outputs=static_outputs)
 
 
 def test_what_can_be_captured_is_replayed(cuda: FakeCuda):
@@ -170,9 +170,9 @@ def test_words_of_errors_that_have_none():
 def test_a_timeline_of_what_cannot_be_captured_is_taken_launch_by_launch(cuda: FakeCuda):
     program = graph_of(Adds(cuda), Adds(cuda, RuntimeError(REFUSED)))
     begun = cuda.begun
-    rounds = trace._on_gpu(program.eager, [X])
+    rounds = step_timeline._on_gpu(program.eager, [X])
     assert (cuda.begun, cuda.replays) == (begun, 0)
-    assert [len(marks) for marks in rounds] == [2] * trace.ROUNDS
+    assert [len(marks) for marks in rounds] == [2] * step_timeline.ROUNDS
     taken = [marks[1][1] for marks in rounds]
     assert taken == sorted(set(taken))  # each round marked anew
 
@@ -212,7 +212,7 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A machine whose target is a GPU, on which the last launch of a net cannot be captured: the CPU's engines, told so."""
     detected, bind = optimize.target_for, module.bind
 
-    def on_cpu(plan: Plan, captured: Any, regions: Any, target: Any, *others: Any, **words: Any) -> Bound:
+    def on_cpu(plan: Plan, captured: Any, regions: Any, target: Any, *others: Any, **words: Any) -> BoundPlan:
         made = bind(plan, captured, regions, detected("cpu"), *others, **words)
         inner = made.steps[-1].executable
 
@@ -227,8 +227,8 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         made.steps[-1] = dataclasses.replace(made.steps[-1], executable=refuses)  # type: ignore[arg-type]
         return made
 
-    class OnCpu(GraphProgram):
-        def __init__(self, bound: Bound, device: torch.device, **words: Any) -> None:
+    class OnCpu(CudaGraphProgram):
+        def __init__(self, bound: BoundPlan, device: torch.device, **words: Any) -> None:
             assert device.type == "cuda"
             super().__init__(bound, CPU, **words)
 
@@ -236,7 +236,7 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         return dataclasses.replace(detected(device), device="cuda")
 
     monkeypatch.setattr(module, "bind", on_cpu)
-    monkeypatch.setattr(module, "GraphProgram", OnCpu)
+    monkeypatch.setattr(module, "CudaGraphProgram", OnCpu)
     monkeypatch.setattr(optimize, "target_for", as_gpu)
     monkeypatch.setattr(optimize, "check_target", lambda plan, target: None)
     return cuda

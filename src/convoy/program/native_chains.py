@@ -21,9 +21,9 @@ from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, address
 from convoy.errors import CompileError
 from convoy.problem import TensorSpec
-from convoy.program.bind import Bound, BoundStep
-from convoy.program.eager import EagerProgram, Follower, Slots, empty, in_layout, run_step
-from convoy.program.lifetimes import users
+from convoy.program.bind import BoundPlan, BoundStep
+from convoy.program.eager import EagerProgram, LaunchObserver, Slots, empty, in_layout, run_step
+from convoy.program.lifetimes import slot_users
 from convoy.schedule import plan_memory
 
 SOURCE: Final = Path(__file__).with_name("chain.c")
@@ -66,7 +66,7 @@ class _Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class NativeChain:
     """Launches that follow each other, ready to be called.
 
     Attributes:
@@ -92,7 +92,7 @@ class Chain:
     keeps: list[object] = field(default_factory=list[object])
 
     @staticmethod
-    def of(steps: Sequence[tuple[BoundStep, Native]], seen_outside: set[int]) -> Chain:
+    def of(steps: Sequence[tuple[BoundStep, Native]], seen_outside: set[int]) -> NativeChain:
         """A chain of launches.
 
         Args:
@@ -107,7 +107,7 @@ class Chain:
         keeps: list[object] = []
         launches = (_Launch * len(steps))(*(_launch(step, native, at, keeps) for step, native in steps))
         freed = [slot for step, _ in steps for slot in step.frees]
-        return Chain(
+        return NativeChain(
             launches=launches,
             count=len(steps),
             args=tuple((at[slot], slot) for slot in outer),
@@ -152,9 +152,9 @@ def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[obj
     return _Launch(call, ctypes.addressof(native.settings), operands, len(operands))
 
 
-def chains_of(bound: Bound) -> list[BoundStep | Chain]:
+def chains_of(bound: BoundPlan) -> list[BoundStep | NativeChain]:
     """A plan's steps, with chains in the place of launches that follow each other and need no Python."""
-    used, found = users(bound.steps), list[BoundStep | Chain]()
+    used, found = slot_users(bound.steps), list[BoundStep | NativeChain]()
     natives = [_native(step) for step in bound.steps]
     outputs = set(bound.outputs)
     for is_native, group in groupby(range(len(bound.steps)), key=lambda i: natives[i] is not None):
@@ -166,7 +166,7 @@ def chains_of(bound: Bound) -> list[BoundStep | Chain]:
             slot for slot, steps in used.items() if slot in outputs or not run[0] <= steps[0] <= steps[-1] <= run[-1]
         }
         pairs = [(bound.steps[i], native) for i in run if (native := natives[i]) is not None]
-        found.append(Chain.of(pairs, outside))
+        found.append(NativeChain.of(pairs, outside))
     return found
 
 
@@ -194,11 +194,11 @@ class ChainedProgram(EagerProgram):
         device: the CPU.
     """
 
-    def __init__(self, bound: Bound, device: torch.device) -> None:
+    def __init__(self, bound: BoundPlan, device: torch.device) -> None:
         super().__init__(bound, device)
         self._single = {id(step): allocate for step, allocate in self._steps}
         self._items = chains_of(bound)
-        self._chains = [item for item in self._items if isinstance(item, Chain)]
+        self._chains = [item for item in self._items if isinstance(item, NativeChain)]
         if self._chains:
             try:
                 _driver()
@@ -206,11 +206,11 @@ class ChainedProgram(EagerProgram):
                 self._chains = []
 
     @property
-    def chains(self) -> list[Chain]:
+    def chains(self) -> list[NativeChain]:
         """The chains, in order."""
         return self._chains
 
-    def __call__(self, inputs: Sequence[torch.Tensor], follower: Follower | None = None) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor], follower: LaunchObserver | None = None) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order. For a follower every launch is by itself."""
         if follower is not None or not self._chains:
             return super().__call__(inputs, follower)
@@ -221,7 +221,7 @@ class ChainedProgram(EagerProgram):
         workspace, room = self._workspace(), self._room()
         pointers = iter(room.pointers)
         for item in self._items:
-            if isinstance(item, Chain):
+            if isinstance(item, NativeChain):
                 self._run_chain(item, next(pointers), slots)
             else:
                 run_step(item, self._single[id(item)], slots, workspace)
@@ -229,7 +229,7 @@ class ChainedProgram(EagerProgram):
                     slots[slot] = None
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
 
-    def _run_chain(self, chain: Chain, pointers: ctypes.Array[ctypes.c_void_p], slots: Slots) -> None:
+    def _run_chain(self, chain: NativeChain, pointers: ctypes.Array[ctypes.c_void_p], slots: Slots) -> None:
         for place, slot in chain.args:
             pointers[place] = address(slots[slot])  # type: ignore[arg-type]
         for place, slot, spec, layout in chain.results:

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from convoy.capture.substitution import Substitution, is_ordinary
+from convoy.capture.tensor_substitution import TensorSubstitution, is_ordinary
 
 
 def test_tensors_are_replaced_in_arguments_lists_and_keywords() -> None:
     a, b, x = torch.ones(2), torch.full((2,), 3.0), torch.zeros(2)
-    with Substitution({id(a): b}) as substitution:
+    with TensorSubstitution({id(a): b}) as substitution:
         assert torch.equal(a + x, b)
         assert torch.equal(torch.cat([x, a]), torch.tensor([0.0, 0, 3, 3]))
         assert torch.equal(torch.add(input=x, other=a), b)
@@ -30,7 +30,7 @@ def test_others_are_asked_for() -> None:
         asked.append(id(tensor))
         return torch.zeros(2)
 
-    with Substitution({id(known): torch.full((2,), 5.0)}, stand_in):
+    with TensorSubstitution({id(known): torch.full((2,), 5.0)}, stand_in):
         given, made = known * 1, unknown * 1
     assert torch.equal(given, torch.full((2,), 5.0))
     assert torch.equal(made, torch.zeros(2))

@@ -27,7 +27,7 @@ _CHANNELS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChannelSlice:
     """Where a result lies: `channels` channels from `offset` on of the value in a slot.
 
     Attributes:
@@ -47,14 +47,14 @@ class Place:
         return whole.narrow(_CHANNELS, self.offset, self.channels)
 
 
-class Gathered(Executable):
+class InPlaceConcat(Executable):
     """A concatenation most of whose pieces are in their places already.
 
     Args:
         copied: for each piece that is not, its argument's index and its place.
     """
 
-    def __init__(self, copied: Sequence[tuple[int, Place]]) -> None:
+    def __init__(self, copied: Sequence[tuple[int, ChannelSlice]]) -> None:
         self._copied = tuple(copied)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
@@ -66,7 +66,7 @@ class Gathered(Executable):
             place.of(whole).copy_(buffers.args[index])
 
 
-def concatenated(problem: Problem) -> tuple[int, ...]:
+def concat_channels(problem: Problem) -> tuple[int, ...]:
     """Channels of each piece, where a problem is one concatenation of different NHWC values along channels; else nothing."""
     if not isinstance(problem, SubgraphProblem) or problem.layout != "nhwc":
         return ()
@@ -77,11 +77,11 @@ def concatenated(problem: Problem) -> tuple[int, ...]:
     return tuple(graph.values[name].spec.shape[_CHANNELS] for name in named) if named == graph.inputs else ()
 
 
-def place_results(steps: Sequence[BoundStep], problems: Sequence[Problem], outputs: Sequence[int]) -> int:
+def with_results_in_place(steps: Sequence[BoundStep], problems: Sequence[Problem], outputs: Sequence[int]) -> int:
     """Give the pieces of concatenations their places in it, where the steps that make them can write there.
 
     A piece is placed where one step makes it, by an executable that accepts the slice, and the concatenation alone reads it.
-    A concatenation becomes `Gathered` where all of its pieces but one at most are placed.
+    A concatenation becomes `InPlaceConcat` where all of its pieces but one at most are placed.
 
     Args:
         steps: in order; their `places` and executables are changed.
@@ -89,17 +89,19 @@ def place_results(steps: Sequence[BoundStep], problems: Sequence[Problem], outpu
         outputs: slots that the caller gets.
 
     Returns:
-        The number of concatenations that became `Gathered`.
+        The number of concatenations that became `InPlaceConcat`.
     """
     readers = Counter(slot for bound in steps for slot in bound.args)
     makers = {slot: (bound, index) for bound in steps for index, slot in enumerate(bound.results)}
     changed = 0
     for bound, problem in zip(steps, problems, strict=True):
-        sizes = concatenated(problem)
+        sizes = concat_channels(problem)
         if not sizes:
             continue
         offsets = accumulate(sizes[:-1], initial=0)
-        places = [Place(bound.results[0], bound.specs[0], at, size) for at, size in zip(offsets, sizes, strict=True)]
+        places = [
+            ChannelSlice(bound.results[0], bound.specs[0], at, size) for at, size in zip(offsets, sizes, strict=True)
+        ]
         placed: dict[int, tuple[BoundStep, int]] = {}
         for index, (slot, place) in enumerate(zip(bound.args, places, strict=True)):
             maker = makers.get(slot)
@@ -111,14 +113,14 @@ def place_results(steps: Sequence[BoundStep], problems: Sequence[Problem], outpu
             found = list(maker_step.places or [None] * len(maker_step.results))
             found[result] = places[index]
             maker_step.places = tuple(found)
-        bound.executable = Gathered([(i, place) for i, place in enumerate(places) if i not in placed])
+        bound.executable = InPlaceConcat([(i, place) for i, place in enumerate(places) if i not in placed])
         bound.constants = ()
-        bound.places = (Place(bound.results[0], bound.specs[0], 0, sum(sizes)),)
+        bound.places = (ChannelSlice(bound.results[0], bound.specs[0], 0, sum(sizes)),)
         changed += 1
     return changed
 
 
-def _accepts(maker: BoundStep, result: int, place: Place) -> bool:
+def _accepts(maker: BoundStep, result: int, place: ChannelSlice) -> bool:
     """Whether a step can write its result there; not where the library below makes new tensors, or it has a place already."""
     if maker.executable.allocates_results or maker.step.layout != "nhwc" or maker.places:
         return False

@@ -27,7 +27,7 @@ PEERS = {"cudnn.best": "cuDNN, all plans", "torch.graph": "PyTorch"}
 
 def gpu_layers_table(rows: Sequence[Row], title: str) -> str:
     """Lists of layers down: how many times as fast as the best peer ours are, layer by layer; then some layers one by one."""
-    best = _fastest(rows)
+    best = fastest(rows)
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     lines = [
         f"{title}, {rows[0]['device']}, commit {commits}, {rows[0]['versions']}",
@@ -53,7 +53,7 @@ Fastest = Mapping[str, Mapping[bool, Row]]
 """Rows of the fastest provider by problem, and whether it is ours."""
 
 
-def _fastest(rows: Sequence[Row]) -> Fastest:
+def fastest(rows: Sequence[Row]) -> Fastest:
     found: dict[str, dict[bool, Row]] = {}
     for row in rows:
         if row["metric"] == "kernel_us" and row["ok"] == "true":

@@ -23,9 +23,10 @@ from bench.inference.ablation_tables import ablation_table
 from bench.inference.latency_tables import latency_table
 from bench.layers.cpu_layer_tables import cpu_layers_table
 from bench.layers.gpu_layer_tables import gpu_layers_table
+from bench.pages.answers import answers_table, headline
 from bench.pruned.pruned_tables import pruned_net_table, pruned_table
 from bench.scaling.scaling_tables import scaling_table
-from bench.shared.rows import Row, gain_of, geometric_mean, preferred_first, rows_of, settings
+from bench.shared.rows import Row, preferred_first, rows_of
 from bench.study.strategies_table import strategies_table
 from bench.tuning.choice_tables import (
     criteria_table,
@@ -69,40 +70,12 @@ def ablations(question: str, title: str) -> str:
     return "\n\n".join(filter(None, found)) or "Not measured yet."
 
 
-QUESTIONS = {
-    "inference": "inference",
-    "training": "a training step, update included",
-    "cpu-inference": "inference on a CPU",
-}
-"""Questions of the README's table, and what it calls them."""
-
-
-def headline_table() -> str:
-    """A row for each question, dtype and batch: the mean gain over the best other provider, the least, and the device.
-
-    The commits of all rows stand in one footnote.
-    """
-    lines = ["| | dtype, batch | nets | geometric mean | least | device |", "|---|---|---|---|---|---|"]
-    commits: dict[str, None] = {}
-    for question, words in QUESTIONS.items():
-        rows = next(iter(preferred_first(rows_of(question))), [])
-        gains: dict[str, list[float]] = {}
-        for (_, dtype, batch), by_provider in settings(rows).items():
-            gain = gain_of(by_provider)
-            if gain is not None:
-                gains.setdefault(f"{dtype}, {batch}", []).append(gain)
-        for kind, values in gains.items():
-            figures = f"{len(values)} | **{geometric_mean(values):.2f}x** | {min(values):.2f}x"
-            lines.append(f"| {words} | {kind} | {figures} | {rows[0]['device']} |")
-        commits |= dict.fromkeys(row["commit"] for row in rows)
-    return "\n".join([*lines, "", f"<sub>Commits of these figures: {', '.join(commits)}.</sub>"])
-
-
 def render(page: Path) -> dict[str, str]:
     """Marker name → text, for one page."""
     every = page.name != "README.md"
     return {
-        "headline": headline_table(),
+        "headline": headline(),
+        "answers": answers_table(),
         "inference": section("inference", latency_table, "Whole nets on a GPU", all_devices=every),
         "cpu-inference": section("cpu-inference", latency_table, "Whole nets on a CPU", all_devices=every),
         "cpu-layers": section("cpu-layers", cpu_layers_table, "Convolutions on a CPU", all_devices=every),

@@ -45,11 +45,11 @@ gpu-test:
 
 # A million damaged files for every loader: nothing but a ConvoyError, no hanging, little memory. Failing files are kept.
 fuzz: venv
-	$(BIN)/python tests/fuzz/mutate_files.py --count 1000000 --jobs 2
+	$(BIN)/python -m tests.fuzz.mutate_files --count 1000000 --jobs 2
 
 # Every kernel of ours under compute-sanitizer's four tools, JOBS processes at a time.
 sanitize:
-	$(PYTHON) tests/gpu/sanitize.py --jobs $(JOBS)
+	$(PYTHON) -m tests.gpu.sanitize --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) dist build

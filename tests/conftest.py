@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+
+ROOT = str(Path(__file__).parents[1])
 
 
 def pytest_configure() -> None:
@@ -14,6 +17,8 @@ def pytest_configure() -> None:
     # A shell that starts the tests in the background has them ignore interrupts, which some tests send themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Child processes import what tests share as the tests do.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
     if not torch.cuda.is_available():  # no test asks how fast JAX is on a CPU, and so it compiles in half of the time
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from leaving import leave
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline import end_to_end
 from convoy.training import gradient_allreduce, overlapped_allreduce, training_job
+from tests.e2e.leaving import leave
 
 LIMIT = 3000
 """Bytes of a bucket: two weights of the net."""

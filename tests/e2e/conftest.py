@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,7 @@ import torch
 from torch import nn
 
 import convoy
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import command as commands
+from tests.e2e import command as commands
 
 
 class SmallNet(nn.Module):

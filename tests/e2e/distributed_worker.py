@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from leaving import leave
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -21,6 +20,7 @@ from convoy.perfdb import Database
 from convoy.training import gradient_allreduce, overlapped_allreduce, tune_step
 from convoy.training.plan_agreement import agree_on_plan
 from convoy.training.step import TrainingStep
+from tests.e2e.leaving import leave
 
 tune_step.SHARED_DEVICES = ("cpu",)  # as on GPUs: each process measures a share
 

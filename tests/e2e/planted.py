@@ -93,7 +93,7 @@ class Stalls(_Faulty):
 
 
 STALLS = "planted.stalls=planted:Stalls"
-ALL = tuple(f"{cls.id}=planted:{cls.__name__}" for cls in (Wrong, Hangs, Dies, Broken, Greedy))
+ALL = tuple(f"{cls.id}={__name__}:{cls.__name__}" for cls in (Wrong, Hangs, Dies, Broken, Greedy))
 EXPECTED = {
     "planted.wrong": "wrong_result",
     "planted.hangs": "timeout",

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command import Command
 from safetensors.torch import save_file
 
 from convoy.cli import options
 from convoy.pipeline import end_to_end
 from convoy.target import Target
+from tests.e2e.command import Command
 
 MINE = {"--plan": "mine.plan.json", "--report": "mine.html", "--json": "mine.json"}
 OUTPUTS = tuple(word for pair in MINE.items() for word in pair)
@@ -259,10 +259,10 @@ def test_explain_names_the_layers_that_there_are(convoy_command: Command, plan: 
     ("entry", "expected"),
     [
         ("x", "id=module:Class"),
-        ("x=planted", "id=module:Class"),
-        ("=planted:Wrong", "id=module:Class"),
+        ("x=tests.e2e.planted", "id=module:Class"),
+        ("=tests.e2e.planted:Wrong", "id=module:Class"),
         ("x=no_such_module:X", "No module named 'no_such_module'"),
-        ("x=planted:Absent", "has no attribute 'Absent'"),
+        ("x=tests.e2e.planted:Absent", "has no attribute 'Absent'"),
         ("x=raises:X", "a bad day"),
         ("x=json:JSONDecoder", "an Engine at json:JSONDecoder, not a JSONDecoder"),
         ("x=json:loads", "an Engine at json:loads, not a function"),
@@ -282,7 +282,7 @@ def test_a_bad_engine_in_the_environment(
 def test_an_engine_of_the_users_own_is_listed(convoy_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONVOY_ENGINES", "planted.wrong=planted:Wrong")
     assert "planted.wrong" in convoy_command.works("engines")
-    assert "loaded from planted:Wrong" in convoy_command.works("doctor")
+    assert "loaded from tests.e2e.planted:Wrong" in convoy_command.works("doctor")
 
 
 def test_doctor_tells_of_an_engine_that_cannot_be_loaded(

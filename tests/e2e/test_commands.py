@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import Command, summary
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -20,6 +19,7 @@ from convoy.perfdb import Status
 from convoy.pipeline import end_to_end
 from convoy.plan import load as load_plan
 from convoy.zoo import load_model
+from tests.e2e.command import Command, summary
 
 SMALL = ("net.py:small", "--trust", "--size", "16", "--device", "cpu")
 ONE = ("--engine", "onednn")

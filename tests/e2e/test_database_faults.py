@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import Command, summary
 
 from convoy.perfdb import Database, Measurement, sql
 from convoy.pipeline import end_to_end
+from tests.e2e.command import Command, summary
 
 WORDS = ("--size", "16", "--engine", "onednn")
 OUTPUTS = ("--plan", "fault.plan.json", "--report", "fault.html", "--json", "fault.json")

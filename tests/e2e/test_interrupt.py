@@ -13,16 +13,16 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import planted
 import pytest
-from command import NET, summary
-from forked import joined, start
-from forked import wait_for as wait_in
 
 from convoy import plan as plans
 from convoy.perfdb import Database
 from convoy.training.checkpoint import FORMAT
 from convoy.training.checksummed_file import read_checksummed
+from tests.e2e import planted
+from tests.e2e.command import NET, summary
+from tests.e2e.forked import joined, start
+from tests.e2e.forked import wait_for as wait_in
 
 pytestmark = pytest.mark.xdist_group("forked")
 
@@ -112,8 +112,7 @@ def convoy(
     folder: Path, *words: str, program: tuple[str, ...] = ("-m", "convoy"), **environment: str
 ) -> subprocess.Popen[str]:
     """The command, in a session of its own as a shell starts it in a process group of its own."""
-    paths = os.pathsep.join([str(Path(planted.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    given = {**os.environ, "CONVOY_DB": str(folder / "perf.db"), "PYTHONPATH": paths, **environment}
+    given = {**os.environ, "CONVOY_DB": str(folder / "perf.db"), **environment}
     command = [sys.executable, *program, *words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=given, stdout=pipe, stderr=pipe, text=True, start_new_session=True)

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from pathlib import Path
 
-import planted
 import pytest
 import torch
 from torch import nn
@@ -22,6 +21,7 @@ from convoy.pipeline import end_to_end, optimize_model
 from convoy.program import OptimizedModule
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
+from tests.e2e import planted
 
 
 def run_plan(net: nn.Module, x: torch.Tensor, settings: convoy.Settings, path: Path) -> OptimizedModule:
@@ -184,7 +184,6 @@ def test_a_plan_of_another_model_target_or_shape_is_refused(net, x, settings, tm
 
 
 def test_faulty_engines_are_recorded_and_the_model_still_works(net, x, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(planted.__file__).parent))
     settings = convoy.Settings(db=tmp_path / "perf.db", engines=planted.ALL, timeout_s=3.0)
     small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     result = optimize_model(small, (x,), name="small", settings=settings)

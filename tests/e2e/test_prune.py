@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Command
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from tests.e2e.command import Command
 
 SMALL = ("prune", "net.py:small", "--trust", "--size", "16")
 DATA = ("--finetune", "synthetic:24", "--evaluate", "synthetic:12", "--batch", "8")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -26,10 +23,10 @@ FLAGS = [
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium on the path")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_report_in_a_browser(tmp_path: Path, width: int, scheme: str) -> None:
-    from example import summary
     from playwright.sync_api import sync_playwright
 
     from convoy.report import write_html
+    from tests.unit.report.example import summary
 
     page_file = tmp_path / "report.html"
     write_html(summary(), page_file)

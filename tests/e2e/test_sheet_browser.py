@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "compare"))
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -26,11 +23,11 @@ FLAGS = [
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium on the path")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_of_runs_in_a_browser(tmp_path: Path, width: int, scheme: str) -> None:
-    from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
     from playwright.sync_api import sync_playwright
 
     from convoy.compare.runs.run_page import sheet_of
     from convoy.report.sheet import write_sheet
+    from tests.unit.compare.examples import HOSTILE, compare_run, options_run, scaling_run, study_run
 
     page_file = tmp_path / "page.html"
     write_sheet(sheet_of([compare_run(), options_run(), study_run(), scaling_run()]), page_file)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Command, summary
 
 from convoy import plan as plans
+from tests.e2e.command import Command, summary
 
 NET = (
     "net.py:small",

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Command, summary
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy import plan as plans
+from tests.e2e.command import Command, summary
 
 NET = (
     "net.py:small",

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import joined, start, wait_for
 
 from convoy import cli
 from convoy.training.checkpoint import FORMAT
 from convoy.training.checksummed_file import read_checksummed
+from tests.e2e.forked import joined, start, wait_for
 
 NET = '''
 """A net with all that a checkpoint must keep; it notes each step. While there is a file `stall`, a checkpoint is half written."""

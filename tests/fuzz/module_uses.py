@@ -14,13 +14,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from random_modules import Sketch, smaller
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import convoy
 from convoy.pipeline import end_to_end, end_to_end_check
 from convoy.pipeline.end_to_end import Latency
+from tests.fuzz.random_modules import Sketch, smaller
 
 USES = ("optimize", "compile", "compile_train", "training_step")
 

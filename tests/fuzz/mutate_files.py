@@ -1,6 +1,6 @@
 """make fuzz: mutated files for every loader. Nothing but ConvoyError, no second of hanging, no more than 256 MiB.
 
-    python tests/fuzz/mutate_files.py --count 1000000 --seed 1 --jobs 2 [--only plan]
+    python -m tests.fuzz.mutate_files --count 1000000 --seed 1 --jobs 2 [--only plan]
 
 A failing file is kept in the folder that `--keep` names, beside the traceback. Each process handles one loader at a time, may
 allocate 256 MiB more than it has once the loader is imported, and is killed with a traceback where a file takes ten seconds.
@@ -23,10 +23,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from file_loaders import Loader, made, names
-from mutations import mutated
+from tests.fuzz.file_loaders import Loader, made, names
+from tests.fuzz.mutations import mutated
 
 MOST_BYTES = 256 << 20
 LONGEST_S = 1.0

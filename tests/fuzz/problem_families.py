@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
-from random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
 
 from convoy.engines.base import Engine
 from convoy.engines.manifest import MANIFEST
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # the pieces that other tests have
-
-import norm_cases
-import pool_backward_cases
-from banded_cases import ACTIVATIONS, Part, piece
-from pruned_cases import PATTERNS, mask_of, pattern
+from tests.fuzz.random_problems import CASES, drawn_axis, drawn_epilogue, drawn_side, few, with_pool
+from tests.unit.engines import norm_cases, pool_backward_cases
+from tests.unit.engines.banded_cases import ACTIVATIONS, Part, piece
+from tests.unit.engines.pruned_cases import PATTERNS, mask_of, pattern
 
 LEAST_OWN = 6
 """Of an engine's own problems in a direction: with fewer, the families no longer know what it is for."""

@@ -6,7 +6,8 @@ import textwrap
 from dataclasses import dataclass, replace
 
 import torch
-from module_steps import MAKERS, Held, Step
+
+from tests.fuzz.module_steps import MAKERS, Held, Step
 
 SEED = int(os.environ.get("CONVOY_FUZZ_SEED", "20261125"))
 MODULES = int(os.environ.get("CONVOY_FUZZ_MODULES", "100"))

@@ -6,8 +6,9 @@ import random
 import zlib
 
 import pytest
-from file_loaders import made, names
-from mutate_files import mutation, try_file
+
+from tests.fuzz.file_loaders import made, names
+from tests.fuzz.mutate_files import mutation, try_file
 
 MUTATIONS = 200
 

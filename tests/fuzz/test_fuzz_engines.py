@@ -12,8 +12,6 @@ from itertools import islice
 
 import pytest
 import torch
-from problem_families import LEAST_OWN, TRIES, claims, own_problems
-from random_problems import CASES, SEED, random_problem, shrink
 from torch.nn.functional import conv2d as torch_conv2d
 
 from convoy import UnsupportedError, conv2d
@@ -26,6 +24,8 @@ from convoy.measurement.data import with_zeros
 from convoy.measurement.device.detect import detect_target as detect
 from convoy.problem import ConvProblem, Epilogue, SubgraphProblem
 from convoy.settings import Settings
+from tests.fuzz.problem_families import LEAST_OWN, TRIES, claims, own_problems
+from tests.fuzz.random_problems import CASES, SEED, random_problem, shrink
 
 detect_target = cache(detect)  # nothing changes it here, and it takes a millisecond
 

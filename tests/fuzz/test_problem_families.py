@@ -3,7 +3,14 @@
 from collections import Counter
 
 import pytest
-from problem_families import (
+
+from convoy.engines.dynamic_weight import build
+from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.measurement.accuracy import judge, make_data
+from convoy.measurement.device.detect import detect_target
+from convoy.problem import ConvProblem, parse_problem
+from convoy.target import Target
+from tests.fuzz.problem_families import (
     ASKED_ON_DEVICE,
     CLAIMS,
     FAMILIES,
@@ -14,14 +21,7 @@ from problem_families import (
     family_problem,
     shape_of,
 )
-from random_problems import SEED, shrink
-
-from convoy.engines.dynamic_weight import build
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
-from convoy.measurement.accuracy import judge, make_data
-from convoy.measurement.device.detect import detect_target
-from convoy.problem import ConvProblem, parse_problem
-from convoy.target import Target
+from tests.fuzz.random_problems import SEED, shrink
 
 VERSIONS = (("torch", "2.13.0"), ("triton", "3.6.0"))
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, VERSIONS)

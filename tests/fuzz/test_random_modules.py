@@ -6,8 +6,9 @@ as a script.
 """
 
 import pytest
-from module_uses import USES, fault, reproducer, shrunk, usable
-from random_modules import MODULES, SEED, random_sketch
+
+from tests.fuzz.module_uses import USES, fault, reproducer, shrunk, usable
+from tests.fuzz.random_modules import MODULES, SEED, random_sketch
 
 CHUNKS = 4
 """Tests of a use."""

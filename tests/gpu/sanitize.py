@@ -1,8 +1,8 @@
 """Launches every kernel of ours over many shapes in several settings, for compute-sanitizer to watch (`make sanitize`).
 
-    python tests/gpu/sanitize.py --jobs 8                   every engine under every tool, so many processes at a time
-    python tests/gpu/sanitize.py --jobs 8 triton.gemv       some engines; --tools memcheck racecheck: some tools
-    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py triton.gemv
+    python -m tests.gpu.sanitize --jobs 8                   every engine under every tool, so many processes at a time
+    python -m tests.gpu.sanitize --jobs 8 triton.gemv       some engines; --tools memcheck racecheck: some tools
+    compute-sanitizer --tool memcheck python -m tests.gpu.sanitize triton.gemv
 
 With PYTORCH_NO_CUDA_MEMORY_CACHING=1, which --jobs sets, every buffer is an allocation of its own: a read past its end is seen.
 """
@@ -16,11 +16,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from sanitize_jobs import ENGINES, TOOLS, run_all
-from sanitize_problems import launches_of, shape_of
-
 from convoy.engines import dynamic_weight
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
 from convoy.engines.manifest import load_engine, waiting
@@ -31,6 +26,8 @@ from convoy.measurement.data import make_data, result_specs
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Problem, SubgraphProblem
 from convoy.target import Target
+from tests.gpu.sanitize_jobs import ENGINES, TOOLS, run_all
+from tests.gpu.sanitize_problems import launches_of, shape_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -16,6 +16,8 @@ from typing import Final
 
 from convoy.engines.manifest import MANIFEST, WAITING
 
+_ROOT: Final = str(Path(__file__).parents[2])
+
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 _ON_CPU: Final = ("pruned.c", "pruned.channels", "zeroskip.cpu")
@@ -108,6 +110,7 @@ def run_pair(script: Path, tool: str, engine: str) -> Outcome:
     """Run one and print its line."""
     begun = time.monotonic()
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             command(script, tool, engine), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -5,25 +5,18 @@ First shapes that were chosen, then, until an engine has enough, random ones of 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product, takewhile
-from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # the cases of pieces that other tests have
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))  # the families of random problems
-
-import norm_cases
-import pool_backward_cases
-from problem_families import merge, own_problems, shape_of
 
 from convoy.engines.base import Engine, Knobs
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool, Problem, SubgraphProblem, WeightMask
 from convoy.target import Target
+from tests.fuzz.problem_families import merge, own_problems, shape_of
+from tests.unit.engines import norm_cases, pool_backward_cases
 
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 PLAIN = Epilogue()

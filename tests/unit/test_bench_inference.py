@@ -88,7 +88,7 @@ def in_jax(bench, tmp_path, monkeypatch):
 
 
 def test_jax_is_timed_in_its_own_process(in_jax):
-    found, rows = in_jax(Entry("jax", "planted_frameworks:RIGHT"))
+    found, rows = in_jax(Entry("jax", "tests.unit.compare.planted_frameworks:RIGHT"))
     assert 1 <= found.timed.median_ms < 20  # the faster of its two ways
     assert {row["metric"]: (row["provider"], row["ok"]) for row in rows} == dict.fromkeys(
         ("latency_ms", "images_per_s", "peak_memory_bytes", "compile_s"), ("jax", "true")
@@ -98,8 +98,11 @@ def test_jax_is_timed_in_its_own_process(in_jax):
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        (Entry("jax", "planted_frameworks:WRONG"), "wrong_result: "),
-        (Entry("jax", "planted_frameworks:RIGHT", ("no_such_module_here",), "pip install it"), "absent: "),
+        (Entry("jax", "tests.unit.compare.planted_frameworks:WRONG"), "wrong_result: "),
+        (
+            Entry("jax", "tests.unit.compare.planted_frameworks:RIGHT", ("no_such_module_here",), "pip install it"),
+            "absent: ",
+        ),
     ],
     ids=["wrong", "absent"],
 )
@@ -111,7 +114,7 @@ def test_where_jax_fails_a_row_says_why(in_jax, entry, why):
 
 
 def test_jax_is_left_out_where_nobody_asked_for_it_and_where_no_time_is_left(in_jax):
-    right = Entry("jax", "planted_frameworks:RIGHT")
+    right = Entry("jax", "tests.unit.compare.planted_frameworks:RIGHT")
     assert in_jax(right, ("graph",)) == (None, [])
     assert in_jax(right, left=5) == (None, []), "which would be a failure of its own"
 

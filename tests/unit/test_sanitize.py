@@ -50,9 +50,8 @@ HAZARDS = LAUNCHED + "========= RACECHECK SUMMARY: {0} hazards displayed ({0} er
 
 
 @pytest.fixture
-def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    return importlib.import_module
+def load():
+    return lambda name: importlib.import_module(f"tests.gpu.{name}")
 
 
 @pytest.fixture

@@ -1,23 +1,15 @@
 """triton.batch_norm on the GPU: every setting within bounds, in a captured graph, the same bits every time, into slices."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(
-    0, str(Path(__file__).parents[2] / "unit" / "engines")
-)  # the cases that the interpreter's tests have too
-
-import norm_cases
-from norm_cases import backward, forward
 
 from convoy.engines.base import Buffers
 from convoy.engines.subgraph import parse_subgraph
 from convoy.engines.triton.batch_norm import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
+from tests.unit.engines import norm_cases
+from tests.unit.engines.norm_cases import backward, forward
 
 pytestmark = pytest.mark.gpu
 

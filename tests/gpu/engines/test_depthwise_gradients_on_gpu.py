@@ -1,20 +1,14 @@
 """triton.depthwise_gradients on the GPU: every setting exact on integers and within bounds on real numbers, the same bits."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))  # what tests without a GPU have too
-
-from dealt import dealt
 
 from convoy.engines.base import Buffers
 from convoy.engines.triton.depthwise_gradients import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
+from tests.unit.engines.dealt import dealt
 
 pytestmark = pytest.mark.gpu
 

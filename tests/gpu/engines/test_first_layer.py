@@ -1,15 +1,10 @@
 """First layers of nets on the GPU with what pools them, in halves and TF32: exact, the same bits every time, slices, graphs."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from exactness import faults
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import first_layer, first_layer_tf32
@@ -18,6 +13,7 @@ from convoy.engines.hopper.nvrtc_kernel import SpillError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Pool
+from tests.gpu.engines.exactness import faults
 
 pytestmark = pytest.mark.gpu
 

@@ -1,18 +1,11 @@
 """Kernels on tensor cores whose rows are filters, on the GPU: dense weights, 2:4 ones and blocks of zeros, every kind of tile."""
 
 import math
-import sys
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))
-sys.path.insert(0, str(Path(__file__).parent))
-from exactness import check_chain, faults
-from pruned_cases import mask_of
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import igemm_dgrad, igemm_dynamic_weight, igemm_swap_ab
@@ -21,6 +14,8 @@ from convoy.engines.sparse_weights import block_sparse, sparse24
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
+from tests.gpu.engines.exactness import check_chain, faults
+from tests.unit.engines.pruned_cases import mask_of
 
 pytestmark = pytest.mark.gpu
 

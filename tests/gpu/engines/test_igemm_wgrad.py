@@ -1,15 +1,10 @@
 """cuda.wgrad on the GPU: every form exact on integers and within its bounds, the same bits a hundred times, and in a graph."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from exactness import faults
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper import igemm_wgrad
@@ -18,6 +13,7 @@ from convoy.engines.hopper.igemm_wgrad_tile_search import forms
 from convoy.measurement.accuracy import make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
+from tests.gpu.engines.exactness import faults
 
 pytestmark = pytest.mark.gpu
 ENGINE = igemm_wgrad.ENGINE

@@ -1,15 +1,7 @@
 """triton.pool_backward on the GPU: every setting exact on integers, in a captured graph, the same bits every time."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))  # what tests without a GPU have too
-
-from dealt import dealt
-from pool_backward_cases import AVERAGES, average_piece
 
 from convoy.engines.base import Buffers
 from convoy.engines.library.aten import ENGINE as BASELINE
@@ -19,6 +11,8 @@ from convoy.measurement.data import Data
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import oracle
 from convoy.problem import SubgraphProblem
+from tests.unit.engines.dealt import dealt
+from tests.unit.engines.pool_backward_cases import AVERAGES, average_piece
 
 pytestmark = pytest.mark.gpu
 

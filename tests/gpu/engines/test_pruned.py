@@ -1,19 +1,11 @@
 """The pruned engines on the GPU: every pattern of zeros, bit for bit; new values under one mask; graphs; infinite inputs."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "engines"))
-sys.path.insert(0, str(Path(__file__).parent))
-from conv_cases import EPILOGUES, SHAPES
-from exactness import check_chain, faults
-from pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
 from convoy.engines.sparse_weights import pruned_channels_gpu, pruned_csr, pruned_cuda, pruned_direct
@@ -22,6 +14,9 @@ from convoy.engines.sparse_weights.pruned_cuda import ENGINE
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
+from tests.gpu.engines.exactness import check_chain, faults
+from tests.unit.engines.conv_cases import EPILOGUES, SHAPES
+from tests.unit.engines.pruned_cases import PATTERNS, mask_of, pattern, pruned
 
 pytestmark = pytest.mark.gpu
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from judge import Judge
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy.pipeline import end_to_end, schedules
 from convoy.tune import local_search
+from tests.gpu.program.judge import Judge
 
 
 def net() -> nn.Module:

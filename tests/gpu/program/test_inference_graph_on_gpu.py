@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from branches import FEW, keep_ours
 from torch import nn
 
 from convoy.torch_compile import backend
 from convoy.torch_compile.inference_graph import InferenceGraph
+from tests.gpu.program.branches import FEW, keep_ours
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from judge import Judge
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+from tests.gpu.program.judge import Judge
 
 Fault = Callable[[nn.Sequential], None]
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from branches import FEW, adamw, batches, keep_ours, micro_batches, net, sgd
-from judge import Judge
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -25,6 +23,8 @@ from convoy.schedule import parallel
 from convoy.training import overlapped_updates, train_model
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions
+from tests.gpu.program.branches import FEW, adamw, batches, keep_ours, micro_batches, net, sgd
+from tests.gpu.program.judge import Judge
 
 pytestmark = pytest.mark.gpu
 

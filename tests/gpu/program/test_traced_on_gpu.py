@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from branches import FEW, batches, keep_ours, net, sgd
-from judge import Judge
 from torch.nn.functional import cross_entropy
 
 from convoy.torch_compile import dynamo_backend, training_graph
+from tests.gpu.program.branches import FEW, batches, keep_ours, net, sgd
+from tests.gpu.program.judge import Judge
 
 pytestmark = pytest.mark.gpu
 

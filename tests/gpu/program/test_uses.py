@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import torch
-from branches import keep_ours
 from torch import nn
 from torch.nn import functional as F
 
 import convoy
 from convoy.torch_compile import dynamo_backend
+from tests.gpu.program.branches import keep_ours
 
 pytestmark = pytest.mark.gpu
 

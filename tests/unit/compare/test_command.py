@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from examples import compare_run, figures, options_run
-
 from convoy.cli.commands import app
 from convoy.compare import child_processes, comparison
 from convoy.compare.options import ablation
 from convoy.compare.runs.rows import Row
 from convoy.compare.runs.runfile import Run, write
 from convoy.errors import InputError
+from tests.unit.compare.examples import compare_run, figures, options_run
 
 ROOT = Path(__file__).parents[3]
 RIGHT = Row("net", "jax", figures=figures(1.0))

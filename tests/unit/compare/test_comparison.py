@@ -46,7 +46,7 @@ def importable() -> Any:
 
 
 def planted(*names: str) -> list[Entry]:
-    return [find(f"{name}=planted_frameworks:{name.upper()}") for name in names]
+    return [find(f"{name}=tests.unit.compare.planted_frameworks:{name.upper()}") for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +168,15 @@ def test_rows_that_were_not_timed_in_turn_are_measured_again(tmp_path: Path, mon
 
 def at(**locations: str) -> list[Entry]:
     """Planted frameworks under other names."""
-    return [find(f"{name}=planted_frameworks:{location}") for name, location in locations.items()]
+    return [find(f"{name}=tests.unit.compare.planted_frameworks:{location}") for name, location in locations.items()]
 
 
 @pytest.mark.usefixtures("ready")
 def test_failures_that_may_have_passed_and_what_was_absent_are_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    gone = Entry("gone", "planted_frameworks:RIGHT", ("no_such_module_here", "nor_this"), "pip install it")
+    gone = Entry(
+        "gone", "tests.unit.compare.planted_frameworks:RIGHT", ("no_such_module_here", "nor_this"), "pip install it"
+    )
     first = [*at(a="EXHAUSTED", b="LATER", c="CRASH", d="WRONG", e="UNSUPPORTED"), gone]
     before = compare([CASE], first, path, request=REQUEST, limits=LIMITS)
     half = replace(gone, needs=("nor_this",))

@@ -12,8 +12,6 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from convoy.compare import case_inputs
 from convoy.compare.case import Case
 from convoy.compare.checking import check

@@ -232,7 +232,7 @@ def test_a_child_whose_material_is_missing_says_so(tmp_path: Path, monkeypatch: 
         "role": "framework",
         "case": Case("net").to_dict(),
         "folder": str(tmp_path),
-        "entry": {"id": "right", "location": "planted_frameworks:RIGHT"},
+        "entry": {"id": "right", "location": "tests.unit.compare.planted_frameworks:RIGHT"},
     }
     child.serve(json.loads(json.dumps(hello)), said.append, io.StringIO("").readline)
     assert said[0] == {"stage": "build"}

@@ -4,21 +4,16 @@ Prints JSON: the instruction sets in force, how many configs ran, and what is wr
 """
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from conv_cases import SHAPES, of_dtype
 
 from convoy.engines.compilers import host_compiler, instruction_sets
 from convoy.engines.manifest import load_engine
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue
+from tests.unit.engines.conv_cases import SHAPES, of_dtype
 
 ENGINES = ("aten", "onednn", "gemm", "cpu.direct", "cpu.depthwise", "cpu.winograd", "zeroskip.cpu")
 NAMES = ("3x3 padded", "3x3 long reduction", "3x3 stride 2", "1x1", "depthwise", "dilation 2 and 3", "grouped 5x5")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conv_cases import SHAPES, variants
 
 import convoy
 from convoy.engines.manifest import load_engine
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
+from tests.unit.engines.conv_cases import SHAPES, variants
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding-an-engine.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -1,11 +1,11 @@
 """Settings dealt out over cases: none is lost, each case has the first, and has its share of what is compiled."""
 
 import pytest
-from dealt import dealt, kernel_of
 
 from convoy.engines.triton.depthwise_gradients import ENGINE
 from convoy.problem import ConvProblem
 from convoy.target import Target
+from tests.unit.engines.dealt import dealt, kernel_of
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conv_cases import BIAS_RELU, SHAPES, of_dtype
 
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.dynamic_weight import build
@@ -13,6 +12,7 @@ from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import Epilogue, Knobs
+from tests.unit.engines.conv_cases import BIAS_RELU, SHAPES, of_dtype
 
 CPU = detect_target("cpu")
 SOME = (

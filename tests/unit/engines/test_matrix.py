@@ -6,8 +6,6 @@ from functools import lru_cache
 
 import pytest
 import torch
-from conv_cases import BIAS_RELU, LINEAR, ODD, OTHERS, POOLED, SHAPES, of_dtype, pooled, variants
-from planted_faults import FAULTS, AccumulatesInHalf, Right
 
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import MANIFEST, load_engine
@@ -16,6 +14,8 @@ from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.support import Support
 from convoy.target import Target
+from tests.unit.engines.conv_cases import BIAS_RELU, LINEAR, ODD, OTHERS, POOLED, SHAPES, of_dtype, pooled, variants
+from tests.unit.engines.planted_faults import FAULTS, AccumulatesInHalf, Right
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
 CPU = detect_target("cpu")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conv_cases import POOLS
 
 from convoy.engines.activations import pool2d
 from convoy.engines.base import Buffers, Knobs
@@ -15,6 +14,7 @@ from convoy.measurement.data import Data
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, LinearProblem
+from tests.unit.engines.conv_cases import POOLS
 
 CPU = detect_target("cpu")
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conv_cases import EPILOGUES, OTHERS, SHAPES, of_dtype
 
 from convoy.engines.base import Buffers
 from convoy.engines.reference import ENGINE
 from convoy.engines.torch_operators import DTYPES
 from convoy.problem import ConvProblem, Epilogue, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.target import Target
+from tests.unit.engines.conv_cases import EPILOGUES, OTHERS, SHAPES, of_dtype
 
 CPU = Target("cpu", "CPU", "generic", 1, 1 << 30, 1 << 20)
 SMALL = [

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conv_cases import SHAPES, of_dtype
 
 from convoy.capture.weight_masks import mask_of
 from convoy.engines.dynamic_weight import build
@@ -17,6 +16,7 @@ from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement.accuracy import Data, judge, make_data, oracle, relative_error, run_guarded
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
+from tests.unit.engines.conv_cases import SHAPES, of_dtype
 
 CPU = detect_target("cpu")
 NAMES = ("3x3 padded", "3x3 long reduction", "grouped 5x5", "1x1", "depthwise", "3x3 over-padded")

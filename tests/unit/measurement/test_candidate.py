@@ -2,7 +2,6 @@ import gc
 import weakref
 from contextlib import suppress
 
-import faulty_engines as engines
 import pytest
 import torch
 
@@ -30,6 +29,7 @@ from convoy.problem import (
     TensorSpec,
 )
 from convoy.target import Target
+from tests.unit.measurement import faulty_engines as engines
 
 TARGET = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
 PROBLEM = LinearProblem(4, 48, 32, epilogue=Epilogue(bias=True))

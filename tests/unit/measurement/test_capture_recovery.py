@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "program"))
-
-from fake_cuda import ENDED, FakeCuda, install
 
 from convoy.measurement import capture_recovery
 from convoy.measurement.failure import failure_of, is_out_of_memory
 from convoy.measurement.timer import captured
 from convoy.perfdb.row import Status
 from convoy.program.recording import recording
+from tests.unit.program.fake_cuda import ENDED, FakeCuda, install
 
 Launch = Callable[[], object]
 FULL = torch.OutOfMemoryError("CUDA out of memory.")

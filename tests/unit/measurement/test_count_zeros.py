@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_tuning_task import PROTOCOL, TARGET, Fake
 
 from convoy.capture import capture_inference
 from convoy.compare.study.learn_criteria import known_layers
@@ -31,6 +30,7 @@ from convoy.settings import Effort
 from convoy.tune.predict import Experience
 from convoy.tune.search_space import Space
 from convoy.tune.tuning_task import Task
+from tests.unit.tune.test_tuning_task import PROTOCOL, TARGET, Fake
 
 CONV = ConvProblem(2, 6, 8, 9, 4, 3, 3, layout="nhwc", numerics="strict")
 PROBLEM = LinearProblem(2, 8, 4)

@@ -1,6 +1,5 @@
 import dataclasses
 
-import faulty_engines as engines
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from convoy.perfdb.record import read_record, to_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem, SubgraphProblem
 from convoy.target import Target
+from tests.unit.measurement import faulty_engines as engines
 
 TARGET = Target("cpu", "test", "generic", torch.get_num_threads(), 1 << 34, 1 << 16, (("torch", "2"), ("cxx", "g++ 1")))
 PROTOCOL = Protocol("wall", min_sample_us=50, few=3, rounds=5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +19,6 @@ TARGET = Target("cpu", "A made-up CPU", "avx2", 2, 1 << 30, 1 << 20, (("torch", 
 OTHER = dataclasses.replace(TARGET, name="Another made-up CPU")
 PROTOCOL = "quick-1"
 POOL = SubgraphProblem("graph text of a pooling", "nhwc")
-HERE = Path(__file__).parent
 
 
 def problem(index: int = 0) -> str:
@@ -78,15 +76,13 @@ def bad_files(path: Path) -> list[Path]:
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A script in a process of its own, with this module at hand."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))}
+    """A script in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
     )
 
 

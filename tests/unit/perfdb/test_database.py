@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
-from perfdb_rows import OTHER, POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
 from convoy.errors import InputError
 from convoy.perfdb import Database, Info, shipped
 from convoy.perfdb.record import LONGEST
 from convoy.problem import EngineConfig, Knobs
+from tests.unit.perfdb.perfdb_rows import OTHER, POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
 
 @pytest.fixture

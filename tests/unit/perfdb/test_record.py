@@ -8,7 +8,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfdb_rows import POOL, TARGET, failure, row
 
 from convoy.errors import InputError
 from convoy.perfdb import Measurement
@@ -27,6 +26,7 @@ from convoy.perfdb.record import (
     to_record,
 )
 from convoy.problem import EngineConfig
+from tests.unit.perfdb.perfdb_rows import POOL, TARGET, failure, row
 
 
 def test_columns_are_the_fields_with_the_config_spread() -> None:

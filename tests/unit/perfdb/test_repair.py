@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from perfdb_rows import POOL, PROTOCOL, TARGET, bad_files, by_key, failure, raw, row, rows
 
 from convoy.perfdb import Database, Measurement, sql
 from convoy.perfdb.faults import Damage, Untouchable
 from convoy.perfdb.repair import open_sound, read_contents
+from tests.unit.perfdb.perfdb_rows import POOL, PROTOCOL, TARGET, bad_files, by_key, failure, raw, row, rows
 
 TRUE_ROWS = [*rows(60), *(failure(i, reason="log " * 900) for i in range(60, 70))]
 TEXT = {POOL.key: POOL.text}

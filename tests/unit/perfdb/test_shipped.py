@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from perfdb_rows import OTHER, TARGET, failure, row, rows
 
 from convoy.errors import InputError
 from convoy.perfdb import Database, shipped
@@ -15,6 +14,7 @@ from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.shipped import read_shipped, shipped_descriptions, shipped_folder, shipped_targets, write_shipped
 from convoy.problem import SubgraphProblem
 from convoy.target import Target
+from tests.unit.perfdb.perfdb_rows import OTHER, TARGET, failure, row, rows
 
 
 def test_the_form_is_compressed_csv_with_the_columns_on_top(tmp_path: Path) -> None:

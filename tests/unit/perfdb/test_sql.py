@@ -9,12 +9,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from perfdb_rows import POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
 import convoy
 from convoy.perfdb import Database, sql, stored
 from convoy.perfdb.faults import Damage
 from convoy.perfdb.record import COLUMNS, DEFAULTS, KEY_COLUMNS, target_json, to_record
+from tests.unit.perfdb.perfdb_rows import POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
 VERSION_1 = (Path(__file__).parent / "version_1.sql").read_text(encoding="utf-8")
 

@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from perfdb_rows import raw
 
 from convoy.perfdb.sqlite_salvage import Header, read_header, read_records
+from tests.unit.perfdb.perfdb_rows import raw
 
 VALUES = [None, 0, 1, -1, 127, -128, 32767, 2**23 - 1, -(2**31), 2**47 - 1, -(2**63), 2**63 - 1, 0.5, -1e300, "", "ä" * 70,
           b"", b"\0\xff", "long " * 40, "overflows " * 900, b"\1" * 30_000]  # fmt: skip

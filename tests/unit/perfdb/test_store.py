@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from perfdb_rows import POOL, PROTOCOL, TARGET, bad_files, by_key, finish, raw, row, rows, start
 
 from convoy.errors import DatabaseError
 from convoy.perfdb import Database, sql
 from convoy.perfdb.store import Store
+from tests.unit.perfdb.perfdb_rows import POOL, PROTOCOL, TARGET, bad_files, by_key, finish, raw, row, rows, start
 
 NOBODY = 65534
 
@@ -63,7 +63,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from convoy.perfdb import Database
-from perfdb_rows import row
+from tests.unit.perfdb.perfdb_rows import row
 first = int(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -153,7 +153,7 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from convoy.perfdb import Database
-from perfdb_rows import row
+from tests.unit.perfdb.perfdb_rows import row
 with Database.open(Path(sys.argv[1])) as database:
     for index in range(10**6):
         database.put([row(index)])
@@ -210,7 +210,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from convoy.perfdb import Database
-from perfdb_rows import row, rows
+from tests.unit.perfdb.perfdb_rows import row, rows
 path, limit = Path(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 with Database.open(path) as database:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from perfdb_rows import OTHER, POOL, TARGET, failure, row, rows
 
 from convoy.errors import InputError
 from convoy.perfdb import Database
 from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.sql import SCHEMA_VERSION
 from convoy.perfdb.transfer import SUFFIXES, Incoming, file_form, read_file, write_all
+from tests.unit.perfdb.perfdb_rows import OTHER, POOL, TARGET, failure, row, rows
 
 ALL = [
     *rows(6),

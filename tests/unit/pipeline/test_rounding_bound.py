@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from training_nets import batches, net, sgd
-from untimed import keep_plans
 
 import convoy
 from convoy.pipeline.end_to_end import OutputErrors
@@ -19,6 +17,8 @@ from convoy.pipeline.rounding import TF32_ROUNDING
 from convoy.pipeline.rounding_bound import FP32_UNIT, allowed_baseline
 from convoy.torch_compile import training_graph
 from convoy.training import stock_step
+from tests.unit.pipeline.untimed import keep_plans
+from tests.unit.training.training_nets import batches, net, sgd
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """A program: takes a graph's inputs, gives its results."""

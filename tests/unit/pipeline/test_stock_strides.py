@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from untimed import keep_plans
 
 import convoy
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.isolation import isolate
 from convoy.pipeline.net import target_for
+from tests.unit.pipeline.untimed import keep_plans
 
 X = torch.randn(2, 6, 10, 5, generator=torch.Generator().manual_seed(1))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from nasty_modules import MODELS, Branches, CountsInABuffer, changes, state_of, state_of_process
 from torch import nn
 
 import convoy
 from convoy.pipeline import end_to_end, end_to_end_check, separate_layers
 from convoy.pipeline.end_to_end import Latency
+from tests.unit.pipeline.nasty_modules import MODELS, Branches, CountsInABuffer, changes, state_of, state_of_process
 
 COMPILED = ("CountsInABuffer", "CountsInPython", "OverwritesItsInput", "Caches", "Branches", "hooked", "learning")
 

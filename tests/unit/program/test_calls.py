@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fast_net import X, always_kept, classifier
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import convoy
 from convoy.program.module import OptimizedModule, Program
+from tests.unit.program.fast_net import X, always_kept, classifier
 
 SCALE = torch.rand(4, 1, 1, generator=torch.Generator().manual_seed(2))
 

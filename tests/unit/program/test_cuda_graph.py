@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fake_cuda import CPU, ENDED, REFUSED, FakeCuda, install
 
 import convoy
 from convoy import plan as plans
@@ -32,6 +27,7 @@ from convoy.program import CudaGraphProgram, Program, build_program, module, rec
 from convoy.program.bind import BoundPlan, BoundStep
 from convoy.program.module import eager_of
 from convoy.training import training_job
+from tests.unit.program.fake_cuda import CPU, ENDED, REFUSED, FakeCuda, install
 
 optimize = importlib.import_module("convoy.pipeline.optimize")  # the package has a function of that name
 X = torch.tensor([1.0, 2.0, 3.0])

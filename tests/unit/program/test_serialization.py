@@ -10,7 +10,6 @@ import warnings
 
 import pytest
 import torch
-from fast_net import Classifier, X, Y, always_kept, classifier, sgd
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
@@ -19,6 +18,7 @@ import convoy
 from convoy.errors import InputError, PlanError
 from convoy.program.module import OptimizedModule
 from convoy.training.step import TrainingStep
+from tests.unit.program.fast_net import Classifier, X, Y, always_kept, classifier, sgd
 
 
 @pytest.fixture(scope="module")

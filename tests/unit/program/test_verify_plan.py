@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 import torch
-from plan_edits import H100, Branches, Pair, edited, fabricated
 from torch import nn
 
 from convoy import plan as plans
@@ -22,6 +21,7 @@ from convoy.program import build_program
 from convoy.program.verify_plan import verify_plan, why_not
 from convoy.settings import Settings
 from convoy.target import Target
+from tests.unit.program.plan_edits import H100, Branches, Pair, edited, fabricated
 
 EDITS = 300
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from example import HOSTILE, TIMELINE, summary
 
 from convoy.report import write_json
 from convoy.report.html import digest, render
 from convoy.report.summary import Layer, Summary
 from convoy.report.tables import headlines, runner_up, speedup
 from convoy.report.timeline import LEAST_WIDTH, LEFT, timeline_chart
+from tests.unit.report.example import HOSTILE, TIMELINE, summary
 
 DOCS = Path(__file__).parents[3] / "docs"
 

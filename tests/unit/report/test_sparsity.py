@@ -5,15 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from example import HOSTILE, summary
 
 from convoy.engines.activation_sparsity import SparsityShares
 from convoy.report.break_even import break_even, break_even_chart
@@ -28,6 +23,7 @@ from convoy.report.sparsity import (
     zeros_chart,
 )
 from convoy.report.summary import CandidateRow, CurvePoint, Layer
+from tests.unit.report.example import HOSTILE, summary
 
 IMAGES = [SparsityShares(share, 0.1, 0.2, 0.0) for share in (0.5, 0.1, 0.3)]
 FOUND = Sparsity(HOSTILE, 3, (LayerSparsity.of(HOSTILE, (3, 8, 8), IMAGES),), (HOSTILE,))

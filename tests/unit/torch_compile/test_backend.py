@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from untimed import keep_plans
 
 from convoy.torch_compile import backend, symbolic_graph
 from convoy.torch_compile.inference_graph import InferenceGraph
+from tests.unit.pipeline.untimed import keep_plans
 
 
 class Block(nn.Module):

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
-from untimed import keep_plans
+
+from tests.unit.pipeline.untimed import keep_plans
 
 Compile = Callable[[Any], Any]
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from untimed import keep_plans
 
 from convoy.torch_compile import training_graph
 from convoy.torch_compile.training_graph import TracedGraph
+from tests.unit.pipeline.untimed import keep_plans
 
 
 class Residual(nn.Module):

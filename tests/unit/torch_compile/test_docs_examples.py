@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from untimed import keep_plans
 
 from convoy.settings import Effort
 from convoy.torch_compile import backend
+from tests.unit.pipeline.untimed import keep_plans
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "torch-compile.md"
 

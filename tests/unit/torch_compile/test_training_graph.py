@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from training_nets import batches, net, sgd
 
 from convoy.pipeline import end_to_end
 from convoy.torch_compile import training_graph
+from tests.unit.training.training_nets import batches, net, sgd
 
 OPTIONS: dict[str, Any] = {"isolate": False, "solver": "baseline", "only_engines": ("aten",)}
 

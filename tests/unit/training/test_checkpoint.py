@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
-from training_nets import net, sgd
 
 from convoy.errors import InputError
 from convoy.training.checkpoint import (
@@ -26,6 +25,7 @@ from convoy.training.checkpoint import (
     write_checkpoint,
 )
 from convoy.training.checksummed_file import read_checksummed, write_checksummed
+from tests.unit.training.training_nets import net, sgd
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from training_nets import net
 
 import convoy
 from convoy.errors import ConvoyError, InputError
@@ -20,6 +19,7 @@ from convoy.training.checkpoint import TrainingPosition
 from convoy.training.fit import fit
 from convoy.training.recipe import TrainingRecipe, with_amp
 from convoy.zoo import Dataset, Preprocessing, load_dataset
+from tests.unit.training.training_nets import net
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
 STOCK = TrainingRecipe(epochs=2, batch=8, lr=0.05, stock=True)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
-from training_pairs import Net, images, labels
 
 import convoy
+from tests.unit.training.training_pairs import Net, images, labels
 
 Loss = Callable[..., torch.Tensor]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fake_cuda import install
-
 import convoy
 from convoy.training import process_group_shutdown
 from convoy.training import step as steps
 from convoy.training.process_group_shutdown import release_before_shutdown
 from convoy.training.step_graph import StepGraph
+from tests.unit.program.fake_cuda import install
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from training_nets import batches, net
 
 from convoy.capture import capture_training
 from convoy.pipeline import end_to_end
 from convoy.training.stock_step import StepCheck, StockStep
+from tests.unit.training.training_nets import batches, net
 
 SEEN: list[tuple[bool, bool, torch.dtype]] = []
 

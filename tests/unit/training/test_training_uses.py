@@ -14,12 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 import convoy
 from convoy.errors import InputError, PlanError
 from convoy.pipeline import end_to_end, end_to_end_check
 from convoy.pipeline.end_to_end import Latency
+from tests.unit.training.training_pairs import Net, Pair, called, images, labels, pair, sgd
 
 WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.5, 0.7])
 

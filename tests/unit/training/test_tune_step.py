@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from training_nets import batches, net, sgd
 
 import convoy
 from convoy import plan as plans
 from convoy.errors import InputError, PlanError, SelectionError
 from convoy.pipeline import end_to_end
 from convoy.training import TrainingResult, train_model
+from tests.unit.training.training_nets import batches, net, sgd
 
 SETTINGS = convoy.Settings(isolate=False, solver="baseline", only_engines=("aten",))
 

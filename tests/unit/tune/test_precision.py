@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_search import GPU, PROBLEM, Timed, run
-from test_tuning_task import Fake
 
 from convoy.measurement import protocol_for
 from convoy.measurement.device.detect import precision_flags
@@ -13,6 +11,8 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.settings import Effort
 from convoy.tune.precision import SETTINGS, heeds, twins
+from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
+from tests.unit.tune.test_tuning_task import Fake
 
 TWIN = replace(GPU, versions=(*GPU.versions, ("fp32_matmul", "high")))
 PROTOCOL = protocol_for(Effort.QUICK, "cuda").id

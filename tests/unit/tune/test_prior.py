@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from test_search import GPU, OTHER, PROBLEM, Timed, run
-from test_tuning_task import Fake
 
 from convoy.measurement import protocol_for
 from convoy.perfdb.row import Measurement, Status
@@ -13,6 +11,8 @@ from convoy.problem import EngineConfig, Knobs
 from convoy.settings import Effort
 from convoy.tune import staged_search
 from convoy.tune.prior import LIKELY, Expectation
+from tests.unit.tune.test_search import GPU, OTHER, PROBLEM, Timed, run
+from tests.unit.tune.test_tuning_task import Fake
 
 PROTOCOL = protocol_for(Effort.QUICK, "cuda").id
 TIMES = {"aten": 50.0, "cudnn": 30.0, "fast": 20.0, "near": 25.0, "slow": 45.0}

@@ -1,9 +1,7 @@
 import dataclasses
 
-import faulty_engines as engines
 import pytest
 import torch
-from test_tuning_task import Fake
 
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError, LaunchError
@@ -29,6 +27,8 @@ from convoy.tune import search
 from convoy.tune.criteria import Criteria, Leaf, kind_name
 from convoy.tune.criteria_file import criteria_json, user_file
 from convoy.tune.staged_search import label
+from tests.unit.measurement import faulty_engines as engines
+from tests.unit.tune.test_tuning_task import Fake
 
 CPU = Target("cpu", "test", "generic", torch.get_num_threads(), 1 << 34, 0)
 GPU = Target("cuda", "test", "sm_90", 132, 1 << 34, 0)

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from test_search import GPU, PROBLEM, Timed, run
-from test_tuning_task import Fake
 
 from convoy.measurement import protocol_for
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs
 from convoy.settings import Effort
 from convoy.tune.transfer_hints import MOST, NEAR, hints, kin_of
+from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
+from tests.unit.tune.test_tuning_task import Fake
 
 KIN = replace(GPU, name="its kin")
 PROTOCOL = protocol_for(Effort.QUICK, "cuda").id

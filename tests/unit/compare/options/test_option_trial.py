@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from convoy.compare import case_inputs as material
 from convoy.compare import rounding_limits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from examples import HOSTILE, compare_run, options_run, scaling_run, study_run
-
 from convoy.cli.commands import app
 from convoy.compare.runs.run_page import sheet_of
 from convoy.compare.runs.runfile import Run, write
 from convoy.errors import InputError
 from convoy.report.roofline import roofline
 from convoy.report.sheet import Cell, Part, print_sheet, render_sheet
+from tests.unit.compare.examples import HOSTILE, compare_run, options_run, scaling_run, study_run
 
 ALL = [compare_run(), options_run(), study_run(), scaling_run()]
 

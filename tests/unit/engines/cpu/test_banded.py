@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import sanitized
 import torch
-from banded_cases import Part, inverted, piece, problems
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
@@ -24,6 +22,8 @@ from convoy.measurement.device.detect import detect_target
 from convoy.measurement.guards import run_guarded
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
+from tests.unit.engines import sanitized
+from tests.unit.engines.banded_cases import Part, inverted, piece, problems
 
 CPU = detect_target("cpu")
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")

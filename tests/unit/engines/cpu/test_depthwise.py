@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sanitized
 import torch
 
 from convoy.engines.compilers import host_compiler
@@ -17,6 +16,7 @@ from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.target import Target
+from tests.unit.engines import sanitized
 
 CPU = detect_target("cpu")
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import sanitized
 import torch
 from torch.nn.functional import avg_pool2d, max_pool2d
 
@@ -21,6 +20,7 @@ from convoy.measurement.candidate import prepare
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
+from tests.unit.engines import sanitized
 
 CPU = detect_target("cpu")
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")

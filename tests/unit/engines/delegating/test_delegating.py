@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from emulated_cuda import conv
 
 from convoy.engines.delegating import channel_padded, delegating, micro_batched
 from convoy.engines.delegating.channel_padded import ChannelPaddedExecutable
@@ -13,6 +12,7 @@ from convoy.errors import InputError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
+from tests.unit.engines.emulated_cuda import conv
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 FULL = Epilogue(bias=True, residual=True, activation="relu")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_cuda import address, compiled, conv
 
 from convoy.engines.hopper import depthwise_registers
 from convoy.engines.hopper.depthwise_registers import ENGINE, KERNEL, THREADS, Form, candidates
@@ -18,6 +17,7 @@ from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.errors import CompileError, InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
+from tests.unit.engines.emulated_cuda import address, compiled, conv
 
 HERE = Path(__file__).parent
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.engines.hopper import depthwise_shared
 from convoy.engines.hopper.depthwise_shared import ENGINE, Form, Tile
@@ -17,6 +16,7 @@ from convoy.engines.hopper.nvrtc_source import text, tile_text
 from convoy.errors import InputError
 from convoy.problem import Epilogue, Knobs
 from convoy.target import Target
+from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
 
 HERE = Path(__file__).parent
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_cuda import address, compiled, conv
 
 from convoy.engines.hopper.first_layer_tile_config import Form, Layer, in_slices
 from convoy.engines.hopper.nvrtc_source import first_text, text
 from convoy.problem import Epilogue, Pool
+from tests.unit.engines.emulated_cuda import address, compiled, conv
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

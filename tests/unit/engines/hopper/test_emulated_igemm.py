@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.engines.hopper.igemm import Form
 from convoy.engines.hopper.nvrtc_kernel import structure
@@ -19,6 +18,7 @@ from convoy.engines.hopper.nvrtc_source import defines, text
 from convoy.engines.hopper.stem import Windows
 from convoy.engines.hopper.tensor_maps import FilterMap, PixelMap
 from convoy.problem import Epilogue
+from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

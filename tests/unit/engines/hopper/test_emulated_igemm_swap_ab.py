@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.capture.weight_masks import mask_of
 from convoy.engines.hopper.igemm_dgrad import BOX, turned
@@ -27,6 +26,7 @@ from convoy.engines.sparse_weights.sparse24_tile import Sparse24Tile
 from convoy.engines.sparse_weights.weight_blocks import Lists
 from convoy.engines.triton.split_planes import split_weight
 from convoy.problem import Epilogue
+from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
 
 HERE = Path(__file__).parent
 X_SCALE = 4.0

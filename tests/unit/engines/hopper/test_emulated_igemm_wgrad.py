@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_cuda import address, compiled, conv, emulated_map
 
 from convoy.engines.hopper.igemm_wgrad_tile_config import Form
 from convoy.engines.hopper.nvrtc_kernel import structure
 from convoy.engines.hopper.nvrtc_source import defines, wgrad_text
+from tests.unit.engines.emulated_cuda import address, compiled, conv, emulated_map
 
 HERE = Path(__file__).parent
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

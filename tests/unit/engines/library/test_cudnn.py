@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_cudnn import Behaviour, Mode, NotSupportedError, frontend, nameless, plan
 
 from convoy.engines.base import Buffers
 from convoy.engines.library import cudnn
@@ -19,6 +18,7 @@ from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
+from tests.unit.engines.fake_cudnn import Behaviour, Mode, NotSupportedError, frontend, nameless, plan
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("cudnn", "9.19.0"),))
 CPU = Target("cpu", "any", "avx2", 2, 8 << 30, 0)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from conv_cases import CASTS, POOL
 
 from convoy.engines.manifest import load_engine
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem
+from tests.unit.engines.conv_cases import CASTS, POOL
 
 CPU = detect_target("cpu")
 

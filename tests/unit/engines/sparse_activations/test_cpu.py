@@ -4,9 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-import sanitized
 import torch
-from conv_cases import POOLED, POOLS, of_dtype, pooled
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
@@ -17,6 +15,8 @@ from convoy.measurement.data import Data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Epilogue, Knobs
 from convoy.target import Target
+from tests.unit.engines import sanitized
+from tests.unit.engines.conv_cases import POOLED, POOLS, of_dtype, pooled
 
 CPU = detect_target("cpu")
 pytestmark = pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pruned_cases import mask_of
 
 from convoy.engines.sparse_weights import block_sparse
 from convoy.engines.sparse_weights.block_sparse import ENGINE, BlockSparseTile
@@ -14,6 +13,7 @@ from convoy.engines.sparse_weights.weight_blocks import NO_PIECE, Lists, lengths
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
+from tests.unit.engines.pruned_cases import mask_of
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)

@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conv_cases import EPILOGUES, SHAPES
-from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 from torch import nn
 from torch.nn.utils import prune
 
@@ -36,6 +34,8 @@ from convoy.tune.predict import Experience
 from convoy.tune.search import search
 from convoy.tune.search_space import Space
 from convoy.tune.tuning_task import Task
+from tests.unit.engines.conv_cases import EPILOGUES, SHAPES
+from tests.unit.engines.pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 CPU = detect_target("cpu")
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)

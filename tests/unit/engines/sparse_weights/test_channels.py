@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conv_cases import EPILOGUES, SHAPES, of_dtype
-from pruned_cases import mask_of
 
 from convoy.engines.manifest import load_engine
 from convoy.engines.sparse_weights import pruned_channels_gpu
@@ -16,6 +14,8 @@ from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, Knobs, parse_problem
 from convoy.target import Target
+from tests.unit.engines.conv_cases import EPILOGUES, SHAPES, of_dtype
+from tests.unit.engines.pruned_cases import mask_of
 
 CPU = detect_target("cpu")
 LAYER = ConvProblem(2, 24, 7, 6, 20, 3, 3, 1, 1)

@@ -10,8 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conv_cases import SHAPES
-from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import device_binaries, host_compiler
@@ -26,6 +24,8 @@ from convoy.errors import CompileError, InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.target import Target
+from tests.unit.engines.conv_cases import SHAPES
+from tests.unit.engines.pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)

@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conv_cases import EPILOGUES, SHAPES
-from emulated_cuda import address, compiled
-from pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 from convoy.engines.base import Buffers
 from convoy.engines.hopper.nvrtc_source import defines, text
@@ -33,6 +30,9 @@ from convoy.errors import InputError, LaunchError
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import ConvProblem, Epilogue, parse_problem
 from convoy.target import Target
+from tests.unit.engines.conv_cases import EPILOGUES, SHAPES
+from tests.unit.engines.emulated_cuda import address, compiled
+from tests.unit.engines.pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
 HERE = Path(__file__).parent
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)

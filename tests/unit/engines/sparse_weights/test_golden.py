@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pruned_cases import mask_of
 
 from convoy.engines.sparse_weights import pruned_cuda
 from convoy.engines.sparse_weights.codegen import emit_c
@@ -17,6 +16,7 @@ from convoy.engines.sparse_weights.codegen.kernel_text import parse_kernel, prin
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.generated_tile import GeneratedTile
 from convoy.problem import ConvProblem, Epilogue, Knobs
+from tests.unit.engines.pruned_cases import mask_of
 
 GOLDEN = Path(__file__).parent / "golden"
 

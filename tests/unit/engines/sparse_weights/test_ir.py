@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conv_cases import SHAPES
-from pruned_cases import PATTERNS, pattern
 
 from convoy.engines.sparse_weights.codegen.kernel_ir import Group, Load, MaskKernel, Piece, verify
 from convoy.engines.sparse_weights.codegen.kernel_text import parse_kernel, print_kernel
 from convoy.engines.sparse_weights.codegen.lower_mask import Cut, partition, used_channels, used_taps, walk
 from convoy.engines.sparse_weights.codegen.plane_layout import lay_out
 from convoy.errors import InputError
+from tests.unit.engines.conv_cases import SHAPES
+from tests.unit.engines.pruned_cases import PATTERNS, pattern
 
 SMALL = MaskKernel(
     lanes=2,

@@ -8,8 +8,6 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from conv_cases import SHAPES
-from pruned_cases import pruned
 
 from convoy.engines.compilers import host_compiler
 from convoy.engines.sparse_weights.codegen.cpu_blocking import plan, write
@@ -18,6 +16,8 @@ from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.pruned_c import FLAGS
 from convoy.measurement.accuracy import make_data, oracle
 from convoy.problem import Epilogue, Knobs
+from tests.unit.engines.conv_cases import SHAPES
+from tests.unit.engines.pruned_cases import pruned
 
 MAIN = """
 #include <stdio.h>

@@ -8,7 +8,6 @@ from importlib.resources import files
 import numpy as np
 import pytest
 import torch
-from pruned_cases import mask_of
 
 from convoy.engines.hopper import hopper_support_checks, igemm
 from convoy.engines.hopper.igemm_swap_ab_tile_config import SHARED_BYTES
@@ -21,6 +20,7 @@ from convoy.errors import InputError
 from convoy.problem import ConvProblem, Epilogue, Knobs, parse_problem
 from convoy.prune.patterns import nm_mask, parse_pattern
 from convoy.target import Target
+from tests.unit.engines.pruned_cases import mask_of
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20)
 CPU = Target("cpu", "a CPU", "avx2", 2, 8 << 30, 1 << 20)

@@ -8,7 +8,6 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from norm_cases import CASES, backward, forward
 
 from convoy.engines.base import Buffers
 from convoy.engines.subgraph import parse_subgraph
@@ -18,6 +17,7 @@ from convoy.engines.triton.batch_norm_graph import norm_of
 from convoy.measurement.data import make_data
 from convoy.measurement.oracle import oracle
 from convoy.target import Target
+from tests.unit.engines.norm_cases import CASES, backward, forward
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 5, 80 << 30, 50 << 20)
 

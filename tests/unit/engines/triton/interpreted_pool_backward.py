@@ -8,13 +8,13 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE
 from convoy.measurement.data import make_data
 from convoy.measurement.oracle import oracle
 from convoy.target import Target
+from tests.unit.engines.pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 

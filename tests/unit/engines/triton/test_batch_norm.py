@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from norm_cases import CASES, backward, forward
 
 from convoy.engines.triton.batch_norm import ENGINE, MOST_PARTS, parts_of
 from convoy.engines.triton.batch_norm_graph import norm_of
 from convoy.target import Target
+from tests.unit.engines.norm_cases import CASES, backward, forward
 
 pytest.importorskip("triton")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("batch norm interpreter")
 @pytest.fixture(scope="module")
 def outcomes():
     """What the script says, by case."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "interpreted_batch_norm.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from pruned_cases import mask_of
 
 from convoy.engines import manifest
 from convoy.engines.sparse_weights.pruned_channels import inner_knobs, smaller
@@ -12,6 +11,7 @@ from convoy.graph.text import parse_graph
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Pool
 from convoy.regions import propose
 from convoy.target import Target
+from tests.unit.engines.pruned_cases import mask_of
 
 pytest.importorskip("triton")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 from convoy.engines.base import Buffers
 from convoy.engines.triton.pool_backward import ENGINE, windows_of
 from convoy.errors import LaunchError
 from convoy.measurement.data import make_data
 from convoy.target import Target
+from tests.unit.engines.pool_backward_cases import AVERAGES, CASES, average_piece, piece
 
 pytest.importorskip("triton")
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("pool backward interpreter")
 @pytest.fixture(scope="module")
 def outcomes():
     """What the script says, by case."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "interpreted_pool_backward.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

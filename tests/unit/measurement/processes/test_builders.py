@@ -1,7 +1,5 @@
 import os
 
-import faulty_engines as engines
-
 from convoy.measurement import detect_target
 from convoy.measurement.device.memory_limit import BUILDERS_SHARE, CONTEXT_BYTES, MOST_ON_DEVICE
 from convoy.measurement.processes.builders import BuilderPool, builder_pools, builders_at_most
@@ -9,6 +7,7 @@ from convoy.measurement.processes.child import ChildRunner
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
+from tests.unit.measurement import faulty_engines as engines
 
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
 ENTRIES = engines.extra(engines.Builder, engines.Right)

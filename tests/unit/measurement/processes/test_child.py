@@ -8,7 +8,6 @@ import textwrap
 import time
 from pathlib import Path
 
-import faulty_engines as engines
 import pytest
 import torch
 
@@ -23,6 +22,7 @@ from convoy.perfdb.record import to_record
 from convoy.perfdb.row import Status
 from convoy.problem import EngineConfig, Epilogue, LinearProblem, SubgraphProblem
 from convoy.target import Target
+from tests.unit.measurement import faulty_engines as engines
 
 CPU = detect_target("cpu")
 PROTOCOL = Protocol("wall", min_sample_us=50, few=3, rounds=5)
@@ -236,9 +236,8 @@ def test_the_worker_ends_with_its_parent_even_in_a_hanging_build(tmp_path):
     script = textwrap.dedent(
         """
         import sys, threading, time
-        sys.path[:0] = sys.argv[1:]
-        import faulty_engines as engines
-        from test_child import PROTOCOL, request
+        from tests.unit.measurement import faulty_engines as engines
+        from tests.unit.measurement.processes.test_child import PROTOCOL, request
         from convoy.measurement import ChildRunner, detect_target
 
         runner = ChildRunner(detect_target("cpu"), extra_engines=engines.extra(engines.Hang), timeout_s=600.0)
@@ -250,9 +249,7 @@ def test_the_worker_ends_with_its_parent_even_in_a_hanging_build(tmp_path):
         time.sleep(600)
         """
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, Path(__file__).parents[:2])], stdout=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         worker = int(parent.stdout.readline())
         assert is_running(worker)

@@ -3,13 +3,13 @@
 import os
 from dataclasses import replace
 
-import faulty_engines as engines
 import pytest
 
 from convoy.measurement import Ahead, detect_target
 from convoy.measurement.processes import builders, parallel_compile
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.settings import Settings
+from tests.unit.measurement import faulty_engines as engines
 
 PROBLEM = LinearProblem(2, 8, 4, epilogue=Epilogue(bias=True))
 SETTINGS = Settings(engines=engines.extra(engines.Builder), timeout_s=20.0)

@@ -1,13 +1,10 @@
-"""Makes `faulty_engines` importable, here and in the worker processes, which take over sys.path; what searches need."""
+"""Fixtures that the rooms share: an empty database, and engines that the search finds in place of Convoy's."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from convoy.perfdb import Database
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
@@ -18,7 +15,7 @@ def database(tmp_path):
 
 @pytest.fixture
 def fakes(monkeypatch):
-    """Engines of the search's own, by name."""
+    """Engines that the search finds in place of Convoy's, by name."""
     found = {}
     monkeypatch.setattr(sys.modules["convoy.tune.search"], "load_engine", lambda engine, extra: found[engine])
 

@@ -128,7 +128,6 @@ WORDS = re.compile(rf"(?<![\w./-])({'|'.join(RETIRED_WORDS)})(?![\w/-]|\.\w)", r
 RIGHT = re.compile("|".join(ALLOWED))
 
 SAME_NAMES: dict[str, str] = {
-    "Bench": "not renamed yet",
     "BlocksEngine": "not renamed yet",
     "Built": "not renamed yet",
     "Chain": "not renamed yet",

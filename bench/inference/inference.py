@@ -46,7 +46,7 @@ from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave
 from convoy.pipeline.net import CUT
 from convoy.plan import Plan
-from convoy.schedule import parallel
+from convoy.schedule import parallel_steps
 from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
@@ -122,7 +122,7 @@ def tuned(model: nn.Module, x: torch.Tensor, case: Case, run: Run, deny: tuple[s
 def serial(model: nn.Module, x: torch.Tensor, plan: Plan, run: Run) -> Ready:
     """The same plan on one stream."""
     begun, before = time.monotonic(), reserved()
-    plan = dataclasses.replace(plan, steps=parallel(plan.steps, 1))
+    plan = dataclasses.replace(plan, steps=parallel_steps(plan.steps, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
         plans.save(plan, path)

@@ -46,7 +46,7 @@ from convoy.pipeline.end_to_end import Latency, interleave
 from convoy.pipeline.net import CUT
 from convoy.plan import Plan
 from convoy.program.recording import recording
-from convoy.schedule import parallel
+from convoy.schedule import parallel_steps
 from convoy.training import train_model
 from convoy.training.step_program import StepOptions
 from convoy.zoo import input_size, load_model
@@ -296,9 +296,9 @@ def streams_of(plan: Plan) -> int:
 
 def stages(plan: Plan) -> dict[str, Plan]:
     """The same choice on one stream, and spread as if launches did not slow one another."""
-    found = {"convoy.serial": dataclasses.replace(plan, steps=parallel(plan.steps, 1))}
+    found = {"convoy.serial": dataclasses.replace(plan, steps=parallel_steps(plan.steps, 1))}
     if streams_of(plan) > 1:
-        spread = parallel(found["convoy.serial"].steps, streams_of(plan))
+        spread = parallel_steps(found["convoy.serial"].steps, streams_of(plan))
         found["convoy.streams"] = dataclasses.replace(plan, steps=spread)
     return found
 

@@ -46,10 +46,10 @@ from convoy.settings import Settings
 from convoy.target import Target
 from convoy.tune.criteria import Criteria, leaves, rules
 from convoy.tune.criteria_file import SUFFIX, criteria_json
-from convoy.tune.predict import LEAST_SAMPLES, Estimate, Experience
+from convoy.tune.predict import MIN_SAMPLES, CostModel, TimePredictor
 from convoy.tune.prior_rows import cost_models
-from convoy.tune.search_space import Space
-from convoy.tune.tuning_task import Task
+from convoy.tune.search_space import SearchSpace
+from convoy.tune.tuning_task import TuningTask
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
@@ -95,7 +95,7 @@ class Measured:
     rows: list[Measurement]
     layers: list[Known]
     times: dict[str, dict[EngineConfig, float]]
-    model: Estimate
+    model: CostModel
     searched: set[str]
 
     @staticmethod
@@ -105,7 +105,7 @@ class Measured:
         rows_of: dict[str, list[Measurement]] = defaultdict(list)
         for row in rows:
             rows_of[row.problem].append(row)
-            if row.ok and row.samples >= LEAST_SAMPLES:
+            if row.ok and row.samples >= MIN_SAMPLES:
                 times[row.problem][row.config] = row.median_us
         engines = [load_engine(name) for name in sorted({row.config.engine for row in rows})]
         layers = known_layers(rows)
@@ -135,12 +135,12 @@ class Measured:
 
 def _is_searched(layer: Known, rows: Sequence[Measurement], engines: Sequence[Engine], target: Target) -> bool:
     """Whether the engines with a cost model had their turn: what was cut short before has a best that means nothing."""
-    task = Task(Space(layer.problem, engines, target))
+    task = TuningTask(SearchSpace(layer.problem, engines, target))
     task.take_known(rows)
     return task.is_known()
 
 
-def fractions(measured: Measured, layer: Known, known: Experience, criteria: Criteria) -> dict[str, float]:
+def fractions(measured: Measured, layer: Known, known: TimePredictor, criteria: Criteria) -> dict[str, float]:
     """By provider, the best time over that of what it takes."""
     problem, times = layer.problem, measured.times[layer.problem.key]
     space: dict[str, list[EngineConfig]] = defaultdict(list)
@@ -172,7 +172,7 @@ def left_out(measured: Measured, sizes: set[str]) -> Iterator[tuple[Known, dict[
     rows = measured.without(sizes)
     if not rows:
         return
-    known = Experience.of(rows, measured.model)
+    known = TimePredictor.of(rows, measured.model)
     criteria = learn(rows, measured.target, protocol=rows[0].protocol)
     for layer in measured.layers:
         if sizes_of(layer.problem) in sizes and measured.is_asked(layer):

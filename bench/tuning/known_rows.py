@@ -12,7 +12,7 @@ from convoy.perfdb.shipped import read_shipped, shipped_descriptions
 from convoy.problem import parse_problem
 from convoy.settings import Effort
 from convoy.target import Target
-from convoy.tune.precision import adopted, heeds, twins
+from convoy.tune.precision import depends_on_precision, equivalent_targets, reuse_rows
 
 
 def measurements(db: Path | None, digest: str = "") -> tuple[Target, list[Measurement]]:
@@ -31,12 +31,12 @@ def measurements(db: Path | None, digest: str = "") -> tuple[Target, list[Measur
     if target is None or target.digest not in counts:
         wanted = f"of the target {digest}" if digest else "of a described target"
         raise SystemExit(f"there are no rows {wanted} by the present protocol; there are: {_words(counts, known)}")
-    kin = {twin.digest for twin in twins(target, known.values())}
+    kin = {twin.digest for twin in equivalent_targets(target, known.values())}
     if db is not None and counts.keys() - {target.digest, *kin}:
         raise SystemExit(f"--db: the rows are of several devices: {_words(counts, known)}; name one database for each")
     own = [row for row in rows if row.target == target.digest]
     others = [row for row in rows if row.target in kin and not _heeds(row.problem)]
-    return target, adopted(own, others, target)
+    return target, reuse_rows(own, others, target)
 
 
 def present(target: Target) -> str:
@@ -60,4 +60,4 @@ def _words(counts: Iterable[str], known: dict[str, Target]) -> str:
 
 def _heeds(key: str) -> bool:
     """Whether torch's precision settings may change what a problem takes; of a piece of the graph its key does not tell."""
-    return key.startswith("subgraph:") or heeds(parse_problem(key, ""))
+    return key.startswith("subgraph:") or depends_on_precision(parse_problem(key, ""))

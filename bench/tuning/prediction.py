@@ -22,7 +22,7 @@ from pathlib import Path
 from convoy.engines.manifest import BASELINE
 from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem, parse_problem
-from convoy.tune.predict import LEAST_SAMPLES, Experience, kind_of
+from convoy.tune.predict import MIN_SAMPLES, TimePredictor, kind_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
@@ -37,7 +37,7 @@ def layers(rows: list[Measurement]) -> list[tuple[ConvProblem | LinearProblem, d
     """Each layer with the measured time of its candidates."""
     found: dict[str, dict[EngineConfig, float]] = defaultdict(dict)
     for row in rows:
-        if row.ok and row.samples >= LEAST_SAMPLES and not row.problem.startswith("subgraph:"):
+        if row.ok and row.samples >= MIN_SAMPLES and not row.problem.startswith("subgraph:"):
             found[row.problem][row.config] = row.median_us
     asked = {key: times for key, times in found.items() if len(times) >= LEAST_CANDIDATES and _has_baseline(times)}
     parsed: list[tuple[Problem, dict[EngineConfig, float]]] = [(parse_problem(k, ""), t) for k, t in asked.items()]
@@ -49,7 +49,7 @@ def _has_baseline(times: dict[EngineConfig, float]) -> bool:
     return any(config.engine == BASELINE for config in times)
 
 
-def fraction(experience: Experience, problem: Problem, times: dict[EngineConfig, float]) -> float:
+def fraction(experience: TimePredictor, problem: Problem, times: dict[EngineConfig, float]) -> float:
     """The best measured time over that of the candidate predicted to be the fastest."""
     space: dict[str, list[EngineConfig]] = defaultdict(list)
     for config in times:
@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     target, found = measurements(options.db, options.target)
     rows = [row for row in found if row.ok]
-    experience = Experience.of(rows)
+    experience = TimePredictor.of(rows)
     recorder = Recorder(
         "prediction",
         device=target.name,

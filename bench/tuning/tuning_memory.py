@@ -34,7 +34,7 @@ import torch
 
 import convoy
 from convoy.measurement import detect_target
-from convoy.measurement.device.memory_limit import LEAST_ISOLATED
+from convoy.measurement.device.memory_limit import MIN_ISOLATED_BYTES
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import Latency, interleave
 from convoy.program.recording import forget_library_workspaces
@@ -141,7 +141,7 @@ def limits(all_bytes: float) -> dict[str, int | bool]:
         all_bytes: of the device, this process's context and tensors included.
     """
     left = max(1, int(all_bytes))
-    return {"tuning_memory_bytes": left, "isolate": left >= LEAST_ISOLATED}
+    return {"tuning_memory_bytes": left, "isolate": left >= MIN_ISOLATED_BYTES}
 
 
 def tune(case: Case, folder: Path, before: int, most: float = math.inf) -> Tuned:

@@ -202,7 +202,7 @@ def _path(name: str, value: object) -> Path | None:
     raise InputError(name, cast("object", value), "a path, or None")
 
 
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 """More never helped, and each has a workspace of its own."""
 
 _BYTES: Final = _integer(1, None, "a positive integer of bytes, or None", optional=True)
@@ -218,7 +218,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "deterministic": _flag,
     "static_outputs": _flag,
     "isolate": _flag,
-    "streams": _integer(1, MOST_STREAMS, f"an integer from 1 to {MOST_STREAMS}"),
+    "streams": _integer(1, MAX_STREAMS, f"an integer from 1 to {MAX_STREAMS}"),
     "stream_memory": _number(1, "a number of at least 1", open_end=False, finite=False),
     "timeout_s": _number(0, "a positive number of seconds", open_end=True, finite=False),
     "only_engines": _names("('onednn', 'cpu.direct')"),

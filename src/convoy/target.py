@@ -41,17 +41,17 @@ class Target:
         """
         return _digest(self)
 
-    def is_like(self, other: Target) -> bool:
+    def is_same_device(self, other: Target) -> bool:
         """Whether it is the same device, whatever the versions of the software: its times are a good guess."""
         return (self.device, self.name, self.arch, self.units) == (other.device, other.name, other.arch, other.units)
 
-    def is_kin(self, other: Target) -> bool:
+    def has_same_cores(self, other: Target) -> bool:
         """Whether it has the same cores and as many, like an H100 and an H200: what is fast on one is worth a look on the other.
 
         Of CPUs no more is known than their instruction set: only the same one is kin.
         """
         if self.device == "cpu":
-            return self.is_like(other)
+            return self.is_same_device(other)
         return (self.device, self.arch, self.units) == (other.device, other.arch, other.units)
 
     @property
@@ -88,18 +88,18 @@ class Target:
         )
 
 
-_LONGEST: Final = 1000
+_MAX_CHARACTERS: Final = 1000
 
 
 def _mapping(name: str, value: object) -> dict[str, object]:
-    if not isinstance(value, dict) or len(cast("dict[str, object]", value)) > _LONGEST:
+    if not isinstance(value, dict) or len(cast("dict[str, object]", value)) > _MAX_CHARACTERS:
         raise InputError(name, cast("object", value), "an object of JSON")
     return cast("dict[str, object]", value)
 
 
 def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST:
-        raise InputError(name, value, f"a text of at most {_LONGEST} characters")
+    if not isinstance(value, str) or len(value) > _MAX_CHARACTERS:
+        raise InputError(name, value, f"a text of at most {_MAX_CHARACTERS} characters")
     return value
 
 

@@ -20,19 +20,19 @@ from typing import IO, Any, Final, cast
 
 from convoy.errors import InputError
 
-MOST_DEPTH: Final = 64
+MAX_DEPTH: Final = 64
 """Most objects and lists of JSON inside one another: no file of ours has more than 20, and readers call themselves."""
 
-MOST_VALUES: Final = 1_000_000
+MAX_VALUES: Final = 1_000_000
 """Most values of one JSON text: about 100 MiB of Python objects at worst."""
 
-MOST_DIGITS: Final = 20
+MAX_DIGITS: Final = 20
 """Most characters of an integer: 64 bits and a sign."""
 
 _CHUNK: Final = 1 << 16
 _GZIP: Final = 31
 """zlib's word for a gzip header and trailer."""
-_MOST_MEMBERS: Final = 1000
+_MAX_MEMBERS: Final = 1000
 """Most parts of a gzip file, as `cat a.gz b.gz` makes them: each costs time and may be empty."""
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\n\t]")
@@ -117,8 +117,8 @@ def read_json(
     what: str,
     error: type[InputError] = InputError,
     *,
-    most_depth: int = MOST_DEPTH,
-    most_values: int = MOST_VALUES,
+    most_depth: int = MAX_DEPTH,
+    most_values: int = MAX_VALUES,
 ) -> Any:
     """`parse_json` of a file's text; `what` and the path name it in errors.
 
@@ -134,8 +134,8 @@ def parse_json(
     what: str,
     error: type[InputError] = InputError,
     *,
-    most_depth: int = MOST_DEPTH,
-    most_values: int = MOST_VALUES,
+    most_depth: int = MAX_DEPTH,
+    most_values: int = MAX_VALUES,
 ) -> Any:
     """JSON as the standard says: finite numbers, 64-bit integers, each key of an object once, no lone surrogates.
 
@@ -172,7 +172,7 @@ def parse_json(
 
 
 def _integer(text: str) -> int:
-    if len(text) > MOST_DIGITS:
+    if len(text) > MAX_DIGITS:
         raise ValueError(f"an integer of {len(text)} characters")
     return int(text)
 
@@ -266,8 +266,8 @@ class _Gunzip(io.RawIOBase):
                 if not self._pending:
                     return b""
                 self._members += 1
-                if self._members > _MOST_MEMBERS:
-                    raise self._error(self._what, f"{self._members} parts", f"a gzip file of at most {_MOST_MEMBERS}")
+                if self._members > _MAX_MEMBERS:
+                    raise self._error(self._what, f"{self._members} parts", f"a gzip file of at most {_MAX_MEMBERS}")
                 self._inflate = zlib.decompressobj(_GZIP)
             try:
                 data = self._inflate.decompress(self._pending, most)

@@ -197,11 +197,11 @@ def criteria() -> Loader:
     """Criteria that `convoy study` learned, beside the database."""
     from convoy.perfdb.shipped import shipped_folder
     from convoy.target import Target
-    from convoy.tune.criteria import Criteria, Leaf, Split
+    from convoy.tune.criteria import Criteria, TreeLeaf, TreeSplit
     from convoy.tune.criteria_file import criteria_json, find_criteria
 
     known = Target("cpu", "a CPU", "avx2", 4, 8 << 30, 1 << 20, (("torch", "2.13.0"),))
-    root = Split("gemm_k", 16.0, Leaf(3, {"aten": 0.0, "gemm": 0.25}), Leaf(2, {"gemm": 0.5}))
+    root = TreeSplit("gemm_k", 16.0, TreeLeaf(3, {"aten": 0.0, "gemm": 0.25}), TreeLeaf(2, {"gemm": 0.5}))
     found = Criteria(known, "p1", {"aten": 2, "gemm": 1}, ("conv",), root, 5, "2026-01-02", "abc")
 
     def load(path: Path) -> object:
@@ -300,12 +300,12 @@ def rows_json_lines_gz() -> Loader:
 @loader
 def shipped() -> Loader:
     """Rows that ship with the package, each checked when it is asked for."""
-    from convoy.perfdb.shipped import Shelf
+    from convoy.perfdb.shipped import ShippedTable
     from convoy.perfdb.transfer import read_table
 
     def load(path: Path) -> object:
         with path.open("rb") as file:
-            return Shelf(read_table(file, path.name), "0" * 16).rows()
+            return ShippedTable(read_table(file, path.name), "0" * 16).rows()
 
     return Loader("shipped", ".csv.gz", load, [_gzip(_csv())], unwrap=gzip.decompress, wrap=_gzip)
 

@@ -120,7 +120,7 @@ def _products(direction: str, *types: tuple[str, str]) -> Callable[[random.Rando
 
 def _fresh(draw: random.Random) -> Problem:
     """Dense NHWC convolutions whose weight changes from call to call, half precision more often."""
-    return _conv(draw, _vectors(draw), _vectors(draw), fresh_weight=True, **_typed(draw, (*HALVES, *TYPES)))
+    return _conv(draw, _vectors(draw), _vectors(draw), dynamic_weight=True, **_typed(draw, (*HALVES, *TYPES)))
 
 
 def _three_by_three(draw: random.Random) -> Problem:

@@ -69,8 +69,8 @@ def launch(
 def launch_forward(name: str, executable: Executable, problem: Problem, dtype: torch.dtype) -> None:
     """One convolution or linear layer; a weight with a mask has its zeros."""
     epilogue, layout = problem.epilogue, getattr(problem, "layout", "nhwc")
-    fresh_weight = isinstance(problem, ConvProblem) and problem.fresh_weight
-    weight = filled(problem.weight_spec.shape, dtype, layout if fresh_weight else "nchw")
+    dynamic_weight = isinstance(problem, ConvProblem) and problem.dynamic_weight
+    weight = filled(problem.weight_spec.shape, dtype, layout if dynamic_weight else "nchw")
     if isinstance(problem, ConvProblem) and problem.mask is not None:
         weight *= torch.from_numpy(positions(problem.mask)).to(weight)
     constants = [weight, *([filled((problem.k,), dtype)] if epilogue.bias else [])]
@@ -78,10 +78,10 @@ def launch_forward(name: str, executable: Executable, problem: Problem, dtype: t
     if args[0].dim() == 4:
         args[0][:, ::3] = 0  # for engines that look for zeros
     inner = problem.conv_spec if isinstance(problem, ConvProblem) else problem.y_spec
-    args += constants if fresh_weight else []
+    args += constants if dynamic_weight else []
     args += [filled(inner.shape, dtype, layout)] if epilogue.residual else []
     y = filled(problem.y_spec.shape, dtype, layout, torch.nan)
-    launch(name, executable, args, [y], () if fresh_weight else constants)
+    launch(name, executable, args, [y], () if dynamic_weight else constants)
 
 
 def launch_gradient(name: str, executable: Executable, problem: ConvProblem, dtype: torch.dtype) -> None:

@@ -211,7 +211,7 @@ def chosen_problems(name: str) -> Iterator[Problem]:
     if name in PIECES:
         return pieces(name)
     if name == "cuda.fresh":
-        return (replace(p, fresh_weight=True) for p in problems("fprop") if isinstance(p, ConvProblem))
+        return (replace(p, dynamic_weight=True) for p in problems("fprop") if isinstance(p, ConvProblem))
     return problems(DIRECTIONS.get(name, "fprop"))
 
 

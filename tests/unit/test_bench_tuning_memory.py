@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import convoy
-from convoy.measurement.device.memory_limit import LEAST_ISOLATED
+from convoy.measurement.device.memory_limit import MIN_ISOLATED_BYTES
 
 TOTAL = 1000
 
@@ -89,7 +89,7 @@ def test_what_another_process_took_counts_and_its_error_is_told(bench, monkeypat
 
 
 def test_a_limit_without_room_for_another_context_is_kept_in_one_process(bench):
-    least = LEAST_ISOLATED
+    least = MIN_ISOLATED_BYTES
     assert bench.limits(float(least)) == {"tuning_memory_bytes": least, "isolate": True}
     assert bench.limits(least - 1.0)["isolate"] is False
     assert convoy.Settings(**bench.limits(-5.0)).tuning_memory_bytes == 1

@@ -58,5 +58,12 @@ def test_what_is_replaced_is_there(path):
 
 
 def test_a_name_that_moved_is_found():
-    text = "from convoy.measurement import task\npatch.setattr(task, 'QUICK_COMPILED', 0)\ntask.NOTHING = 1\ntask.Task = 2\n"
+    text = "\n".join(
+        [
+            "from convoy.tune import tuning_task",
+            "patch.setattr(tuning_task, 'QUICK_COMPILED', 0)",
+            "tuning_task.NOTHING = 1",
+            "tuning_task.TuningTask = 2",
+        ]
+    )
     assert sorted(missing(text)) == ["convoy.tune.tuning_task.NOTHING", "convoy.tune.tuning_task.QUICK_COMPILED"]

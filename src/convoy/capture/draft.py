@@ -11,7 +11,7 @@ import torch
 
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
-from convoy.graph.ir import Arg, Graph, Kind, Node, Ref, Value
+from convoy.graph.ir import Arg, Graph, Node, Ref, Value, ValueKind
 from convoy.graph.rebuild import rebuild
 from convoy.problem import TensorSpec
 
@@ -76,7 +76,10 @@ class Draft:
 
     def finish(self) -> tuple[Graph, dict[str, torch.Tensor]]:
         """The graph without dead nodes and values, with its constants in order of first mention."""
-        kinds: dict[str, Kind] = {**dict.fromkeys(self.inputs, "input"), **dict.fromkeys(self.constants, "constant")}
+        kinds: dict[str, ValueKind] = {
+            **dict.fromkeys(self.inputs, "input"),
+            **dict.fromkeys(self.constants, "constant"),
+        }
         values = {name: Value(name, spec, kinds.get(name, "node")) for name, spec in self.specs.items()}
         graph = rebuild(tuple(self.inputs), tuple(self.outputs), values, self.nodes)
         return graph, {value.name: self.constants[value.name] for value in graph.constants()}

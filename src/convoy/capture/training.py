@@ -26,7 +26,7 @@ from convoy.capture.structure import Leaf, Structure
 from convoy.capture.user_hooks import user_hook
 from convoy.errors import CaptureError
 from convoy.graph.ir import Node, Ref
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 from convoy.graph.verify import verify
 
 PASSES: Final = (remove_identities, regular_pools, fold_constants, recognise_layers, split_backward, narrow_indices)
@@ -106,7 +106,7 @@ def capture_training(
         learned=joint.learned,
         updated=tuple(name for name in joint.updated if name not in counted),
         counted=counted,
-        random=any(draws(node) for node in graph.nodes),
+        random=any(draws_random(node) for node in graph.nodes),
         lifted=joint.lifted,
         reached=joint.reached,
     )

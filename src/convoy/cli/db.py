@@ -16,7 +16,7 @@ from convoy.errors import InputError
 from convoy.untrusted import escape_controls
 
 if TYPE_CHECKING:
-    from convoy.perfdb import Database, Imported, Measurement
+    from convoy.perfdb import Database, ImportResult, Measurement
 
 app = typer.Typer(help="Look after the performance database.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -167,7 +167,7 @@ def _check_there(path: Path) -> None:
         raise InputError("path", str(path), "a file that is there")
 
 
-def _tell(result: Imported, path: Path, *, partial: bool, as_json: bool) -> None:
+def _tell(result: ImportResult, path: Path, *, partial: bool, as_json: bool) -> None:
     if as_json:
         say(json.dumps(result.to_dict(), indent=1))
     else:

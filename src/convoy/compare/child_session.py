@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from convoy.compare.process_memory import resident_bytes
 from convoy.errors import InputError
-from convoy.measurement.processes.process import EndedError, WorkerProcess
+from convoy.measurement.processes.process import WorkerEndedError, WorkerProcess
 
 MODULE: Final = "convoy.compare.child"
 
@@ -105,7 +105,7 @@ class ChildSession:
                     return message[name]
         except TimeoutError as error:
             raise ChildFailedError("timeout", f"{self.stage}: {error} (the limit)") from None
-        except EndedError as error:
+        except WorkerEndedError as error:
             raise self._ended(error) from None
         finally:
             self._take_turns(wanted=False)
@@ -129,7 +129,7 @@ class ChildSession:
             self._has_turn = False
             self._turns.release()
 
-    def _ended(self, error: EndedError) -> ChildFailedError:
+    def _ended(self, error: WorkerEndedError) -> ChildFailedError:
         if self._too_much:
             limit = in_words(self.memory_limit_bytes)
             return ChildFailedError("out_of_memory", f"{self.stage}: used more than the limit of {limit}")

@@ -43,7 +43,7 @@ class Buffers:
 
     `args` are what the region reads, `results` what it writes, `constants` what `pack` returned. For a convolution or a
     linear layer in direction `fprop`: args = (x,) or (x, residual), results = [y]; weight and bias are constants, or, in a
-    convolution with `fresh_weight`, stand behind x (see `engines.fresh`). For `dgrad`: args = (dy, weight), results = [dx].
+    convolution with `dynamic_weight`, stand behind x (see `engines.fresh`). For `dgrad`: args = (dy, weight), results = [dx].
     For `wgrad`: args = (x, dy), results = [dweight] (and [dbias] where the epilogue has a bias). For a subgraph: its inputs
     and its outputs, in order.
 

@@ -42,6 +42,6 @@ def build(engine: Engine, problem: Problem, knobs: Knobs, target: Target) -> Exe
     Raises:
         CompileError: with the tool's log inside.
     """
-    if isinstance(problem, ConvProblem) and problem.fresh_weight:
-        return _Fresh(engine.build(replace(problem, fresh_weight=False), knobs, target), problem)
+    if isinstance(problem, ConvProblem) and problem.dynamic_weight:
+        return _Fresh(engine.build(replace(problem, dynamic_weight=False), knobs, target), problem)
     return engine.build(problem, knobs, target)

@@ -12,9 +12,9 @@ from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError, UnsupportedError
-from convoy.measurement.engine_space import admitted
+from convoy.measurement.engine_space import select_for_determinism
 from convoy.measurement.protocol import protocol_for
-from convoy.measurement.statistics import Timing, is_faster
+from convoy.measurement.statistics import SampleSummary, is_faster
 from convoy.perfdb import Database, Measurement, default_path
 from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Settings
@@ -42,7 +42,7 @@ def choose_config(
 
 def first_config(engine: Engine, problem: ConvProblem, target: Target, settings: Settings) -> EngineConfig:
     """An engine's default for a problem that it supports: with `deterministic` the setting that is there for it, if any."""
-    return engine.config(admitted(engine.space(problem, target), deterministic=settings.deterministic)[0])
+    return engine.config(select_for_determinism(engine.space(problem, target), deterministic=settings.deterministic)[0])
 
 
 def with_mask(engine: str, problem: ConvProblem, weight: torch.Tensor, settings: Settings) -> ConvProblem:
@@ -93,5 +93,5 @@ def _allowed(row: Measurement, problem: ConvProblem, target: Target, settings: S
     return engine.version == row.config.version and bool(engine.supports(problem, target))
 
 
-def _timing(row: Measurement) -> Timing:
-    return Timing(row.samples, row.median_us, row.spread_us)
+def _timing(row: Measurement) -> SampleSummary:
+    return SampleSummary(row.samples, row.median_us, row.spread_us)

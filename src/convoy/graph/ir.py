@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from convoy.problem import TensorSpec
 
-Kind = Literal["input", "constant", "node"]
+ValueKind = Literal["input", "constant", "node"]
 
 GRADIENTS: Final = ("conv2d_dgrad", "conv2d_wgrad")
 """Operators that are one direction of a convolution's backward pass."""
@@ -50,7 +50,7 @@ class Value:
 
     name: str
     spec: TensorSpec
-    kind: Kind
+    kind: ValueKind
 
 
 @dataclass(frozen=True, slots=True)

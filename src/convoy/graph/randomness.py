@@ -16,7 +16,7 @@ RANDOM: Final = frozenset({
 })  # fmt: skip
 """Bare names of ATen's functional operators that draw random numbers, or may."""
 
-DROPOUT_P: Final = {
+DROPOUT_P_POSITION: Final = {
     "_cudnn_attention_backward": 13,
     "_cudnn_attention_forward": 9,
     "_efficient_attention_forward": 8,
@@ -37,11 +37,11 @@ DROPOUT_P: Final = {
 """Attention draws random numbers only with a dropout probability: where that stands among the arguments."""
 
 
-def draws(node: Node) -> bool:
+def draws_random(node: Node) -> bool:
     """Whether a node draws random numbers. A dropout out of training is taken for one that does: capture removes those."""
     name = node.op.split(".")[1] if node.op.startswith("aten.") else ""
-    if name in DROPOUT_P:
-        at = DROPOUT_P[name]
+    if name in DROPOUT_P_POSITION:
+        at = DROPOUT_P_POSITION[name]
         return (node.args[at] if len(node.args) > at else dict(node.kwargs).get("dropout_p", 0.0)) != 0.0
     if name == "rrelu":
         return bool(node.args[3] if len(node.args) > 3 else dict(node.kwargs).get("training", False))

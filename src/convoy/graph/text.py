@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from convoy.errors import InputError
-from convoy.graph.ir import Arg, Graph, Kind, Node, Ref, Symbol, Value
+from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value, ValueKind
 from convoy.problem import TensorSpec
 
 HEADER: Final = "graph 1"
 """First line: what this is, and the version of the form."""
 
-DEEPEST: Final = 16
+MAX_DEPTH: Final = 16
 """Most tuples inside one another: the parser calls itself, and a text from outside must not exhaust the stack."""
 
 _TOKEN = re.compile(
@@ -202,7 +202,7 @@ class _GraphReader:
             self._read_node(line)
         line.end()
 
-    def _define(self, line: _Line, kind: Kind) -> str:
+    def _define(self, line: _Line, kind: ValueKind) -> str:
         name = line.ref()
         line.expect(":")
         if name in self.values:
@@ -291,8 +291,8 @@ class _GraphReader:
         raise line.error("an argument: None, True, False, a number, a string, a symbol, a value or a tuple of them")
 
     def _read_tuple(self, line: _Line, depth: int) -> tuple[Arg, ...]:
-        if depth > DEEPEST:
-            raise line.error(f"at most {DEEPEST} tuples inside one another")
+        if depth > MAX_DEPTH:
+            raise line.error(f"at most {MAX_DEPTH} tuples inside one another")
         items: list[Arg] = []
         while not line.accept(")"):
             items.append(self._read_arg(line, depth))

@@ -36,11 +36,11 @@ def verify(graph: Graph) -> None:
             raise InputError(f"graph, rule {rule.__name__!r}", subject, expected)
 
 
-Breach = tuple[str, str]
+Violation = tuple[str, str]
 """The node or value that breaks a rule, and what was expected of it."""
 
 
-def names(graph: Graph) -> Iterator[Breach]:
+def names(graph: Graph) -> Iterator[Violation]:
     """Names are words of letters, digits, `_` and `.`, other than `_`; a value's key is its name."""
     for key, value in graph.values.items():
         if key != value.name:
@@ -50,14 +50,14 @@ def names(graph: Graph) -> Iterator[Breach]:
             yield name, "a name of letters, digits, '_' and '.', that does not start with '.'"
 
 
-def unique(graph: Graph) -> Iterator[Breach]:
+def unique(graph: Graph) -> Iterator[Violation]:
     """No two nodes have one name, no value is made twice, no input is listed twice."""
     yield from _repeats((node.name for node in graph.nodes), "one node of that name")
     yield from _repeats((o for node in graph.nodes for o in node.outputs if o), "one node that makes this value")
     yield from _repeats(iter(graph.inputs), "one input of that name")
 
 
-def _repeats(items: Iterator[str], expected: str) -> Iterator[Breach]:
+def _repeats(items: Iterator[str], expected: str) -> Iterator[Violation]:
     seen: set[str] = set()
     for item in items:
         if item in seen:
@@ -65,7 +65,7 @@ def _repeats(items: Iterator[str], expected: str) -> Iterator[Breach]:
         seen.add(item)
 
 
-def defined(graph: Graph) -> Iterator[Breach]:
+def defined(graph: Graph) -> Iterator[Violation]:
     """Every name that is read, made or returned has a value with a spec."""
     for name in graph.inputs:
         if name not in graph.values:
@@ -76,14 +76,14 @@ def defined(graph: Graph) -> Iterator[Breach]:
                 yield node.name, f"no mention of {name!r}, which has no value"
 
 
-def outputs(graph: Graph) -> Iterator[Breach]:
+def outputs(graph: Graph) -> Iterator[Violation]:
     """Every output of the graph is one of its values."""
     for name in graph.outputs:
         if name not in graph.values:
             yield name, "an output that is a value of the graph"
 
 
-def kinds(graph: Graph) -> Iterator[Breach]:
+def kinds(graph: Graph) -> Iterator[Violation]:
     """`inputs` lists the values of kind input, nodes make those of kind node, and nobody makes a constant."""
     made = {output for node in graph.nodes for output in node.outputs}
     for value in graph.values.values():
@@ -92,7 +92,7 @@ def kinds(graph: Graph) -> Iterator[Breach]:
             yield value.name, f"the kind {right!r}, not {value.kind!r}"
 
 
-def order(graph: Graph) -> Iterator[Breach]:
+def order(graph: Graph) -> Iterator[Violation]:
     """Each node reads only inputs, constants and what nodes before it made."""
     ready = {value.name for value in graph.values.values() if value.kind != "node"}
     for node in graph.nodes:
@@ -102,7 +102,7 @@ def order(graph: Graph) -> Iterator[Breach]:
         ready.update(node.outputs)
 
 
-def constant_order(graph: Graph) -> Iterator[Breach]:
+def constant_order(graph: Graph) -> Iterator[Violation]:
     """Constants are listed in order of first mention, so that equal graphs have equal texts."""
     mentioned = dict.fromkeys([name for node in graph.nodes for name in node.refs()] + list(graph.outputs))
     right = [name for name in mentioned if graph.values[name].kind == "constant"]
@@ -111,7 +111,7 @@ def constant_order(graph: Graph) -> Iterator[Breach]:
             yield value.name, f"constants in order of first mention: {expected!r} comes here"
 
 
-def alive(graph: Graph) -> Iterator[Breach]:
+def alive(graph: Graph) -> Iterator[Violation]:
     """Nothing is dead: every constant and every named output of a node is read or returned (an input need not be)."""
     read = {name for node in graph.nodes for name in node.refs()} | set(graph.outputs)
     for value in graph.values.values():
@@ -122,7 +122,7 @@ def alive(graph: Graph) -> Iterator[Breach]:
             yield node.name, "a node with an output that is read or returned"
 
 
-def operators(graph: Graph) -> Iterator[Breach]:
+def operators(graph: Graph) -> Iterator[Violation]:
     """Operators are layers (`LAYERS`) and functional ATen overloads, by their names."""
     for node in graph.nodes:
         if node.op in LAYERS:
@@ -134,7 +134,7 @@ def operators(graph: Graph) -> Iterator[Breach]:
             yield node.name, f"an operator that makes new values, not {node.op!r}, which overwrites one"
 
 
-def arguments(graph: Graph) -> Iterator[Breach]:
+def arguments(graph: Graph) -> Iterator[Violation]:
     """Arguments are of the types that `Arg` names, symbols are known ones, keywords are not repeated."""
     for node in graph.nodes:
         for arg in [*node.args, *(arg for _, arg in node.kwargs)]:
@@ -154,7 +154,7 @@ def _wrong_arg(arg: object) -> str:
     return "" if known else f"arguments of the IR's types, not {type(arg).__name__}"
 
 
-def convolutions(graph: Graph) -> Iterator[Breach]:
+def convolutions(graph: Graph) -> Iterator[Violation]:
     """`conv2d` has (x, weight, bias or None, stride, padding, dilation, groups), and specs that agree (`ConvProblem`)."""
     for node in graph.nodes:
         if node.op == "conv2d":
@@ -182,7 +182,7 @@ def _convolution(graph: Graph, node: Node) -> Iterator[str]:
     yield from _disagreements(found, right)
 
 
-def linears(graph: Graph) -> Iterator[Breach]:
+def linears(graph: Graph) -> Iterator[Violation]:
     """`linear` has (x, weight, bias or None), matrices, and specs that agree (`LinearProblem`)."""
     for node in graph.nodes:
         if node.op == "linear":
@@ -228,7 +228,7 @@ def _disagreements(
             yield f"{name} of spec {want}, not {have}"
 
 
-def gradients(graph: Graph) -> Iterator[Breach]:
+def gradients(graph: Graph) -> Iterator[Violation]:
     """`conv2d_dgrad` has (dy, weight, size of x, ...), `conv2d_wgrad` (x, dy, size of the filter, ...), as `ir.Node` says."""
     for node in graph.nodes:
         if node.op in GRADIENTS:
@@ -259,7 +259,7 @@ def _gradient(graph: Graph, node: Node) -> Iterator[str]:
             yield f"the {position} value of spec {want}, not {have}"
 
 
-RULES: Final[tuple[Callable[[Graph], Iterator[Breach]], ...]] = (
+RULES: Final[tuple[Callable[[Graph], Iterator[Violation]], ...]] = (
     names,
     unique,
     outputs,

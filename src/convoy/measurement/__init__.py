@@ -8,16 +8,16 @@ from convoy.measurement.device.doctor import Finding, findings
 from convoy.measurement.device.peaks import Peaks, floor_us, peaks
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.processes.child import ChildRunner
-from convoy.measurement.processes.parallel_compile import Ahead
+from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.replay import ReplayRunner
 from convoy.measurement.runner import Request, Runner
 
 __all__ = [
-    "Ahead",
     "ChildRunner",
     "Finding",
     "InProcessRunner",
+    "ParallelCompile",
     "Peaks",
     "Protocol",
     "ReplayRunner",

@@ -16,15 +16,15 @@ import torch
 
 from convoy.engines.base import Executable
 from convoy.measurement.data import Data, dense, in_layout, make_data, result_specs, tensor_specs
-from convoy.measurement.guards import Guarded, Trial, checksum, overrun, run_guarded
+from convoy.measurement.guards import GuardedBuffer, GuardedRun, checksum, overrun, run_guarded
 from convoy.measurement.oracle import oracle, spread_norm, terms_norm
-from convoy.measurement.subgraph_accuracy import FLIPPED, STOCK, is_random, narrowest, stock_results
+from convoy.measurement.subgraph_accuracy import MAX_FLIPPED, STOCK_ERROR_FACTOR, is_random, narrowest, stock_results
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 
 __all__ = [
     "Data",
-    "Guarded",
-    "Trial",
+    "GuardedBuffer",
+    "GuardedRun",
     "Verdict",
     "bound",
     "check",
@@ -192,8 +192,10 @@ def check(
         if not found.is_floating_point() and isinstance(problem, SubgraphProblem):
             changed = ~_equal(found, wanted.to(found.dtype))
             share = float(changed.double().mean()) if changed.numel() else 0.0
-            if share > max(FLIPPED[narrowest(problem)], _allowance(problem, data, index, wanted)):
-                return Verdict(False, share, FLIPPED[narrowest(problem)], _first_wrong(index, found, wanted, changed))
+            if share > max(MAX_FLIPPED[narrowest(problem)], _allowance(problem, data, index, wanted)):
+                return Verdict(
+                    False, share, MAX_FLIPPED[narrowest(problem)], _first_wrong(index, found, wanted, changed)
+                )
             continue
         if not found.is_floating_point() or is_exact(problem, family, kind, found.device.type):
             same = _equal(found, wanted.to(found.dtype))
@@ -286,9 +288,9 @@ def _allowance(problem: Problem, data: Data | None, index: int, wanted: torch.Te
         return 0.0
     own = stock_results(problem, data)[index]
     if not own.is_floating_point():
-        return STOCK * float((~_equal(own, wanted.to(own.dtype))).double().mean())
+        return STOCK_ERROR_FACTOR * float((~_equal(own, wanted.to(own.dtype))).double().mean())
     error = relative_error(own, wanted)
-    return STOCK * error if math.isfinite(error) else 0.0
+    return STOCK_ERROR_FACTOR * error if math.isfinite(error) else 0.0
 
 
 def _equal(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -6,15 +6,15 @@ from convoy.engines.base import Buffers, Engine, Executable, Packed
 from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
-from convoy.measurement.bench import KINDS, Bench
-from convoy.measurement.failure import Failure, failure_of, first_lines, survive
-from convoy.measurement.protocol import MOST_COPIES
+from convoy.measurement.failure import Failure, failure_of, first_lines, run_or_fail
+from convoy.measurement.protocol import MAX_COPIES
+from convoy.measurement.reference_data import CHECKED_KINDS, ReferenceData
 from convoy.perfdb.row import Status
 from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
 
-class Ready:
+class PreparedCandidate:
     """A candidate that is right and can be timed.
 
     Args:
@@ -29,7 +29,7 @@ class Ready:
     """
 
     def __init__(
-        self, bench: Bench, config: EngineConfig, executable: Executable, packed: Packed, error: float
+        self, bench: ReferenceData, config: EngineConfig, executable: Executable, packed: Packed, error: float
     ) -> None:
         self.config, self.executable, self.error = config, executable, error
         self.resident_bytes = executable.resident_bytes(packed)
@@ -67,10 +67,10 @@ class Ready:
     def _wanted_copies(self) -> int:
         if not 0 < self.resident_bytes <= self._cache_bytes:
             return 1
-        return min(MOST_COPIES, 2 + self._cache_bytes // self.resident_bytes)
+        return min(MAX_COPIES, 2 + self._cache_bytes // self.resident_bytes)
 
 
-def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...] = ()) -> Ready:
+def prepare(bench: ReferenceData, config: EngineConfig, extra: tuple[str, ...] = ()) -> PreparedCandidate:
     """Build a candidate and hold it to the oracle on every kind of data.
 
     Args:
@@ -88,9 +88,9 @@ def prepare(bench: Bench, config: EngineConfig, extra: tuple[str, ...] = ()) -> 
         executable = build(engine, problem, config.knobs, target)
     except Exception as error:  # whatever a build raises is this candidate's failure, kept with its reason
         raise failure_of(error, Status.COMPILE_ERROR) from error
-    trials = [bench.verify(engine, executable, kind) for kind in KINDS]
+    trials = [bench.verify(engine, executable, kind) for kind in CHECKED_KINDS]
     error = max(error for error, _ in trials)
-    return survive(lambda: Ready(bench, config, executable, trials[-1][1], error), target.device)
+    return run_or_fail(lambda: PreparedCandidate(bench, config, executable, trials[-1][1], error), target.device)
 
 
 def _supporting(config: EngineConfig, problem: Problem, target: Target, extra: tuple[str, ...]) -> Engine:

@@ -24,7 +24,7 @@ _UNFINISHED: Final[list[torch.cuda.CUDAGraph]] = []
 
 
 @contextmanager
-def by_hand(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+def record_graph(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
     """Record what is launched inside, on a stream that is none of the default ones; other threads may go on using the device.
 
     By hand: the context manager `torch.cuda.graph` gives all cached memory back to the driver first.
@@ -38,7 +38,7 @@ def by_hand(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = 
 
 
 @contextmanager
-def put_right(
+def recover_failed_capture(
     way: AbstractContextManager[object],
     graph: torch.cuda.CUDAGraph,
     device: torch.device,
@@ -78,7 +78,7 @@ def put_right(
         cause = None
 
 
-def stream_beside(device: torch.device, taken: Collection[torch.cuda.Stream] = ()) -> torch.cuda.Stream:
+def distinct_stream(device: torch.device, taken: Collection[torch.cuda.Stream] = ()) -> torch.cuda.Stream:
     """A stream that is none of some others.
 
     PyTorch hands out the same 32 in turn: a net that meets one of its own again loses what would have run beside it.
@@ -137,7 +137,7 @@ def _record_nothing(caller: torch.cuda.Stream) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns of graphs that are empty
-            with by_hand(empty, stream_beside(caller.device, (caller,))):
+            with record_graph(empty, distinct_stream(caller.device, (caller,))):
                 pass
     except RuntimeError:
         _UNFINISHED.append(empty)

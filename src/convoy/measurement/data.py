@@ -17,7 +17,7 @@ from convoy.graph.text import parse_graph
 from convoy.measurement.pool_indices import draw_indices, readers_of_indices
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
 
-KINDS: Final = ("integer", "normal", "cancelling")
+DATA_KINDS: Final = ("integer", "normal", "cancelling")
 
 LARGE: Final = 1 << 24
 """Elements from which numbers are drawn in the dtype in which they are kept: in fp32, and integers in int64, a layer's data would
@@ -42,8 +42,8 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
     if isinstance(problem, SubgraphProblem):
         graph = parse_graph(problem.text)
         return [graph.values[name].spec for name in graph.inputs], [value.spec for value in graph.constants()]
-    if is_fresh(problem):
-        (x, *residual), constants = tensor_specs(with_constants(problem))
+    if has_dynamic_weight(problem):
+        (x, *residual), constants = tensor_specs(with_constant_weight(problem))
         return [x, *constants, *residual], []
     y, bias = problem.y_spec, TensorSpec((problem.k,), problem.y_spec.dtype)
     residual = [problem.conv_spec if isinstance(problem, ConvProblem) else y] if problem.epilogue.residual else []
@@ -55,19 +55,19 @@ def tensor_specs(problem: Problem) -> tuple[list[TensorSpec], list[TensorSpec]]:
     return [problem.x_spec, *residual], [problem.weight_spec, *biases]
 
 
-def is_fresh(problem: Problem) -> TypeGuard[ConvProblem]:
+def has_dynamic_weight(problem: Problem) -> TypeGuard[ConvProblem]:
     """Whether weight and bias are args, new at every launch."""
-    return isinstance(problem, ConvProblem) and problem.fresh_weight
+    return isinstance(problem, ConvProblem) and problem.dynamic_weight
 
 
-def fresh_constants(problem: Problem) -> int:
+def dynamic_constants(problem: Problem) -> int:
     """How many of a problem's args are the weight and bias that a fresh problem takes behind x."""
-    return 1 + problem.epilogue.bias if is_fresh(problem) else 0
+    return 1 + problem.epilogue.bias if has_dynamic_weight(problem) else 0
 
 
-def with_constants(problem: ConvProblem) -> ConvProblem:
+def with_constant_weight(problem: ConvProblem) -> ConvProblem:
     """The same sums with weight and bias as constants."""
-    return replace(problem, fresh_weight=False)
+    return replace(problem, dynamic_weight=False)
 
 
 def result_specs(problem: Problem) -> list[TensorSpec]:
@@ -113,10 +113,10 @@ def make_data(problem: Problem, seed: int, kind: str = "normal", device: str = "
     Raises:
         InputError: another kind.
     """
-    if kind not in KINDS:
-        raise InputError("kind", kind, ", ".join(KINDS))
-    if is_fresh(problem):
-        plain = make_data(with_constants(problem), seed, kind, device)
+    if kind not in DATA_KINDS:
+        raise InputError("kind", kind, ", ".join(DATA_KINDS))
+    if has_dynamic_weight(problem):
+        plain = make_data(with_constant_weight(problem), seed, kind, device)
         x, *residual = plain.args
         return Data((x, *(in_layout(t, problem.layout) for t in plain.constants), *residual), ())
     generator = torch.Generator(device).manual_seed(seed)

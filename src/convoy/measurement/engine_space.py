@@ -10,7 +10,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 
-def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
+def query_engine(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequence[Knobs]]:
     """Whether an engine can do a problem, and its space; an engine that raises says no, with what it raised as the reason."""
     try:
         support = engine.accepts(problem, target)
@@ -22,13 +22,15 @@ def ask(engine: Engine, problem: Problem, target: Target) -> tuple[Support, Sequ
     return support, space
 
 
-def admitted(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
+def select_for_determinism(space: Sequence[Knobs], *, deterministic: bool) -> list[Knobs]:
     """Of a space with settings that are there for the same bits' sake: those where that is asked for, else the others."""
-    steady = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
-    return steady if deterministic and steady else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
+    reserved = [knobs for knobs in space if knobs.get(DETERMINISTIC)]
+    return reserved if deterministic and reserved else [knobs for knobs in space if not knobs.get(DETERMINISTIC)]
 
 
-def steady(engine: Engine, problem: Problem, target: Target, space: Sequence[Knobs]) -> tuple[list[Knobs], str]:
+def deterministic_only(
+    engine: Engine, problem: Problem, target: Target, space: Sequence[Knobs]
+) -> tuple[list[Knobs], str]:
     """Of some settings those that are not known to give other bits from run to run, and why one of the others may."""
     try:
         reasons = {knobs: engine.nondeterminism_reason(problem, knobs, target) for knobs in space}
@@ -37,13 +39,13 @@ def steady(engine: Engine, problem: Problem, target: Target, space: Sequence[Kno
     return [knobs for knobs in space if not reasons[knobs]], next(filter(None, reasons.values()), "")
 
 
-def offered(engine: Engine, problem: Problem, target: Target, *, deterministic: bool) -> tuple[list[Knobs], str]:
+def offered_knobs(engine: Engine, problem: Problem, target: Target, *, deterministic: bool) -> tuple[list[Knobs], str]:
     """The settings that compete for a problem, and, where there are none, why not."""
-    support, space = ask(engine, problem, target)
-    space = admitted(space, deterministic=deterministic)
+    support, space = query_engine(engine, problem, target)
+    space = select_for_determinism(space, deterministic=deterministic)
     if not deterministic or not support:
         return (space, "") if support and space else ([], support.reason)
-    space, reason = steady(engine, problem, target, space)
+    space, reason = deterministic_only(engine, problem, target, space)
     return (space, "") if space else ([], f"{reason}, and `deterministic` was asked for")
 
 

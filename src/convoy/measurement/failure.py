@@ -61,10 +61,10 @@ def failure_of(error: Exception, otherwise: Status) -> Failure:
     return Failure(otherwise, first_lines(f"{type(error).__name__}: {error}"))
 
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
-def survive(launch: Callable[[], Found], device: str) -> Found:
+def run_or_fail(launch: Callable[[], T], device: str) -> T:
     """Run a launch; what it raises becomes a Failure, or a ContextLostError where the device does not answer afterwards."""
     try:
         return launch()

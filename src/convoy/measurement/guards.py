@@ -24,7 +24,7 @@ _PATTERN: Final = 0xA5
 _GARBAGE: Final = 0xFF  # NaN in every floating dtype
 
 
-class Guarded:
+class GuardedBuffer:
     """A buffer with guard bytes before and after it, filled with what no program may rely on (NaN).
 
     Args:
@@ -53,7 +53,7 @@ class Guarded:
         return bool((self._before == _PATTERN).all()) and bool((self._after == _PATTERN).all())
 
 
-def overrun(buffers: Iterable[Guarded]) -> str:
+def overrun(buffers: Iterable[GuardedBuffer]) -> str:
     """Names of the buffers whose guards were overwritten; empty where all are intact."""
     return ", ".join(buffer.name for buffer in buffers if not buffer.intact())
 
@@ -81,7 +81,7 @@ def checksum(tensors: Sequence[object]) -> list[torch.Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class GuardedRun:
     """What one guarded launch left behind: its results, what it did that it may not (empty: nothing), its packed constants."""
 
     results: list[torch.Tensor | None]
@@ -89,7 +89,7 @@ class Trial:
     packed: Packed = ()
 
 
-def run_guarded(executable: Executable, problem: Problem, data: Data) -> Trial:
+def run_guarded(executable: Executable, problem: Problem, data: Data) -> GuardedRun:
     """Pack and launch once, on guarded results full of NaN and a guarded workspace full of garbage.
 
     The fault names the buffer that was overrun, or says that args or packed constants were written to. Whatever the launch
@@ -97,9 +97,10 @@ def run_guarded(executable: Executable, problem: Problem, data: Data) -> Trial:
     """
     device = next((tensor.device for tensor in (*data.args, *data.constants)), torch.device("cpu"))
     outputs = [
-        Guarded(spec, problem.layout, device, f"result {index}") for index, spec in enumerate(result_specs(problem))
+        GuardedBuffer(spec, problem.layout, device, f"result {index}")
+        for index, spec in enumerate(result_specs(problem))
     ]
-    scratch = Guarded(TensorSpec((executable.workspace_bytes,), "u8"), "any", device, "the workspace")
+    scratch = GuardedBuffer(TensorSpec((executable.workspace_bytes,), "u8"), "any", device, "the workspace")
     given: list[torch.Tensor | None] = [None if executable.allocates_results else o.tensor for o in outputs]
     packed = executable.pack(data.constants)
     before_args, before_constants = checksum(data.args), checksum((*data.constants, *packed))
@@ -114,7 +115,7 @@ def run_guarded(executable: Executable, problem: Problem, data: Data) -> Trial:
     ]
     if not executable.allocates_results and any(r is not o.tensor for r, o in zip(given, outputs, strict=True)):
         faults.append("replaced a result's buffer that it was given")
-    return Trial(buffers.results, "; ".join(filter(None, faults)), packed)
+    return GuardedRun(buffers.results, "; ".join(filter(None, faults)), packed)
 
 
 def _same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:

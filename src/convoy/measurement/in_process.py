@@ -10,13 +10,13 @@ import torch
 
 from convoy.engines.manifest import BASELINE
 from convoy.errors import LaunchError
-from convoy.measurement.bench import Bench, shared_data
-from convoy.measurement.candidate import Ready, prepare
-from convoy.measurement.device.memory_limit import keep_room
-from convoy.measurement.failure import ContextLostError, Failure, failure_of, is_out_of_memory, survive
+from convoy.measurement.candidate import PreparedCandidate, prepare
+from convoy.measurement.device.memory_limit import refresh_memory_limit
+from convoy.measurement.failure import ContextLostError, Failure, failure_of, is_out_of_memory, run_or_fail
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.runner import Announce, Request, stamp
-from convoy.measurement.statistics import Timing, summarise_rounds
+from convoy.measurement.reference_data import ReferenceData, data_key
+from convoy.measurement.runner import PhaseCallback, Request, measurement_row
+from convoy.measurement.statistics import SampleSummary, summarise_rounds
 from convoy.measurement.timer import first_run_us, replayed_us, time_rounds
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Problem
@@ -53,15 +53,15 @@ class InProcessRunner:
         extra_engines: tuple[str, ...] = (),
         timeout_s: float = 0.0,
         memory_bytes: int | None = None,
-        announce: Announce = lambda index, phase: None,  # noqa: ARG005
+        announce: PhaseCallback = lambda index, phase: None,  # noqa: ARG005
     ) -> None:
         del timeout_s
         self.target = target
         self._most_held = HELD_SHARE * (memory_bytes or target.memory_bytes)
         self.extra_engines = extra_engines
         self._announce = announce
-        self._bench: Bench | None = None
-        self._ready: dict[EngineConfig, Ready] = {}
+        self._bench: ReferenceData | None = None
+        self._ready: dict[EngineConfig, PreparedCandidate] = {}
         self._at: EngineConfig | None = None
         self.idle_bytes = 0
         """Bytes of a GPU that PyTorch held when nothing was being measured last, between two problems."""
@@ -101,10 +101,10 @@ class InProcessRunner:
             failure = failure_of(error, Status.LAUNCH_ERROR)
             for config in request.configs:
                 reason = f"test data could not be made: {failure.reason}"
-                yield stamp(self.target, request.problem, config, protocol, failure.status, reason=reason)
+                yield measurement_row(self.target, request.problem, config, protocol, failure.status, reason=reason)
             return
         best = request.best_us or float("inf")
-        waiting: list[tuple[int, Ready]] = []
+        waiting: list[tuple[int, PreparedCandidate]] = []
         for index, config in enumerate(request.configs):
             found = self._attempt(bench, index, config, protocol, best)
             if isinstance(found, Failure) and found.status is Status.OUT_OF_MEMORY and self._ready:
@@ -119,7 +119,7 @@ class InProcessRunner:
             once = found[1]
             if config.engine != BASELINE and once > _too_slow(best, protocol):
                 self._ready.pop(config, None)
-                yield self._timed(request, found[0], protocol, Timing(1, once, 0.0))
+                yield self._timed(request, found[0], protocol, SampleSummary(1, once, 0.0))
                 continue
             best = min(best, once)
             waiting.append((index, found[0]))
@@ -134,11 +134,11 @@ class InProcessRunner:
             torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def _bench_for(self, problem: Problem) -> Bench:
+    def _bench_for(self, problem: Problem) -> ReferenceData:
         if self._bench is not None and self._bench.problem == problem:
             return self._bench
         sibling, self._bench = self._bench, None
-        if sibling is not None and shared_data(sibling.problem) != shared_data(problem):
+        if sibling is not None and data_key(sibling.problem) != data_key(problem):
             sibling = None
         if sibling is not None:
             sibling.landing.clear()
@@ -146,24 +146,24 @@ class InProcessRunner:
         self._empty_cache()  # the pools of graphs that are gone are nobody else's
         if self.target.device == "cuda" and sibling is None:
             self.idle_bytes = torch.cuda.memory_reserved()
-        keep_room()
+        refresh_memory_limit()
         try:
-            return self._filled(Bench(problem, self.target, sibling=sibling))
+            return self._filled(ReferenceData(problem, self.target, sibling=sibling))
         except Exception as error:
             if sibling is None or not is_out_of_memory(error):
                 raise
         sibling = None
         self._empty_cache()
-        return self._filled(Bench(problem, self.target))
+        return self._filled(ReferenceData(problem, self.target))
 
-    def _filled(self, bench: Bench) -> Bench:
+    def _filled(self, bench: ReferenceData) -> ReferenceData:
         bench.fill()
         self._bench = bench
         return bench
 
     def _attempt(
-        self, bench: Bench, index: int, config: EngineConfig, protocol: Protocol, best_us: float
-    ) -> tuple[Ready, float] | Failure:
+        self, bench: ReferenceData, index: int, config: EngineConfig, protocol: Protocol, best_us: float
+    ) -> tuple[PreparedCandidate, float] | Failure:
         """A candidate with the time of one run, or why there is none."""
         self._begin(index, config, "build")
         try:
@@ -177,7 +177,9 @@ class InProcessRunner:
         self._announce(index, phase)
 
     @torch.no_grad()
-    def _first_run(self, bench: Bench, config: EngineConfig, protocol: Protocol, best_us: float) -> tuple[Ready, float]:
+    def _first_run(
+        self, bench: ReferenceData, config: EngineConfig, protocol: Protocol, best_us: float
+    ) -> tuple[PreparedCandidate, float]:
         """A candidate that is right, with the time of one run; of a second one where the first says that it is slow.
 
         A row of a pruned candidate stays: it should not rest on one moment in which something else used the machine, nor, where
@@ -189,16 +191,18 @@ class InProcessRunner:
             self._ready[config] = ready
 
         def run() -> float:
-            return survive(lambda: first_run_us(ready.launch, self.target.device), self.target.device)
+            return run_or_fail(lambda: first_run_us(ready.launch, self.target.device), self.target.device)
 
         once = run()
         if once <= _too_slow(best_us, protocol):
             return ready, once
         if protocol.clock == "graph" and once < HOST_US:
-            return ready, survive(lambda: replayed_us(ready.launch), self.target.device)
+            return ready, run_or_fail(lambda: replayed_us(ready.launch), self.target.device)
         return ready, min(once, run())
 
-    def _time(self, request: Request, group: list[tuple[int, Ready]], protocol: Protocol) -> Iterator[Measurement]:
+    def _time(
+        self, request: Request, group: list[tuple[int, PreparedCandidate]], protocol: Protocol
+    ) -> Iterator[Measurement]:
         """Interleaved rounds; whoever fails meanwhile gets its row, and the others are timed again without it.
 
         Where there is no room to time all at once, each half is timed by itself.
@@ -231,7 +235,7 @@ class InProcessRunner:
         yield self._failed(request, ready.config, protocol, failure)
         yield from self._time(request, group, protocol)
 
-    def _thaw(self, group: Sequence[tuple[int, Ready]]) -> None:
+    def _thaw(self, group: Sequence[tuple[int, PreparedCandidate]]) -> None:
         """Give back what candidates hold to be timed alone."""
         for _, ready in group:
             ready.thaw()
@@ -239,23 +243,25 @@ class InProcessRunner:
 
     @torch.no_grad()
     def _rounds(
-        self, group: list[Ready], rounds: int, protocol: Protocol, announce: Callable[[int], None]
-    ) -> Mapping[EngineConfig, Timing]:
+        self, group: list[PreparedCandidate], rounds: int, protocol: Protocol, announce: Callable[[int], None]
+    ) -> Mapping[EngineConfig, SampleSummary]:
         launches = [ready.launch for ready in group]
         device = self.target.device
         if protocol.cold:
             for position, ready in enumerate(group):
                 announce(position)
-                survive(partial(ready.cool, whole=protocol.copies_whole), device)
-        samples = survive(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
+                run_or_fail(partial(ready.cool, whole=protocol.copies_whole), device)
+        samples = run_or_fail(lambda: time_rounds(launches, protocol, rounds, device, announce), device)
         return summarise_rounds({ready.config: values for ready, values in zip(group, samples, strict=True)})
 
     def _failed(self, request: Request, config: EngineConfig, protocol: Protocol, failure: Failure) -> Measurement:
         self._ready.pop(config, None)
-        return stamp(self.target, request.problem, config, protocol, failure.status, reason=failure.reason)
+        return measurement_row(self.target, request.problem, config, protocol, failure.status, reason=failure.reason)
 
-    def _timed(self, request: Request, ready: Ready, protocol: Protocol, timing: Timing) -> Measurement:
-        return stamp(
+    def _timed(
+        self, request: Request, ready: PreparedCandidate, protocol: Protocol, timing: SampleSummary
+    ) -> Measurement:
+        return measurement_row(
             self.target,
             request.problem,
             ready.config,

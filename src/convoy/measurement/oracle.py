@@ -12,21 +12,28 @@ from torch.nn.functional import conv2d, linear
 from convoy.engines.activations import activate, pool2d
 from convoy.engines.interpret import compile_graph
 from convoy.graph.text import parse_graph
-from convoy.measurement.data import Data, dense, fresh_constants, is_fresh, result_specs, with_constants
+from convoy.measurement.data import (
+    Data,
+    dense,
+    dynamic_constants,
+    has_dynamic_weight,
+    result_specs,
+    with_constant_weight,
+)
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem
 
 
 def _plain_data(problem: ConvProblem, data: Data) -> Data:
     """A fresh problem's data with weight and bias as constants again."""
     x, *rest = data.args
-    count = fresh_constants(problem)
+    count = dynamic_constants(problem)
     return Data((x, *rest[count:]), tuple(rest[:count]))
 
 
 def oracle(problem: Problem, data: Data) -> list[torch.Tensor]:
     """The problem's results in float64, by PyTorch's own float64 arithmetic on the data's device."""
-    if is_fresh(problem):
-        return oracle(with_constants(problem), _plain_data(problem, data))
+    if has_dynamic_weight(problem):
+        return oracle(with_constant_weight(problem), _plain_data(problem, data))
     args = [_double(t) for t in data.args]
     constants = [_double(t) for t in data.constants]
     if isinstance(problem, LayoutProblem):
@@ -54,8 +61,8 @@ def terms_norm(problem: ConvProblem | LinearProblem, data: Data, index: int, pow
         power: 1 for the sums of |x||weight|, the measure on cancelling data; 2 for the roots of the sums of squares, which
             is what sums of terms of random sign amount to.
     """
-    if is_fresh(problem):
-        return terms_norm(with_constants(problem), _plain_data(problem, data), index, power)
+    if has_dynamic_weight(problem):
+        return terms_norm(with_constant_weight(problem), _plain_data(problem, data), index, power)
     plain = replace(problem, epilogue=replace(problem.epilogue, activation="none"))
     args = tuple(_double(t).abs() ** power for t in data.args)
     constants = tuple(_double(t).abs() ** power for t in data.constants)

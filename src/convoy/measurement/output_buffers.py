@@ -8,14 +8,14 @@ import torch
 
 from convoy.engines.base import Executable
 from convoy.measurement.data import result_specs
-from convoy.measurement.guards import ALIGNMENT, Guarded
+from convoy.measurement.guards import ALIGNMENT, GuardedBuffer
 from convoy.problem import Problem
 
 FRESH: Final = ("cpu",)
 """Devices on which the finished program makes its results anew in each call; on a GPU a graph is captured, whose buffers stay."""
 
 
-class Landing:
+class OutputBuffers:
     """Results and workspace of a problem's candidates, which run one after the other.
 
     With buffers of its own for each, two dozen candidates that wait to be timed together would hold two dozen results: 5 GB of a
@@ -46,7 +46,7 @@ class Landing:
         if executable.allocates_results:
             return [None] * len(self._specs)
         if not self._templates:
-            self._templates = [Guarded(spec, self._layout, self._device).tensor for spec in self._specs]
+            self._templates = [GuardedBuffer(spec, self._layout, self._device).tensor for spec in self._specs]
         if self._device in FRESH:
             return [torch.empty_like(template) for template in self._templates]
         return list(self._templates)

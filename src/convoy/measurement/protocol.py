@@ -17,7 +17,7 @@ VERSIONS: Final = {"wall": (5, 4), "events": (4,), "graph": (5, 4)}
 that take the host long had fewer, and up to some microseconds of the graph's start in their times. Of `wall`, 4 found
 constants in the cache that an engine takes as torch has them, such as the weight of a linear layer."""
 
-MOST_COPIES: Final = 8
+MAX_COPIES: Final = 8
 """Copies of a candidate's packed constants that cold timing goes round, at most: with 8, all constants of an eighth of the
 cache and more come from memory; smaller ones take little time to fetch, and packing many copies takes much."""
 

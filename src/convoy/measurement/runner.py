@@ -16,7 +16,7 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
-Announce = Callable[[int, str], None]
+PhaseCallback = Callable[[int, str], None]
 """Told what begins: the config's index in the request (-1: none) and `data`, `build` or `time`."""
 
 
@@ -60,7 +60,7 @@ class Runner(Interface):
         ...
 
 
-def stamp(
+def measurement_row(
     target: Target, problem: Problem, config: EngineConfig, protocol: Protocol, status: Status, **values: Any
 ) -> Measurement:
     """A row with the target's digest and versions and the present time."""

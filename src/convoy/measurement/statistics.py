@@ -11,12 +11,12 @@ DISTURBED: Final = 1.25
 """A round in which the candidates together ran this much slower than they usually do was throttled or disturbed: well over
 the 15 % that interleaved timings differ by on a busy machine, well under the 2x of a core that is shared."""
 
-LEAST_KEPT: Final = 0.5
+MIN_KEPT: Final = 0.5
 """Share of the rounds that is kept at least: where most are disturbed, that is how this machine is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class SampleSummary:
     """Samples, summed up.
 
     Attributes:
@@ -30,15 +30,15 @@ class Timing:
     spread_us: float
 
 
-def summarise(samples: Sequence[float]) -> Timing:
+def summarise(samples: Sequence[float]) -> SampleSummary:
     """Median and spread of at least one sample in microseconds; one sample has no spread."""
     if len(samples) == 1:
-        return Timing(1, samples[0], 0.0)
+        return SampleSummary(1, samples[0], 0.0)
     cuts = statistics.quantiles(samples, n=10, method="inclusive")
-    return Timing(len(samples), statistics.median(samples), (cuts[7] - cuts[1]) / 2)
+    return SampleSummary(len(samples), statistics.median(samples), (cuts[7] - cuts[1]) / 2)
 
 
-def is_faster(challenger: Timing, champion: Timing) -> bool:
+def is_faster(challenger: SampleSummary, champion: SampleSummary) -> bool:
     """Whether the challenger beats the champion by more than the larger of the two spreads."""
     return challenger.median_us + max(challenger.spread_us, champion.spread_us) < champion.median_us
 
@@ -65,10 +65,10 @@ def disturbed_rounds(samples: Mapping[object, Sequence[float]]) -> frozenset[int
         for index in range(rounds)
     ]
     slow = sorted((i for i in range(rounds) if factors[i] > DISTURBED), key=lambda i: -factors[i])
-    return frozenset(slow[: int(rounds * (1 - LEAST_KEPT))])
+    return frozenset(slow[: int(rounds * (1 - MIN_KEPT))])
 
 
-def summarise_rounds(samples: Mapping[object, Sequence[float]]) -> dict[object, Timing]:
+def summarise_rounds(samples: Mapping[object, Sequence[float]]) -> dict[object, SampleSummary]:
     """Sum up interleaved samples by candidate, without the disturbed rounds."""
     dropped = disturbed_rounds(samples)
     return {

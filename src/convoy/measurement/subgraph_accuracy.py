@@ -8,16 +8,16 @@ from typing import Final
 import torch
 
 from convoy.engines.interpret import compile_graph
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 from convoy.graph.text import parse_graph
 from convoy.measurement.data import Data
 from convoy.problem import SubgraphProblem
 
-FLIPPED: Final = {"fp64": 0.0, "fp32": 1e-4, "fp16": 2e-3, "bf16": 2e-2}
+MAX_FLIPPED: Final = {"fp64": 0.0, "fp32": 1e-4, "fp16": 2e-3, "bf16": 2e-2}
 """Share of a piece's integers and flags that may differ from float64's: rounding what is compared makes ties, and turns near
 ones. After a batch norm and ReLU, 0.13 % of a 3x3 maximum pooling's positions differ in bf16, 0.02 % in fp16, none in fp32."""
 
-STOCK: Final = 4.0
+STOCK_ERROR_FACTOR: Final = 4.0
 """Times the error of PyTorch's own operators that a piece's result may have: sums in another order differ by less than two."""
 
 
@@ -31,7 +31,7 @@ def narrowest(problem: SubgraphProblem) -> str:
 @lru_cache(maxsize=1024)
 def is_random(problem: SubgraphProblem) -> bool:
     """Whether a piece draws random numbers."""
-    return any(map(draws, parse_graph(problem.text).nodes))
+    return any(map(draws_random, parse_graph(problem.text).nodes))
 
 
 def stock_results(problem: SubgraphProblem, data: Data) -> list[torch.Tensor]:

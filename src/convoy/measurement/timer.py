@@ -10,15 +10,15 @@ from typing import Final
 
 import torch
 
-from convoy.measurement.capture_recovery import by_hand, put_right
-from convoy.measurement.device.memory_limit import ask_to_record
+from convoy.measurement.capture_recovery import record_graph, recover_failed_capture
+from convoy.measurement.device.memory_limit import reserve_capture_memory
 from convoy.measurement.protocol import Protocol
 
-Launch = Callable[[], object]
+LaunchFunction = Callable[[], object]
 Sample = Callable[[], float]
 """Takes one sample: microseconds of one launch."""
 
-MOST_REPEATS: Final = 1000
+MAX_REPEATS: Final = 1000
 """Launches in one sample, at most."""
 
 GRAPH_LAUNCHES: Final = 64
@@ -29,13 +29,13 @@ GRAPH_START_US: Final = 5.0
 """About what a graph's start takes beside its launches."""
 
 
-def first_run_us(launch: Launch, device: str) -> float:
+def first_run_us(launch: LaunchFunction, device: str) -> float:
     """Time of one launch after one that is not timed, by the host's clock with the device drained: what pruning looks at."""
     launch()
     return _wall_us(launch, 1, device)
 
 
-def replayed_us(launch: Launch) -> float:
+def replayed_us(launch: LaunchFunction) -> float:
     """Time of one launch on a GPU, captured and replayed: without what the host needs to launch it.
 
     Inductor's wrappers and cuDNN's take 100 to 300 µs on the host for kernels of 10 µs (H100).
@@ -62,7 +62,7 @@ def launches_in_graph(once_us: float, min_sample_us: int) -> int:
 
 
 def time_rounds(
-    launches: Sequence[Launch],
+    launches: Sequence[LaunchFunction],
     protocol: Protocol,
     rounds: int,
     device: str,
@@ -105,11 +105,11 @@ def _steady_interpreter() -> Iterator[None]:
             gc.enable()
 
 
-def _sampler(launch: Launch, protocol: Protocol, device: str) -> Sample:
+def _sampler(launch: LaunchFunction, protocol: Protocol, device: str) -> Sample:
     if protocol.clock == "graph":
         return _graph_sampler(launch, launches_in_graph(replayed_us(launch), protocol.min_sample_us), protocol)
     once = max(first_run_us(launch, device), 0.1)
-    repeats = min(max(1, round(protocol.min_sample_us / once)), MOST_REPEATS)
+    repeats = min(max(1, round(protocol.min_sample_us / once)), MAX_REPEATS)
     if protocol.clock == "events":
         return lambda: _event_us(launch, repeats)
     # A launch before the timed ones: the candidates before have left their own data in the caches. One launch that fills a
@@ -118,7 +118,7 @@ def _sampler(launch: Launch, protocol: Protocol, device: str) -> Sample:
     return lambda: _wall_us(launch, repeats, device, lead)
 
 
-def _wall_us(launch: Launch, repeats: int, device: str, lead: Launch | None = None) -> float:
+def _wall_us(launch: LaunchFunction, repeats: int, device: str, lead: LaunchFunction | None = None) -> float:
     if lead is not None:
         lead()
     if device == "cuda":
@@ -131,7 +131,7 @@ def _wall_us(launch: Launch, repeats: int, device: str, lead: Launch | None = No
     return (time.perf_counter_ns() - start) / 1e3 / repeats
 
 
-def _event_us(launch: Launch, repeats: int) -> float:
+def _event_us(launch: LaunchFunction, repeats: int) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     launch()
     start.record()
@@ -142,7 +142,7 @@ def _event_us(launch: Launch, repeats: int) -> float:
     return start.elapsed_time(end) * 1e3 / repeats
 
 
-def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
+def _graph_sampler(launch: LaunchFunction, launches: int, protocol: Protocol) -> Sample:
     """Capture several launches; a sample replays them, several times where one replay is too short, and asks the events."""
     graph = captured(launch, launches)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -157,7 +157,7 @@ def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
 
     replay(1)
     once = max(replay(1), 1.0)
-    times = min(MOST_REPEATS, max(1, round(protocol.min_sample_us / once)))
+    times = min(MAX_REPEATS, max(1, round(protocol.min_sample_us / once)))
 
     def sample() -> float:
         if once < protocol.min_sample_us:  # as on a CPU: other candidates have used the caches meanwhile
@@ -167,7 +167,7 @@ def _graph_sampler(launch: Launch, launches: int, protocol: Protocol) -> Sample:
     return sample
 
 
-def captured(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
+def captured(launch: LaunchFunction, launches: int) -> torch.cuda.CUDAGraph:
     """A graph of several launches, made on a stream of its own as torch demands.
 
     Begun by hand: the context manager `torch.cuda.graph` gives all cached memory back to the driver first, which made a candidate
@@ -182,8 +182,8 @@ def captured(launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
     with torch.cuda.stream(stream):
         launch()
         torch.cuda.synchronize()
-        ask_to_record(stream)
-        with put_right(by_hand(graph, stream, pool), graph, stream.device, pool):
+        reserve_capture_memory(stream)
+        with recover_failed_capture(record_graph(graph, stream, pool), graph, stream.device, pool):
             for _ in range(launches):
                 launch()
     torch.cuda.current_stream().wait_stream(stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from convoy.perfdb.database import Database
 from convoy.perfdb.location import default_path
 from convoy.perfdb.row import Measurement, Status
-from convoy.perfdb.summary import Imported, Info
-from convoy.perfdb.transfer import Refusal
+from convoy.perfdb.summary import DatabaseInfo, ImportResult
+from convoy.perfdb.transfer import RejectedRow
 
-__all__ = ["Database", "Imported", "Info", "Measurement", "Refusal", "Status", "default_path"]
+__all__ = ["Database", "DatabaseInfo", "ImportResult", "Measurement", "RejectedRow", "Status", "default_path"]

@@ -16,11 +16,11 @@ from convoy.perfdb.location import checked_path, default_path
 from convoy.perfdb.merge import read_database
 from convoy.perfdb.record import check_digest, clip_reason, read_record, read_target, read_text, target_json, to_record
 from convoy.perfdb.row import Measurement, Status
-from convoy.perfdb.shipped import Shelf, Shelves
-from convoy.perfdb.store import Store
-from convoy.perfdb.summary import Imported, Info
-from convoy.perfdb.transfer import Incoming, file_form, read_file, write_all
-from convoy.problem import is_piece
+from convoy.perfdb.shipped import ShippedTable, ShippedTables
+from convoy.perfdb.store import DatabaseFile
+from convoy.perfdb.summary import DatabaseInfo, ImportResult
+from convoy.perfdb.transfer import ImportBatch, file_form, read_file, write_all
+from convoy.problem import is_subgraph_key
 from convoy.target import Target
 
 
@@ -31,9 +31,9 @@ class Database:
     """
 
     def __init__(self, path: Path | None, *, shipped: bool, create: bool = True) -> None:
-        self._store = Store(path, create=create)
+        self._store = DatabaseFile(path, create=create)
         self._with_shipped = shipped
-        self._shelves = Shelves(self.warnings)
+        self._shelves = ShippedTables(self.warnings)
 
     @staticmethod
     def open(path: Path | None = None, *, shipped: bool = True, create: bool = True) -> Database:
@@ -91,7 +91,7 @@ class Database:
         rows += [row for row in self._shipped(target, lambda s: s.lookup(problem, protocol)) if row.config not in own]
         return sorted(rows, key=lambda row: (row.config.engine, row.config.version, str(row.config.knobs)))
 
-    def _shipped(self, target: str, ask: Callable[[Shelf], list[Measurement]]) -> list[Measurement]:
+    def _shipped(self, target: str, ask: Callable[[ShippedTable], list[Measurement]]) -> list[Measurement]:
         """What is asked of the results that ship for a target."""
         return self._shelves.ask(target, ask) if self._with_shipped else []
 
@@ -102,24 +102,24 @@ class Database:
     def related(self, target: Target, protocols: Sequence[str]) -> list[Measurement]:
         """Good rows of this target and of others on a device of the same name and kind: for prediction, not for replay.
 
-        They may be of other versions of the software; the target's own come first, then the user's, then the shipped ones. For
-        problems that have no such row also those of earlier protocols, and then of devices with the same cores (`Target.is_kin`).
-        Pieces of graphs are left out: only their own text tells what they are.
+        They may come from other software versions. The target's own rows come first, then the user's, then the shipped ones.
+        For problems without such a row, rows of earlier protocols follow, then rows of devices with the same cores
+        (`Target.has_same_cores`). Subgraphs are left out, because a subgraph's key does not say what it computes.
 
         Args:
             target: the device.
             protocols: ids, the most wanted first.
         """
         described = self.targets()
-        like = [digest for digest, found in described.items() if found.is_like(target)]
-        kin = [digest for digest, found in described.items() if found.is_kin(target)]
+        like = [digest for digest, found in described.items() if found.is_same_device(target)]
+        kin = [digest for digest, found in described.items() if found.has_same_cores(target)]
         rows: list[Measurement] = []
         for digests in (list(dict.fromkeys((target.digest, *like))), kin):
             own = [row for digest in digests for row in self.rows(target=digest, status="ok")]
             for protocol in protocols:
                 wanted = partial(_is_new_layer, {row.problem for row in rows})
                 rows += [row for row in own if row.protocol == protocol and wanted(row.problem)]
-                ask = partial(Shelf.rows, protocol=protocol, wanted=wanted)
+                ask = partial(ShippedTable.rows, protocol=protocol, wanted=wanted)
                 rows += [row for digest in digests for row in self._shipped(digest, ask) if row.ok]
         return rows
 
@@ -187,12 +187,12 @@ class Database:
         text = self._store.read(lambda connection: sql.select_pairs(connection, "targets", digest)).get(digest)
         return read_target(digest, text) if text is not None else None
 
-    def info(self) -> Info:
+    def info(self) -> DatabaseInfo:
         """Numbers of what there is."""
         read, path = self._store.read, self.path
         targets = read(lambda connection: sql.select_pairs(connection, "targets"))
         exists = path is not None and path.exists()
-        return Info(
+        return DatabaseInfo(
             path=str(path or ""),
             in_memory=self.in_memory,
             schema_version=read(sql.schema_version),
@@ -234,7 +234,7 @@ class Database:
         """Write the user's rows in the form that ships with the package: `TARGET.csv.gz`, one a target."""
         return shipped.write_shipped(self.rows(target=target), folder, self._descriptions())
 
-    def import_(self, path: Path, *, partial: bool = False) -> Imported:
+    def import_(self, path: Path, *, partial: bool = False) -> ImportResult:
         """Take in an export (.csv, .jsonl, either with .gz), every row checked, in one transaction; the newest fact wins.
 
         Args:
@@ -246,7 +246,7 @@ class Database:
         """
         return self._take_in(read_file(path), partial)
 
-    def merge(self, path: Path, *, partial: bool = False) -> Imported:
+    def merge(self, path: Path, *, partial: bool = False) -> ImportResult:
         """Take in another database, which is only read; rows, checks and arguments as for `import_`.
 
         Raises:
@@ -254,9 +254,9 @@ class Database:
         """
         return self._take_in(read_database(path, self.path), partial)
 
-    def _take_in(self, incoming: Incoming, partial: bool) -> Imported:
+    def _take_in(self, incoming: ImportBatch, partial: bool) -> ImportResult:
         if incoming.refused and not partial:
-            return Imported(0, 0, 0, 0, tuple(incoming.refused))
+            return ImportResult(0, 0, 0, 0, tuple(incoming.refused))
         records = [to_record(row) for row in incoming.rows]
 
         def work(connection: Connection) -> int:
@@ -265,7 +265,7 @@ class Database:
             return sql.put_records(connection, records, newer_only=True)
 
         written = self._store.write(work)
-        return Imported(
+        return ImportResult(
             written, len(records) - written, len(incoming.texts), len(incoming.targets), tuple(incoming.refused)
         )
 
@@ -282,7 +282,7 @@ class Database:
 
 
 def _is_new_layer(known: Collection[str], problem: str) -> bool:
-    return problem not in known and not is_piece(problem)
+    return problem not in known and not is_subgraph_key(problem)
 
 
 def _filters(**words: str) -> dict[str, str]:

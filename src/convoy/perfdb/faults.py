@@ -6,19 +6,19 @@ import sqlite3
 from typing import Final
 
 
-class Damage(Exception):  # noqa: N818 - a finding, not a mistake
+class DamagedFileError(Exception):
     """The file's contents are not what was written: its good rows move to a new file, it is moved aside."""
 
 
-class Untouchable(Exception):  # noqa: N818 - a finding, not a mistake
+class ForeignFileError(Exception):
     """The file is whole but not ours to change: of a newer Convoy, or of another program."""
 
 
-class Moved(Exception):  # noqa: N818 - a finding, not a mistake
+class FileReplacedError(Exception):
     """Another process has put a new file in this one's place."""
 
 
-FINDINGS: Final = (Damage, sqlite3.Error, UnicodeDecodeError)
+FILE_ERRORS: Final = (DamagedFileError, sqlite3.Error, UnicodeDecodeError)
 """What a query may raise that says something about the file. The last one comes when SQLite's own error message quotes a
 damaged name."""
 
@@ -52,7 +52,7 @@ def _primary_code(error: BaseException) -> int:
 
 def is_damage(error: BaseException) -> bool:
     """Whether an exception says that the file's contents cannot be trusted."""
-    if isinstance(error, Damage | UnicodeDecodeError):
+    if isinstance(error, DamagedFileError | UnicodeDecodeError):
         return True
     return isinstance(error, sqlite3.Error) and _primary_code(error) in _DAMAGED
 

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 from convoy.errors import InputError
-from convoy.perfdb.faults import Untouchable
+from convoy.perfdb.faults import ForeignFileError
 from convoy.perfdb.location import checked_path
 from convoy.perfdb.repair import read_contents
-from convoy.perfdb.transfer import Incoming
+from convoy.perfdb.transfer import ImportBatch
 
 
-def read_database(path: Path, own: Path | None) -> Incoming:
+def read_database(path: Path, own: Path | None) -> ImportBatch:
     """All rows, texts and targets of the database at `path`, every one checked; the file is only read.
 
     Args:
@@ -28,11 +28,11 @@ def read_database(path: Path, own: Path | None) -> Incoming:
         if same or not source.is_file() or not source.stat().st_size:
             raise InputError("file", str(path), "another performance database")
         contents = read_contents(source)
-    except (Untouchable, OSError) as error:
+    except (ForeignFileError, OSError) as error:
         raise InputError("file", str(path), "a performance database", f"It says: {error}.") from None
     if contents.damage and not contents.records:
         raise InputError("file", str(path), "a performance database", f"It says: {contents.damage}.")
-    incoming = Incoming()
+    incoming = ImportBatch()
     if contents.damage:
         incoming.refuse(0, f"the file is damaged: {contents.damage}")
     for number, record in enumerate(contents.records, 1):

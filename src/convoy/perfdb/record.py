@@ -22,16 +22,16 @@ from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, parse_probl
 from convoy.target import Target
 from convoy.untrusted import parse_json
 
-Value = str | int | float | bool
+ColumnValue = str | int | float | bool
 
-_KINDS: Final = {"str": str, "int": int, "float": float, "bool": bool, "Status": str}
+_COLUMN_TYPES: Final = {"str": str, "int": int, "float": float, "bool": bool, "Status": str}
 _CONFIG: Final = {"engine": str, "version": int, "knobs": str}
 
 
 def _columns() -> dict[str, type]:
     columns: dict[str, type] = {}
     for field in fields(Measurement):
-        columns |= _CONFIG if field.name == "config" else {field.name: _KINDS[str(field.type)]}
+        columns |= _CONFIG if field.name == "config" else {field.name: _COLUMN_TYPES[str(field.type)]}
     return columns
 
 
@@ -41,10 +41,10 @@ COLUMNS: Final[dict[str, type]] = _columns()
 KEY_COLUMNS: Final = ("problem", "target", "protocol", "engine", "version", "knobs")
 """What makes two rows the same fact; the order serves the commonest question (this problem, here, by this protocol)."""
 
-DEFAULTS: Final[dict[str, Value]] = {f.name: f.default for f in fields(Measurement) if f.default is not MISSING}
+DEFAULTS: Final[dict[str, ColumnValue]] = {f.name: f.default for f in fields(Measurement) if f.default is not MISSING}
 """Values of the columns that a record may leave out."""
 
-LONGEST: Final = {
+MAX_CHARACTERS: Final = {
     "problem": 400,
     "engine": 100,
     "knobs": 500,
@@ -56,14 +56,14 @@ LONGEST: Final = {
 }
 """Most characters of each text column: far above what is ever written, far below what could fill a disk."""
 
-LONGEST_TEXT: Final = 1 << 20
+MAX_TEXT: Final = 1 << 20
 """Most characters of a subgraph's text."""
 
-LONGEST_TARGET: Final = 1 << 16
+MAX_TARGET: Final = 1 << 16
 """Most characters of a target's JSON."""
 
-_LARGEST: Final = {"version": 10**6, "samples": 10**9, "workspace_bytes": 2**53, "resident_bytes": 2**53}
-_LONGEST_TIME_US: Final = 1e12
+_MAX_INTEGER: Final = {"version": 10**6, "samples": 10**9, "workspace_bytes": 2**53, "resident_bytes": 2**53}
+_MAX_TIME_US: Final = 1e12
 """About eleven days: a longer median is a broken clock."""
 
 _STATUSES: Final = frozenset(str(member) for member in Status)
@@ -74,13 +74,13 @@ _PROTOCOL: Final = re.compile(r"[!-~]+")
 _DIGEST: Final = re.compile(r"[0-9a-f]{16}")
 
 
-def to_record(row: Measurement) -> dict[str, Value]:
+def to_record(row: Measurement) -> dict[str, ColumnValue]:
     """Spread a measurement into one value a column, in `COLUMNS` order."""
     config = {"engine": row.config.engine, "version": row.config.version, "knobs": str(row.config.knobs)}
     return {name: config[name] if name in config else _plain(getattr(row, name)) for name in COLUMNS}
 
 
-def _plain(value: Any) -> Value:
+def _plain(value: Any) -> ColumnValue:
     return str(value) if isinstance(value, Status) else value
 
 
@@ -114,11 +114,11 @@ def _typed(name: str, value: object) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise InputError(name, value, f"a value of type {kind.__name__}")
     if isinstance(value, str):
-        _check_text(name, value, LONGEST.get(name, 20))
+        _check_text(name, value, MAX_CHARACTERS.get(name, 20))
     elif isinstance(value, float) and not 0 <= value < math.inf:
         raise InputError(name, value, "a finite number of at least 0")
-    elif isinstance(value, int) and not 0 <= value <= _LARGEST.get(name, 1):
-        raise InputError(name, value, f"an integer from 0 to {_LARGEST.get(name, 1)}")
+    elif isinstance(value, int) and not 0 <= value <= _MAX_INTEGER.get(name, 1):
+        raise InputError(name, value, f"an integer from 0 to {_MAX_INTEGER.get(name, 1)}")
     return value
 
 
@@ -167,8 +167,8 @@ def _check_figures(values: Mapping[str, Any]) -> None:
         raise InputError("status", status, "one of " + ", ".join(Status))
     if status == Status.OK:
         for name in ("median_us", "spread_us"):
-            if values[name] > _LONGEST_TIME_US or (name == "median_us" and not values[name]):
-                raise InputError(name, values[name], f"a time of at most {_LONGEST_TIME_US:g} us, a median above 0")
+            if values[name] > _MAX_TIME_US or (name == "median_us" and not values[name]):
+                raise InputError(name, values[name], f"a time of at most {_MAX_TIME_US:g} us, a median above 0")
         return
     for name in ("samples", "median_us", "spread_us"):
         if values[name]:
@@ -187,13 +187,13 @@ def _check_date(date: str) -> None:
 def clip_reason(reason: str) -> str:
     """Make a reason storable: what UTF-8 cannot hold is replaced, what is too long (a compiler's log) is cut."""
     clean = reason.encode("utf-8", "replace").decode()
-    longest = LONGEST["reason"]
+    longest = MAX_CHARACTERS["reason"]
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
 def read_text(key: str, text: str) -> tuple[str, str]:
     """Check a subgraph's text against its key, which holds the text's hash; raises InputError when they differ."""
-    _check_text("text", text, LONGEST_TEXT)
+    _check_text("text", text, MAX_TEXT)
     if not _SUBGRAPH.fullmatch(key) or not text:
         raise InputError("key", key, "a subgraph problem's key, with its text")
     try:
@@ -210,7 +210,7 @@ def target_json(target: Target) -> str:
 
 def read_target(digest: str, text: str) -> Target:
     """Check a target's JSON against its digest; raises InputError when it is not one or has another digest."""
-    _check_text("target", text, LONGEST_TARGET)
+    _check_text("target", text, MAX_TARGET)
     try:
         target = Target.from_dict(parse_json(text, "target"))
     except InputError as error:

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from convoy.perfdb import sql
-from convoy.perfdb.faults import FINDINGS, Damage, Untouchable, is_damage
-from convoy.perfdb.record import Value
+from convoy.perfdb.faults import FILE_ERRORS, DamagedFileError, ForeignFileError, is_damage
+from convoy.perfdb.record import ColumnValue
 from convoy.perfdb.sqlite_salvage import Header, read_header, read_records
 from convoy.perfdb.stored import verified_pair, verified_record
 
@@ -21,13 +21,13 @@ _BESIDE = ("-wal", "-shm", "-journal")
 
 
 @dataclass(slots=True)
-class Contents:
+class FileContents:
     """What a database file holds: rows as records (oldest first), texts by problem, targets by digest.
 
     `damage` says what was found wrong; empty for a whole file.
     """
 
-    records: list[dict[str, Value]] = field(default_factory=list[dict[str, Value]])
+    records: list[dict[str, ColumnValue]] = field(default_factory=list[dict[str, ColumnValue]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     targets: dict[str, str] = field(default_factory=dict[str, str])
     damage: str = ""
@@ -63,7 +63,7 @@ def open_sound(path: Path, *, write_ahead: bool, timeout_s: float = 30.0) -> sql
         with closing(sql.connect(":memory:")) as fresh:
             sql.create(fresh)
             if sql.layout(connection) != sql.layout(fresh):
-                raise Damage("its tables are not those of a performance database")
+                raise DamagedFileError("its tables are not those of a performance database")
         sql.set_journal(connection, write_ahead=write_ahead)
     except BaseException:
         connection.close()
@@ -76,14 +76,14 @@ def _check_header(path: Path) -> None:
     if path.stat().st_size == 0:
         if log.exists() and log.stat().st_size:
             # SQLite would take the empty file for a new one and delete the log with all its rows.
-            raise Damage("it is empty, but its write-ahead log is not")
+            raise DamagedFileError("it is empty, but its write-ahead log is not")
         return
     header = read_header(path)
     if not isinstance(header, Header):
-        raise Damage(header)
+        raise DamagedFileError(header)
     # Asked before SQLite opens the file, which would leave its own marks.
     if header.application_id == sql.APPLICATION_ID and header.schema_version > sql.SCHEMA_VERSION:
-        raise Untouchable(_newer(header.schema_version))
+        raise ForeignFileError(_newer(header.schema_version))
 
 
 def _check_writable(path: Path) -> None:
@@ -99,12 +99,12 @@ def _check_ours(connection: sqlite3.Connection) -> None:
         return
     marked = sql.application_id(connection) == sql.APPLICATION_ID
     if not marked and not sql.has_measurements(connection):
-        raise Untouchable("it is another program's database")
+        raise ForeignFileError("it is another program's database")
     if marked and version > sql.SCHEMA_VERSION:
-        raise Untouchable(_newer(version))
+        raise ForeignFileError(_newer(version))
     # Version 1 had no mark.
     if empty or not (1 < version <= sql.SCHEMA_VERSION if marked else version == 1):
-        raise Damage("its header and its tables do not agree")
+        raise DamagedFileError("its header and its tables do not agree")
 
 
 def _newer(version: int) -> str:
@@ -113,7 +113,7 @@ def _newer(version: int) -> str:
     )
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path) -> FileContents:
     """Everything good in a file, which is not changed: by SQLite where the file is whole, else page by page.
 
     Raises:
@@ -128,35 +128,35 @@ def read_contents(path: Path) -> Contents:
             _check_ours(connection)
             sql.check(connection)
             if sql.schema_version(connection) == sql.SCHEMA_VERSION:
-                return Contents(
+                return FileContents(
                     list(sql.select_records(connection)),
                     sql.select_pairs(connection, "texts"),
                     sql.select_pairs(connection, "targets"),
                 )
         return _salvage(path)  # an older version, whose rows lack the last columns
-    except FINDINGS as error:
+    except FILE_ERRORS as error:
         # A whole file in a folder where SQLite cannot make its shared memory ends here too: that is no damage.
         contents = _salvage(path)
         contents.damage = str(error) if is_damage(error) else ""
         return contents
 
 
-def _salvage(path: Path) -> Contents:
-    contents = Contents()
+def _salvage(path: Path) -> FileContents:
+    contents = FileContents()
     for values in read_records(path):
         if len(values) > 3:
-            with suppress(Damage):
+            with suppress(DamagedFileError):
                 contents.records.append(verified_record(values))
         elif len(values) == 3:
             for table, pairs in (("texts", contents.texts), ("targets", contents.targets)):
-                with suppress(Damage):
+                with suppress(DamagedFileError):
                     key, text = verified_pair(table, values)
                     pairs[key] = text
     contents.records.sort(key=lambda record: str(record["date"]))
     return contents
 
 
-def replace_damaged(path: Path) -> tuple[Path, Contents]:
+def replace_damaged(path: Path) -> tuple[Path, FileContents]:
     """Move the file at `path` aside and leave a sound one with its good rows. The caller holds the file's lock.
 
     The new file is complete before the old one moves: where there is no room for it, nothing has changed.

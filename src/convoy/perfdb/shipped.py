@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from convoy.errors import InputError
-from convoy.perfdb.record import LONGEST_TARGET, check_digest, read_target, target_json
+from convoy.perfdb.record import MAX_TARGET, check_digest, read_target, target_json
 from convoy.perfdb.row import Measurement
-from convoy.perfdb.transfer import Table, read_table, write_rows
+from convoy.perfdb.transfer import CsvTable, read_table, write_rows
 from convoy.target import Target
 
 SUFFIX: Final = ".csv.gz"
@@ -32,13 +32,13 @@ def shipped_targets(folder: Traversable | None = None) -> list[str]:
     return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
 
 
-class Shelf:
+class ShippedTable:
     """The rows that ship for one target, checked problem by problem as they are asked for.
 
     A net asks for some hundred of tens of thousands: to check them all took two thirds of a start from the database.
     """
 
-    def __init__(self, table: Table, target: str) -> None:
+    def __init__(self, table: CsvTable, target: str) -> None:
         self._table = table
         self._index: dict[tuple[str, str], list[int]] = {}
         at = {name: table.header.index(name) for name in ("problem", "protocol", "target")}
@@ -61,7 +61,7 @@ class Shelf:
         return [row for key in keys for row in self.lookup(*key)]
 
 
-def open_shelf(target: str, folder: Traversable | None = None) -> Shelf | None:
+def open_shipped(target: str, folder: Traversable | None = None) -> ShippedTable | None:
     """The rows shipped for a target; None where there is no file for it.
 
     Raises:
@@ -71,10 +71,10 @@ def open_shelf(target: str, folder: Traversable | None = None) -> Shelf | None:
     if not entry.is_file():
         return None
     with entry.open("rb") as file:
-        return Shelf(read_table(file, entry.name), target)
+        return ShippedTable(read_table(file, entry.name), target)
 
 
-class Shelves:
+class ShippedTables:
     """The shelves of a session, each opened when it is first asked.
 
     Args:
@@ -83,13 +83,13 @@ class Shelves:
 
     def __init__(self, warnings: list[str]) -> None:
         self._warnings = warnings
-        self._opened: dict[str, Shelf | None] = {}
+        self._opened: dict[str, ShippedTable | None] = {}
 
-    def ask(self, target: str, question: Callable[[Shelf], list[Measurement]]) -> list[Measurement]:
+    def ask(self, target: str, question: Callable[[ShippedTable], list[Measurement]]) -> list[Measurement]:
         """What the shelf of a target answers; nothing where there is none, or where its file is damaged."""
         try:
             if target not in self._opened:
-                self._opened[target] = open_shelf(target)
+                self._opened[target] = open_shipped(target)
             shelf = self._opened[target]
             return [] if shelf is None else question(shelf)
         except InputError as error:
@@ -104,7 +104,7 @@ def read_shipped(target: str, folder: Traversable | None = None) -> list[Measure
     Raises:
         InputError: if the file is damaged, or holds a row that is malformed or of another target.
     """
-    shelf = open_shelf(target, folder)
+    shelf = open_shipped(target, folder)
     return shelf.rows() if shelf else []
 
 
@@ -117,7 +117,7 @@ def shipped_descriptions(folder: Traversable | None = None) -> dict[str, Target]
         with suppress(InputError, UnicodeDecodeError):
             if entry.is_file():
                 with entry.open("rb") as file:
-                    found[digest] = read_target(digest, file.read(LONGEST_TARGET + 2).decode("utf-8").strip())
+                    found[digest] = read_target(digest, file.read(MAX_TARGET + 2).decode("utf-8").strip())
     return found
 
 

@@ -1,6 +1,6 @@
 """Every SQL statement of Convoy: schema, migrations, and functions that run them on a connection.
 
-Nothing else in the package writes SQL. Functions raise `Damage` for contents that cannot be trusted and let
+Nothing else in the package writes SQL. Functions raise `DamagedFileError` for contents that cannot be trusted and let
 `sqlite3.Error` through; `faults` sorts those.
 """
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from convoy.errors import InputError
-from convoy.perfdb.faults import Damage
-from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, Value, seal_pair, seal_row
+from convoy.perfdb.faults import DamagedFileError
+from convoy.perfdb.record import COLUMNS, KEY_COLUMNS, ColumnValue, seal_pair, seal_row
 from convoy.perfdb.row import Measurement
 from convoy.perfdb.sqlite_salvage import PAGE_BYTES
-from convoy.perfdb.stored import STORED, verified_pair, verified_record, verified_rows
+from convoy.perfdb.stored import STORED_COLUMNS, verified_pair, verified_record, verified_rows
 
 APPLICATION_ID: Final = 0x436F6E76
 """`Conv` in ASCII: marks a SQLite file as ours, for us and for file(1)."""
@@ -74,12 +74,12 @@ PRAGMA application_id = {APPLICATION_ID};
 """`MIGRATIONS[i]` is the script that takes version i + 1 to version i + 2. It may append columns with a default (which no
 seal notices), add tables and indices; it never changes or moves a column."""
 
-_NAMES: Final = ", ".join(STORED)
+_NAMES: Final = ", ".join(STORED_COLUMNS)
 _KEYS: Final = ", ".join(KEY_COLUMNS)
-_UPDATES: Final = ", ".join(f"{name} = excluded.{name}" for name in STORED if name not in KEY_COLUMNS)
+_UPDATES: Final = ", ".join(f"{name} = excluded.{name}" for name in STORED_COLUMNS if name not in KEY_COLUMNS)
 # All parts of the statements below are constants of this package; what users say goes through parameters alone.
 _PUT: Final = (
-    f"INSERT INTO measurements ({_NAMES}) VALUES ({', '.join('?' * len(STORED))}) "  # noqa: S608
+    f"INSERT INTO measurements ({_NAMES}) VALUES ({', '.join('?' * len(STORED_COLUMNS))}) "  # noqa: S608
     f"ON CONFLICT ({_KEYS}) DO UPDATE SET {_UPDATES}"
 )
 _PUT_NEWER: Final = _PUT + " WHERE excluded.date > measurements.date"
@@ -200,7 +200,7 @@ def check(connection: sqlite3.Connection) -> None:
     """Raise Damage unless pages, trees and indices are whole (40 ms for 40,000 rows); seals are checked as rows are read."""
     found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
-        raise Damage(str(found).replace("\n", " "))
+        raise DamagedFileError(str(found).replace("\n", " "))
 
 
 def set_journal(connection: sqlite3.Connection, *, write_ahead: bool) -> str:
@@ -223,7 +223,7 @@ def put_records(
     statement, written = _PUT_NEWER if newer_only else _PUT, 0
     for record in records:
         sealed = {**record, "seal": seal_row(record)}
-        written += connection.execute(statement, [sealed[name] for name in STORED]).rowcount
+        written += connection.execute(statement, [sealed[name] for name in STORED_COLUMNS]).rowcount
     return written
 
 
@@ -250,7 +250,7 @@ def select(connection: sqlite3.Connection, filters: Mapping[str, str], limit: in
     return verified_rows(connection.execute(_SELECT + where + order, (*values, -1 if limit is None else limit)))
 
 
-def select_records(connection: sqlite3.Connection) -> Iterator[dict[str, Value]]:
+def select_records(connection: sqlite3.Connection) -> Iterator[dict[str, ColumnValue]]:
     """All rows as they are stored, those too that this version of Convoy does not understand."""
     return (verified_record(found) for found in connection.execute(_SELECT + " ORDER BY rowid"))
 

@@ -17,12 +17,12 @@ from typing import Final, TypeVar
 
 from convoy.errors import DatabaseError
 from convoy.perfdb import sql
-from convoy.perfdb.faults import FINDINGS, Moved, Untouchable, is_damage, is_unwritable
+from convoy.perfdb.faults import FILE_ERRORS, FileReplacedError, ForeignFileError, is_damage, is_unwritable
 from convoy.perfdb.location import on_shared_file_system
-from convoy.perfdb.repair import Contents, open_sound, read_contents, replace_damaged
+from convoy.perfdb.repair import FileContents, open_sound, read_contents, replace_damaged
 
-Result = TypeVar("Result")
-Work = Callable[[sqlite3.Connection], Result]
+T = TypeVar("T")
+Query = Callable[[sqlite3.Connection], T]
 
 _ATTEMPTS: Final = 5
 """A damaged file is mended once and a replaced one followed once or twice; more says that something keeps breaking it."""
@@ -31,7 +31,7 @@ _inherited: list[sqlite3.Connection] = []
 """Connections that a forked child must neither use nor close (https://sqlite.org/howtocorrupt.html, section 2.6)."""
 
 
-class Store:
+class DatabaseFile:
     """A connection to one database file, or to memory.
 
     Args:
@@ -49,17 +49,17 @@ class Store:
         self._timeout_s, self._lock, self._pid = timeout_s, threading.RLock(), os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._identity, self._closed = (0, 0), False
-        self._save_at_close, self._unsaved = False, list[Work[object]]()
+        self._save_at_close, self._unsaved = False, list[Query[object]]()
         if path is None or (not create and not path.exists()):
-            self._use_memory(Contents())
+            self._use_memory(FileContents())
         else:
             self._open(path)
 
-    def read(self, work: Work[Result]) -> Result:
+    def read(self, work: Query[T]) -> T:
         """Run queries. A damaged file is mended on the way, and the queries run again."""
         return self._run(work)
 
-    def write(self, work: Work[Result]) -> Result:
+    def write(self, work: Query[T]) -> T:
         """Run statements in one transaction. In memory for want of a file, they run once more on the file at `close`."""
         with self._alone():
             result = self._run(lambda connection: self._commit(connection, work))
@@ -86,24 +86,24 @@ class Store:
             if self._unsaved and self.path is not None:
                 self._save(self.path)
 
-    def _commit(self, connection: sqlite3.Connection, work: Work[Result]) -> Result:
+    def _commit(self, connection: sqlite3.Connection, work: Query[T]) -> T:
         if self.in_memory or self.path is None:
             with sql.transaction(connection):
                 return work(connection)
         with sql.exclusive(_lock_path(self.path), self._timeout_s):
             if self._identity != _identity(self.path):
-                raise Moved
+                raise FileReplacedError
             with sql.transaction(connection):
                 return work(connection)
 
-    def _run(self, work: Work[Result]) -> Result:
+    def _run(self, work: Query[T]) -> T:
         with self._alone():
             for _ in range(_ATTEMPTS):
                 try:
                     return work(self._current())
-                except Moved:
+                except FileReplacedError:
                     continue
-                except (*FINDINGS, OSError) as error:
+                except (*FILE_ERRORS, OSError) as error:
                     if self.in_memory or self.path is None:
                         raise
                     self._recover(self.path, error)
@@ -137,15 +137,15 @@ class Store:
             with sql.exclusive(_lock_path(path), self._timeout_s):
                 try:
                     self._connection = self._sound(path, self._timeout_s)
-                except FINDINGS as error:
+                except FILE_ERRORS as error:
                     if not is_damage(error):
                         raise
                     self._mend(path, error)
                 self._identity = _identity(path)
-        except Untouchable as reason:
-            self._use_memory(Contents())
+        except ForeignFileError as reason:
+            self._use_memory(FileContents())
             self._warn(f"{path} is left as it is ({reason}); results of this session are kept in memory alone.")
-        except (*FINDINGS, OSError) as error:
+        except (*FILE_ERRORS, OSError) as error:
             self._do_without(path, error)
 
     def _sound(self, path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -172,18 +172,18 @@ class Store:
                 if self._identity == _identity(path):
                     self._mend(path, error)
                     self._identity = _identity(path)
-        except (*FINDINGS, OSError) as worse:
+        except (*FILE_ERRORS, OSError) as worse:
             self._do_without(path, worse)
 
     def _do_without(self, path: Path, error: Exception) -> None:
         """Go on in memory, with everything that can be read of a file that cannot be written."""
         if not (is_unwritable(error) or is_damage(error)):
             raise error
-        contents, saved = Contents(), True
+        contents, saved = FileContents(), True
         with suppress(OSError):
             try:
                 contents = read_contents(path)
-            except Untouchable:
+            except ForeignFileError:
                 saved = False
         self._use_memory(contents)
         self._save_at_close = saved
@@ -192,7 +192,7 @@ class Store:
             "kept in memory, and written when the session ends if that is possible by then."
         )
 
-    def _use_memory(self, contents: Contents) -> None:
+    def _use_memory(self, contents: FileContents) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection, self.in_memory = sql.connect(":memory:"), True
@@ -206,7 +206,7 @@ class Store:
                 for work in self._unsaved:
                     with sql.transaction(connection):
                         work(connection)
-        except (*FINDINGS, Untouchable, OSError) as error:
+        except (*FILE_ERRORS, ForeignFileError, OSError) as error:
             if isinstance(error, sqlite3.Error) and not (is_damage(error) or is_unwritable(error)):
                 raise
 

@@ -7,21 +7,21 @@ from contextlib import suppress
 from typing import Any, Final
 
 from convoy.errors import InputError
-from convoy.perfdb.faults import Damage
-from convoy.perfdb.record import COLUMNS, DEFAULTS, Value, read_record, seal_pair, seal_row
+from convoy.perfdb.faults import DamagedFileError
+from convoy.perfdb.record import COLUMNS, DEFAULTS, ColumnValue, read_record, seal_pair, seal_row
 from convoy.perfdb.row import Measurement
 
 _FIRST_COLUMNS: Final = 17
-STORED: Final = (*[*COLUMNS][:_FIRST_COLUMNS], "seal", *[*COLUMNS][_FIRST_COLUMNS:])
+STORED_COLUMNS: Final = (*[*COLUMNS][:_FIRST_COLUMNS], "seal", *[*COLUMNS][_FIRST_COLUMNS:])
 """The order of a stored row's values: the columns of version 1, the seal, then whatever was added since."""
 
 
-def verified_record(values: tuple[Any, ...]) -> dict[str, Value]:
+def verified_record(values: tuple[Any, ...]) -> dict[str, ColumnValue]:
     """A row's record from its values as stored; raises Damage unless they are what was written.
 
-    Fewer values than `STORED` names are a row from before the last columns were added.
+    Fewer values than `STORED_COLUMNS` names are a row from before the last columns were added.
     """
-    stored = dict(zip(STORED, values, strict=False))
+    stored = dict(zip(STORED_COLUMNS, values, strict=False))
     seal = stored.pop("seal", None)
     try:
         record = {**DEFAULTS, **{name: COLUMNS[name](value) for name, value in stored.items()}}
@@ -29,7 +29,7 @@ def verified_record(values: tuple[Any, ...]) -> dict[str, Value]:
     except (TypeError, ValueError, OverflowError):
         intact, record = False, {}
     if not intact:
-        raise Damage("a row differs from what was written")
+        raise DamagedFileError("a row differs from what was written")
     return {name: record[name] for name in COLUMNS}
 
 
@@ -48,5 +48,5 @@ def verified_pair(table: str, values: tuple[Any, ...]) -> tuple[str, str]:
     """Key and text from a row of `texts` or `targets`; raises Damage unless they are what was written."""
     key, text, seal = values
     if not isinstance(key, str) or not isinstance(text, str) or seal_pair(table, key, text) != seal:
-        raise Damage(f"a row of {table} differs from what was written")
+        raise DamagedFileError(f"a row of {table} differs from what was written")
     return key, text

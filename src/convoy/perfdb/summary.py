@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convoy.perfdb.transfer import Refusal
+from convoy.perfdb.transfer import RejectedRow
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportResult:
     """What an import or a merge did.
 
     Attributes:
@@ -24,7 +24,7 @@ class Imported:
     unchanged: int
     texts: int
     targets: int
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RejectedRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -32,7 +32,7 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
+class DatabaseInfo:
     """What a database holds.
 
     Attributes:

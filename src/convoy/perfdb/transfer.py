@@ -19,30 +19,39 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol, cast
 
 from convoy.errors import InputError
-from convoy.perfdb.record import COLUMNS, DEFAULTS, Value, read_record, read_target, read_text, target_json, to_record
+from convoy.perfdb.record import (
+    COLUMNS,
+    DEFAULTS,
+    ColumnValue,
+    read_record,
+    read_target,
+    read_text,
+    target_json,
+    to_record,
+)
 from convoy.perfdb.row import Measurement
 from convoy.perfdb.sql import SCHEMA_VERSION
 from convoy.untrusted import gunzip, open_file, parse_json
 
 SUFFIXES: Final = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 
-_LONGEST_LINE: Final = 8 << 20
+_MAX_LINE: Final = 8 << 20
 """A text of 2^20 characters, six bytes each where JSON escapes them, and room to spare."""
-MOST_BYTES: Final = 256 << 20
+MAX_BYTES: Final = 256 << 20
 """Of an export, before and after decompression: 100 times the rows of a well-known GPU."""
-MOST_ROWS: Final = 200_000
+MAX_ROWS: Final = 200_000
 """Of an export: six times the rows of a well-known GPU; they take about 1 KiB of memory each."""
-_MOST_OTHERS: Final = 20_000
+_MAX_TEXTS: Final = 20_000
 """Texts and targets of an export."""
-_MOST_TEXT: Final = 64 << 20
+_MAX_TEXT_CHARACTERS: Final = 64 << 20
 """Characters of all texts of an export."""
-_MOST_REFUSALS: Final = 1000
+_MAX_REJECTED: Final = 1000
 """With more bad lines than this, the file is something else."""
 _INTEGER: Final = re.compile(r"[0-9]{1,18}")
 _NUMBER: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
 
 
-class _Reader(Protocol):
+class _CsvReader(Protocol):
     """What `csv.reader` makes."""
 
     line_num: int
@@ -53,7 +62,7 @@ class _Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedRow:
     """One thing that was not taken in: its line in the file (row of a database; 0: the file as a whole) and why not."""
 
     line: int
@@ -61,13 +70,13 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Incoming:
+class ImportBatch:
     """What a file offers, checked."""
 
     rows: list[Measurement] = field(default_factory=list[Measurement])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     targets: dict[str, str] = field(default_factory=dict[str, str])
-    refused: list[Refusal] = field(default_factory=list[Refusal])
+    refused: list[RejectedRow] = field(default_factory=list[RejectedRow])
     characters: int = 0
 
     def take(self, line: int, table: object, record: Mapping[str, object]) -> None:
@@ -81,14 +90,14 @@ class Incoming:
         except InputError as error:
             self.refuse(line, str(error))
         others = max(len(self.texts), len(self.targets))
-        if len(self.rows) > MOST_ROWS or others > _MOST_OTHERS or self.characters > _MOST_TEXT:
-            expected = f"at most {MOST_ROWS} rows and {_MOST_OTHERS} texts of {_MOST_TEXT} characters"
+        if len(self.rows) > MAX_ROWS or others > _MAX_TEXTS or self.characters > _MAX_TEXT_CHARACTERS:
+            expected = f"at most {MAX_ROWS} rows and {_MAX_TEXTS} texts of {_MAX_TEXT_CHARACTERS} characters"
             raise InputError("file", f"line {line}", expected, "Export it in parts: --engine, --problem, --target.")
 
     def refuse(self, line: int, reason: str) -> None:
         """Note why a line was not taken in."""
-        self.refused.append(Refusal(line, reason))
-        if len(self.refused) > _MOST_REFUSALS:
+        self.refused.append(RejectedRow(line, reason))
+        if len(self.refused) > _MAX_REJECTED:
             raise InputError("file", f"{len(self.refused)} bad lines", "a Convoy export", f"Line {line}: {reason}")
 
     def _take(self, table: object, record: Mapping[str, object]) -> None:
@@ -136,7 +145,7 @@ def write_rows(rows: Iterable[Measurement], path: Path) -> None:
     _write(path, text.getvalue())
 
 
-def _cell(value: Value) -> str:
+def _cell(value: ColumnValue) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
 
 
@@ -168,7 +177,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CsvTable:
     """A CSV file of rows, split into cells and not checked any further.
 
     Attributes:
@@ -190,7 +199,7 @@ class Table:
             raise InputError(self.name, f"line {line}", "well-formed rows", str(error)) from None
 
 
-def read_table(file: IO[bytes], name: str) -> Table:
+def read_table(file: IO[bytes], name: str) -> CsvTable:
     """Split a CSV file of rows.
 
     Raises:
@@ -203,22 +212,22 @@ def read_table(file: IO[bytes], name: str) -> Table:
     with _text(file, name) as lines:
         reader = csv.reader(lines, strict=True)
         header = _header(reader, name)
-        split = list(islice(_split(reader, header, refuse), MOST_ROWS + 1))
-    if len(split) > MOST_ROWS:
-        raise InputError(name, len(split), f"at most {MOST_ROWS} rows")
-    return Table(name, header, split)
+        split = list(islice(_split(reader, header, refuse), MAX_ROWS + 1))
+    if len(split) > MAX_ROWS:
+        raise InputError(name, len(split), f"at most {MAX_ROWS} rows")
+    return CsvTable(name, header, split)
 
 
-def read_file(path: Path) -> Incoming:
+def read_file(path: Path) -> ImportBatch:
     """Everything that an export offers.
 
     Raises:
         InputError: if it is no regular file, is too large, cannot be decoded, or is no export at all.
     """
     form, _ = file_form(path)
-    incoming = Incoming()
+    incoming = ImportBatch()
     try:
-        with open_file(path, MOST_BYTES, "file") as file, _text(file, path.name) as lines:
+        with open_file(path, MAX_BYTES, "file") as file, _text(file, path.name) as lines:
             (_read_csv if form == "csv" else _read_json_lines)(lines, path.name, incoming)
     except OSError as error:
         raise InputError("file", str(path), "an export that can be read", f"It says: {error}.") from None
@@ -228,7 +237,7 @@ def read_file(path: Path) -> Incoming:
 @contextmanager
 def _text(file: IO[bytes], name: str) -> Generator[Iterator[str]]:
     """The lines of a file, which may be compressed; raises InputError where it cannot be decoded."""
-    raw = gunzip(file, MOST_BYTES, name) if file_form(Path(name))[1] else file
+    raw = gunzip(file, MAX_BYTES, name) if file_form(Path(name))[1] else file
     try:
         yield _lines(io.TextIOWrapper(cast("IO[bytes]", raw), encoding="utf-8-sig", newline=""), name)
     except UnicodeDecodeError as error:
@@ -236,20 +245,20 @@ def _text(file: IO[bytes], name: str) -> Generator[Iterator[str]]:
 
 
 def _lines(text: io.TextIOWrapper, name: str) -> Iterator[str]:
-    while line := text.readline(_LONGEST_LINE):
-        if len(line) >= _LONGEST_LINE:
-            raise InputError(name, line[:80], f"lines of less than {_LONGEST_LINE} characters")
+    while line := text.readline(_MAX_LINE):
+        if len(line) >= _MAX_LINE:
+            raise InputError(name, line[:80], f"lines of less than {_MAX_LINE} characters")
         yield line
 
 
-def _read_csv(lines: Iterator[str], name: str, incoming: Incoming) -> None:
+def _read_csv(lines: Iterator[str], name: str, incoming: ImportBatch) -> None:
     reader = csv.reader(lines, strict=True)
     header = _header(reader, name)
     for line, cells in _split(reader, header, incoming.refuse):
         incoming.take(line, "measurements", _record(header, cells))
 
 
-def _header(reader: _Reader, name: str) -> list[str]:
+def _header(reader: _CsvReader, name: str) -> list[str]:
     """The first line, which names the columns."""
     try:
         header = next(reader, list[str]())
@@ -262,7 +271,7 @@ def _header(reader: _Reader, name: str) -> list[str]:
 
 
 def _split(
-    reader: _Reader, header: Sequence[str], refuse: Callable[[int, str], None]
+    reader: _CsvReader, header: Sequence[str], refuse: Callable[[int, str], None]
 ) -> Iterator[tuple[int, list[str]]]:
     """The number and the cells of every line that has as many as there are columns; empty ones are passed over."""
     while True:
@@ -280,11 +289,11 @@ def _split(
             refuse(line, f"got {len(cells)} values, expected {len(header)}")
 
 
-def _record(header: Sequence[str], cells: Sequence[str]) -> dict[str, Value]:
+def _record(header: Sequence[str], cells: Sequence[str]) -> dict[str, ColumnValue]:
     return {column: _from_cell(column, cell) for column, cell in zip(header, cells, strict=True)}
 
 
-def _from_cell(column: str, cell: str) -> Value:
+def _from_cell(column: str, cell: str) -> ColumnValue:
     """The value of a CSV cell; what does not read as the column's type stays text, which the check then refuses."""
     kind = COLUMNS[column]
     if kind is bool and cell in ("true", "false"):
@@ -294,7 +303,7 @@ def _from_cell(column: str, cell: str) -> Value:
     return float(cell) if kind is float and _NUMBER.fullmatch(cell) else cell
 
 
-def _read_json_lines(lines: Iterator[str], name: str, incoming: Incoming) -> None:
+def _read_json_lines(lines: Iterator[str], name: str, incoming: ImportBatch) -> None:
     number = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():

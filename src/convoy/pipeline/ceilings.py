@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from convoy.measurement import Peaks, peaks
-from convoy.measurement.device.memory_limit import keep_room
+from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.program.recording import forget_library_workspaces
 from convoy.target import Target
@@ -23,7 +23,7 @@ def measure_ceilings(target: Target) -> Peaks | None:
 
     Beside a tuned net there may be none: of 606 MiB for all of ResNet-50 at batch 32 its plan left 50 (H100, commit c829457).
     """
-    keep_room()
+    refresh_memory_limit()
     try:
         found = peaks(target)
     except Exception as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from convoy.measurement.device.memory_limit import keep_room
+from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline.end_to_end import Latency, OutputErrors, interleave
 from convoy.pipeline.summarize import CheckOutcome
@@ -67,7 +67,7 @@ class EndToEndCheck(ABC):
 
     def both(self, program: Program) -> CheckOutcome | None:
         """Both, timed in turn; None where a GPU has no room for both at once."""
-        keep_room()
+        refresh_memory_limit()
         try:
             with self.context():
                 theirs, mine = self.stock(), self.ours(program)
@@ -82,7 +82,7 @@ class EndToEndCheck(ABC):
 
     def alone(self, make: Callable[[], ComparedRun]) -> tuple[Latency, OutputErrors]:
         """One side by itself, on a GPU; nothing of it is left afterwards."""
-        keep_room()
+        refresh_memory_limit()
         with self.context():
             side = make()
             found = interleave({side.name: side.run}, cuda=True)[side.name], side.errors

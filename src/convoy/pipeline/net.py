@@ -19,7 +19,7 @@ from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.manifest import BANDED, BASELINE, FRUGAL, MERGING, NORMS, POOLING, engine_ids
 from convoy.errors import CaptureError, InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, detect_target, zero_shares
-from convoy.measurement.device.memory_limit import keep_room
+from convoy.measurement.device.memory_limit import refresh_memory_limit
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline.search_pruning import (
@@ -36,7 +36,7 @@ from convoy.regions import Region, propose
 from convoy.settings import LayoutChoice, Settings
 from convoy.target import Target
 from convoy.tune import SearchResult, search
-from convoy.tune.search import load
+from convoy.tune.search import load_competitor
 from convoy.user_warning import warn_user
 
 Observer = Callable[[str, int, int], None]
@@ -243,10 +243,14 @@ def measure(
         share: which of how many shares of it, the same in every process that takes one.
     """
     engines = competing_engines(settings)
-    uncounted = False
-    if net.inputs and not net.zeros and any(load(engine, settings.engines).skips_zeros for engine in engines):
+    zeros_uncounted = False
+    if (
+        net.inputs
+        and not net.zeros
+        and any(load_competitor(engine, settings.engines).skips_zeros for engine in engines)
+    ):
         observer("counting zeros", 0, 0)
-        uncounted = not _count_zeros(net)
+        zeros_uncounted = not _count_zeros(net)
     runner = make_runner(net.target, settings)
     try:
         found = search(
@@ -262,8 +266,8 @@ def measure(
         )
     finally:
         runner.close()
-    keep_room()
-    found.uncounted = uncounted
+    refresh_memory_limit()
+    found.zeros_uncounted = zeros_uncounted
     if found.predicted:
         prefer_measured(net.regions, found)
     return found
@@ -292,14 +296,24 @@ CUT: Final = "measuring ended"
 
 def prediction_notes(found: SearchResult) -> list[str]:
     """What to tell of a plan that rests on predictions."""
-    wrong = f"{found.disproved} predicted choices made the whole wrong, failed by themselves too and were replaced"
-    uncounted = "there was no memory to count zeros: what skips them is taken for what it does without any"
-    notes = [note for note, holds in ((wrong, found.disproved), (uncounted, found.uncounted)) if holds]
+    wrong = (
+        f"{found.wrong_predictions} predicted choices made the whole wrong, failed by themselves too and were replaced"
+    )
+    zeros_uncounted = "there was no memory to count zeros: what skips them is taken for what it does without any"
+    notes = [
+        note for note, holds in ((wrong, found.wrong_predictions), (zeros_uncounted, found.zeros_uncounted)) if holds
+    ]
     if not found.predicted:
         return [f"{CUT} {found.cut}", *notes] if found.cut else notes
     whole = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
-    crowded = f"there was no memory to measure PyTorch's own on {found.without_room} of them"
-    why = f"{CUT} {found.cut}" if found.cut else crowded if found.without_room else "effort none measures nothing"
+    crowded = f"there was no memory to measure PyTorch's own on {found.baseline_out_of_memory} of them"
+    why = (
+        f"{CUT} {found.cut}"
+        if found.cut
+        else crowded
+        if found.baseline_out_of_memory
+        else "effort none measures nothing"
+    )
     how = "their times are predicted from other problems on devices of the same name"
     return [f"{whole}, and {why}: {how}", *notes]
 

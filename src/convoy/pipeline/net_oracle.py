@@ -21,7 +21,7 @@ from convoy.capture import Captured, capture_with_original, captured_function, t
 from convoy.capture.copies import separate_copy
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 from convoy.pipeline import end_to_end
 from convoy.pipeline.end_to_end import OutputErrors
 from convoy.pipeline.rounding import fixed_seed, unit_roundoff
@@ -72,7 +72,7 @@ def run_oracle(
     if not stock:
         return OracleResult([], OutputErrors(0.0, 0.0))
     unit = unit_roundoff({DTYPES[value.spec.dtype] for value in original.graph.values.values()}, cuda=cuda)
-    random = any(map(draws, original.graph.nodes))
+    random = any(map(draws_random, original.graph.nodes))
     found = None if random else _exact(original, model, args, kwargs, flops, stock)
     if found is None:
         why = "draws random numbers" if random else "could not be run in float64"
@@ -210,9 +210,9 @@ class _Rounded(TorchDispatchMode):
         return made
 
     def _round(self, value: torch.Tensor) -> None:
-        draws = torch.Generator(value.device).manual_seed(int(torch.randint(1 << 62, (), generator=self._draws)))
+        draws_random = torch.Generator(value.device).manual_seed(int(torch.randint(1 << 62, (), generator=self._draws)))
         wide = value.double() if value.dtype == torch.float64 else value.float()
-        share = torch.rand(value.shape, generator=draws, device=value.device, dtype=wide.dtype)
+        share = torch.rand(value.shape, generator=draws_random, device=value.device, dtype=wide.dtype)
         value.copy_(wide * share.mul_(2 * self._unit).add_(1 - self._unit))
 
 

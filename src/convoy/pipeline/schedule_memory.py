@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from convoy.plan import Step
 from convoy.program.bind import BoundPlan
 from convoy.program.lifetimes import stream_pools
-from convoy.schedule import TRIES
+from convoy.schedule import MAX_ORDERS
 
 ROUNDS: Final = 16
 """Schedules looked at for one number of streams: of InceptionV3 and DenseNet-121, for inference and training, all came within
@@ -66,7 +66,7 @@ def fit_in_memory(
     home: set[int] = set()
     wanted = 0
     for _ in range(ROUNDS):
-        placed = spread(home=home, tries=ORDERS if home else TRIES)
+        placed = spread(home=home, tries=ORDERS if home else MAX_ORDERS)
         bound = bound_of(placed)
         held = bytes_of(bound)
         wanted = wanted or held

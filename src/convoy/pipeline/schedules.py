@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from convoy.errors import CompileError
-from convoy.measurement import Ahead
+from convoy.measurement import ParallelCompile
 from convoy.measurement.failure import is_out_of_memory
 from convoy.pipeline import end_to_end
 from convoy.pipeline.net import Net
@@ -21,16 +21,16 @@ from convoy.program.lifetimes import peak_bytes
 from convoy.program.module import eager_of
 from convoy.program.occupancy import device_shares
 from convoy.schedule import (
-    TRIES,
+    MAX_ORDERS,
     Collective,
-    CostModel,
-    contention,
+    ContentionModel,
+    alternative_steps,
     critical_us,
     device_us,
     exposed_us,
-    frugal,
-    others,
-    parallel,
+    fit_contention,
+    parallel_steps,
+    use_smaller_configs,
 )
 from convoy.selection import SelectionProblem
 from convoy.settings import Effort, Settings
@@ -69,7 +69,7 @@ def build_fastest(
     Returns:
         The plan with its steps' streams, and its program.
     """
-    with Ahead(net.target, settings) as ahead:
+    with ParallelCompile(net.target, settings) as ahead:
         return _build_fastest(plan, net, settings, offered, collectives, ahead)
 
 
@@ -79,7 +79,7 @@ def _build_fastest(
     settings: Settings,
     offered: SelectionProblem | None,
     collectives: Sequence[Collective],
-    ahead: Ahead,
+    ahead: ParallelCompile,
 ) -> tuple[Plan, Program]:
     packed: PackedSteps = {}
 
@@ -106,22 +106,24 @@ def _build_fastest(
         return bind(candidate, net.captured, net.regions_by_nodes, net.target, settings.engines, packed, tuned=True)
 
     def challenge_all(
-        words: str, steps: Sequence[Step], shares: Sequence[float] = (), model: CostModel | None = None
+        words: str, steps: Sequence[Step], shares: Sequence[float] = (), model: ContentionModel | None = None
     ) -> None:
         for streams in range(2, settings.streams + 1):
-            spread = partial(parallel, steps, streams, shares, model, collectives)
+            spread = partial(parallel_steps, steps, streams, shares, model, collectives)
             contest.challenge_within(f"{streams}{words}", spread, steps, bound_of)
 
     challenge_all("", plan.steps)
     if taken:
-        model = contention(plan.steps, taken, contest.measured)
+        model = fit_contention(plan.steps, taken, contest.measured)
         bounds += f", all work on a full device {device_us(plan.steps, taken) / 1e3:.3f} ms"
         bounds += f", contention fitted as a device of {model.capacity:g}"
         challenge_all(" with admission", plan.steps, taken, model)
         # Two further configs of every launch take a minute to build; on an H100 they gave GoogLeNet's step 1 % (4b785fd).
         if offered is not None and settings.effort is Effort.FULL and not settings.deterministic:
-            variants = [(steps, _shares_of(steps, build)) for steps in others(plan.steps, offered)]
-            steps, taken = frugal(plan.steps, taken, [(steps, found) for steps, found in variants if found])
+            variants = [(steps, _shares_of(steps, build)) for steps in alternative_steps(plan.steps, offered)]
+            steps, taken = use_smaller_configs(
+                plan.steps, taken, [(steps, found) for steps, found in variants if found]
+            )
             if steps != plan.steps:
                 challenge_all(" with smaller side work", steps, taken, model)
     program = contest.program
@@ -202,7 +204,7 @@ class ScheduleSearch:
         """
         fitted = fit_in_memory(spread, steps, bound_of, _bytes, self._most_memory * max(1, self._serial_bytes))
         if fitted is None:  # the clock may say that it would not have won
-            self.challenge(name, spread(home=(), tries=TRIES))
+            self.challenge(name, spread(home=(), tries=MAX_ORDERS))
             return
         if fitted.home:
             grown = fitted.wanted_bytes / max(1, self._serial_bytes)

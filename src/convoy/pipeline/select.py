@@ -19,7 +19,7 @@ from convoy.pipeline.selection_input import selection_problem
 from convoy.plan import Plan
 from convoy.problem import ConvProblem
 from convoy.regions import Region
-from convoy.schedule import plan_memory, serial
+from convoy.schedule import plan_memory, serial_steps
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings, Solver
 from convoy.tune import SearchResult
@@ -128,7 +128,7 @@ def convolutions_of(regions: Sequence[Region]) -> list[ConvProblem]:
 
 def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
     """The choice in an order that can be run, as data."""
-    steps = serial(choice.problem, choice.selection)
+    steps = serial_steps(choice.problem, choice.selection)
     arena = plan_memory(steps, choice.problem.value_bytes, keep=net.captured.graph.outputs)
     graph = net.captured.graph
     return Plan(

@@ -12,8 +12,8 @@ from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
 from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
 from convoy.regions import Region
-from convoy.regions.concat import placeable
-from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
+from convoy.regions.concat import writable_in_place
+from convoy.selection.problem import Candidate, LayoutCopy, RegionNodes, SelectionProblem
 
 MOST_CANDIDATES = 8
 """Candidates kept for one problem: selection needs the fastest, and the frugal where memory is short."""
@@ -91,12 +91,12 @@ def selection_problem(
         nodes=tuple(node.name for node in graph.nodes),
         inputs=graph.inputs,
         outputs=graph.outputs,
-        regions=tuple(Cover(r.id, r.nodes, r.args, r.results) for r in regions),
+        regions=tuple(RegionNodes(r.id, r.nodes, r.args, r.results) for r in regions),
         candidates=tuple(candidates),
         value_layouts={name: tuple(layouts) for name in image_values(graph)},
         value_bytes={v.name: v.spec.size_bytes for v in graph.values.values() if v.kind != "constant"},
         convert_us={name: row.median_us for name, row in fastest.items()},
-        copies={name: Copy(row.problem, row.config) for name, row in fastest.items()},
+        copies={name: LayoutCopy(row.problem, row.config) for name, row in fastest.items()},
         border=dict(border),
         memory_budget_bytes=memory_budget_bytes,
     )
@@ -156,7 +156,7 @@ def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> di
             makers.setdefault(value, []).append(region)
     found: dict[str, set[str]] = {}
     for region in regions:
-        named = placeable(graph, graph.node(region.nodes[0])) if len(region.nodes) == 1 else ()
+        named = writable_in_place(graph, graph.node(region.nodes[0])) if len(region.nodes) == 1 else ()
         if named and all(_fastest_writes_slices(makers.get(value, ()), rows) for value in named):
             found[region.id] = {problem.key for problem in region.problems if problem.layout == "nhwc"}
     return found

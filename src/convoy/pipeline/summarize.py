@@ -119,9 +119,9 @@ def _timing(timed: Latency) -> Timing:
 
 def _steps(plan: Plan, choice: Choice) -> tuple[Step, ...]:
     """The plan's steps; where it fell back to the baseline, those that had been chosen, so that the report can say so."""
-    from convoy.schedule import serial
+    from convoy.schedule import serial_steps
 
-    return plan.steps or serial(choice.problem, choice.selection)
+    return plan.steps or serial_steps(choice.problem, choice.selection)
 
 
 def _peaks(ceilings: Peaks | None) -> dict[str, float]:

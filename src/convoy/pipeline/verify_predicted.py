@@ -20,7 +20,7 @@ from convoy.pipeline.select import Choice
 from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
-from convoy.problem import texts_of
+from convoy.problem import subgraph_texts
 from convoy.program import Program
 from convoy.settings import Settings
 from convoy.tune import SearchResult
@@ -128,10 +128,10 @@ def count_wrong(
         for done, request in enumerate(requests):
             observer("proving what was predicted", done, len(requests))
             rows = list(runner.measure(request, protocol))
-            database.put(rows, texts_of([request.problem]), targets=(net.target,))
+            database.put(rows, subgraph_texts([request.problem]), targets=(net.target,))
             key = request.problem.key
             kept = [row for row in found.rows[key] if row.config not in request.configs]
             found.rows[key] = [*kept, *rows]
             failed += sum(not row.ok for row in rows)
-    found.disproved += failed
+    found.wrong_predictions += failed
     return failed

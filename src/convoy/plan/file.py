@@ -15,18 +15,18 @@ from convoy.plan.plan import PLAN_VERSION, Plan, Step
 from convoy.problem import ANY_LAYOUT, LAYOUTS, EngineConfig, Knobs, TensorSpec
 from convoy.untrusted import read_json, storable
 
-LARGEST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """A plan of a training step of 1000 launches has 1 MiB."""
-MOST_STEPS: Final = 20_000
-MOST_ITEMS: Final = 100_000
+MAX_STEPS: Final = 20_000
+MAX_ITEMS: Final = 100_000
 """Of any other list: a training step has as many inputs as parameters."""
-LONGEST_TEXT: Final = 4000
-LONGEST_NAME: Final = 400
+MAX_TEXT: Final = 4000
+MAX_NAME: Final = 400
 
 _NAME = re.compile(r"\w[\w.]*(@[a-z]+)?", re.ASCII)
 _ENGINE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}")
 _PROBLEM = re.compile(r"[a-z]+:[\w:.+,=\[\]-]+", re.ASCII)
-_AGAIN = "Tune the model anew: `convoy optimize`."
+_RETUNE = "Tune the model anew: `convoy optimize`."
 
 
 def save(plan: Plan, path: str | Path) -> None:
@@ -65,15 +65,15 @@ def load(path: str | Path) -> Plan:
     Raises:
         PlanError: no regular file, too large, no JSON, another version, or a field that is not what it must be; it is named.
     """
-    return from_dict(read_json(path, LARGEST_BYTES, "plan", PlanError))
+    return from_dict(read_json(path, MAX_BYTES, "plan", PlanError))
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
     """A plan as JSON's types, each text such as `from_dict` takes it: a model may be named by a path that is no UTF-8."""
     data = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     data["steps"] = [_step_to_dict(step) for step in plan.steps]
-    data["inputs"], data["notes"] = list(plan.inputs), [storable(note, LONGEST_TEXT) for note in plan.notes]
-    data["model"] = storable(plan.model, LONGEST_TEXT)
+    data["inputs"], data["notes"] = list(plan.inputs), [storable(note, MAX_TEXT) for note in plan.notes]
+    data["model"] = storable(plan.model, MAX_TEXT)
     return {"version": data.pop("version"), **data}
 
 
@@ -92,23 +92,23 @@ def from_dict(data: object) -> Plan:
     version = fields.integer("version")
     if version != PLAN_VERSION:
         raise PlanError(
-            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + _AGAIN
+            "plan.version", version, str(PLAN_VERSION), "It was written by another version of Convoy. " + _RETUNE
         )
     plan = Plan(
         version=version,
-        model=fields.text("model", LONGEST_TEXT),
+        model=fields.text("model", MAX_TEXT),
         graph_digest=fields.text("graph_digest", 16, re.compile(r"[0-9a-f]{16}")),
         inputs=tuple(fields.texts("inputs", _spec)),
         target=fields.plain("target"),
         numerics=fields.text("numerics", 20, re.compile("strict|as_torch|half")),
-        steps=tuple(_step(f"plan.steps[{i}]", item, i) for i, item in enumerate(fields.items("steps", MOST_STEPS))),
-        solver=fields.text("solver", LONGEST_NAME),
+        steps=tuple(_step(f"plan.steps[{i}]", item, i) for i, item in enumerate(fields.items("steps", MAX_STEPS))),
+        solver=fields.text("solver", MAX_NAME),
         total_us=fields.number("total_us"),
         bound_us=fields.number("bound_us"),
         workspace_bytes=fields.integer("workspace_bytes"),
         activation_bytes=fields.integer("activation_bytes"),
         baseline=fields.boolean("baseline"),
-        notes=tuple(fields.texts("notes", lambda text: len(text) <= LONGEST_TEXT)),
+        notes=tuple(fields.texts("notes", lambda text: len(text) <= MAX_TEXT)),
         border=_border(fields.plain("border")),
     )
     fields.finish()
@@ -139,7 +139,7 @@ def _step(where: str, data: object, index: int) -> Step:
         nodes=tuple(fields.texts("nodes", _is_name)),
         args=tuple(fields.texts("args", _is_name)),
         results=tuple(fields.texts("results", _is_name)),
-        problem=fields.text("problem", LONGEST_NAME, _PROBLEM),
+        problem=fields.text("problem", MAX_NAME, _PROBLEM),
         config=EngineConfig(engine, engine_version, knobs),
         layout=fields.text("layout", 10, re.compile("|".join((*LAYOUTS, ANY_LAYOUT)))),
         median_us=fields.number("median_us"),
@@ -151,7 +151,7 @@ def _step(where: str, data: object, index: int) -> Step:
     lengths = len(step.nodes), len(step.args), len(step.results)
     if lengths != (0, 1, 1) if step.kind == "convert" else not step.nodes:
         raise PlanError(
-            where, step.kind, "one value copied by a step of kind convert, nodes in one of kind region", _AGAIN
+            where, step.kind, "one value copied by a step of kind convert, nodes in one of kind region", _RETUNE
         )
     if any(wait >= index for wait in step.waits):
         raise PlanError(f"{where}.waits", step.waits, "indices of earlier steps")
@@ -159,11 +159,11 @@ def _step(where: str, data: object, index: int) -> Step:
 
 
 def _is_name(text: str) -> bool:
-    return len(text) <= LONGEST_NAME and _NAME.fullmatch(text) is not None
+    return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
 
 
 def _spec(text: str) -> bool:
-    if len(text) > LONGEST_NAME:
+    if len(text) > MAX_NAME:
         return False
     try:
         return str(TensorSpec.parse(text)) == text
@@ -176,16 +176,16 @@ class _Fields:
 
     def __init__(self, where: str, data: object) -> None:
         if not isinstance(data, dict):
-            raise PlanError(where, data, "a JSON object", _AGAIN)
+            raise PlanError(where, data, "a JSON object", _RETUNE)
         self._where = where
         self._left = dict(cast("dict[str, Any]", data))
 
     def _take(self, name: str, right: Callable[[Any], bool], expected: str) -> Any:
         if name not in self._left:
-            raise PlanError(f"{self._where}.{name}", None, expected, _AGAIN)
+            raise PlanError(f"{self._where}.{name}", None, expected, _RETUNE)
         value = self._left.pop(name)
         if not right(value):
-            raise PlanError(f"{self._where}.{name}", value, expected, _AGAIN)
+            raise PlanError(f"{self._where}.{name}", value, expected, _RETUNE)
         return value
 
     def text(self, name: str, longest: int, pattern: re.Pattern[str] | None = None) -> str:
@@ -213,7 +213,7 @@ class _Fields:
         """True or false."""
         return self._take(name, lambda v: isinstance(v, bool), "true or false")
 
-    def items(self, name: str, most: int = MOST_ITEMS) -> list[Any]:
+    def items(self, name: str, most: int = MAX_ITEMS) -> list[Any]:
         """A list of at most `most` items."""
 
         def right(value: Any) -> bool:
@@ -226,7 +226,7 @@ class _Fields:
         found = self.items(name)
         for item in found:
             if not isinstance(item, str) or not right(item):
-                raise PlanError(f"{self._where}.{name}", item, "well-formed names or texts", _AGAIN)
+                raise PlanError(f"{self._where}.{name}", item, "well-formed names or texts", _RETUNE)
         return found
 
     def integers(self, name: str) -> list[int]:
@@ -234,7 +234,7 @@ class _Fields:
         found = self.items(name)
         for item in found:
             if not _is_count(item):
-                raise PlanError(f"{self._where}.{name}", item, "integers of at least 0", _AGAIN)
+                raise PlanError(f"{self._where}.{name}", item, "integers of at least 0", _RETUNE)
         return found
 
     def plain(self, name: str) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class _Fields:
     def finish(self) -> None:
         """Refuse fields that nobody asked for."""
         for name in self._left:
-            raise PlanError(f"{self._where}.{name}", name, "no such field", _AGAIN)
+            raise PlanError(f"{self._where}.{name}", name, "no such field", _RETUNE)
 
 
 def _is_count(value: object) -> bool:

@@ -34,18 +34,18 @@ __all__ = [
     "SubgraphProblem",
     "TensorSpec",
     "WeightMask",
-    "is_piece",
+    "is_subgraph_key",
     "parse_problem",
-    "texts_of",
+    "subgraph_texts",
 ]
 
 
-def texts_of(problems: Iterable[Problem]) -> dict[str, str]:
+def subgraph_texts(problems: Iterable[Problem]) -> dict[str, str]:
     """The texts of those problems that cannot be read from their key alone, by key: pieces of a graph."""
     return {problem.key: problem.text for problem in problems if isinstance(problem, SubgraphProblem)}
 
 
-def is_piece(key: str) -> bool:
+def is_subgraph_key(key: str) -> bool:
     """Whether a key is a piece of a graph's, which says nothing without its text."""
     return key.startswith("subgraph:")
 

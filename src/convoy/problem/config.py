@@ -9,7 +9,7 @@ from convoy.errors import InputError
 
 Knob = int | str | bool
 
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
@@ -72,7 +72,7 @@ class Knobs(Mapping[str, Knob]):
 
 def _is_long_number(text: str) -> bool:
     """Whether a text is an integer of more than 64 bits, or nearly."""
-    return len(text) > _MOST_DIGITS and text.removeprefix("-").isdigit()
+    return len(text) > _MAX_DIGITS and text.removeprefix("-").isdigit()
 
 
 def _read(text: str) -> Knob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -67,7 +68,7 @@ class ConvProblem:
     `direction` says which of the three is computed from the other two. `acc_dtype` is the type that sums are
     kept in; `numerics` is the rounding that the user allows. `weight_mask` is the digest of the weight's zero pattern, for
     engines specialised to it; empty for a dense problem. `mask` is that pattern itself, which the key and equality leave to its
-    digest: a problem read back from its key has none until it is given. `fresh_weight` says that weight and bias change from
+    digest: a problem read back from its key has none until it is given. `dynamic_weight` says that weight and bias change from
     call to call, as in training, so that arranging them is part of the work. Equality covers every field but `mask`.
 
     Raises:
@@ -97,7 +98,7 @@ class ConvProblem:
     epilogue: Epilogue = NO_EPILOGUE
     weight_mask: str = ""
     direction: str = "fprop"
-    fresh_weight: bool = False
+    dynamic_weight: bool = False
     mask: WeightMask | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -107,9 +108,9 @@ class ConvProblem:
         for name in ("n", "pad_h", "pad_w"):
             if getattr(self, name) < 0:
                 raise InputError(name, getattr(self, name), "an integer of at least 0")
-        if self.fresh_weight and self.direction != "fprop":
+        if self.dynamic_weight and self.direction != "fprop":
             raise InputError(
-                "fresh_weight", True, "direction fprop: gradients read no weight that could be arranged before"
+                "dynamic_weight", True, "direction fprop: gradients read no weight that could be arranged before"
             )
         if self.c % self.groups or self.k % self.groups:
             raise InputError("groups", self.groups, f"a divisor of c = {self.c} and k = {self.k}")
@@ -225,6 +226,12 @@ class ConvProblem:
         """A 1x1 filter without padding."""
         return self.r == self.s == 1 and self.pad_h == self.pad_w == 0
 
+    @property
+    def fresh_weight(self) -> bool:
+        """Deprecated name of `dynamic_weight`; it goes with the next release."""
+        warnings.warn("convoy: ConvProblem.fresh_weight is now called dynamic_weight", FutureWarning, stacklevel=2)
+        return self.dynamic_weight
+
     def with_layout(self, layout: str) -> ConvProblem:
         """The same problem in another memory format."""
         return replace(self, layout=layout)
@@ -251,7 +258,7 @@ class ConvProblem:
             str(self.epilogue),
         ]
         mask = f":mask={self.weight_mask}" if self.weight_mask else ""
-        return ":".join(parts) + mask + (":fresh" if self.fresh_weight else "")
+        return ":".join(parts) + mask + (":fresh" if self.dynamic_weight else "")
 
     def __str__(self) -> str:
         return self.key
@@ -266,7 +273,7 @@ class ConvProblem:
         values: dict[str, Any] = {f.name: int(found[f.name]) for f in fields(ConvProblem) if f.type == "int"}
         values |= {name: found[name] for name in _WORDS if found[name] is not None}
         fresh = found["fresh"] is not None
-        return ConvProblem(epilogue=Epilogue.parse(found["epilogue"]), fresh_weight=fresh, **values)
+        return ConvProblem(epilogue=Epilogue.parse(found["epilogue"]), dynamic_weight=fresh, **values)
 
 
 _WORDS = ("direction", "layout", "x_dtype", "weight_dtype", "y_dtype", "acc_dtype", "numerics", "weight_mask")

@@ -31,9 +31,9 @@ ANY_LAYOUT: Final = "any"
 """Layout of values that are not 4-D: they are contiguous and never converted."""
 
 
-_LONGEST_SIDE: Final = 12
+_MAX_SIDE_DIGITS: Final = 12
 """Digits of a side that a text may have, and sides: more than any tensor has."""
-_MOST_SIDES: Final = 64
+_MAX_SIDES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TensorSpec:
         dtype, bracket, rest = text.partition("[")
         sides = rest[:-1].split(",") if len(rest) > 1 else []
         right = (
-            all(s.isascii() and s.isdigit() and len(s) <= _LONGEST_SIDE for s in sides) and len(sides) <= _MOST_SIDES
+            all(s.isascii() and s.isdigit() and len(s) <= _MAX_SIDE_DIGITS for s in sides) and len(sides) <= _MAX_SIDES
         )
         if not bracket or not rest.endswith("]") or not right:
             raise InputError("tensor spec", text, "the form fp32[1,3,224,224]")

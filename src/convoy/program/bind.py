@@ -16,7 +16,7 @@ from convoy.engines.base import Executable, Packed
 from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import CompileError, PlanError
-from convoy.measurement.processes.parallel_compile import Ahead
+from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.plan.describe import title
 from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, Problem, TensorSpec
@@ -103,7 +103,7 @@ def bind(
     target: Target,
     extra_engines: tuple[str, ...] = (),
     packed: PackedSteps | None = None,
-    ahead: Ahead | None = None,
+    ahead: ParallelCompile | None = None,
     *,
     tuned: bool = False,
 ) -> BoundPlan:
@@ -184,7 +184,7 @@ def _build(
     packed: PackedSteps,
     target: Target,
     extra_engines: tuple[str, ...],
-    ahead: Ahead | None,
+    ahead: ParallelCompile | None,
 ) -> dict[tuple[object, ...], CompileError]:
     """Build and pack what is not there yet; where that takes long, have the rest compiled in other processes first.
 

@@ -18,7 +18,7 @@ import torch
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
-from convoy.regions.concat import MOST_COPIED, pieces
+from convoy.regions.concat import MAX_COPIED, concat_inputs
 
 if TYPE_CHECKING:
     from convoy.program.bind import BoundStep
@@ -73,7 +73,7 @@ def concat_channels(problem: Problem) -> tuple[int, ...]:
     graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1:
         return ()
-    named = pieces(graph, graph.nodes[0])
+    named = concat_inputs(graph, graph.nodes[0])
     return tuple(graph.values[name].spec.shape[_CHANNELS] for name in named) if named == graph.inputs else ()
 
 
@@ -107,7 +107,7 @@ def with_results_in_place(steps: Sequence[BoundStep], problems: Sequence[Problem
             maker = makers.get(slot)
             if maker is not None and readers[slot] == 1 and slot not in outputs and _accepts(*maker, place):
                 placed[index] = maker
-        if not placed or len(places) - len(placed) > MOST_COPIED:
+        if not placed or len(places) - len(placed) > MAX_COPIED:
             continue
         for index, (maker_step, result) in placed.items():
             found = list(maker_step.places or [None] * len(maker_step.results))

@@ -10,7 +10,7 @@ import torch
 from convoy.program.bind import BoundPlan
 from convoy.program.eager import EagerProgram, empty
 from convoy.program.multi_stream import MultiStreamProgram
-from convoy.program.recording import CAPTURE_FAILURES, first_line, recording, stream_beside
+from convoy.program.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
 
 _WARMUP_CALLS = 2
 """Runs before capture: the first compiles and lets cuDNN measure, the second shows that nothing is left to initialise."""
@@ -52,7 +52,7 @@ class CudaGraphProgram:
         self.refused = ""
         self._graph = torch.cuda.CUDAGraph()
         self._outputs: list[torch.Tensor] = []
-        stream = stream_beside(device, self.eager.streams)
+        stream = distinct_stream(device, self.eager.streams)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(stream):
             for _ in range(_WARMUP_CALLS):

@@ -14,8 +14,8 @@ from convoy import plan as plans
 from convoy.capture import Captured
 from convoy.errors import InputError, PlanError
 from convoy.measurement.device.heap import keep_freed_memory
-from convoy.measurement.device.memory_limit import keep_room
-from convoy.measurement.processes.parallel_compile import Ahead
+from convoy.measurement.device.memory_limit import refresh_memory_limit
+from convoy.measurement.processes.parallel_compile import ParallelCompile
 from convoy.plan.plan import Plan
 from convoy.program import calls
 from convoy.program.bind import PackedSteps, Regions, bind
@@ -88,7 +88,7 @@ def build_program(
     target: Target,
     settings: Settings,
     packed: PackedSteps | None = None,
-    ahead: Ahead | None = None,
+    ahead: ParallelCompile | None = None,
     *,
     tuned: bool = False,
 ) -> Program:
@@ -109,8 +109,8 @@ def build_program(
     if plan.baseline:
         return Program(plan, captured, None)
     device = torch.device("cuda", torch.cuda.current_device()) if target.device == "cuda" else torch.device("cpu")
-    keep_room()
-    with torch.no_grad(), Ahead(target, settings) as own:
+    refresh_memory_limit()
+    with torch.no_grad(), ParallelCompile(target, settings) as own:
         bound = bind(plan, captured, regions, target, settings.engines, packed, ahead or own, tuned=tuned)
         plan = bound.plan or plan
         runnable: Runnable

@@ -10,7 +10,7 @@ from convoy.engines.base import Buffers
 from convoy.program.bind import BoundPlan
 from convoy.program.concat_in_place import ChannelSlice
 from convoy.program.eager import EagerProgram, LaunchObserver, in_layout, result_slice
-from convoy.program.recording import stream_beside
+from convoy.program.recording import distinct_stream
 
 
 class MultiStreamProgram(EagerProgram):
@@ -33,7 +33,7 @@ class MultiStreamProgram(EagerProgram):
             wanted[stream] = max(wanted.get(stream, 0), step.executable.workspace_bytes)
         self._side: dict[int, torch.cuda.Stream] = {}
         for index in sorted(wanted.keys() - {0}):
-            self._side[index] = stream_beside(device, tuple(self._side.values()))
+            self._side[index] = distinct_stream(device, tuple(self._side.values()))
         self._workspaces = {
             index: torch.empty(size, dtype=torch.uint8, device=device) for index, size in wanted.items() if size
         }

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from convoy.program.eager import EagerProgram
 from convoy.program.step_timeline import with_step_marks
-from convoy.schedule import Capacity, Kernel, share_of
+from convoy.schedule import DeviceResources, KernelResources, share_of
 
 MARK: Final = "convoy.step."
 """How a step's mark begins; its index follows."""
@@ -38,11 +38,11 @@ def device_shares(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> tupl
     return tuple(share_of(kernels, device) for kernels in found)
 
 
-def capacity(device: torch.device) -> Capacity:
+def capacity(device: torch.device) -> DeviceResources:
     """What a GPU has; what its driver does not say is as on compute capability 9.0."""
     properties = torch.cuda.get_device_properties(device)
-    book = Capacity(sms=properties.multi_processor_count)
-    return Capacity(
+    book = DeviceResources(sms=properties.multi_processor_count)
+    return DeviceResources(
         sms=book.sms,
         threads=getattr(properties, "max_threads_per_multi_processor", book.threads),
         registers=getattr(properties, "regs_per_multiprocessor", book.registers),
@@ -50,7 +50,7 @@ def capacity(device: torch.device) -> Capacity:
     )
 
 
-def kernels_of_steps(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel]]:
+def kernels_of_steps(events: Sequence[Mapping[str, Any]], count: int) -> list[list[KernelResources]]:
     """The kernels that ran between each step's marks, in a trace of PyTorch's profiler.
 
     Args:
@@ -62,7 +62,7 @@ def kernels_of_steps(events: Sequence[Mapping[str, Any]], count: int) -> list[li
         name = str(event.get("name", ""))
         if event.get("cat") == "user_annotation" and name.startswith(MARK):
             marks.append((event["ts"], event["ts"] + event["dur"], int(name.removeprefix(MARK))))
-    found: list[list[Kernel]] = [[] for _ in range(count)]
+    found: list[list[KernelResources]] = [[] for _ in range(count)]
     for event in events:
         if event.get("cat") != "kernel":
             continue
@@ -73,10 +73,10 @@ def kernels_of_steps(events: Sequence[Mapping[str, Any]], count: int) -> list[li
     return found
 
 
-def _kernel(event: Mapping[str, Any]) -> Kernel:
+def _kernel(event: Mapping[str, Any]) -> KernelResources:
     said = event.get("args", {})
     grid, block = said.get("grid", [1, 1, 1]), said.get("block", [1, 1, 1])
-    return Kernel(
+    return KernelResources(
         blocks=grid[0] * grid[1] * grid[2],
         threads=block[0] * block[1] * block[2],
         registers=int(said.get("registers per thread", 0)),

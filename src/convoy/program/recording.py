@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 
 from convoy.errors import LaunchError
-from convoy.measurement.capture_recovery import put_right, stream_beside
-from convoy.measurement.device.memory_limit import ask_to_record
+from convoy.measurement.capture_recovery import distinct_stream, recover_failed_capture
+from convoy.measurement.device.memory_limit import reserve_capture_memory
 
-__all__ = ["CAPTURE_FAILURES", "first_line", "forget_library_workspaces", "recording", "stream_beside"]
+__all__ = ["CAPTURE_FAILURES", "distinct_stream", "first_line", "forget_library_workspaces", "recording"]
 
 CAPTURE_FAILURES: Final = (RuntimeError, LaunchError)
 """What is raised where launches cannot be recorded: PyTorch's and the driver's errors, or an engine's own."""
@@ -38,12 +38,12 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
     caller = torch.cuda.current_stream(device)
     stream.wait_stream(caller)
     forget_library_workspaces()
-    ask_to_record(stream)
+    reserve_capture_memory(stream)
     shared = pool is not None
     pool = pool if shared else torch.cuda.graph_pool_handle()
     way = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
     try:
-        with torch.cuda.device(device), put_right(way, graph, device, pool, shared=shared):
+        with torch.cuda.device(device), recover_failed_capture(way, graph, device, pool, shared=shared):
             yield
     finally:
         forget_library_workspaces()

@@ -12,7 +12,7 @@ import torch
 
 from convoy.engines.base import Buffers, Executable
 from convoy.program.eager import EagerProgram
-from convoy.program.recording import recording, stream_beside
+from convoy.program.recording import distinct_stream, recording
 from convoy.schedule.timeline import Span, spans
 
 ROUNDS: Final = 5
@@ -83,7 +83,7 @@ def _on_gpu(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Marks
     count = len(program.bound.steps)
     events = [[torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)] for _ in range(count)]
     marked = with_step_marks(program, lambda step, side: events[step][side].record())
-    stream = stream_beside(program.device, marked.streams)
+    stream = distinct_stream(program.device, marked.streams)
     stream.wait_stream(torch.cuda.current_stream(program.device))
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.device(program.device):

@@ -18,7 +18,7 @@ from convoy.plan.plan import Plan, Step
 from convoy.problem import ANY_LAYOUT, EngineConfig, Knobs, LayoutProblem, Problem
 from convoy.regions import Region
 from convoy.schedule import finished_before
-from convoy.settings import MOST_STREAMS
+from convoy.settings import MAX_STREAMS
 from convoy.target import Target
 
 Regions = Mapping[tuple[str, tuple[str, ...]], Region]
@@ -257,11 +257,11 @@ def check_order(steps: Sequence[Step]) -> None:
 def _finished(steps: Sequence[Step]) -> list[list[int]]:
     """For each step, by stream, the last step that has finished when it starts."""
     for at, step in enumerate(steps):
-        if not 0 <= step.stream < MOST_STREAMS:
-            raise PlanError(f"steps[{at}].stream", step.stream, f"streams under {MOST_STREAMS}")
+        if not 0 <= step.stream < MAX_STREAMS:
+            raise PlanError(f"steps[{at}].stream", step.stream, f"streams under {MAX_STREAMS}")
         if any(not 0 <= before < at for before in step.waits) or len(set(step.waits)) < len(step.waits):
             raise PlanError(f"steps[{at}].waits", step.waits, "indices of earlier steps, each once")
-    return finished_before([(step.stream, step.waits) for step in steps], MOST_STREAMS)
+    return finished_before([(step.stream, step.waits) for step in steps], MAX_STREAMS)
 
 
 def _check_draws(steps: Sequence[Step], graph: Graph) -> None:

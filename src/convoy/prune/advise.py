@@ -15,7 +15,7 @@ from convoy.engines.base import Engine
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement import Runner
-from convoy.measurement.engine_space import ask
+from convoy.measurement.engine_space import query_engine
 from convoy.perfdb import Database, Measurement
 from convoy.problem import ConvProblem
 from convoy.prune.defaults import measure_defaults
@@ -248,7 +248,9 @@ def _trials(layer: _Layer, pattern: Pattern, grid: Sequence[float]) -> list[_Tri
 def _mask_readers(engines: Sequence[Engine], trials: Sequence[_Trial], target: Target) -> list[Engine]:
     """Engines made for pruned weights that do some of the masked problems."""
     problems = [problem for trial in trials for problem in trial.problems]
-    return [engine for engine in engines if engine.reads_mask and any(ask(engine, p, target)[0] for p in problems)]
+    return [
+        engine for engine in engines if engine.reads_mask and any(query_engine(engine, p, target)[0] for p in problems)
+    ]
 
 
 def _layer_advice(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from convoy.engines.base import Engine
 from convoy.measurement import Request, Runner, protocol_for
-from convoy.measurement.engine_space import ask
+from convoy.measurement.engine_space import query_engine
 from convoy.perfdb import Database
 from convoy.problem import Problem
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.tune import SearchResult
-from convoy.tune.prior_rows import Progress
-from convoy.tune.staged_search import label
+from convoy.tune.prior_rows import SearchProgress
+from convoy.tune.staged_search import describe_problem
 
 
 def measure_defaults(
@@ -24,7 +24,7 @@ def measure_defaults(
     settings: Settings,
     database: Database,
     runner: Runner,
-    on_progress: Progress,
+    on_progress: SearchProgress,
 ) -> SearchResult:
     """One row for each problem and each engine that does it, from the database where it is there; failures are rows too.
 
@@ -43,7 +43,7 @@ def measure_defaults(
     found = SearchResult()
     requests: list[Request] = []
     for problem in {p.key: p for p in problems}.values():
-        offers = {engine: ask(engine, problem, target) for engine in engines}
+        offers = {engine: query_engine(engine, problem, target) for engine in engines}
         refused = {engine.id: support.reason for engine, (support, _) in offers.items() if not support}
         spaces = [[engine.config(knobs) for knobs in space] for engine, (_, space) in offers.items() if space]
         valid = {config for space in spaces for config in space}
@@ -56,7 +56,7 @@ def measure_defaults(
             requests.append(Request(problem, missing, protocol.rounds))
     runner.prepare(requests)
     for done, request in enumerate(requests):
-        on_progress(done, len(requests), label(request.problem))
+        on_progress(done, len(requests), describe_problem(request.problem))
         for row in runner.measure(request, protocol):
             found.rows[request.problem.key].append(row)
             found.measured += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from convoy.regions.cut import cut
+from convoy.regions.extract_subgraph import extract_subgraph
 from convoy.regions.propose import propose
 from convoy.regions.region import Region
 
-__all__ = ["Region", "cut", "propose"]
+__all__ = ["Region", "extract_subgraph", "propose"]

@@ -19,8 +19,8 @@ from typing import Final
 from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
 from convoy.problem import ConvProblem
-from convoy.regions.cut import chains_region
-from convoy.regions.epilogue import Chain, chains, only_reader
+from convoy.regions.epilogue import LayerChain, chains, only_reader
+from convoy.regions.extract_subgraph import chains_region
 from convoy.regions.region import Region
 
 LAYOUT: Final = "nhwc"
@@ -66,7 +66,7 @@ def _is_depthwise(graph: Graph, node: Node) -> bool:
     return 1 < problem.c == problem.k == problem.groups
 
 
-def _around(graph: Graph, node: Node, made: dict[str, Chain]) -> list[Chain]:
+def _around(graph: Graph, node: Node, made: dict[str, LayerChain]) -> list[LayerChain]:
     """The chains before, of and behind a depthwise convolution."""
     own = [chain for chain in chains(graph, node) if not chain.residual]
     if not own:
@@ -86,6 +86,6 @@ def _narrows(graph: Graph, node: Node, value: str) -> bool:
     return problem.is_pointwise and problem.groups == 1
 
 
-def _inside(graph: Graph, group: Sequence[Chain]) -> int:
+def _inside(graph: Graph, group: Sequence[LayerChain]) -> int:
     """Bytes of the largest value that only the region sees."""
     return max(graph.values[chain.result].spec.size_bytes for chain in group[:-1])

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from convoy.graph.ir import Graph, Node
-from convoy.regions.cut import subgraph_region
+from convoy.regions.extract_subgraph import subgraph_region
 from convoy.regions.region import Region
 
 

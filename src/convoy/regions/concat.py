@@ -13,11 +13,11 @@ from __future__ import annotations
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.regions.epilogue import only_reader
 
-MOST_COPIED = 1
+MAX_COPIED = 1
 """Pieces that a concatenation may still have to copy, a launch each: with more, its own single launch is as good."""
 
 
-def pieces(graph: Graph, node: Node) -> tuple[str, ...]:
+def concat_inputs(graph: Graph, node: Node) -> tuple[str, ...]:
     """Names of the values that a node concatenates along channels: different ones, 4-D and of one dtype; else nothing."""
     if node.op != "aten.cat.default" or not node.args or len(node.outputs) != 1:
         return ()
@@ -32,11 +32,11 @@ def pieces(graph: Graph, node: Node) -> tuple[str, ...]:
     return tuple(names) if plain and len(set(names)) == len(names) == len(listed) else ()
 
 
-def placeable(graph: Graph, node: Node) -> tuple[str, ...]:
+def writable_in_place(graph: Graph, node: Node) -> tuple[str, ...]:
     """The pieces of a concatenation that a convolution's region makes for it alone: those that could be written in place.
 
     Nothing where so many others remain that the concatenation would stay as it is.
     """
-    named = pieces(graph, node)
+    named = concat_inputs(graph, node)
     found = tuple(name for name in named if only_reader(graph, name) is node and graph.producer(name) is not None)
-    return found if found and len(named) - len(found) <= MOST_COPIED else ()
+    return found if found and len(named) - len(found) <= MAX_COPIED else ()

@@ -9,7 +9,7 @@ after:  conv(y)         y = conv(x, w) + b                     args x
         conv(y+z+a)     a = relu(conv(x, w) + b + other)       args x, other
 
 and conv(y+a), where the activation follows at once. Every one is a proposal of its own, in every memory format. In a graph
-that computes or is given its weights, as in training, %w and %b are args behind x, and the problem says `fresh_weight`.
+that computes or is given its weights, as in training, %w and %b are args behind x, and the problem says `dynamic_weight`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import replace
 
 from convoy.graph.ir import Graph
 from convoy.graph.layers import conv_problem
-from convoy.regions.epilogue import Chain
+from convoy.regions.epilogue import LayerChain
 from convoy.regions.region import Region
 
 
-def conv_region(graph: Graph, chain: Chain, layouts: Sequence[str], numerics: str) -> Region:
+def conv_region(graph: Graph, chain: LayerChain, layouts: Sequence[str], numerics: str) -> Region:
     """The region of a `conv2d` node's chain."""
     layer = chain.nodes[0]
     x, weight, *bias = layer.refs()
-    fresh = chain.is_fresh(graph)
-    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue(), fresh_weight=fresh)
+    fresh = chain.has_dynamic_weight(graph)
+    problem = replace(conv_problem(graph, layer), numerics=numerics, epilogue=chain.epilogue(), dynamic_weight=fresh)
     added = (chain.residual,) if chain.residual else ()
     return Region(
         pattern="conv",

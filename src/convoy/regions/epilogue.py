@@ -14,7 +14,7 @@ from convoy.regions.activation import activation_of
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class LayerChain:
     """A layer's node with some of what follows it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Chain:
         """Names of the nodes."""
         return tuple(node.name for node in self.nodes)
 
-    def is_fresh(self, graph: Graph) -> bool:
+    def has_dynamic_weight(self, graph: Graph) -> bool:
         """Whether the layer's weight is no constant: it changes from call to call."""
         return graph.values[list(self.nodes[0].refs())[1]].kind != "constant"
 
@@ -43,7 +43,7 @@ class Chain:
         return Epilogue(self.nodes[0].args[2] is not None, bool(self.residual), self.activation)
 
 
-def chains(graph: Graph, layer: Node) -> list[Chain]:
+def chains(graph: Graph, layer: Node) -> list[LayerChain]:
     """All legal chains of a `conv2d` or `linear` node: alone, + activation, + addition, + both. The longest is last.
 
     Empty for a layer whose x is a constant, for a linear one whose weight or bias is computed by the graph, and where only one
@@ -53,7 +53,7 @@ def chains(graph: Graph, layer: Node) -> list[Chain]:
     constant = [kind == "constant" for kind in kinds[1:]]
     if kinds[0] == "constant" or any(constant) != all(constant) or (layer.op == "linear" and not all(constant)):
         return []
-    alone = Chain((layer,), "", "none", layer.outputs[0])
+    alone = LayerChain((layer,), "", "none", layer.outputs[0])
     added = _with_residual(graph, alone)
     found = [alone, _with_activation(graph, alone), added, _with_activation(graph, added) if added else None]
     return [chain for chain in found if chain]
@@ -65,7 +65,7 @@ def only_reader(graph: Graph, value: str) -> Node | None:
     return users[0] if len(users) == 1 and value not in graph.outputs else None
 
 
-def _with_residual(graph: Graph, chain: Chain) -> Chain | None:
+def _with_residual(graph: Graph, chain: LayerChain) -> LayerChain | None:
     """Before: %z = aten.add.Tensor(%y, %other).  After: the layer's epilogue adds %other, of %y's shape and dtype."""
     node = only_reader(graph, chain.result)
     if node is None or node.op != "aten.add.Tensor" or len(node.args) != 2 or dict(node.kwargs).get("alpha", 1) != 1:
@@ -74,14 +74,14 @@ def _with_residual(graph: Graph, chain: Chain) -> Chain | None:
     if len(others) != 1 or graph.values[others[0]].kind == "constant":
         return None
     specs = {graph.values[name].spec for name in (chain.result, others[0], node.outputs[0])}
-    return Chain((*chain.nodes, node), others[0], "none", node.outputs[0]) if len(specs) == 1 else None
+    return LayerChain((*chain.nodes, node), others[0], "none", node.outputs[0]) if len(specs) == 1 else None
 
 
-def _with_activation(graph: Graph, chain: Chain) -> Chain | None:
+def _with_activation(graph: Graph, chain: LayerChain) -> LayerChain | None:
     """Before: %z = aten.relu.default(%y).  After: the layer's epilogue applies it."""
     node = only_reader(graph, chain.result)
     if node is None or list(node.refs()) != [chain.result] or not activation_of(node):
         return None
     if graph.values[node.outputs[0]].spec != graph.values[chain.result].spec:
         return None
-    return Chain((*chain.nodes, node), chain.residual, activation_of(node), node.outputs[0])
+    return LayerChain((*chain.nodes, node), chain.residual, activation_of(node), node.outputs[0])

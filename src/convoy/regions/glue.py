@@ -7,7 +7,7 @@ before: %r = aten.relu.default(%y)                      y made by a convolution
 after:  glue(r+p+c)
         glue(p+c)         for the cover in which the convolution's epilogue takes r
 
-A node that an engine has a kernel for (`BY_THEMSELVES`) is a group of its own, with the casts of what it reads, and left out of a
+A node that an engine has a kernel for (`SEPARATE_OPS`) is a group of its own, with the casts of what it reads, and left out of a
 further variant. So is a pooling, with what flattens it for a linear layer, where there is an engine for that.
 
 Nodes are grouped by depth, the number of layers on the longest way to them (`LAYERS`, and nodes that draw random numbers),
@@ -24,14 +24,14 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from convoy.graph.ir import AVG_POOL_BACKWARD, LAYERS, MAX_POOL_BACKWARD, Graph, Node
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 from convoy.regions.casts import is_cast
-from convoy.regions.cut import subgraph_region
 from convoy.regions.epilogue import only_reader
+from convoy.regions.extract_subgraph import subgraph_region
 from convoy.regions.pool import flattens, pool_of
 from convoy.regions.region import Region
 
-BY_THEMSELVES: Final = (MAX_POOL_BACKWARD, AVG_POOL_BACKWARD)
+SEPARATE_OPS: Final = (MAX_POOL_BACKWARD, AVG_POOL_BACKWARD)
 """Operators that an engine has a kernel for (`triton.pool_backward`), which a group would do worse. The first one's reads its
 indices as they are kept: the cast that widens them is its own."""
 
@@ -56,16 +56,16 @@ def glue_regions(
         norms: names of the nodes that batch norms could take along, themselves included.
         pools: whether an engine does poolings by themselves.
     """
-    layers = [node.name for node in graph.nodes if node.op in LAYERS or draws(node)]
+    layers = [node.name for node in graph.nodes if node.op in LAYERS or draws_random(node)]
     found: dict[tuple[str, ...], None] = {}
-    for names in groups(graph, graph.nodes, layers):
+    for names in connected_groups(graph, graph.nodes, layers):
         group = [graph.node(name) for name in names]
-        pairs = [_with_cast(graph, node) for node in group if node.op in BY_THEMSELVES]
+        pairs = [_with_cast(graph, node) for node in group if node.op in SEPARATE_OPS]
         pooled = [_with_view(graph, node) for node in group if pools and pool_of(graph, node)]
         alone = {name for pair in pairs for name in pair}
         ends, normed = set(names) & epilogues, set(names) & {*norms}
         for taken in ((), ends, alone, normed, alone | normed, {name for pair in pooled for name in pair} | ends):
-            found.update(dict.fromkeys(groups(graph, group, taken)))
+            found.update(dict.fromkeys(connected_groups(graph, group, taken)))
         found.update(dict.fromkeys((*pairs, *pooled)))
     return [subgraph_region(graph, "glue", nodes, layouts) for nodes in found if len(nodes) > 1]
 
@@ -82,7 +82,7 @@ def _with_view(graph: Graph, node: Node) -> tuple[str, ...]:
     return (node.name,) if reader is None or not flattens(graph, reader) else (node.name, reader.name)
 
 
-def groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> list[tuple[str, ...]]:
+def connected_groups(graph: Graph, nodes: Sequence[Node], barriers: Collection[str]) -> list[tuple[str, ...]]:
     """Connected nodes of one depth, each group in graph order.
 
     Args:

@@ -17,11 +17,11 @@ from dataclasses import replace
 
 from convoy.graph.ir import Graph
 from convoy.graph.layers import linear_problem
-from convoy.regions.epilogue import Chain
+from convoy.regions.epilogue import LayerChain
 from convoy.regions.region import Region
 
 
-def linear_region(graph: Graph, chain: Chain, numerics: str) -> Region:
+def linear_region(graph: Graph, chain: LayerChain, numerics: str) -> Region:
     """The region of a `linear` node's chain."""
     layer = chain.nodes[0]
     x, weight, *bias = layer.refs()

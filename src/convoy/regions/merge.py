@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 from convoy.graph.ir import LAYERS, Graph, Node
 from convoy.graph.layers import conv_problem
-from convoy.regions.cut import chains_region
-from convoy.regions.epilogue import Chain, chains
+from convoy.regions.epilogue import LayerChain, chains
+from convoy.regions.extract_subgraph import chains_region
 from convoy.regions.region import Region
 
 LAYOUT = "nhwc"
 """The memory format in which a pixel's channels lie together, so that all filters are rows of one matrix."""
 
-MOST = 4
+MAX_MERGED = 4
 """Convolutions in one region: as many results as the kernel has places for."""
 
 _DTYPES = ("fp16", "bf16")
@@ -37,7 +37,7 @@ def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
     """
     if LAYOUT not in layouts:
         return []
-    found: dict[str, list[Chain]] = {}
+    found: dict[str, list[LayerChain]] = {}
     for node in graph.nodes:
         if node.op == "conv2d" and _is_plain(graph, node):
             own = [chain for chain in chains(graph, node) if not chain.residual]
@@ -46,7 +46,9 @@ def merge_regions(graph: Graph, layouts: Sequence[str]) -> list[Region]:
     regions: list[Region] = []
     for parallel in found.values():
         regions += [
-            chains_region(graph, "merge", group[:MOST], LAYOUT) for group in _alike(graph, parallel) if len(group) > 1
+            chains_region(graph, "merge", group[:MAX_MERGED], LAYOUT)
+            for group in _alike(graph, parallel)
+            if len(group) > 1
         ]
     return regions
 
@@ -73,9 +75,9 @@ def _is_given(graph: Graph, value: str) -> bool:
     return True
 
 
-def _alike(graph: Graph, parallel: Sequence[Chain]) -> list[list[Chain]]:
+def _alike(graph: Graph, parallel: Sequence[LayerChain]) -> list[list[LayerChain]]:
     """Chains that one launch serves: with the same activation, a bias all or none, and weights all constant or none."""
-    groups: dict[tuple[str, bool, bool], list[Chain]] = {}
+    groups: dict[tuple[str, bool, bool], list[LayerChain]] = {}
     for chain in parallel:
-        groups.setdefault((chain.activation, chain.epilogue().bias, chain.is_fresh(graph)), []).append(chain)
+        groups.setdefault((chain.activation, chain.epilogue().bias, chain.has_dynamic_weight(graph)), []).append(chain)
     return list(groups.values())

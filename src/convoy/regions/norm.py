@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from convoy.graph.ir import Graph, Node, Ref
-from convoy.regions.cut import subgraph_region
+from convoy.regions.extract_subgraph import subgraph_region
 from convoy.regions.region import Region
 
 FORWARD: Final = "aten._native_batch_norm_legit_functional.default"

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convoy.graph.ir import Graph, Node
-from convoy.graph.randomness import draws
-from convoy.regions.cut import subgraph_region
+from convoy.graph.randomness import draws_random
+from convoy.regions.extract_subgraph import subgraph_region
 from convoy.regions.region import Region
 
 
 def op_region(graph: Graph, node: Node, layouts: Sequence[str]) -> Region:
     """The region of one node; `layouts` has the caller's first."""
-    if draws(node):
+    if draws_random(node):
         return subgraph_region(graph, "draw", (node.name,), layouts[:1])
     return subgraph_region(graph, "op", (node.name,), layouts)

@@ -30,7 +30,7 @@ from convoy.graph.ir import Arg, Graph, Node, Ref
 from convoy.problem import ConvProblem, Pool, TensorSpec
 from convoy.regions.activation import activation_of
 from convoy.regions.conv import conv_region
-from convoy.regions.epilogue import Chain, only_reader
+from convoy.regions.epilogue import LayerChain, only_reader
 from convoy.regions.region import Region
 
 PATTERN: Final = "conv_pool"
@@ -50,7 +50,7 @@ _AVG = (
 )
 
 
-def pool_regions(graph: Graph, chains: Sequence[Chain], layouts: Sequence[str], numerics: str) -> list[Region]:
+def pool_regions(graph: Graph, chains: Sequence[LayerChain], layouts: Sequence[str], numerics: str) -> list[Region]:
     """A `conv2d` node's chains with the pooling that follows each; none where weights change from call to call, as in training.
 
     Args:
@@ -61,7 +61,7 @@ def pool_regions(graph: Graph, chains: Sequence[Chain], layouts: Sequence[str], 
     """
     found: list[Region] = []
     for chain in chains:
-        if chain.is_fresh(graph):
+        if chain.has_dynamic_weight(graph):
             continue
         node = only_reader(graph, chain.result)
         pool = None if node is None else pool_of(graph, node)
@@ -125,7 +125,7 @@ def _read(node: Node, spec: TensorSpec) -> Pool | None:
 
 
 def _region(
-    graph: Graph, chain: Chain, more: tuple[Node, ...], pool: Pool, layouts: Sequence[str], numerics: str
+    graph: Graph, chain: LayerChain, more: tuple[Node, ...], pool: Pool, layouts: Sequence[str], numerics: str
 ) -> Region:
     plain = conv_region(graph, chain, layouts, numerics)
     problems = [p for p in plain.problems if isinstance(p, ConvProblem)]

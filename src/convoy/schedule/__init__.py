@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
-from convoy.schedule.collectives import Collective, buckets, collectives, sent_together
-from convoy.schedule.contention import CostModel, Sharing, fit_capacity, simulate
+from convoy.schedule.collectives import Collective, allreduce_buckets, buckets, collectives
+from convoy.schedule.contention import CapacityModel, ContentionModel, fit_capacity, simulate
 from convoy.schedule.dag import Dag, dag_of
-from convoy.schedule.grouped_casts import cast_together
+from convoy.schedule.grouped_casts import cast_groups
 from convoy.schedule.memory import Arena, check, lifetimes, plan_memory
-from convoy.schedule.parallel_plan import contention, critical_us, device_us, exposed_us, parallel
-from convoy.schedule.resources import Capacity, Kernel, share_of
-from convoy.schedule.serial_plan import serial
-from convoy.schedule.smaller_configs import frugal, others
-from convoy.schedule.streams import EVENT_US, TRIES, Placed, finished_before, spread
+from convoy.schedule.parallel_plan import critical_us, device_us, exposed_us, fit_contention, parallel_steps
+from convoy.schedule.resources import DeviceResources, KernelResources, share_of
+from convoy.schedule.serial_plan import serial_steps
+from convoy.schedule.smaller_configs import alternative_steps, use_smaller_configs
+from convoy.schedule.streams import EVENT_US, MAX_ORDERS, ScheduledLaunch, assign_streams, finished_before
 
 __all__ = [
     "EVENT_US",
-    "TRIES",
+    "MAX_ORDERS",
     "Arena",
-    "Capacity",
+    "CapacityModel",
     "Collective",
-    "CostModel",
+    "ContentionModel",
     "Dag",
-    "Kernel",
-    "Placed",
-    "Sharing",
+    "DeviceResources",
+    "KernelResources",
+    "ScheduledLaunch",
+    "allreduce_buckets",
+    "alternative_steps",
+    "assign_streams",
     "buckets",
-    "cast_together",
+    "cast_groups",
     "check",
     "collectives",
-    "contention",
     "critical_us",
     "dag_of",
     "device_us",
     "exposed_us",
     "finished_before",
     "fit_capacity",
-    "frugal",
+    "fit_contention",
     "lifetimes",
-    "others",
-    "parallel",
+    "parallel_steps",
     "plan_memory",
-    "sent_together",
-    "serial",
+    "serial_steps",
     "share_of",
     "simulate",
-    "spread",
+    "use_smaller_configs",
 ]

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoy.schedule.contention import CostModel, Running
+from convoy.schedule.contention import ContentionModel, RunningLaunches
 from convoy.schedule.dag import Dag
 
-Begun = dict[int, tuple[float, int]]
+Starts = dict[int, tuple[float, int]]
 """Start, microseconds, and stream of each launch."""
 
-Holds = dict[int, tuple[int, ...]]
+HeldBack = dict[int, tuple[int, ...]]
 """For launches that were held back, those whose end let them in."""
 
 
 def admit(
-    dag: Dag, streams: int, priorities: Sequence[float], model: CostModel, event_us: float, *, holds: bool = True
-) -> tuple[float, Begun, Holds]:
+    dag: Dag, streams: int, priorities: Sequence[float], model: ContentionModel, event_us: float, *, holds: bool = True
+) -> tuple[float, Starts, HeldBack]:
     """Place launches as a device would run them, from event to event.
 
     Args:
@@ -44,7 +44,7 @@ class _Admission:
         dag: Dag,
         streams: int,
         priorities: Sequence[float],
-        model: CostModel,
+        model: ContentionModel,
         event_us: float,
         *,
         holds: bool,
@@ -60,13 +60,13 @@ class _Admission:
         self._lanes = {lane for lane in dag.lanes.values() if lane >= streams}
         self._free |= self._lanes
         self._last.update(dict.fromkeys(self._lanes, -1))
-        self._running = Running(dag, model)
+        self._running = RunningLaunches(dag, model)
         self._waiting: set[int] = set()
         self._ended: list[int] = []
-        self._begun: Begun = {}
-        self._holds: Holds = {}
+        self._begun: Starts = {}
+        self._holds: HeldBack = {}
 
-    def run(self) -> tuple[float, Begun, Holds]:
+    def run(self) -> tuple[float, Starts, HeldBack]:
         while self._ready or self._running.left_us:
             for launch in sorted(self._ready, key=lambda one: (-self._priorities[one], one)):
                 self._consider(launch)

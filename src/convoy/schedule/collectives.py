@@ -9,7 +9,7 @@ from typing import Final
 BUCKET_BYTES: Final = 25 << 20
 """Bytes of gradients that travel together: DistributedDataParallel's own default (its argument bucket_cap_mb)."""
 
-LAST_BYTES: Final = 1 << 20
+LAST_BUCKET_BYTES: Final = 1 << 20
 """Bytes of the bucket that leaves last: nothing is left to hide it behind, so it holds little more than must wait so long.
 ResNet-50's stem and first stage fit; 25 MiB take 90 us at 290 GB/s (bench/results/scaling-nvidia-h200.csv), and their copies come
 on top."""
@@ -20,7 +20,7 @@ launches."""
 
 BYTES_PER_US: Final = 200e3
 
-SHARE: Final = 0.1
+NCCL_SHARE: Final = 0.1
 """Part of the device that NCCL's channels take while they send: 16 blocks of about 132 multiprocessors."""
 
 
@@ -58,14 +58,14 @@ def buckets(sizes: Sequence[int], dtypes: Sequence[object], limit: int = BUCKET_
     return found
 
 
-def sent_together(sizes: Sequence[int], dtypes: Sequence[object], limit: int = BUCKET_BYTES) -> list[list[int]]:
-    """`buckets` of gradients as they are sent, last layer first: what the last one holds over `LAST_BYTES` leaves before it."""
+def allreduce_buckets(sizes: Sequence[int], dtypes: Sequence[object], limit: int = BUCKET_BYTES) -> list[list[int]]:
+    """`buckets` of gradients in sending order, last layer first; the last bucket is split at `LAST_BUCKET_BYTES`."""
     found = buckets(sizes, dtypes, limit)
     if not found:
         return found
     *others, last = found
     kept = len(last) - 1
-    while kept > 0 and sum(sizes[i] for i in last[kept - 1 :]) <= LAST_BYTES:
+    while kept > 0 and sum(sizes[i] for i in last[kept - 1 :]) <= LAST_BUCKET_BYTES:
         kept -= 1
     return [*others, *(part for part in (last[:kept], last[kept:]) if part)]
 
@@ -88,7 +88,7 @@ def collectives(
         return []
     back = range(len(names))[::-1]
     found: list[Collective] = []
-    for bucket in sent_together([sizes[i] for i in back], [dtypes[i] for i in back], limit):
+    for bucket in allreduce_buckets([sizes[i] for i in back], [dtypes[i] for i in back], limit):
         members = [back[i] for i in bucket]
         sent = 2 * (processes - 1) / processes * sum(sizes[i] for i in members)
         found.append(Collective(tuple(names[i] for i in members), LATENCY_US + sent / BYTES_PER_US))

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from convoy.schedule.dag import Dag
 
-_DONE = 1e-9
+_EPSILON_US = 1e-9
 """Microseconds of work below which a launch has ended: what rounding leaves."""
 
 
-class CostModel(Protocol):
+class ContentionModel(Protocol):
     """How fast launches proceed beside one another."""
 
     def rate(self, shares: Sequence[float]) -> float:
@@ -29,7 +29,7 @@ class CostModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class CapacityModel:
     """Launches that fit on the device together take the longest one's time; others are slowed alike: no work is lost or won.
 
     Attributes:
@@ -49,7 +49,7 @@ class Sharing:
         return not shares or sum(shares) + share <= self.capacity
 
 
-class Running:
+class RunningLaunches:
     """Launches under way: how much of each is left, as time passes.
 
     Args:
@@ -57,7 +57,7 @@ class Running:
         model: how they slow one another.
     """
 
-    def __init__(self, dag: Dag, model: CostModel) -> None:
+    def __init__(self, dag: Dag, model: ContentionModel) -> None:
         self._dag, self._model = dag, model
         self.left_us: dict[int, float] = {}
         self.now_us = 0.0
@@ -76,13 +76,15 @@ class Running:
         step = min(self.left_us.values()) / rate
         self.now_us += step
         self.left_us = {launch: left - step * rate for launch, left in self.left_us.items()}
-        ended = sorted(launch for launch, left in self.left_us.items() if left <= _DONE)
+        ended = sorted(launch for launch, left in self.left_us.items() if left <= _EPSILON_US)
         for launch in ended:
             del self.left_us[launch]
         return ended
 
 
-def simulate(dag: Dag, order: Sequence[tuple[int, int, Sequence[int]]], model: CostModel, event_us: float) -> float:
+def simulate(
+    dag: Dag, order: Sequence[tuple[int, int, Sequence[int]]], model: ContentionModel, event_us: float
+) -> float:
     """How long a schedule takes under a model: each stream runs its launches in order, each when its waits have ended.
 
     Args:
@@ -96,7 +98,7 @@ def simulate(dag: Dag, order: Sequence[tuple[int, int, Sequence[int]]], model: C
         queues.setdefault(stream, []).append(at)
     position = {launch: at for at, (launch, _, _) in enumerate(order)}
     ended: dict[int, float] = {}
-    running = Running(dag, model)
+    running = RunningLaunches(dag, model)
     busy: set[int] = set()
     while len(ended) < len(order):
         for stream, queue in queues.items():
@@ -133,7 +135,7 @@ def fit_capacity(
     """
 
     def off(capacity: float) -> tuple[float, float]:
-        model = Sharing(capacity)
+        model = CapacityModel(capacity)
         errors = [(simulate(dag, order, model, event_us) / took - 1) ** 2 for order, took in measured if took > 0]
         return round(sum(errors), 9), abs(capacity - 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from convoy.schedule.memory import Launch
+from convoy.schedule.memory import LaunchValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Dag:
         return max(self.distances_us(), default=0.0)
 
 
-def dag_of(launches: Sequence[Launch], times_us: Sequence[float], shares: Sequence[float] = ()) -> Dag:
+def dag_of(launches: Sequence[LaunchValues], times_us: Sequence[float], shares: Sequence[float] = ()) -> Dag:
     """The dependencies of launches that read and make named values; a value is made before it is read.
 
     Args:

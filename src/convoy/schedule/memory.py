@@ -10,7 +10,7 @@ ALIGNMENT: Final = 256
 """Bytes: what CUDA's allocator gives, and more than any vector load asks for."""
 
 
-class Launch(Protocol):
+class LaunchValues(Protocol):
     """What lifetimes need to know of a step."""
 
     @property
@@ -32,7 +32,7 @@ class Arena:
     size_bytes: int
 
 
-def lifetimes(steps: Sequence[Launch], keep: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+def lifetimes(steps: Sequence[LaunchValues], keep: Collection[str] = ()) -> dict[str, tuple[int, int]]:
     """For each value made, the first and the last step during which it must be there.
 
     Args:
@@ -49,7 +49,7 @@ def lifetimes(steps: Sequence[Launch], keep: Collection[str] = ()) -> dict[str, 
     return found
 
 
-def plan_memory(steps: Sequence[Launch], sizes: Mapping[str, int], *, keep: Collection[str] = ()) -> Arena:
+def plan_memory(steps: Sequence[LaunchValues], sizes: Mapping[str, int], *, keep: Collection[str] = ()) -> Arena:
     """Give every value made a place, largest first, each in the smallest gap that is free for its whole life.
 
     Args:

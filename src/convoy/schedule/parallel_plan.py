@@ -7,21 +7,21 @@ from dataclasses import replace
 from itertools import pairwise
 
 from convoy.plan.plan import Step
-from convoy.schedule.collectives import SHARE, Collective
-from convoy.schedule.contention import CostModel, Sharing, fit_capacity
+from convoy.schedule.collectives import NCCL_SHARE, Collective
+from convoy.schedule.contention import CapacityModel, ContentionModel, fit_capacity
 from convoy.schedule.dag import Dag, dag_of
-from convoy.schedule.streams import EVENT_US, TRIES, spread
+from convoy.schedule.streams import EVENT_US, MAX_ORDERS, assign_streams
 
 
-def parallel(
+def parallel_steps(
     steps: Sequence[Step],
     streams: int,
     shares: Sequence[float] = (),
-    model: CostModel | None = None,
+    model: ContentionModel | None = None,
     collectives: Sequence[Collective] = (),
     *,
     home: Collection[int] = (),
-    tries: int = TRIES,
+    tries: int = MAX_ORDERS,
 ) -> tuple[Step, ...]:
     """The same steps in the order in which to launch them on several streams, with `stream` and `waits` set.
 
@@ -33,16 +33,16 @@ def parallel(
         collectives: what sends results to other processes, on a stream of its own. They have no place in a plan, whose program
             begins each as soon as all that it sends is there; but what they wait for is on the longest way, and goes first.
         home: steps, by index, that stay on stream 0, whose memory then serves them one after another.
-        tries: orders to try (`spread`).
+        tries: orders to try (`assign_streams`).
     """
     if streams <= 1:
         return tuple(replace(step, stream=0, waits=()) for step in steps)
     count = len(steps)
     times = [*(step.median_us for step in steps), *(one.time_us for one in collectives)]
-    taken = [*shares, *(SHARE for _ in collectives)] if shares else ()
+    taken = [*shares, *(NCCL_SHARE for _ in collectives)] if shares else ()
     lanes = dict.fromkeys(range(count, len(times)), streams) | dict.fromkeys(home, 0)
     dag = _draws_in_order(steps, replace(dag_of([*steps, *collectives], times, taken), lanes=lanes))
-    placed = spread(dag, streams, tries, model)
+    placed = assign_streams(dag, streams, tries, model)
     kept = {at: index for index, at in enumerate(at for at, p in enumerate(placed) if p.launch < count)}
     return tuple(
         replace(steps[p.launch], stream=p.stream, waits=tuple(kept[before] for before in p.waits))
@@ -60,9 +60,9 @@ def _draws_in_order(steps: Sequence[Step], dag: Dag) -> Dag:
     return replace(dag, needs=tuple(needs))
 
 
-def contention(
+def fit_contention(
     steps: Sequence[Step], shares: Sequence[float], measured: Sequence[tuple[Sequence[Step], float]]
-) -> Sharing:
+) -> CapacityModel:
     """How steps slow one another, fitted to what whole schedules of them took on the device.
 
     Args:
@@ -74,7 +74,7 @@ def contention(
     orders = [
         ([(index[step.results], step.stream, step.waits) for step in schedule], took) for schedule, took in measured
     ]
-    return Sharing(fit_capacity(dag_of(steps, [step.median_us for step in steps], shares), orders, EVENT_US))
+    return CapacityModel(fit_capacity(dag_of(steps, [step.median_us for step in steps], shares), orders, EVENT_US))
 
 
 def critical_us(steps: Sequence[Step]) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-REGISTER_GRAIN = 256
+REGISTER_UNIT = 256
 """Registers are given to a warp in units of this many (CUDA occupancy calculator, compute capability 7.0 on)."""
 
 WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class DeviceResources:
     """What a GPU has.
 
     Attributes:
@@ -31,7 +31,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelResources:
     """One kernel of a launch.
 
     Attributes:
@@ -48,10 +48,10 @@ class Kernel:
     shared_bytes: int = 0
     time_us: float = 0.0
 
-    def resident(self, device: Capacity) -> int:
+    def resident(self, device: DeviceResources) -> int:
         """Blocks that one multiprocessor holds at a time; at least 1, for the kernel runs."""
         warps = -(-self.threads // WARP)
-        grains = -(-self.registers * WARP // REGISTER_GRAIN) * REGISTER_GRAIN
+        grains = -(-self.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
         limits = [device.blocks, device.threads // (warps * WARP)]
         if grains:
             limits.append(device.registers // (grains * warps))
@@ -59,12 +59,12 @@ class Kernel:
             limits.append(device.shared_bytes // self.shared_bytes)
         return max(1, min(limits))
 
-    def share(self, device: Capacity) -> float:
+    def share(self, device: DeviceResources) -> float:
         """Part of the device that its blocks fill, at most 1: what is left is room for another kernel's blocks."""
         return min(1.0, self.blocks / (self.resident(device) * device.sms))
 
 
-def share_of(kernels: Sequence[Kernel], device: Capacity) -> float:
+def share_of(kernels: Sequence[KernelResources], device: DeviceResources) -> float:
     """The share of a launch of several kernels: their mean, weighed by time; 0 where there are none."""
     total = sum(kernel.time_us for kernel in kernels)
     if not total:

@@ -6,7 +6,7 @@ from convoy.plan.plan import Step
 from convoy.selection import Candidate, Conversion, Selection, SelectionProblem
 
 
-def serial(problem: SelectionProblem, selection: Selection) -> tuple[Step, ...]:
+def serial_steps(problem: SelectionProblem, selection: Selection) -> tuple[Step, ...]:
     """The steps of a selection on one stream.
 
     A value is called `NAME` as it was made (for an input of the graph: as the caller gives it), a copy in another memory

@@ -10,14 +10,14 @@ from convoy.plan.plan import Step
 from convoy.schedule.dag import dag_of
 from convoy.selection import Candidate, SelectionProblem
 
-SLOWER: Final = 1.5
+MAX_SLOWDOWN: Final = 1.5
 """Times the chosen config's time that another may take to be looked at: more is seldom hidden beside a critical path."""
 
-LESS: Final = 0.85
+MAX_WORK_RATIO: Final = 0.85
 """Part of the chosen config's work (time on the clock by share of the device) that another must stay under to take its place."""
 
 
-def others(steps: Sequence[Step], problem: SelectionProblem, count: int = 2) -> list[tuple[Step, ...]]:
+def alternative_steps(steps: Sequence[Step], problem: SelectionProblem, count: int = 2) -> list[tuple[Step, ...]]:
     """The same steps with each region in its next best config, then in the one after that; a step without one stays.
 
     Args:
@@ -44,7 +44,7 @@ def _another(step: Step, offered: Mapping[tuple[str, str, str], Sequence[Candida
     near = [
         one
         for one in offered.get((name, step.problem, step.layout), ())
-        if one.config != step.config and 0 < one.median_us <= SLOWER * step.median_us
+        if one.config != step.config and 0 < one.median_us <= MAX_SLOWDOWN * step.median_us
     ]
     if place >= len(near):
         return step
@@ -52,7 +52,7 @@ def _another(step: Step, offered: Mapping[tuple[str, str, str], Sequence[Candida
     return replace(step, config=one.config, median_us=one.median_us, workspace_bytes=one.workspace_bytes)
 
 
-def frugal(
+def use_smaller_configs(
     steps: Sequence[Step], shares: Sequence[float], variants: Sequence[tuple[Sequence[Step], Sequence[float]]]
 ) -> tuple[tuple[Step, ...], tuple[float, ...]]:
     """Steps off the critical path in the form that takes the least of the device, and their shares.
@@ -69,7 +69,7 @@ def frugal(
         forms = [(step, share), *((other[index], theirs[index]) for other, theirs in variants)]
         work = [one.median_us * part for one, part in forms]
         best = min(range(len(forms)), key=lambda form: work[form])
-        keep = index in critical or not forms[best][1] or work[best] > LESS * work[0]
+        keep = index in critical or not forms[best][1] or work[best] > MAX_WORK_RATIO * work[0]
         made.append(forms[0 if keep else best][0])
         taken.append(forms[0 if keep else best][1])
     return tuple(made), tuple(taken)

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.schedule.admission import Begun, Holds, admit
-from convoy.schedule.contention import CostModel
+from convoy.schedule.admission import HeldBack, Starts, admit
+from convoy.schedule.contention import ContentionModel
 from convoy.schedule.dag import Dag
 
 EVENT_US: Final = 0.8
@@ -27,7 +27,7 @@ orders candidates; schedules are compared by the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ScheduledLaunch:
     """Where a launch goes.
 
     Attributes:
@@ -44,18 +44,20 @@ class Placed:
     start_us: float
 
 
-TRIES: Final = 32
+MAX_ORDERS: Final = 32
 """Orders tried. Of 60 random nets of six launches on two streams, the plain priorities alone find the optimum of 42, these of 56
 (tests); a training step of 400 launches takes a third of a second."""
 
-MOST_WORK: Final = 4800
+MAX_CONTENTION_WORK: Final = 4800
 """Orders times launches that are tried under a model of contention: 8 orders of 600 launches, which take a second."""
 
-CHANGES: Final = (0.2, 0.5, 0.9)
+PRIORITY_CHANGES: Final = (0.2, 0.5, 0.9)
 """Largest relative changes of a launch's priority, in turn: small ones for long nets, large ones for short ones."""
 
 
-def spread(dag: Dag, streams: int, tries: int = TRIES, model: CostModel | None = None) -> list[Placed]:
+def assign_streams(
+    dag: Dag, streams: int, tries: int = MAX_ORDERS, model: ContentionModel | None = None
+) -> list[ScheduledLaunch]:
     """Launches in the order in which to launch them, each with its stream and the events that it waits for.
 
     Args:
@@ -67,7 +69,7 @@ def spread(dag: Dag, streams: int, tries: int = TRIES, model: CostModel | None =
     distances = dag.distances_us()
     total = max([streams, *(lane + 1 for lane in dag.lanes.values())])
 
-    def place(priorities: Sequence[float]) -> tuple[float, Begun, Holds]:
+    def place(priorities: Sequence[float]) -> tuple[float, Starts, HeldBack]:
         if model is not None:
             ways = [admit(dag, streams, priorities, model, EVENT_US, holds=holds) for holds in (True, False)]
             return min(ways, key=lambda way: way[0])
@@ -78,29 +80,29 @@ def spread(dag: Dag, streams: int, tries: int = TRIES, model: CostModel | None =
     bound = dag.critical_us if model is None else dag.bound_us
     draw = random.Random(0)
     if model is not None:
-        tries = min(tries, MOST_WORK // max(1, len(dag.needs)))
+        tries = min(tries, MAX_CONTENTION_WORK // max(1, len(dag.needs)))
     for index in range(tries - 1 if total > 1 else 0):
         if best <= bound + EVENT_US:
             break
-        most = CHANGES[index % len(CHANGES)]
+        most = PRIORITY_CHANGES[index % len(PRIORITY_CHANGES)]
         end, other, held = place([distance * (1 + draw.uniform(-most, most)) for distance in distances])
         if end < best - EVENT_US:
             best, begun, holds = end, other, held
     return _with_waits(dag, begun, holds, total)
 
 
-def _end(dag: Dag, begun: Begun) -> float:
+def _end(dag: Dag, begun: Starts) -> float:
     return max((start + dag.times_us[launch] for launch, (start, _) in begun.items()), default=0.0)
 
 
-def _place(dag: Dag, streams: int, total: int, priorities: Sequence[float]) -> Begun:
+def _place(dag: Dag, streams: int, total: int, priorities: Sequence[float]) -> Starts:
     """Start and stream of each launch: of those that are ready, the one of the highest priority first."""
     followers = dag.followers()
     missing = [len(needs) for needs in dag.needs]
     ready = {index for index, count in enumerate(missing) if not count}
     free_us = [0.0] * total
     last = [-1] * total
-    begun: Begun = {}
+    begun: Starts = {}
     while ready:
         chosen = max(ready, key=lambda index: (priorities[index], -index))
         ready.remove(chosen)
@@ -116,7 +118,7 @@ def _place(dag: Dag, streams: int, total: int, priorities: Sequence[float]) -> B
 
 
 def _earliest(
-    dag: Dag, launch: int, begun: Begun, free_us: Sequence[float], last: Sequence[int], allowed: Iterable[int]
+    dag: Dag, launch: int, begun: Starts, free_us: Sequence[float], last: Sequence[int], allowed: Iterable[int]
 ) -> tuple[float, int]:
     """Start and stream of a launch: the earliest, and of equals the one whose last launch it needs, then the lowest."""
     options: list[tuple[float, bool, int]] = []
@@ -130,13 +132,13 @@ def _earliest(
     return start, stream
 
 
-def _with_waits(dag: Dag, begun: Begun, holds: Holds, streams: int) -> list[Placed]:
+def _with_waits(dag: Dag, begun: Starts, holds: HeldBack, streams: int) -> list[ScheduledLaunch]:
     """In the order of starting, with the fewest events: for what is read, and for what was held back until there was room."""
     order = sorted(begun, key=lambda launch: (begun[launch][0], launch))
     position = {launch: at for at, launch in enumerate(order)}
     clocks: list[list[int]] = []
     newest = [[-1] * streams for _ in range(streams)]
-    placed: list[Placed] = []
+    placed: list[ScheduledLaunch] = []
     for at, launch in enumerate(order):
         start, stream = begun[launch]
         known = list(newest[stream])
@@ -148,7 +150,7 @@ def _with_waits(dag: Dag, begun: Begun, holds: Holds, streams: int) -> list[Plac
         known[stream] = at
         clocks.append(known)
         newest[stream] = known
-        placed.append(Placed(launch, stream, tuple(sorted(waits)), start))
+        placed.append(ScheduledLaunch(launch, stream, tuple(sorted(waits)), start))
     return placed
 
 

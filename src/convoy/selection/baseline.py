@@ -6,10 +6,10 @@ import math
 
 from convoy.errors import SelectionError
 from convoy.selection.cover import cover_in_order, node_shares
-from convoy.selection.eligible import possible
+from convoy.selection.eligible import layout_compatible
+from convoy.selection.finalize import finalize_selection
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Candidate, Selection, SelectionProblem
-from convoy.selection.settle import settle
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
@@ -26,9 +26,9 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     del engine, time_limit_s
     pool = [c for c in problem.candidates if c.baseline and _as_torch(problem, c)]
     chosen = cover_in_order(problem, pool, lambda c: (len(problem.regions[c.region].nodes), c.median_us))
-    bound_us = math.fsum(node_shares(problem, possible(problem)).values())
-    selection = settle(problem, LaunchOrder(problem), "baseline", chosen, bound_us)
-    require_fit(problem, selection)
+    bound_us = math.fsum(node_shares(problem, layout_compatible(problem)).values())
+    selection = finalize_selection(problem, LaunchOrder(problem), "baseline", chosen, bound_us)
+    check_budget(problem, selection)
     return selection
 
 
@@ -41,7 +41,7 @@ def _as_torch(problem: SelectionProblem, candidate: Candidate) -> bool:
     )
 
 
-def require_fit(problem: SelectionProblem, selection: Selection) -> None:
+def check_budget(problem: SelectionProblem, selection: Selection) -> None:
     """Refuse a selection that wants more memory than the budget.
 
     Raises:

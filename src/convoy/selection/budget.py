@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from convoy.selection.covering import Covering
+from convoy.selection.covering import CoverProgram
 from convoy.selection.linear import LinearProgram, Terms, minus, plus
 from convoy.selection.order import LaunchOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class MemoryUse:
     """Bytes in use while the regions of one place run.
 
     They are `fixed_bytes` + `terms` (bytes by column), never above `most_bytes`.
@@ -23,7 +23,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class _Life:
+class _ValueUse:
     """Over time, the readers of one value: what `memory_usage` needs to know of it.
 
     Attributes:
@@ -53,7 +53,7 @@ class MemoryModel:
     """Writes memory use as linear expressions over the columns of a covering.
 
     In time there is one place for each set of regions that exclude one another (`LaunchOrder.places`) and one for the net's
-    return. What is in use at a place is what `settle.memory_profile` counts: the caller's inputs; every value made before
+    return. What is in use at a place is what `finalize.memory_profile` counts: the caller's inputs; every value made before
     and needed there or later, once as it was made and once for each copy; the results and the workspace of the candidate
     that runs there; the packed constants of all chosen candidates.
 
@@ -77,7 +77,7 @@ class MemoryModel:
         contradictions: the `contradiction` columns.
     """
 
-    def __init__(self, model: Covering, order: LaunchOrder) -> None:
+    def __init__(self, model: CoverProgram, order: LaunchOrder) -> None:
         self._model = model
         self._problem = model.problem
         self._program: LinearProgram = model.program
@@ -104,14 +104,14 @@ class MemoryModel:
 
         Args:
             columns: the choice, in launch order.
-            profile: bytes in use during each launch and, last, when the net returns (`settle.memory_profile`).
+            profile: bytes in use during each launch and, last, when the net returns (`finalize.memory_profile`).
             limit_bytes: what is too much.
         """
         places = [*(self._place[column] for column in columns), self._end]
         found = [(used, place) for place, used in zip(places, profile, strict=True) if used > limit_bytes]
         return [place for _, place in sorted(found, reverse=True)]
 
-    def usage(self, place: int) -> Usage:
+    def usage(self, place: int) -> MemoryUse:
         """The use at a place, as an expression over the choice."""
         own = {c: self._running_bytes(c) for c, at in enumerate(self._place) if at == place}
         alive = [(v, life) for v, life in self._lives.items() if self._may_be_alive(life, place)]
@@ -120,7 +120,7 @@ class MemoryModel:
         terms: Terms = [*self._resident(), *((c, float(size)) for c, size in own.items() if size)]
         for value, life in alive:
             terms += plus(self._forms(value, life, place), float(self._problem.value_bytes[value]))
-        return Usage(self._inputs_bytes, terms, most)
+        return MemoryUse(self._inputs_bytes, terms, most)
 
     def _resident(self) -> Terms:
         """The packed constants of the whole choice: one column, since every place counts them."""
@@ -139,14 +139,14 @@ class MemoryModel:
             self._program.at_most([(column, 1.0), *minus(chosen)], 0.0)
         return column
 
-    def _collect(self) -> dict[str, _Life]:
-        lives: dict[str, _Life] = {}
+    def _collect(self) -> dict[str, _ValueUse]:
+        lives: dict[str, _ValueUse] = {}
         for (value, layout), columns in self._model.readers.items():
-            life = lives.setdefault(value, _Life())
+            life = lives.setdefault(value, _ValueUse())
             for column in columns:
                 life.reads.setdefault((layout, self._place[column]), []).append(column)
         for value in self._problem.outputs:
-            life = lives.setdefault(value, _Life())
+            life = lives.setdefault(value, _ValueUse())
             life.returned = self._problem.border_layout(value)
         for (value, _), columns in self._model.makers.items():
             for column in columns:
@@ -170,14 +170,14 @@ class MemoryModel:
                 most[node] = max(most.get(node, 0), candidate.resident_bytes)
         return sum(most.values())
 
-    def _most_forms(self, value: str, life: _Life) -> int:
+    def _most_forms(self, value: str, life: _ValueUse) -> int:
         return len(self._model.layouts(value)) - (1 if life.given else 0)
 
-    def _may_be_alive(self, life: _Life, place: int) -> bool:
+    def _may_be_alive(self, life: _ValueUse, place: int) -> bool:
         made = life.given or any(at < place for at in life.made_at)
         return made and bool(life.read_at) and life.read_at[-1] >= place
 
-    def _forms(self, value: str, life: _Life, place: int) -> list[int]:
+    def _forms(self, value: str, life: _ValueUse, place: int) -> list[int]:
         """Columns that count the forms of a value, made before a place, that are there while it runs."""
         k = next(i for i, at in enumerate(life.read_at) if at >= place)
         layouts = self._model.layouts(value)
@@ -187,7 +187,7 @@ class MemoryModel:
         copied = [layout for layout in layouts if self._model.converted(value, layout)]
         return found + [self._copy(value, life, layout, k, come=life.read_at[k] == place) for layout in copied]
 
-    def _native(self, value: str, life: _Life, layouts: Sequence[str], passed: int, k: int) -> int:
+    def _native(self, value: str, life: _ValueUse, layouts: Sequence[str], passed: int, k: int) -> int:
         if (passed, k) in life.native:
             return life.native[passed, k]
         column = life.native[passed, k] = self._program.binary()
@@ -203,7 +203,7 @@ class MemoryModel:
             self._program.at_least(terms, 0.0 if certain else -1.0)
         return column
 
-    def _copy(self, value: str, life: _Life, layout: str, k: int, *, come: bool) -> int:
+    def _copy(self, value: str, life: _ValueUse, layout: str, k: int, *, come: bool) -> int:
         if (layout, k, come) in life.copies:
             return life.copies[layout, k, come]
         column = life.copies[layout, k, come] = self._program.binary()
@@ -214,12 +214,12 @@ class MemoryModel:
             self._program.at_least([(column, 1.0), (copied, -1.0), *minus(used)], -1.0)
         return column
 
-    def _reads(self, life: _Life, layout: str, k: int) -> tuple[list[int], bool]:
+    def _reads(self, life: _ValueUse, layout: str, k: int) -> tuple[list[int], bool]:
         """Columns that read at the k-th place in a format, and whether the net returns it there."""
         place = life.read_at[k]
         return life.reads.get((layout, place), []), place == self._end and layout == life.returned
 
-    def _used(self, life: _Life, layout: str, k: int) -> list[int]:
+    def _used(self, life: _ValueUse, layout: str, k: int) -> list[int]:
         """Column that is 1 where the value is read in a format at its k-th place or later (a list, for `plus`)."""
         for index in range(len(life.read_at) - 1, k - 1, -1):
             if (layout, index) in life.used:
@@ -231,7 +231,7 @@ class MemoryModel:
                 self._program.at_least([(column, 1.0), (life.used[layout, index + 1], -1.0)], 0.0)
         return [life.used[layout, k]]
 
-    def _copied(self, value: str, life: _Life, layout: str, k: int) -> int:
+    def _copied(self, value: str, life: _ValueUse, layout: str, k: int) -> int:
         converted = self._model.converted(value, layout)
         for index in range(k + 1):
             if (layout, index) in life.copied:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from convoy.errors import SelectionError
 from convoy.selection.problem import Candidate, SelectionProblem
 
-MOST_STEPS_BACK = 10_000
+MAX_BACKTRACKS = 10_000
 """Choices taken back before the search gives up. Nets whose nodes all have a candidate of their own need none."""
 
 Preference = Callable[[Candidate], tuple[float, ...]]
@@ -35,7 +35,7 @@ def cover_in_order(problem: SelectionProblem, pool: Sequence[Candidate], prefere
     for node, found in options.items():
         if not found:
             raise SelectionError(f"no candidate left for node {node!r}")
-    state = _State(problem)
+    state = _PartialCover(problem)
     trail: list[tuple[Candidate, Iterator[Candidate], int]] = []
     index, untried, back = 0, None, 0
     while True:
@@ -51,13 +51,13 @@ def cover_in_order(problem: SelectionProblem, pool: Sequence[Candidate], prefere
             untried = None
             continue
         back += 1
-        if not trail or back > MOST_STEPS_BACK:
+        if not trail or back > MAX_BACKTRACKS:
             raise SelectionError(f"no cover found: node {problem.nodes[index]!r} cannot be joined to what is chosen")
         last, untried, index = trail.pop()
         state.remove(last)
 
 
-class _State:
+class _PartialCover:
     """Which nodes are covered, and in which formats values are made and read so far."""
 
     def __init__(self, problem: SelectionProblem) -> None:

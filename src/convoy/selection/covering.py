@@ -12,7 +12,7 @@ ValueLayout = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Covering:
+class CoverProgram:
     """The program and what its columns mean.
 
     Attributes:
@@ -41,7 +41,7 @@ class Covering:
         return [self.conversions[k] for s in sources if (k := (value, s, layout)) in self.conversions]
 
 
-def formulate(problem: SelectionProblem, pool: Sequence[Candidate]) -> Covering:
+def formulate(problem: SelectionProblem, pool: Sequence[Candidate]) -> CoverProgram:
     """Write the selection problem as an integer program, without its memory budget.
 
     Columns, all 0 or 1: `x[i]`, candidate i is chosen, at its time; `c[v, s, l]`, value v is converted from format s to
@@ -56,7 +56,7 @@ def formulate(problem: SelectionProblem, pool: Sequence[Candidate]) -> Covering:
     The last rule also keeps a region from being chosen while somebody else reads a value that it hides: neither `made` nor
     a conversion can then be 1.
     """
-    model = Covering(problem, pool)
+    model = CoverProgram(problem, pool)
     covering: dict[str, list[int]] = {node: [] for node in problem.nodes}
     for candidate in pool:
         column = model.program.binary(candidate.median_us)
@@ -75,7 +75,7 @@ def formulate(problem: SelectionProblem, pool: Sequence[Candidate]) -> Covering:
     return model
 
 
-def _supply(model: Covering, value: str) -> None:
+def _supply(model: CoverProgram, value: str) -> None:
     """Columns and rows that see to it that a value is there in every format in which it is read."""
     given = model.problem.border_layout(value) if value in model.problem.inputs else ""
     wanted = model.problem.border_layout(value) if value in model.problem.outputs else ""
@@ -98,7 +98,7 @@ def _supply(model: Covering, value: str) -> None:
             model.program.at_most(supply, -1.0)
 
 
-def _exclusive_groups(model: Covering, columns: Sequence[int]) -> list[list[int]]:
+def _exclusive_groups(model: CoverProgram, columns: Sequence[int]) -> list[list[int]]:
     """Split candidates into sets whose regions all have a node in common: few rows, and tight ones."""
     groups: list[tuple[set[str], list[int]]] = []
     for column in columns:

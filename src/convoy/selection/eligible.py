@@ -5,12 +5,12 @@ from __future__ import annotations
 from convoy.selection.problem import Candidate, SelectionProblem
 
 
-def possible(problem: SelectionProblem) -> list[Candidate]:
+def layout_compatible(problem: SelectionProblem) -> list[Candidate]:
     """Candidates whose memory format every 4-D value of their region may have, in the problem's order."""
     return [c for c in problem.candidates if _fits(problem, c)]
 
 
-def worthwhile(problem: SelectionProblem, *, budgeted: bool | None = None) -> list[Candidate]:
+def undominated(problem: SelectionProblem, *, budgeted: bool | None = None) -> list[Candidate]:
     """What `exact` and `greedy` choose from, in the problem's order.
 
     Three rules, each safe for an optimum over what the rule before it left:
@@ -30,7 +30,7 @@ def worthwhile(problem: SelectionProblem, *, budgeted: bool | None = None) -> li
     """
     budgeted = problem.memory_budget_bytes is not None if budgeted is None else budgeted
     groups: dict[tuple[int, str], list[Candidate]] = {}
-    for candidate in possible(problem):
+    for candidate in layout_compatible(problem):
         groups.setdefault((candidate.region, candidate.layout), []).append(candidate)
     kept: set[int] = set()
     for group in groups.values():

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from convoy.errors import SelectionError
 from convoy.selection import greedy, highs
 from convoy.selection.budget import MemoryModel
-from convoy.selection.covering import Covering, formulate
-from convoy.selection.eligible import worthwhile
+from convoy.selection.covering import CoverProgram, formulate
+from convoy.selection.eligible import undominated
+from convoy.selection.finalize import finalize_selection, live_values, memory_profile
 from convoy.selection.linear import Terms, plus
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Selection, SelectionProblem
-from convoy.selection.settle import memory_profile, settle, value_forms
 
-_CLOSE = 1e-6
+_BOUND_TOLERANCE = 1e-6
 """HiGHS's own tolerances: a bound this near to the total, relatively, is the total."""
 
-_AT_ONCE = 8
+_ROWS_PER_ROUND = 8
 """Places that get a row for their memory at a time, the fullest first. Each brings columns for every value alive there, and most
 never matter; with few, the program is solved more often. DenseNet-201 with five draws of times
 (`bench/tuning/selection.py`), under a budget: 70 s in all with one at a time, 49 s with four, 36 s with eight, 42 s with sixteen,
@@ -31,7 +31,7 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     """Choose the candidates of least total time, conversions included, that fit the memory budget.
 
     The program is described at `covering.formulate` and `budget.MemoryModel`; the candidates are those of
-    `eligible.worthwhile`. Layout selection with its conversion costs follows Anderson and Gregg (CGO 2018), here with
+    `eligible.undominated`. Layout selection with its conversion costs follows Anderson and Gregg (CGO 2018), here with
     overlapping regions, conversions shared by all readers, and memory. Two things are left to rows that are added when a
     solution breaks them: regions that wait for one another in a circle, and the memory in use at a place. (Where proposals
     wait for one another, so that no launch order holds for all covers, a choice above the budget may be ruled out by itself.)
@@ -52,7 +52,7 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     del engine
     order = LaunchOrder(problem)
     deadline = time.monotonic() + time_limit_s
-    model = formulate(problem, worthwhile(problem))
+    model = formulate(problem, undominated(problem))
     budget = problem.memory_budget_bytes
     memory = None if budget is None else MemoryModel(model, order)
     if memory is not None and budget is not None and memory.least_bytes() > budget:
@@ -76,7 +76,9 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         bound_us = max(bound_us, answer.bound_us)
         if _cut_cycle(model, order, answer.columns):
             continue
-        selection = settle(problem, order, "exact", [model.pool[i] for i in answer.columns], answer.bound_us)
+        selection = finalize_selection(
+            problem, order, "exact", [model.pool[i] for i in answer.columns], answer.bound_us
+        )
         if memory is None or budget is None or selection.peak_bytes <= budget:
             return _tight(selection)
         crowded = _crowded(model, memory, answer.columns, selection, budget, held)
@@ -85,7 +87,7 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
             model.program.at_most(plus(answer.columns), len(answer.columns) - 1)
 
 
-def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -> Selection:
+def minimum_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -> Selection:
     """Choose what needs the least memory, whatever its time: `peak_bytes` is the least budget that would do.
 
     Where proposals wait for one another in a circle, covers that contradict `LaunchOrder.places` are left out.
@@ -100,7 +102,7 @@ def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -
     """
     order = LaunchOrder(problem)
     deadline = time.monotonic() + time_limit_s
-    model = formulate(problem, worthwhile(problem, budgeted=True))
+    model = formulate(problem, undominated(problem, budgeted=True))
     model.program.cost = [0.0] * len(model.program.cost)
     memory = MemoryModel(model, order)
     model.program.at_most(plus(memory.contradictions), 0.0)
@@ -117,14 +119,14 @@ def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -
                 raise
             return best
         if answer is None and start is not None and not order.contradictions:
-            raise highs.wrong("found no choice where there is one")
+            raise highs.invalid_answer("found no choice where there is one")
         if answer is None:
             raise SelectionError(_NO_COVER)
         if _cut_cycle(model, order, answer.columns):
             continue
-        selection = settle(problem, order, "exact", [model.pool[i] for i in answer.columns])
+        selection = finalize_selection(problem, order, "exact", [model.pool[i] for i in answer.columns])
         best = selection if best is None or selection.peak_bytes < best.peak_bytes else best
-        limit = answer.bound_us * scale * (1 + _CLOSE)
+        limit = answer.bound_us * scale * (1 + _BOUND_TOLERANCE)
         crowded = _crowded(model, memory, answer.columns, selection, limit, held)
         if not crowded:
             return best
@@ -135,7 +137,7 @@ def least_memory(problem: SelectionProblem, *, time_limit_s: float = math.inf) -
 
 
 def _crowded(
-    model: Covering,
+    model: CoverProgram,
     memory: MemoryModel,
     columns: Sequence[int],
     selection: Selection,
@@ -144,14 +146,14 @@ def _crowded(
 ) -> list[int]:
     """Places at which a selection has more than `limit_bytes` in use, some of those not in `held`, to which they are added."""
     column_of = {id(model.pool[i]): i for i in columns}
-    profile = memory_profile(model.problem, selection.chosen, value_forms(model.problem, selection.chosen))
+    profile = memory_profile(model.problem, selection.chosen, live_values(model.problem, selection.chosen))
     places = memory.crowded([column_of[id(c)] for c in selection.chosen], profile, limit_bytes)
-    found = [place for place in places if place not in held][:_AT_ONCE]
+    found = [place for place in places if place not in held][:_ROWS_PER_ROUND]
     held.update(found)
     return found
 
 
-def _keep_within(model: Covering, memory: MemoryModel, places: Sequence[int], budget_bytes: int) -> None:
+def _keep_within(model: CoverProgram, memory: MemoryModel, places: Sequence[int], budget_bytes: int) -> None:
     """Rows that keep the memory in use at some places within a budget, but for choices that contradict `LaunchOrder.places`."""
     for place in places:
         usage = memory.usage(place)
@@ -171,7 +173,7 @@ class _Answer:
 _NO_COVER = "no choice of candidates covers the graph: a value would need a conversion that is not on offer"
 
 
-def _minimise(model: Covering, deadline: float, start: Selection | None) -> _Answer | None:
+def _minimise(model: CoverProgram, deadline: float, start: Selection | None) -> _Answer | None:
     """Solve the program as it stands; None where it has no solution."""
     begin = {id(c) for c in start.chosen} if start is not None else set[int]()
     known = {i: float(id(c) in begin) for i, c in enumerate(model.pool)} if begin <= {id(c) for c in model.pool} else {}
@@ -184,9 +186,11 @@ def _minimise(model: Covering, deadline: float, start: Selection | None) -> _Ans
 def _contradicted(answer: _Answer | None, start: Selection) -> SelectionError | None:
     """The error to raise where the solver rules out a choice that is there, or one as good."""
     if answer is None:
-        return highs.wrong("found no choice where there is one")
-    if answer.bound_us > start.total_us + _CLOSE * max(1.0, start.total_us):
-        return highs.wrong(f"found no choice under {answer.bound_us:g} us where one takes {start.total_us:g} us")
+        return highs.invalid_answer("found no choice where there is one")
+    if answer.bound_us > start.total_us + _BOUND_TOLERANCE * max(1.0, start.total_us):
+        return highs.invalid_answer(
+            f"found no choice under {answer.bound_us:g} us where one takes {start.total_us:g} us"
+        )
     return None
 
 
@@ -198,7 +202,7 @@ def _start(problem: SelectionProblem) -> Selection | None:
         return None
 
 
-def _cut_cycle(model: Covering, order: LaunchOrder, columns: Sequence[int]) -> bool:
+def _cut_cycle(model: CoverProgram, order: LaunchOrder, columns: Sequence[int]) -> bool:
     """Forbid regions that wait for one another in a circle from being chosen together; False where there are none."""
     cycle = set(order.cycle(sorted(model.pool[i].region for i in columns)))
     if cycle:
@@ -208,7 +212,7 @@ def _cut_cycle(model: Covering, order: LaunchOrder, columns: Sequence[int]) -> b
 
 
 def _tight(selection: Selection) -> Selection:
-    if selection.total_us - selection.bound_us <= _CLOSE * max(1.0, selection.total_us):
+    if selection.total_us - selection.bound_us <= _BOUND_TOLERANCE * max(1.0, selection.total_us):
         return replace(selection, bound_us=selection.total_us)
     return selection
 
@@ -216,7 +220,7 @@ def _tight(selection: Selection) -> Selection:
 def _refusal(problem: SelectionProblem, time_limit_s: float, *, proven: bool = True) -> SelectionError:
     if problem.memory_budget_bytes is None:
         return SelectionError(_NO_COVER)
-    least = least_memory(problem, time_limit_s=time_limit_s).peak_bytes
+    least = minimum_memory(problem, time_limit_s=time_limit_s).peak_bytes
     wanted = f"{least} bytes ({math.ceil(least / (1 << 20))} MiB)"
     given = f"memory_budget: {problem.memory_budget_bytes} bytes are too few for any choice"
     if proven:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from convoy.errors import SelectionError
 from convoy.selection.cover import cover_in_order, node_shares, node_times
-from convoy.selection.eligible import worthwhile
+from convoy.selection.eligible import undominated
+from convoy.selection.finalize import finalize_selection, live_values, memory_profile
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Candidate, Selection, SelectionProblem
-from convoy.selection.settle import memory_profile, settle, value_forms
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
@@ -31,11 +31,11 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     """
     del engine, time_limit_s
     order = LaunchOrder(problem)
-    pool = worthwhile(problem)
+    pool = undominated(problem)
     bound_us = math.fsum(node_shares(problem, pool).values())
     alone = node_times(problem, pool)
     while True:
-        selection = settle(problem, order, "greedy", _cover(problem, pool, alone), bound_us)
+        selection = finalize_selection(problem, order, "greedy", _cover(problem, pool, alone), bound_us)
         budget = problem.memory_budget_bytes
         if budget is None or selection.peak_bytes <= budget:
             return selection
@@ -56,7 +56,7 @@ def _cover(problem: SelectionProblem, pool: Sequence[Candidate], alone: dict[str
 
 def _hungriest(problem: SelectionProblem, selection: Selection) -> Candidate:
     """Whose going would lower the peak most: the launch at the peak by its workspace, or the largest packed constants."""
-    profile = memory_profile(problem, selection.chosen, value_forms(problem, selection.chosen))
+    profile = memory_profile(problem, selection.chosen, live_values(problem, selection.chosen))
     peak = profile.index(max(profile))
     workspace = selection.chosen[peak].workspace_bytes if peak < len(selection.chosen) else 0
     largest = max(selection.chosen, key=lambda c: c.resident_bytes, default=None)

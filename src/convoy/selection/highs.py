@@ -70,11 +70,11 @@ def minimise(program: LinearProgram, start: Mapping[int, float], deadline: float
         raise OutOfTimeError(f"no choice was found before HiGHS stopped: {solver.modelStatusToString(status)}")
     values = list(solver.getSolution().col_value)
     if broken := program.broken(values, _TOLERANCE):
-        raise wrong(f"gave a solution that breaks {broken}")
+        raise invalid_answer(f"gave a solution that breaks {broken}")
     return Optimum(values, solver.getInfo().mip_dual_bound)
 
 
-def wrong(what: str) -> SelectionError:
+def invalid_answer(what: str) -> SelectionError:
     """The error for an answer that cannot be right."""
     version = _import_package().Highs().version()
     return SelectionError(f"HiGHS {version} {what}. Install another version of highspy, or use solver 'greedy'.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from convoy.selection.problem import Cover, SelectionProblem
+from convoy.selection.problem import RegionNodes, SelectionProblem
 
 
 class LaunchOrder:
@@ -74,7 +74,7 @@ class LaunchOrder:
         return [stuck[position] for position in path[path.index(following) :]]
 
 
-def _needs(regions: Sequence[Cover], *, disjoint_only: bool = False) -> list[set[int]]:
+def _needs(regions: Sequence[RegionNodes], *, disjoint_only: bool = False) -> list[set[int]]:
     """For each region, those of the list that make a value that it reads."""
     makers: dict[str, list[int]] = {}
     for position, region in enumerate(regions):

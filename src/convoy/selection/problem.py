@@ -38,7 +38,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Cover:
+class RegionNodes:
     """What selection needs to know of a region: which nodes it covers, what it reads and makes.
 
     Attributes:
@@ -60,7 +60,7 @@ class Cover:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class LayoutCopy:
     """How a value is copied into another memory format: the problem's key and what runs."""
 
     problem: str
@@ -89,14 +89,14 @@ class SelectionProblem:
     nodes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    regions: tuple[Cover, ...]
+    regions: tuple[RegionNodes, ...]
     candidates: tuple[Candidate, ...]
     value_layouts: dict[str, tuple[str, ...]]
     value_bytes: dict[str, int]
     convert_us: dict[tuple[str, str, str], float]
     border: dict[str, str] = field(default_factory=dict[str, str])
     memory_budget_bytes: int | None = None
-    copies: dict[tuple[str, str, str], Copy] = field(default_factory=dict[tuple[str, str, str], Copy])
+    copies: dict[tuple[str, str, str], LayoutCopy] = field(default_factory=dict[tuple[str, str, str], LayoutCopy])
 
     def layout_of(self, value: str, layout: str) -> str:
         """Memory format that a value has beside a candidate of `layout`: `any` for values that are not 4-D."""

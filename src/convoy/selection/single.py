@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from convoy.errors import InputError, SelectionError
-from convoy.selection.baseline import require_fit
+from convoy.selection.baseline import check_budget
 from convoy.selection.cover import cover_in_order, node_shares, node_times
-from convoy.selection.eligible import possible
+from convoy.selection.eligible import layout_compatible
+from convoy.selection.finalize import finalize_selection
 from convoy.selection.order import LaunchOrder
 from convoy.selection.problem import Candidate, Selection, SelectionProblem
-from convoy.selection.settle import settle
 
 
 def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = math.inf) -> Selection:
@@ -30,7 +30,7 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
         SelectionError: no cover was found, or none that fits the memory budget.
     """
     del time_limit_s
-    known = list(dict.fromkeys(c.config.engine for c in possible(problem)))
+    known = list(dict.fromkeys(c.config.engine for c in layout_compatible(problem)))
     if engine and engine not in known:
         raise InputError("solver", f"single:{engine}", "an engine with a candidate: " + ", ".join(known))
     found: list[Selection] = []
@@ -46,12 +46,12 @@ def solve(problem: SelectionProblem, *, engine: str = "", time_limit_s: float = 
     if not found and refused:
         raise refused[0]
     if not found:  # no candidates: a net without nodes
-        return settle(problem, order, "single", ())
+        return finalize_selection(problem, order, "single", ())
     return min(found, key=lambda s: s.total_us)
 
 
 def _in_layout(problem: SelectionProblem, order: LaunchOrder, engine: str, layout: str) -> Selection:
-    pool = possible(problem)
+    pool = layout_compatible(problem)
     bound_us = math.fsum(node_shares(problem, pool).values())
     alone = node_times(problem, pool)
     taken = [c for c in pool if c.config.engine == engine]
@@ -64,8 +64,8 @@ def _in_layout(problem: SelectionProblem, order: LaunchOrder, engine: str, layou
         return (c.config.engine != engine, not _wanted(problem, c, layout), ratio, c.region, c.median_us)
 
     chosen = cover_in_order(problem, [*taken, *rest], preference)
-    selection = settle(problem, order, f"single:{engine}", chosen, bound_us)
-    require_fit(problem, selection)
+    selection = finalize_selection(problem, order, f"single:{engine}", chosen, bound_us)
+    check_budget(problem, selection)
     return selection
 
 

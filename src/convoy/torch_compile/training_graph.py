@@ -17,7 +17,7 @@ from convoy.capture import Captured, capture_traced, captured_function, to_doubl
 from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 from convoy.measurement.device.memory_limit import memory_limited
 from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
@@ -188,7 +188,7 @@ class TracedGraph:
         """
         with fixed_seed():
             stock = end_to_end.float_outputs(self._stock(args))
-        if not any(draws(node) for node in captured.graph.nodes):
+        if not any(draws_random(node) for node in captured.graph.nodes):
             try:
                 return end_to_end.float_outputs(captured_function(to_double(captured))(*args)), stock
             except Exception as error:  # a dtype that is written into the graph, or no room

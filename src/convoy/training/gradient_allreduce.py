@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from convoy.program.recording import stream_beside
-from convoy.schedule import sent_together
+from convoy.program.recording import distinct_stream
+from convoy.schedule import allreduce_buckets
 
 
 def put_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor], *, add: bool) -> None:
@@ -56,7 +56,7 @@ class GradientAllReduce:
 
     def __init__(self, group: object, device: torch.device) -> None:
         self._group = group
-        self.stream = stream_beside(device) if device.type == "cuda" else None
+        self.stream = distinct_stream(device) if device.type == "cuda" else None
         self._under_way: list[tuple[Sequence[torch.Tensor], torch.Tensor, Any]] = []
 
     def begin(self, bucket: Sequence[torch.Tensor], made: Sequence[torch.cuda.Event] = ()) -> None:
@@ -118,7 +118,7 @@ def allreduce_gradients(gradients: Sequence[torch.Tensor], averages: GradientAll
     back = list(reversed(gradients))
     stream = averages.stream
     made = [torch.cuda.current_stream(stream.device).record_event()] if stream is not None else []
-    for bucket in sent_together([g.numel() * g.element_size() for g in back], [g.dtype for g in back]):
+    for bucket in allreduce_buckets([g.numel() * g.element_size() for g in back], [g.dtype for g in back]):
         averages.begin([back[index] for index in bucket], made)
     averages.end()
 

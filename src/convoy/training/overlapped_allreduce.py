@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from convoy.program.bind import BoundPlan
-from convoy.schedule import sent_together
+from convoy.schedule import allreduce_buckets
 from convoy.training.bucket_completion import BucketCompletion, slot_writers
 from convoy.training.gradient_allreduce import GradientAllReduce
 
@@ -31,7 +31,7 @@ class OverlappedAllReduce:
         specs = {slot: spec for step in bound.steps for slot, spec in zip(step.results, step.specs, strict=True)}
         made = slot_writers(bound)
         back = bound.outputs[count:0:-1]
-        found = sent_together([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
+        found = allreduce_buckets([specs[slot].size_bytes for slot in back], [specs[slot].dtype for slot in back])
         self.buckets = [tuple(back[index] for index in bucket) for bucket in found]
         waits = [{made[slot] for slot in bucket} for bucket in self.buckets]
         # A collective is begun in the same order by every process, so one that is ready early waits for those before it.

@@ -10,7 +10,7 @@ from torch import nn
 
 from convoy.program.bind import BoundPlan
 from convoy.program.lifetimes import slot_users
-from convoy.program.recording import stream_beside
+from convoy.program.recording import distinct_stream
 from convoy.schedule import buckets
 from convoy.training.bucket_completion import BucketCompletion, all_written
 from convoy.training.capturable_optimizers import FUSED
@@ -63,7 +63,7 @@ class OverlappedUpdates:
     ) -> None:
         self._optimizer, self._steps, self._overlap = optimizer, bound.steps, overlap
         device = parameters[0].device
-        self.stream = stream_beside(device, taken) if device.type == "cuda" else None
+        self.stream = distinct_stream(device, taken) if device.type == "cuda" else None
         used = slot_users(bound.steps)
         gradients = bound.outputs[1 : 1 + len(parameters)]
         members = _members(parameters) if overlap is None else [list(map(gradients.index, b)) for b in overlap.buckets]

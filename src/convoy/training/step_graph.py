@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from convoy.program.recording import recording, stream_beside
+from convoy.program.recording import distinct_stream, recording
 from convoy.training.capturable_optimizers import capturable
 
 
@@ -59,7 +59,7 @@ class StepGraph:
         self._filled: list[float | None] = [None] * len(self._rates)
         self._fill_rates()
         self._graphs: dict[tuple[bool, bool], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        stream = stream_beside(self._device, streams)
+        stream = distinct_stream(self._device, streams)
         pool = None
         with torch.no_grad(), capturable(optimizer, self._rates, scaler):
             for phase in dict.fromkeys(self._phase(index) for index in range(micro)):

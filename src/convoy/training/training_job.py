@@ -48,12 +48,12 @@ from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import summarize
 from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
 from convoy.plan import Plan
-from convoy.problem import texts_of
+from convoy.problem import subgraph_texts
 from convoy.program import Program, build_program
 from convoy.program.calls import CallExample
 from convoy.program.module import eager_of
 from convoy.report.summary import Summary
-from convoy.schedule import Collective, cast_together, collectives
+from convoy.schedule import Collective, cast_groups, collectives
 from convoy.settings import Settings
 from convoy.target import Target
 from convoy.training.step import TrainingStep
@@ -122,7 +122,7 @@ class TrainingJob:
                 border[value] = memory_format(tensor)
         images = graph.inputs[len(capture.parameters) + len(capture.buffers) :]
         first = next((border[value] for value in images if value in border), "nchw")
-        sent = [one.args for one in self._collectives()] if replayed is None else cast_together(replayed.steps)
+        sent = [one.args for one in self._collectives()] if replayed is None else cast_groups(replayed.steps)
         net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
         net.batch_input = images[0]
         return net
@@ -144,7 +144,7 @@ class TrainingJob:
             # As the clock gave them: in `found` are rows that these settings rule out, without their times.
             rows = [row for key in found.rows for row in database.lookup(key, self.target.digest, protocol)]
         problems = distinct_problems(self.net.regions, self.net.copies)
-        texts = texts_of(p for p in problems if p.key in found.rows)
+        texts = subgraph_texts(p for p in problems if p.key in found.rows)
         with Database.memory() as box, tempfile.TemporaryDirectory() as folder:
             box.put(rows, texts, targets=(self.target,))
             path = Path(folder) / "share.jsonl.gz"

@@ -16,14 +16,14 @@ from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.target import Target
 from convoy.tune.problem_distance import kind_of
 
-LOST: Final = 1.0
+MAX_REGRET: Final = 1.0
 """Regret of an engine that never came near: at this distance, a natural logarithm, more makes no difference."""
 
-Layer = ConvProblem | LinearProblem
-Feature = Callable[[Layer], float]
+LayerProblem = ConvProblem | LinearProblem
+Feature = Callable[[LayerProblem], float]
 
 
-def _gemm(problem: Layer) -> tuple[int, int, int]:
+def _gemm(problem: LayerProblem) -> tuple[int, int, int]:
     """Sizes of a group's implicit GEMM: pixels, filters, reduction."""
     if isinstance(problem, LinearProblem):
         return problem.n, problem.k, problem.c
@@ -56,7 +56,7 @@ FEATURES: Final[dict[str, Feature]] = {
     "groups": _conv(lambda p: p.groups, 1),
     "fprop": _conv(lambda p: p.direction == "fprop", 1),
     "wgrad": _conv(lambda p: p.direction == "wgrad", 0),
-    "fresh": _conv(lambda p: p.fresh_weight, 0),
+    "fresh": _conv(lambda p: p.dynamic_weight, 0),
     "epilogue": lambda p: float(str(p.epilogue) != "none"),
     "residual": lambda p: float(p.epilogue.residual),
 }
@@ -64,10 +64,10 @@ FEATURES: Final[dict[str, Feature]] = {
 `channels` are those of one group, `pixels` those of one image's result, `taps` is filter height times width; 1 stands for yes in
 `nhwc`, `half`, `fprop`, `wgrad`, `fresh` (the weight changes from call to call), `epilogue` (there is any) and `residual`."""
 
-YES_OR_NO: Final = ("nhwc", "half", "fprop", "wgrad", "fresh", "epilogue", "residual")
+BOOLEAN_FEATURES: Final = ("nhwc", "half", "fprop", "wgrad", "fresh", "epilogue", "residual")
 
 
-def features_of(problem: Layer) -> dict[str, float]:
+def features_of(problem: LayerProblem) -> dict[str, float]:
     """Every feature of a layer."""
     return {name: read(problem) for name, read in FEATURES.items()}
 
@@ -82,12 +82,12 @@ def kind_name(problem: Problem) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class TreeLeaf:
     """The end of the questions.
 
     Attributes:
         problems: how many measured layers came here.
-        regret: by engine, mean of log(its time / the best engine's), at most `LOST`.
+        regret: by engine, mean of log(its time / the best engine's), at most `MAX_REGRET`.
     """
 
     problems: int
@@ -95,7 +95,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TreeSplit:
     """A question: whether a feature is at most a number.
 
     Attributes:
@@ -107,11 +107,11 @@ class Split:
 
     feature: str
     at_most: float
-    yes: Node
-    no: Node
+    yes: TreeNode
+    no: TreeNode
 
 
-Node = Leaf | Split
+TreeNode = TreeLeaf | TreeSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +133,15 @@ class Criteria:
     protocol: str
     engines: Mapping[str, int]
     kinds: tuple[str, ...]
-    root: Node
+    root: TreeNode
     problems: int
     date: str = ""
     commit: str = ""
 
-    def leaf(self, problem: Layer) -> Leaf:
+    def leaf(self, problem: LayerProblem) -> TreeLeaf:
         """Where the questions lead."""
         node = self.root
-        while isinstance(node, Split):
+        while isinstance(node, TreeSplit):
             node = node.yes if FEATURES[node.feature](problem) <= node.at_most else node.no
         return node
 
@@ -155,7 +155,7 @@ class Criteria:
         if not isinstance(problem, (ConvProblem, LinearProblem)) or kind_name(problem) not in self.kinds:
             return None
         regret = self.leaf(problem).regret
-        return {e: regret.get(e, LOST) for e, version in versions.items() if self.engines.get(e) == version}
+        return {e: regret.get(e, MAX_REGRET) for e, version in versions.items() if self.engines.get(e) == version}
 
     def ranking(self, problem: Problem, versions: Mapping[str, int]) -> list[str]:
         """Engines by what is expected of them, the best first; empty for what is not covered."""
@@ -171,9 +171,9 @@ def rules(criteria: Criteria) -> list[str]:
     return list(_rules(criteria.root, 0))
 
 
-def _rules(node: Node, depth: int) -> Iterator[str]:
+def _rules(node: TreeNode, depth: int) -> Iterator[str]:
     indent = "  " * depth
-    if isinstance(node, Leaf):
+    if isinstance(node, TreeLeaf):
         ranked = sorted(node.regret, key=node.regret.__getitem__)[:3]
         said = ", then ".join(f"{e} ({100 * math.expm1(node.regret[e]):.0f} %)" for e in ranked)
         yield f"{indent}{said} [{node.problems} layers]"
@@ -184,15 +184,15 @@ def _rules(node: Node, depth: int) -> Iterator[str]:
     yield from _rules(node.no, depth + 1)
 
 
-def question(split: Split) -> str:
+def question(split: TreeSplit) -> str:
     """A question in words."""
-    if split.feature in YES_OR_NO:
+    if split.feature in BOOLEAN_FEATURES:
         return f"not {split.feature}"
     return (
         f"{split.feature} <= {split.at_most:,.4g}" if split.at_most < 1e4 else f"{split.feature} <= {split.at_most:.4g}"
     )
 
 
-def leaves(node: Node) -> list[Leaf]:
+def leaves(node: TreeNode) -> list[TreeLeaf]:
     """All leaves, from the first."""
-    return [node] if isinstance(node, Leaf) else [*leaves(node.yes), *leaves(node.no)]
+    return [node] if isinstance(node, TreeLeaf) else [*leaves(node.yes), *leaves(node.no)]

@@ -14,13 +14,13 @@ from convoy.errors import InputError
 from convoy.perfdb import default_path
 from convoy.perfdb.shipped import shipped_folder
 from convoy.target import Target
-from convoy.tune.criteria import FEATURES, LOST, Criteria, Leaf, Node, Split
+from convoy.tune.criteria import FEATURES, MAX_REGRET, Criteria, TreeLeaf, TreeNode, TreeSplit
 from convoy.untrusted import parse_json, read_text
 
 SCHEMA: Final = 1
 SUFFIX: Final = ".criteria.json"
-MOST_BYTES: Final = 1 << 20
-DEEPEST: Final = 16
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 16
 
 
 def criteria_json(criteria: Criteria) -> str:
@@ -39,8 +39,8 @@ def criteria_json(criteria: Criteria) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-def _node_json(node: Node) -> dict[str, Any]:
-    if isinstance(node, Leaf):
+def _node_json(node: TreeNode) -> dict[str, Any]:
+    if isinstance(node, TreeLeaf):
         return {"problems": node.problems, "regret": {e: round(r, 4) for e, r in node.regret.items()}}
     return {
         "feature": node.feature, "at_most": node.at_most, "yes": _node_json(node.yes), "no": _node_json(node.no),
@@ -49,8 +49,8 @@ def _node_json(node: Node) -> dict[str, Any]:
 
 def read_criteria(text: str, source: str) -> Criteria:
     """Inverse of `criteria_json`, every field checked; raises InputError naming the field, with `source` as the file's name."""
-    if len(text) > MOST_BYTES:
-        raise InputError(source, len(text), f"at most {MOST_BYTES} characters")
+    if len(text) > MAX_BYTES:
+        raise InputError(source, len(text), f"at most {MAX_BYTES} characters")
     data = parse_json(text, source)
     fields = _object(
         data, source, ("schema", "target", "protocol", "date", "commit", "problems", "engines", "kinds", "root")
@@ -62,7 +62,7 @@ def read_criteria(text: str, source: str) -> Criteria:
     except InputError as error:
         raise InputError(f"{source}: target", fields["target"], "a target's fields", f"It says: {error}") from None
     engines = {
-        _engine(name, f"{source}: engines"): _whole(version, f"{source}: engines.{name}", 0)
+        _engine(name, f"{source}: engines"): _integer(version, f"{source}: engines.{name}", 0)
         for name, version in _object(fields["engines"], f"{source}: engines").items()
     }
     kinds = fields["kinds"]
@@ -76,28 +76,28 @@ def read_criteria(text: str, source: str) -> Criteria:
         engines=engines,
         kinds=tuple(cast("list[str]", kinds)),
         root=_node(fields["root"], f"{source}: root", engines, 0),
-        problems=_whole(fields["problems"], f"{source}: problems", 1),
+        problems=_integer(fields["problems"], f"{source}: problems", 1),
         date=_text(fields["date"], f"{source}: date"),
         commit=_text(fields["commit"], f"{source}: commit"),
     )
 
 
-def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> Node:
-    if depth > DEEPEST:
-        raise InputError(where, depth, f"at most {DEEPEST} questions one below the other")
+def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> TreeNode:
+    if depth > MAX_DEPTH:
+        raise InputError(where, depth, f"at most {MAX_DEPTH} questions one below the other")
     if isinstance(data, dict) and "regret" in data:
         fields = _object(cast("object", data), where, ("problems", "regret"))
         regret = {
-            _engine(name, f"{where}.regret", engines): _number(value, f"{where}.regret.{name}", 0.0, LOST)
+            _engine(name, f"{where}.regret", engines): _number(value, f"{where}.regret.{name}", 0.0, MAX_REGRET)
             for name, value in _object(fields["regret"], f"{where}.regret").items()
         }
         if not regret:
             raise InputError(f"{where}.regret", regret, "at least one engine")
-        return Leaf(_whole(fields["problems"], f"{where}.problems", 1), regret)
+        return TreeLeaf(_integer(fields["problems"], f"{where}.problems", 1), regret)
     fields = _object(data, where, ("feature", "at_most", "yes", "no"))
     if not isinstance(fields["feature"], str) or fields["feature"] not in FEATURES:
         raise InputError(f"{where}.feature", fields["feature"], "one of " + ", ".join(FEATURES))
-    return Split(
+    return TreeSplit(
         fields["feature"],
         _number(fields["at_most"], f"{where}.at_most", -math.inf, math.inf),
         _node(fields["yes"], f"{where}.yes", engines, depth + 1),
@@ -123,7 +123,7 @@ def _engine(name: str, where: str, known: Mapping[str, int] | None = None) -> st
     return name
 
 
-def _whole(data: object, where: str, least: int) -> int:
+def _integer(data: object, where: str, least: int) -> int:
     if isinstance(data, bool) or not isinstance(data, int) or not least <= data < 1 << 40:
         raise InputError(where, data, f"an integer of at least {least}")
     return data
@@ -165,13 +165,13 @@ def find_criteria(target: Target, database: Path | None = None, folder: Traversa
         InputError: a file is damaged; it is named.
     """
     found: list[tuple[int, Criteria]] = []
-    for rank, path in enumerate((*_users(database), *_shipped(folder))):
+    for rank, path in enumerate((*_user_paths(database), *_shipped(folder))):
         try:
             criteria = read_criteria(_content(path), str(path))
         except InputError as error:
             todo = f"It says: {error} Remove it, or learn it again with `convoy study`."
             raise InputError("criteria", str(path), "a criteria file", todo) from error
-        fit = _fit(criteria.target, target)
+        fit = _match_rank(criteria.target, target)
         if fit is not None:
             found.append((10_000 * fit + rank, criteria))
     return min(found, key=lambda item: item[0], default=(0, None))[1]
@@ -180,12 +180,12 @@ def find_criteria(target: Target, database: Path | None = None, folder: Traversa
 def _content(path: Path | Traversable) -> str:
     """A file's text; raises InputError where it is no regular file, too large or no UTF-8."""
     if isinstance(path, Path):
-        return read_text(path, MOST_BYTES, "criteria")
+        return read_text(path, MAX_BYTES, "criteria")
     with path.open("rb") as file:
-        return file.read(MOST_BYTES + 1).decode("utf-8", "replace")
+        return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
 
 
-def _users(database: Path | None) -> list[Path]:
+def _user_paths(database: Path | None) -> list[Path]:
     path = (database or default_path()).expanduser()
     return sorted(path.parent.glob(f"{path.stem}-*{SUFFIX}")) if path.parent.is_dir() else []
 
@@ -196,10 +196,10 @@ def _shipped(folder: Traversable | None) -> list[Traversable]:
     return sorted((e for e in entries if e.name.endswith(SUFFIX)), key=lambda entry: entry.name)
 
 
-def _fit(known: Target, target: Target) -> int | None:
+def _match_rank(known: Target, target: Target) -> int | None:
     """0 for the same target, 1 for the same device, 2 for the same architecture; None for others."""
     if known.digest == target.digest:
         return 0
-    if known.is_like(target):
+    if known.is_same_device(target):
         return 1
     return 2 if known.device == target.device == "cuda" and known.arch == target.arch else None

@@ -9,7 +9,7 @@ from typing import Final
 from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.perfdb.row import Measurement
 from convoy.problem import Problem
-from convoy.tune.problem_distance import LAYERS, width_of
+from convoy.tune.problem_distance import LAYERS, dtype_class
 
 LAUNCH_US: Final = 1.5
 """Time of a launch that does nothing, where no measurement says better: about what a kernel of a captured graph costs."""
@@ -25,13 +25,13 @@ class Roofline:
 
     def time_us(self, problem: Problem) -> float:
         """Time of a problem at these rates, never under a launch."""
-        rate = self.flops_per_us.get(width_of(problem.x_spec.dtype)) if isinstance(problem, LAYERS) else None
+        rate = self.flops_per_us.get(dtype_class(problem.x_spec.dtype)) if isinstance(problem, LAYERS) else None
         work_us = problem.flops / rate if rate else 0.0
         moved_us = problem.bytes_min / self.bytes_per_us if self.bytes_per_us else 0.0
         return self.launch_us + max(work_us, moved_us)
 
 
-def fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
+def fit_roofline(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
     """The best rates seen, above the shortest time seen."""
     launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
     flops: dict[str, float] = {}
@@ -41,6 +41,6 @@ def fit(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
             continue
         moved = max(moved, problem.bytes_min / row.median_us)
         if isinstance(problem, LAYERS):
-            width = width_of(problem.x_spec.dtype)
+            width = dtype_class(problem.x_spec.dtype)
             flops[width] = max(flops.get(width, 0.0), problem.flops / row.median_us)
     return Roofline(flops, moved, launch_us)

@@ -10,7 +10,7 @@ from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig
 
 
-class Standing:
+class Leaderboard:
     """Rows of a problem.
 
     Args:

@@ -11,23 +11,23 @@ from convoy.engines.base import Engine
 from convoy.measurement.engine_space import by_estimate, neighbours
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig
-from convoy.tune.leaderboard import Standing
-from convoy.tune.search_space import Space
+from convoy.tune.leaderboard import Leaderboard
+from convoy.tune.search_space import SearchSpace
 
-PROMISING: Final = 1.5
+SEARCH_RATIO: Final = 1.5
 """An engine is searched further while its best comes within this factor of the best of all, or its cost model says that
 another setting would: on real layers, knobs move one engine's time by less than that once its default is sane."""
 
-QUICK_KNOBS: Final = 8
+QUICK_CONFIGS: Final = 8
 """Settings of one engine tried besides its default at effort `quick`, where the engine names no number of its own
 (`Engine.quick_settings`)."""
 
-QUICK_COMPILED: Final = 4
+QUICK_COMPILED_CONFIGS: Final = 4
 """The same for an engine that compiles (`Engine.trusted` is False): a build takes one to two seconds of a core."""
 
 
-def wider(
-    space: Space, standing: Standing, engine: Engine, levels: SparsityBucket | None, *, full: bool
+def next_configs(
+    space: SearchSpace, standing: Leaderboard, engine: Engine, levels: SparsityBucket | None, *, full: bool
 ) -> list[EngineConfig]:
     """Settings of one engine to try next, the likeliest first; empty when it is out of the race or has had its turns.
 
@@ -48,7 +48,7 @@ def wider(
     untried = [config for config in own_space if config not in standing.rows]
     quick = engine.quick_settings
     if quick is None:
-        quick = QUICK_KNOBS if engine.trusted else QUICK_COMPILED
+        quick = QUICK_CONFIGS if engine.trusted else QUICK_COMPILED_CONFIGS
     budget = len(untried) if full else quick + 1 - len(tried)
     if not untried or budget <= 0 or (engine.id in space.refusals and not full):
         return []
@@ -57,7 +57,7 @@ def wider(
     hopeful = [value for value in estimates.values() if value is not None and value <= best_us]
     if own is None and (smaller := _smaller(space, tried, untried)):
         return by_estimate(smaller, estimates)[:budget]
-    if (own is None or own.median_us > PROMISING * best_us) and not hopeful:
+    if (own is None or own.median_us > SEARCH_RATIO * best_us) and not hopeful:
         return []
     ordered = by_estimate(untried, estimates)
     if full:
@@ -69,7 +69,7 @@ def wider(
     return [replace(own.config, knobs=knobs) for knobs in near][:budget]
 
 
-def _smaller(space: Space, tried: Sequence[Measurement], untried: Sequence[EngineConfig]) -> list[EngineConfig]:
+def _smaller(space: SearchSpace, tried: Sequence[Measurement], untried: Sequence[EngineConfig]) -> list[EngineConfig]:
     """Settings that want less workspace than those for which there was no memory; none where that was not the reason."""
     wanted = [space.workspace_bytes(row.config) for row in tried if row.status is Status.OUT_OF_MEMORY]
     least = min((size for size in wanted if size is not None), default=0)

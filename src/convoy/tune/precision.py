@@ -10,14 +10,14 @@ from convoy.perfdb.row import Measurement
 from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
-SETTINGS: Final = ("cudnn_tf32", "fp32_matmul", "fp32_precision")
+PRECISION_SETTINGS: Final = ("cudnn_tf32", "fp32_matmul", "fp32_precision")
 """Names among a target's versions (`convoy.measurement.device.detect.precision_flags`)."""
 
 _PRODUCTS: Final = ("mm.", "mm_", "addmm", "baddbmm", "conv", "linear", "matmul", "einsum")
 """Parts of the names of operators that multiply matrices."""
 
 
-def heeds(problem: Problem) -> bool:
+def depends_on_precision(problem: Problem) -> bool:
     """Whether torch's precision settings may change what a problem takes: where products of fp32 are rounded as they say."""
     if isinstance(problem, ConvProblem):
         return problem.numerics == "as_torch" and problem.x_dtype == "fp32"
@@ -28,14 +28,14 @@ def heeds(problem: Problem) -> bool:
     return False
 
 
-def twins(target: Target, others: Collection[Target]) -> list[Target]:
+def equivalent_targets(target: Target, others: Collection[Target]) -> list[Target]:
     """Targets that differ in precision settings alone: rows of theirs are this one's too, of problems that heed none."""
     plain = _without_settings(target)
     found = [other for other in others if other.digest != target.digest and _without_settings(other) == plain]
     return sorted(found, key=lambda other: other.digest)
 
 
-def adopted(own: Iterable[Measurement], twins_rows: Iterable[Measurement], target: Target) -> list[Measurement]:
+def reuse_rows(own: Iterable[Measurement], twins_rows: Iterable[Measurement], target: Target) -> list[Measurement]:
     """A target's rows, and those of its twins that it has none of itself, as its own: of problems that heed no setting."""
     found = {(row.problem, row.config): row for row in own}
     for row in twins_rows:
@@ -44,5 +44,5 @@ def adopted(own: Iterable[Measurement], twins_rows: Iterable[Measurement], targe
 
 
 def _without_settings(target: Target) -> Target:
-    versions = tuple((name, version) for name, version in target.versions if name not in SETTINGS)
+    versions = tuple((name, version) for name, version in target.versions if name not in PRECISION_SETTINGS)
     return replace(target, versions=versions, memory_bytes=0)

@@ -26,49 +26,57 @@ from convoy.problem import (
     LinearProblem,
     Problem,
     SubgraphProblem,
-    is_piece,
+    is_subgraph_key,
     parse_problem,
 )
-from convoy.tune.fitted_roofline import Roofline, fit
-from convoy.tune.problem_distance import LAYERS, Kind, Traits, distance, kind_of, sizes_key, traits_of
+from convoy.tune.fitted_roofline import Roofline, fit_roofline
+from convoy.tune.problem_distance import (
+    LAYERS,
+    LayerCoordinates,
+    LayerKind,
+    coordinates_of,
+    distance,
+    kind_of,
+    sizes_key,
+)
 
-FARTHEST: Final = 8.0
+MAX_DISTANCE: Final = 8.0
 """Powers of two, all sizes together, from which a neighbour says nothing more."""
 
-NEIGHBOURS: Final = 6
+MAX_NEIGHBOURS: Final = 6
 """Neighbours of a config that count, the nearest."""
 
-LEAST_SAMPLES: Final = 2
+MIN_SAMPLES: Final = 2
 """A row of one sample was pruned after its first run, which on a GPU holds the launch itself."""
 
-COMPILED: Final = "inductor"
+FUSING_ENGINE: Final = "inductor"
 """The engine that does a piece of several operators in one pass."""
 
-ALONE: Final = 2.0
+ATEN_PASSES: Final = 2.0
 """Passes that ATen is taken to need for an operator that the compiler may do better: of 168 such pieces on an H200 (poolings,
 batch norms and their gradients) ATen was faster on 9; the median of an operator was 1.1 to 8.8 times the compiler's time."""
 
-Estimate = Callable[[Problem, EngineConfig], float | None]
+CostModel = Callable[[Problem, EngineConfig], float | None]
 """An engine's cost model, microseconds; None where it has none."""
 
 
-def no_model(problem: Problem, config: EngineConfig) -> float | None:
+def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:
     """Where no engine has a cost model."""
     del problem, config
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Sample:
     """One measurement of a config: on traits, so many times the roofline, and so many times the cost model, if there is one."""
 
     problem: str
-    traits: Traits
+    traits: LayerCoordinates
     log_ratio: float
     log_model: float | None = None
 
 
 @dataclass(slots=True)
-class Experience:
+class TimePredictor:
     """What is known of a device, arranged for prediction.
 
     Attributes:
@@ -80,22 +88,24 @@ class Experience:
     """
 
     roofline: Roofline
-    seen: dict[Kind, dict[EngineConfig, list[_Seen]]] = field(
-        default_factory=dict[Kind, dict[EngineConfig, list[_Seen]]]
+    seen: dict[LayerKind, dict[EngineConfig, list[_Sample]]] = field(
+        default_factory=dict[LayerKind, dict[EngineConfig, list[_Sample]]]
     )
     measurements: int = 0
-    unsteady: set[tuple[Kind | None, EngineConfig]] = field(default_factory=set[tuple[Kind | None, EngineConfig]])
-    model: Estimate = field(default=no_model, compare=False)
+    unsteady: set[tuple[LayerKind | None, EngineConfig]] = field(
+        default_factory=set[tuple[LayerKind | None, EngineConfig]]
+    )
+    model: CostModel = field(default=no_cost_model, compare=False)
 
     @staticmethod
-    def of(rows: Iterable[Measurement], model: Estimate = no_model) -> Experience:
+    def of(rows: Iterable[Measurement], model: CostModel = no_cost_model) -> TimePredictor:
         """Arrange rows; failures and problems that cannot be read from their key are left out."""
         known: list[tuple[Problem, Measurement]] = []
         for row in rows:
-            problem = _read(row.problem) if row.ok and row.samples >= LEAST_SAMPLES else None
+            problem = _read(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
             if problem is not None:
                 known.append((problem, row))
-        found = Experience(fit(known), measurements=len(known), model=model)
+        found = TimePredictor(fit_roofline(known), measurements=len(known), model=model)
         for problem, row in known:
             kind = kind_of(problem)
             if not row.deterministic:
@@ -104,16 +114,16 @@ class Experience:
                 ratio = math.log(row.median_us / found.roofline.time_us(problem))
                 expected_us = model(problem, row.config)
                 against = math.log(row.median_us / expected_us) if expected_us else None
-                seen = _Seen(sizes_key(problem), traits_of(problem), ratio, against)
+                seen = _Sample(sizes_key(problem), coordinates_of(problem), ratio, against)
                 found.seen.setdefault(kind, {}).setdefault(row.config, []).append(seen)
         return found
 
-    def without(self, problem: Problem) -> Experience:
+    def without(self, problem: Problem) -> TimePredictor:
         """The same, had this problem never been measured, in any memory format and with any epilogue: for honest tests."""
         if kind_of(problem) is None:
             return self
         gone = sizes_key(problem)
-        kept = Experience(self.roofline, measurements=self.measurements, unsteady=self.unsteady, model=self.model)
+        kept = TimePredictor(self.roofline, measurements=self.measurements, unsteady=self.unsteady, model=self.model)
         for kind, configs in self.seen.items():
             left = {config: [s for s in seen if s.problem != gone] for config, seen in configs.items()}
             kept.seen[kind] = {config: seen for config, seen in left.items() if seen}
@@ -132,7 +142,7 @@ class Experience:
         self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]], times: dict[EngineConfig, float]
     ) -> dict[EngineConfig, float]:
         for config in space.get(BASELINE, ())[:1]:
-            times.setdefault(config, _UNKNOWN * self.roofline.time_us(problem))
+            times.setdefault(config, _BASELINE_FACTOR * self.roofline.time_us(problem))
         return times
 
     def _evidence(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
@@ -167,24 +177,24 @@ class Experience:
                 promised = {config: value for config in space[engine] if (value := estimate(config)) is not None}
                 if promised:
                     likely = min(promised, key=promised.__getitem__)
-                    times[likely] = PROMISE * promised[likely]
+                    times[likely] = UNMEASURED_FACTOR * promised[likely]
         judged = {config.engine for config in times}
         times = self._with_baseline(problem, space, times)
-        return _weighed(times, judged, regrets) if regrets and judged else times
+        return _blend_with_criteria(times, judged, regrets) if regrets and judged else times
 
     def _layer(
         self, problem: ConvProblem | LinearProblem, space: Mapping[str, Sequence[EngineConfig]]
     ) -> dict[EngineConfig, float]:
         kind = kind_of(problem)
         known = self.seen.get(kind, {}) if kind is not None else {}
-        traits, reference = traits_of(problem), self.roofline.time_us(problem)
+        traits, reference = coordinates_of(problem), self.roofline.time_us(problem)
         found: dict[EngineConfig, float] = {}
         for config in (config for configs in space.values() for config in configs if config in known):
             near = sorted(
                 ((distance(traits, seen.traits), seen.log_ratio, seen) for seen in known[config]),
                 key=lambda item: item[:2],
-            )[:NEIGHBOURS]
-            if near[0][0] > FARTHEST:
+            )[:MAX_NEIGHBOURS]
+            if near[0][0] > MAX_DISTANCE:
                 continue
             expected_us = self.model(problem, config)
             against = [seen.log_model for _, _, seen in near if seen.log_model is not None]
@@ -194,7 +204,7 @@ class Experience:
             mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True)) / sum(weights)
             times_us = expected_us if expected_us and modelled else reference
             # A config known from afar alone must promise more: what is nearer is surer.
-            found[config] = times_us * math.exp(mean) * (1 + CAUTION * near[0][0])
+            found[config] = times_us * math.exp(mean) * (1 + DISTANCE_PENALTY * near[0][0])
         return found
 
     def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
@@ -203,12 +213,12 @@ class Experience:
         ATen is taken to need two where the compiler is on offer, for a lone operator too.
         """
         operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
-        passes = {COMPILED: 1.0, BASELINE: max(operators, ALONE if COMPILED in space else 1.0)}
+        passes = {FUSING_ENGINE: 1.0, BASELINE: max(operators, ATEN_PASSES if FUSING_ENGINE in space else 1.0)}
         once = self.roofline.time_us(problem)
         return {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
 
 
-def _weighed(
+def _blend_with_criteria(
     times: dict[EngineConfig, float], judged: Collection[str], regrets: Mapping[str, float]
 ) -> dict[EngineConfig, float]:
     """Times with every engine's best moved to the mean, in logarithms, of what is predicted and what the criteria expect.
@@ -224,25 +234,25 @@ def _weighed(
         if engine not in regrets:
             return 1.0
         behind = math.log(best[engine] / least)
-        share = WEIGHT if engine in judged else 1.0
+        share = CRITERIA_WEIGHT if engine in judged else 1.0
         return math.exp(share * (regrets[engine] - behind))
 
     factors = {engine: factor(engine) for engine in best}
     return {config: time_us * factors[config.engine] for config, time_us in times.items()}
 
 
-WEIGHT: Final = 0.5
+CRITERIA_WEIGHT: Final = 0.5
 """Share of the criteria in what is expected of an engine. On the layers of six nets on an H100, net by net left out, any share
 from 0.5 to 0.8 picked equally well (bench/tuning/criteria.py)."""
 
-PROMISE: Final = 1.3
+UNMEASURED_FACTOR: Final = 1.3
 """What an engine is taken to need of what its cost model says, where nothing like the problem was measured: the models of the
 Triton engines were 10 % too low on average on an H100, those of torch's operations 30 to 60 %."""
 
-CAUTION: Final = 0.1
+DISTANCE_PENALTY: Final = 0.1
 """Share added for each power of two between a problem and its nearest neighbour."""
 
-_UNKNOWN: Final = 4.0
+_BASELINE_FACTOR: Final = 4.0
 """What the baseline is taken to be of the roofline where nothing like the problem was ever measured: it was 3 to 6 times on
 the layers of five nets at batch 1 on an H100."""
 
@@ -254,7 +264,7 @@ def _read(key: str) -> Problem | None:
     A piece of the graph cannot be read from its own key, and a layer on pruned weights does only some of its operations: the
     rates that it seems to reach are nobody else's, not those of another mask either.
     """
-    if is_piece(key):
+    if is_subgraph_key(key):
         return None
     try:
         problem = parse_problem(key, "")
@@ -264,7 +274,7 @@ def _read(key: str) -> Problem | None:
 
 
 def predicted_rows(
-    experience: Experience,
+    experience: TimePredictor,
     problem: Problem,
     space: Mapping[str, Sequence[EngineConfig]],
     target: str,

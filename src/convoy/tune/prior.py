@@ -10,14 +10,14 @@ from typing import Final
 from convoy.perfdb.row import Measurement
 from convoy.problem import EngineConfig
 
-LIKELY: Final = 2
+MAX_PRIOR_CONFIGS: Final = 2
 """Settings that are compiled and measured first, of all engines': those predicted to be the fastest. On four nets on an H200 that
 were left out in turn, the better of the two beside what needs no compiler came to 1.022 times the best of a whole search, one
 alone to 1.037, four to 1.019 (replay of shipped rows, 1082 layers)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class Prior:
     """What is likely to be the fastest.
 
     Attributes:
@@ -27,7 +27,7 @@ class Expectation:
     times_us: Mapping[EngineConfig, float] = field(default_factory=dict[EngineConfig, float])
 
     @staticmethod
-    def of(predicted: Sequence[Measurement], compiled: Collection[EngineConfig], hopeless: float) -> Expectation:
+    def of(predicted: Sequence[Measurement], compiled: Collection[EngineConfig], hopeless: float) -> Prior:
         """The likeliest of those that must be compiled.
 
         Args:
@@ -41,7 +41,7 @@ class Expectation:
             for index, row in enumerate(predicted)
             if row.config in compiled and row.median_us <= hopeless * least_us
         )
-        return Expectation({predicted[index].config: time_us for time_us, index in ranked[:LIKELY]})
+        return Prior({predicted[index].config: time_us for time_us, index in ranked[:MAX_PRIOR_CONFIGS]})
 
     def open(self, rows: Collection[EngineConfig]) -> list[EngineConfig]:
         """Those that were not tried yet."""
@@ -50,10 +50,9 @@ class Expectation:
     def disappointment(self, rows: Mapping[EngineConfig, Measurement]) -> float:
         """How many times longer than expected the likeliest took, in the geometric mean; 1 where they did not.
 
-        The best of many predictions is one that is too good. Where it was measured and was, whatever else is predicted of the
-        problem is taken to be as wrong: choices on layers of four nets left out in turn, after `LIKELY` settings had been
-        measured, came to 1.145 times the best so, and to 1.366 times with the predictions as they were (1520 layers, H200,
-        replay).
+        The best of many predictions is biased low. Where the predicted winners were measured, all other predictions of the
+        problem are scaled by the same error. On layers of four nets left out in turn, after `MAX_PRIOR_CONFIGS` measurements,
+        choices took 1.145 times the best time with this scaling and 1.366 times without it (1520 layers, H200, replay).
         """
         measured = [row for config in self.times_us if (row := rows.get(config)) is not None and row.ok]
         if not measured:

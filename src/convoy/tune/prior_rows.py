@@ -15,16 +15,16 @@ from convoy.settings import Effort
 from convoy.target import Target
 from convoy.tune.criteria import Criteria
 from convoy.tune.criteria_file import find_criteria
-from convoy.tune.precision import adopted, heeds
-from convoy.tune.predict import Estimate, Experience
-from convoy.tune.transfer_hints import kin_of
-from convoy.tune.tuning_task import Task
+from convoy.tune.precision import depends_on_precision, reuse_rows
+from convoy.tune.predict import CostModel, TimePredictor
+from convoy.tune.transfer_hints import related_targets
+from convoy.tune.tuning_task import TuningTask
 
-Progress = Callable[[int, int, str], None]
+SearchProgress = Callable[[int, int, str], None]
 """Told (done, total, what is looked at)."""
 
 
-class Store(Interface):
+class RowStore(Interface):
     """What the search wants of a database."""
 
     def lookup(self, problem: str, target: str, protocol: str, /) -> Sequence[Measurement]:
@@ -47,15 +47,19 @@ class Store(Interface):
 
 
 def known_rows(
-    problem: Problem, target: Target, alike: Sequence[Target], protocol: Protocol, database: Store
+    problem: Problem, target: Target, alike: Sequence[Target], protocol: Protocol, database: RowStore
 ) -> list[Measurement]:
     """A problem's rows on a target, and on its twins where torch's precision settings do not matter; its own come first."""
     own = database.lookup(problem.key, target.digest, protocol.id)
-    others = [] if heeds(problem) else [database.lookup(problem.key, twin.digest, protocol.id) for twin in alike]
-    return lasting(adopted(own, chain.from_iterable(others), target), target)
+    others = (
+        []
+        if depends_on_precision(problem)
+        else [database.lookup(problem.key, twin.digest, protocol.id) for twin in alike]
+    )
+    return reusable_rows(reuse_rows(own, chain.from_iterable(others), target), target)
 
 
-def lasting(rows: Iterable[Measurement], target: Target) -> list[Measurement]:
+def reusable_rows(rows: Iterable[Measurement], target: Target) -> list[Measurement]:
     """Rows that say something of another day too.
 
     What had no room on a GPU may have it when others do not use it, or more is allowed (`Settings.tuning_memory_bytes`), and
@@ -64,9 +68,9 @@ def lasting(rows: Iterable[Measurement], target: Target) -> list[Measurement]:
     return [row for row in rows if target.device != "cuda" or row.status is not Status.OUT_OF_MEMORY]
 
 
-def take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, database: Store) -> None:
+def add_transfer_hints(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
     """Let tasks know what other devices of the kind, or earlier protocols, found out about their problems."""
-    kin = kin_of(target, database.targets().values())
+    kin = related_targets(target, database.targets().values())
     sources = [(source, protocol.id) for source in kin]
     sources += [(source, earlier) for earlier in protocol.earlier for source in (target, *kin)]
     for task in tasks:
@@ -76,7 +80,9 @@ def take_hints(tasks: Sequence[Task], target: Target, protocol: Protocol, databa
                 break
 
 
-def predict(tasks: Sequence[Task], knowledge: Knowledge, protocol: Protocol, report: Progress) -> None:
+def add_predictions(
+    tasks: Sequence[TuningTask], knowledge: PredictorSource, protocol: Protocol, report: SearchProgress
+) -> None:
     """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
@@ -88,7 +94,7 @@ def predict(tasks: Sequence[Task], knowledge: Knowledge, protocol: Protocol, rep
     report(len(tasks), len(tasks), "from the database")
 
 
-def expect(tasks: Sequence[Task], knowledge: Knowledge, protocol: Protocol, target: Target) -> None:
+def set_priors(tasks: Sequence[TuningTask], knowledge: PredictorSource, protocol: Protocol, target: Target) -> None:
     """Let predictions say what is compiled first, where there is a choice of compilers: on a GPU."""
     if target.device != "cuda":
         return
@@ -99,27 +105,27 @@ def expect(tasks: Sequence[Task], knowledge: Knowledge, protocol: Protocol, targ
             task.expect(experience, criteria)
 
 
-class Knowledge:
+class PredictorSource:
     """What predictions rest on: all that was measured on devices like this one, and the criteria beside a database.
 
     It is read once, and only where something is to be predicted: tens of thousands of rows take seconds.
     """
 
     def __init__(
-        self, models: Estimate, target: Target, protocol: Protocol, database: Store, path: Path | None
+        self, models: CostModel, target: Target, protocol: Protocol, database: RowStore, path: Path | None
     ) -> None:
         self._models, self._database, self._path = models, database, path
         self._target, self._protocol = target, protocol
         self._rows: Sequence[Measurement] | None = None
 
-    def with_rows(self, fresh: Iterable[Measurement] = ()) -> tuple[Experience, Criteria | None]:
+    def with_rows(self, fresh: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
         """Experience of the rows that were there, and of those that were measured since."""
         if self._rows is None:
             self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
-        return Experience.of(chain(self._rows, fresh), self._models), find_criteria(self._target, self._path)
+        return TimePredictor.of(chain(self._rows, fresh), self._models), find_criteria(self._target, self._path)
 
 
-def cost_models(engines: Sequence[Engine], target: Target) -> Estimate:
+def cost_models(engines: Sequence[Engine], target: Target) -> CostModel:
     """What the engines' cost models say of any problem; None of an engine that is not here, and of one that raises."""
     by_id = {engine.id: engine for engine in engines}
 

@@ -9,18 +9,27 @@ from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.errors import InputError
-from convoy.measurement.bench import shared_data
 from convoy.measurement.protocol import protocol_for
+from convoy.measurement.reference_data import data_key
 from convoy.measurement.runner import Runner
 from convoy.perfdb.row import Measurement
 from convoy.problem import Problem
 from convoy.settings import Effort, Settings
 from convoy.target import Target
-from convoy.tune.precision import twins
-from convoy.tune.prior_rows import Knowledge, Progress, Store, cost_models, expect, known_rows, predict, take_hints
-from convoy.tune.search_space import Space
+from convoy.tune.precision import equivalent_targets
+from convoy.tune.prior_rows import (
+    PredictorSource,
+    RowStore,
+    SearchProgress,
+    add_predictions,
+    add_transfer_hints,
+    cost_models,
+    known_rows,
+    set_priors,
+)
+from convoy.tune.search_space import SearchSpace
 from convoy.tune.staged_search import StagedSearch
-from convoy.tune.tuning_task import Task
+from convoy.tune.tuning_task import TuningTask
 
 
 @dataclass(slots=True)
@@ -44,10 +53,10 @@ class SearchResult:
     measured: int = 0
     from_database: int = 0
     predicted: int = 0
-    without_room: int = 0
-    disproved: int = 0
+    baseline_out_of_memory: int = 0
+    wrong_predictions: int = 0
     cut: str = ""
-    uncounted: bool = False
+    zeros_uncounted: bool = False
 
 
 def search(
@@ -56,9 +65,9 @@ def search(
     engine_ids: Sequence[str],
     target: Target,
     settings: Settings,
-    database: Store,
+    database: RowStore,
     runner: Runner,
-    on_progress: Progress | None = None,
+    on_progress: SearchProgress | None = None,
     baseline_only: Collection[str] = (),
     zeros: Mapping[str, Collection[SparsityBucket]] | None = None,
 ) -> SearchResult:
@@ -70,7 +79,7 @@ def search(
 
     On a CPU one problem goes through all stages before the next, so that its data is made once. On a GPU each stage goes
     through all problems, so that kernels are compiled in parallel for all of them while the first are measured; at effort
-    `quick` those that are predicted to win come before all else (`Task.expect`).
+    `quick` those that are predicted to win come before all else (`TuningTask.set_priors`).
 
     Args:
         problems: each is searched once, however often it occurs.
@@ -92,27 +101,27 @@ def search(
     protocol = protocol_for(settings.effort, target.device)
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
-    tasks = [Task(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
-    knowledge = Knowledge(cost_models(engines, target), target, protocol, database, settings.db)
-    alike = twins(target, database.targets().values())
+    tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
+    knowledge = PredictorSource(cost_models(engines, target), target, protocol, database, settings.db)
+    alike = equivalent_targets(target, database.targets().values())
     for task in tasks:
         task.take_known(known_rows(task.problem, target, alike, protocol, database))
     if settings.effort is Effort.QUICK:
-        take_hints(tasks, target, protocol, database)
-        expect(tasks, knowledge, protocol, target)
+        add_transfer_hints(tasks, target, protocol, database)
+        set_priors(tasks, knowledge, protocol, target)
     cut = ""
     if settings.effort is not Effort.NONE:
         cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
-    crowded = [task for task in tasks if task.had_no_room()]
+    crowded = [task for task in tasks if task.baseline_ran_out_of_memory()]
     if wanting := tasks if cut or settings.effort is Effort.NONE else crowded:
-        predict(wanting, knowledge, protocol, report)
+        add_predictions(wanting, knowledge, protocol, report)
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
         refusals={task.problem.key: task.refusals for task in tasks},
         measured=sum(len(task.measured) for task in tasks),
         from_database=sum(len(task.rows.keys() - task.measured - task.predicted) for task in tasks),
         predicted=sum(bool(task.predicted) for task in tasks),
-        without_room=len(crowded),
+        baseline_out_of_memory=len(crowded),
         cut=cut,
     )
 
@@ -128,8 +137,8 @@ def _space(
     settings: Settings,
     baseline_only: Collection[str],
     zeros: Mapping[str, Collection[SparsityBucket]],
-) -> Space:
-    return Space(
+) -> SearchSpace:
+    return SearchSpace(
         problem,
         engines,
         target,
@@ -144,18 +153,18 @@ def _by_shared_data(problems: Iterable[Problem]) -> list[Problem]:
     """In order of first mention, but those that can use the same data side by side."""
     groups: dict[str, list[Problem]] = {}
     for problem in problems:
-        groups.setdefault(shared_data(problem), []).append(problem)
+        groups.setdefault(data_key(problem), []).append(problem)
     return [problem for group in groups.values() for problem in group]
 
 
 def _competitors(engine_ids: Sequence[str], settings: Settings) -> list[Engine]:
     only, deny = settings.only_engines, settings.deny_engines
     wanted = [e for e in engine_ids if e == BASELINE or ((not only or e in only) and e not in deny)]
-    engines = [load(engine, settings.engines) for engine in dict.fromkeys(wanted)]
+    engines = [load_competitor(engine, settings.engines) for engine in dict.fromkeys(wanted)]
     return [engine for engine in engines if engine.family != "reference"]
 
 
-def load(engine: str, extra: tuple[str, ...]) -> Engine:
+def load_competitor(engine: str, extra: tuple[str, ...]) -> Engine:
     """Import an engine; one of the user's that cannot be imported is the user's input."""
     try:
         return load_engine(engine, extra)

@@ -8,12 +8,12 @@ from convoy.engines.activation_sparsity import SparsityBucket, sparsity_percent,
 from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
 from convoy.errors import InputError
-from convoy.measurement.engine_space import offered
+from convoy.measurement.engine_space import offered_knobs
 from convoy.problem import EngineConfig, Problem
 from convoy.target import Target
 
 
-class Space:
+class SearchSpace:
     """What may be chosen for a problem.
 
     Args:
@@ -62,7 +62,7 @@ class Space:
                 continue
             if not engine.competes(problem):
                 continue  # it competes on the problem without the mask, which is always offered beside this one
-            space, reason = offered(engine, problem, target, deterministic=deterministic)
+            space, reason = offered_knobs(engine, problem, target, deterministic=deterministic)
             if not space:
                 self.refusals[engine.id] = reason
                 continue

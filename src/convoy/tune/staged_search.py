@@ -11,16 +11,16 @@ from typing import Final
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request, Runner
 from convoy.perfdb.row import Measurement
-from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, texts_of
+from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, Problem, SubgraphProblem, subgraph_texts
 from convoy.settings import Effort, Settings
 from convoy.target import Target
-from convoy.tune.prior_rows import Progress, Store, lasting
-from convoy.tune.tuning_task import Task
+from convoy.tune.prior_rows import RowStore, SearchProgress, reusable_rows
+from convoy.tune.tuning_task import TuningTask
 
-Stage = Callable[[Task, Protocol, Effort], Request | None]
+SearchStage = Callable[[TuningTask, Protocol, Effort], Request | None]
 """What a stage wants to know next of a problem; None: nothing more."""
 
-STAGES: Final[tuple[Stage, ...]] = (Task.first_look, Task.widen, Task.finals)
+STAGES: Final[tuple[SearchStage, ...]] = (TuningTask.first_look, TuningTask.widen, TuningTask.finals)
 
 
 class StagedSearch:
@@ -28,13 +28,13 @@ class StagedSearch:
 
     def __init__(
         self,
-        tasks: list[Task],
+        tasks: list[TuningTask],
         protocol: Protocol,
         settings: Settings,
         target: Target,
-        database: Store,
+        database: RowStore,
         runner: Runner,
-        report: Progress,
+        report: SearchProgress,
     ) -> None:
         self.tasks, self.protocol, self.effort, self.target = tasks, protocol, settings.effort, target
         self._seconds, self._end = settings.tune_s, time.monotonic() + settings.tune_s
@@ -91,7 +91,7 @@ class StagedSearch:
     def _total(self) -> int:
         return len(self.tasks) * len(STAGES)
 
-    def _run_stage(self, chunk: list[Task], stage: Stage) -> bool:
+    def _run_stage(self, chunk: list[TuningTask], stage: SearchStage) -> bool:
         """Ask every task for its next request until none has any; whether there was time for it."""
         for task in chunk:
             if task.is_done(self.protocol, self.effort):
@@ -111,15 +111,15 @@ class StagedSearch:
                 waiting.append(task)
         return True
 
-    def _look(self, task: Task, request: Request) -> bool:
+    def _look(self, task: TuningTask, request: Request) -> bool:
         """Measure, if there is time."""
         if time.monotonic() > self._end:
             return False
-        self._report(self._done, self._total, label(task.problem))
+        self._report(self._done, self._total, describe_problem(task.problem))
         self._measure(task, request)
         return True
 
-    def _place(self, asked: tuple[Task, Request | None]) -> tuple[bool, bool]:
+    def _place(self, asked: tuple[TuningTask, Request | None]) -> tuple[bool, bool]:
         """Where a request stands in its turn: what wants no compiler is measured while the builders start and compile the rest.
 
         Where time is short, what PyTorch takes of a problem that is there for the comparison alone comes last.
@@ -130,7 +130,7 @@ class StagedSearch:
     def _step(self) -> None:
         self._done += 1
 
-    def _measure(self, task: Task, request: Request) -> None:
+    def _measure(self, task: TuningTask, request: Request) -> None:
         """Measure, and keep what was found, when interrupted too."""
         fresh: list[Measurement] = []
         try:
@@ -138,11 +138,11 @@ class StagedSearch:
                 fresh.append(row)
                 task.take(row)
         finally:
-            if kept := lasting(fresh, self.target):
-                self.database.put(kept, texts_of([task.problem]), targets=(self.target,))
+            if kept := reusable_rows(fresh, self.target):
+                self.database.put(kept, subgraph_texts([task.problem]), targets=(self.target,))
 
 
-def label(problem: Problem) -> str:
+def describe_problem(problem: Problem) -> str:
     """A problem in a few words, for people who wait."""
     if isinstance(problem, SubgraphProblem):
         return f"{problem.label or 'operations'}, {problem.layout}"

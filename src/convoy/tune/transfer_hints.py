@@ -17,20 +17,20 @@ from convoy.perfdb.row import Measurement
 from convoy.problem import EngineConfig
 from convoy.target import Target
 
-NEAR: Final = 1.15
+NEAR_BEST_RATIO: Final = 1.15
 """A setting is worth measuring here that came within this factor of the best there: what differs between kin (memory, clock)
 moves the settings of one problem alike, and few samples order those within some percent by chance. A guess until full searches
 of two kin have been laid side by side."""
 
-MOST: Final = 6
+MAX_HINTS: Final = 6
 """Settings taken over for one problem at most, the nearest to the best."""
 
-SOFTWARE: Final = ("torch", "cudnn", "cudnn_frontend", "triton", "cuda", "compiler")
+KERNEL_LIBRARIES: Final = ("torch", "cudnn", "cudnn_frontend", "triton", "cuda", "compiler")
 """Versions that decide which kernels there are and how they are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class TransferHints:
     """What is known of a problem from a kin.
 
     Attributes:
@@ -45,25 +45,27 @@ class Hints:
     behind: dict[str, float] = field(default_factory=dict[str, float])
 
 
-def kin_of(target: Target, others: Collection[Target]) -> list[Target]:
+def related_targets(target: Target, others: Collection[Target]) -> list[Target]:
     """The targets whose rows say something of this one: those with the same software first, the same device's before others'."""
-    found = [other for other in others if other.digest != target.digest and target.is_kin(other)]
-    return sorted(found, key=lambda other: (not same_software(target, other), not target.is_like(other), other.digest))
+    found = [other for other in others if other.digest != target.digest and target.has_same_cores(other)]
+    return sorted(
+        found, key=lambda other: (not same_software(target, other), not target.is_same_device(other), other.digest)
+    )
 
 
 def same_software(target: Target, other: Target) -> bool:
     """Whether both have the same kernels."""
-    return all(target.version(name) == other.version(name) for name in SOFTWARE)
+    return all(target.version(name) == other.version(name) for name in KERNEL_LIBRARIES)
 
 
-def hints(
+def hints_from_rows(
     rows: Sequence[Measurement],
     valid: Collection[EngineConfig],
     source: Target,
     target: Target,
     *,
     same_clock: bool = True,
-) -> Hints:
+) -> TransferHints:
     """What a kin's rows of a problem say.
 
     Args:
@@ -75,12 +77,12 @@ def hints(
     """
     known = sorted((row for row in rows if row.ok and row.config in valid), key=lambda row: row.median_us)
     if len({row.config.engine for row in known} - {BASELINE}) == 0:
-        return Hints()
+        return TransferHints()
     best_us = known[0].median_us
-    near = tuple(row.config for row in known if row.median_us <= NEAR * best_us)[:MOST]
+    near = tuple(row.config for row in known if row.median_us <= NEAR_BEST_RATIO * best_us)[:MAX_HINTS]
     behind: dict[str, float] = {}
     if same_clock and same_software(target, source):
         for row in known:
             if row.config.engine != BASELINE:
                 behind.setdefault(row.config.engine, row.median_us / best_us)
-    return Hints(source.name, near, behind)
+    return TransferHints(source.name, near, behind)

@@ -16,14 +16,14 @@ from convoy.settings import Effort
 from convoy.target import Target
 from convoy.tune import transfer_hints
 from convoy.tune.criteria import Criteria
-from convoy.tune.leaderboard import Standing
-from convoy.tune.local_search import wider
-from convoy.tune.predict import Experience, predicted_rows
-from convoy.tune.prior import Expectation
+from convoy.tune.leaderboard import Leaderboard
+from convoy.tune.local_search import next_configs
+from convoy.tune.predict import TimePredictor, predicted_rows
+from convoy.tune.prior import Prior
 from convoy.tune.problem_distance import LAYERS
-from convoy.tune.search_space import Space
+from convoy.tune.search_space import SearchSpace
 
-HOPELESS: Final = 4.0
+HOPELESS_RATIO: Final = 4.0
 """At effort `quick`, an engine whose cost model expects this many times the best measured time is not even tried: room for a
 model that is wrong by a factor of two, and for knobs that bring as much again."""
 
@@ -34,11 +34,11 @@ SLOW_US: Final = 50_000.0
 """From here on finalists are timed half as often, which `Protocol.is_thorough` still takes for all samples: a sample of a
 twentieth of a second is a mean by itself, and VGG-16 at batch 8 took ten minutes on two cores."""
 
-BATCH: Final = 24
+MAX_REQUEST_CONFIGS: Final = 24
 """Candidates in one request, at most: they wait for each other in memory."""
 
 
-class Task:
+class TuningTask:
     """What is known of one problem.
 
     Args:
@@ -51,16 +51,16 @@ class Task:
         predicted: configs whose time is predicted.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         self.problem = space.problem
         self.baseline_only = space.baseline_only
         self.measured: set[EngineConfig] = set()
         self.predicted: set[EngineConfig] = set()
         self._space = space
-        self._standing = Standing(space.classes(), deterministic=space.deterministic)
+        self._standing = Leaderboard(space.classes(), deterministic=space.deterministic)
         self._finalised: set[EngineConfig] = set()
-        self._hints = transfer_hints.Hints()
-        self._expectation = Expectation()
+        self._hints = transfer_hints.TransferHints()
+        self._expectation = Prior()
 
     @property
     def rows(self) -> dict[EngineConfig, Measurement]:
@@ -84,7 +84,7 @@ class Task:
         on the data too.
         """
         valid = {config for config in self._space if not self._space.skips_zeros(config)}
-        self._hints = transfer_hints.hints(rows, valid, source, self._space.target, same_clock=same_clock)
+        self._hints = transfer_hints.hints_from_rows(rows, valid, source, self._space.target, same_clock=same_clock)
         return bool(self._hints.favourites)
 
     def take(self, row: Measurement) -> None:
@@ -105,22 +105,22 @@ class Task:
         tried = {config.engine for config in self.rows}
         won = any(row.ok and row.config.engine in modelled for row in self.rows.values())
         waiting = any(
-            name not in tried and not self._is_hopeless(config, Effort.QUICK, HOPELESS / 2)
+            name not in tried and not self._is_hopeless(config, Effort.QUICK, HOPELESS_RATIO / 2)
             for name, config in modelled.items()
         )
         return self._standing.baseline() is not None and (won or not waiting)
 
-    def had_no_room(self) -> bool:
+    def baseline_ran_out_of_memory(self) -> bool:
         """Whether there was no memory to measure even the baseline: what it takes must be predicted."""
         return any(row.config.engine == BASELINE and row.status is Status.OUT_OF_MEMORY for row in self.rows.values())
 
-    def predict(self, experience: Experience, protocol: str, criteria: Criteria | None = None) -> None:
-        """Add rows without samples for configs that have none (see `predict.Experience`): none on pruned weights.
+    def predict(self, experience: TimePredictor, protocol: str, criteria: Criteria | None = None) -> None:
+        """Add rows without samples for configs that have none (see `predict.TimePredictor`): none on pruned weights.
 
         What had no room to be measured counts as not measured where the baseline had none either.
         """
         factor = self._expectation.disappointment(self.rows)
-        open_ = Status.OUT_OF_MEMORY if self.had_no_room() else None
+        open_ = Status.OUT_OF_MEMORY if self.baseline_ran_out_of_memory() else None
         known = {config for config, row in self.rows.items() if row.status is not open_}
         for row in self._predictions(experience, protocol, criteria):
             room = None if row.config in known else self._space.workspace_bytes(row.config)
@@ -128,10 +128,10 @@ class Task:
                 self.rows[row.config] = replace(row, workspace_bytes=room, median_us=factor * row.median_us)
                 self.predicted.add(row.config)
 
-    def expect(self, experience: Experience, criteria: Criteria | None = None) -> None:
+    def expect(self, experience: TimePredictor, criteria: Criteria | None = None) -> None:
         """Let predictions say what to compile and to measure first: a search that is cut short has then seen what may win."""
         compiled = set(filter(self._is_compiled, self._space))
-        self._expectation = Expectation.of(self._predictions(experience, "", criteria), compiled, HOPELESS)
+        self._expectation = Prior.of(self._predictions(experience, "", criteria), compiled, HOPELESS_RATIO)
 
     def wants_expectation(self) -> bool:
         """Whether it is a layer of which nothing that is compiled was measured, and of which no other device tells."""
@@ -154,7 +154,7 @@ class Task:
         ]
         return self._request(untried, protocol.few)
 
-    def _predictions(self, experience: Experience, protocol: str, criteria: Criteria | None) -> list[Measurement]:
+    def _predictions(self, experience: TimePredictor, protocol: str, criteria: Criteria | None) -> list[Measurement]:
         if isinstance(self.problem, ConvProblem) and self.problem.weight_mask:
             return []
         return predicted_rows(
@@ -181,7 +181,7 @@ class Task:
         """
         if self._is_done(protocol, effort):
             return True
-        hinted, self._hints = self._hints, transfer_hints.Hints()
+        hinted, self._hints = self._hints, transfer_hints.TransferHints()
         if hinted.favourites and self._is_done(protocol, effort):
             return True
         self._hints = hinted
@@ -193,7 +193,7 @@ class Task:
         An engine that was passed over as hopeless stays so while the best moves a little: the limit is lower here.
         """
         untried = self._untried()
-        if any(not self._is_hopeless(config, effort, HOPELESS / 2) for config in untried):
+        if any(not self._is_hopeless(config, effort, HOPELESS_RATIO / 2) for config in untried):
             return False
         self._pass_over(untried)
         leaders = [*self._standing.bests(), *filter(None, [self._standing.baseline()])]
@@ -216,7 +216,7 @@ class Task:
         wanted = untried
         if effort is not Effort.FULL:
             plain = [config for config in untried if self._is_plain(config)]
-            hopeful = [config for config in untried if not self._is_hopeless(config, effort, HOPELESS)]
+            hopeful = [config for config in untried if not self._is_hopeless(config, effort, HOPELESS_RATIO)]
             wanted = plain or hopeful
             if not wanted:
                 self._pass_over(untried)
@@ -231,9 +231,9 @@ class Task:
             for engine in self._space.engines.values()
             if engine.id not in settled
             for levels in (self._space.levels if engine.skips_zeros else [None])
-            for config in wider(self._space, self._standing, engine, levels, full=effort is Effort.FULL)
+            for config in next_configs(self._space, self._standing, engine, levels, full=effort is Effort.FULL)
         ]
-        return self._request(list(dict.fromkeys(wanted))[:BATCH], protocol.few)
+        return self._request(list(dict.fromkeys(wanted))[:MAX_REQUEST_CONFIGS], protocol.few)
 
     def finals(self, protocol: Protocol, effort: Effort) -> Request | None:
         """The best few and the baseline, all samples, against each other, until one that has them all is the best."""

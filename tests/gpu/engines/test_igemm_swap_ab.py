@@ -103,7 +103,7 @@ def unpacked(engine, name):
     """A problem of training: a fresh weight, or a gradient where there can be one."""
     problem = TENSOR_CORE[name]
     if engine is igemm_dynamic_weight.ENGINE:
-        return replace(problem, fresh_weight=True)
+        return replace(problem, dynamic_weight=True)
     return replace(problem, direction="dgrad", epilogue=Epilogue(), stride_h=1, stride_w=1)
 
 

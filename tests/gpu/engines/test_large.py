@@ -14,7 +14,7 @@ from convoy.measurement.data import make_data, result_specs, tensor_specs
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.failure import is_out_of_memory
 from convoy.measurement.oracle import oracle
-from convoy.measurement.output_buffers import Landing
+from convoy.measurement.output_buffers import OutputBuffers
 from convoy.problem import ConvProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("large")]
@@ -78,7 +78,7 @@ def launched(engine, problem, target):
     made = made if made is None else made.contiguous(memory_format=form)
     packed = executable.pack(data.constants)
     buffers = Buffers(tuple(args), [made], packed)
-    executable.launch(buffers, Landing(problem, "cuda").workspace(executable.workspace_bytes))
+    executable.launch(buffers, OutputBuffers(problem, "cuda").workspace(executable.workspace_bytes))
     torch.cuda.synchronize()
     return buffers.results[0], oracle(few, data)[0].half()
 

@@ -13,10 +13,10 @@ from torch import nn
 import convoy
 from convoy.engines.manifest import load_engine
 from convoy.measurement import detect_target, peaks
-from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES
 from convoy.measurement.guards import checksum
+from convoy.measurement.reference_data import ReferenceData
 from convoy.measurement.timer import captured
 from convoy.pipeline.ceilings import measure_ceilings
 from convoy.pipeline.end_to_end import errors_against, exact_outputs
@@ -75,7 +75,7 @@ def test_the_oracle_of_a_layer_answers_for_fewer_images() -> None:
         epilogue=Epilogue(activation="relu"),
     )  # fmt: skip
     with room(500 << 20), torch.no_grad():
-        bench = Bench(problem, detect_target("cuda"))
+        bench = ReferenceData(problem, detect_target("cuda"))
         bench.fill()
         assert 2 <= len(bench.checked) < IMAGES
         assert bench.checked[-1] == IMAGES - 1

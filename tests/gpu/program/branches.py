@@ -63,4 +63,4 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def keep_ours(patch: pytest.MonkeyPatch) -> None:
     """The chosen plan is kept, whatever the clock says; one setting of each engine is measured: a compiler's second each."""
     patch.setattr(end_to_end, "is_faster", lambda *_: True)
-    patch.setattr(local_search, "QUICK_COMPILED", 0)
+    patch.setattr(local_search, "QUICK_COMPILED_CONFIGS", 0)

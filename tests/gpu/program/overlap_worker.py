@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     end_to_end.is_faster = lambda *_: True  # the plan that was chosen is kept, whatever the clock says
     schedules._shares = lambda _: ()  # nor is anything held back because the device is full: there are several streams
-    local_search.QUICK_COMPILED = 0  # one setting of each engine is measured: a compiler's second each
+    local_search.QUICK_COMPILED_CONFIGS = 0  # one setting of each engine is measured: a compiler's second each
     few = ("triton.implicit_gemm", "triton.dgrad", "triton.wgrad")
     settings = convoy.Settings(
         db=folder / f"perf.{rank}.db", isolate=False, streams=3, stream_memory=4.0, deterministic=True, only_engines=few

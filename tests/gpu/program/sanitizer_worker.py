@@ -29,7 +29,7 @@ from convoy.pipeline.select import make_plan, select
 from convoy.plan import Plan
 from convoy.program import bind
 from convoy.program.multi_stream import MultiStreamProgram
-from convoy.schedule import parallel
+from convoy.schedule import parallel_steps
 from convoy.training import overlapped_updates
 
 
@@ -56,7 +56,7 @@ def planned(capture: TrainingCapture, inputs: Sequence[torch.Tensor], db: Path) 
     with Database.open(settings.db) as database:
         found = measure(net, settings, database, ignore_progress)
     plan = make_plan(net, select(net, found, settings), settings)
-    steps = parallel(plan.steps, 3)
+    steps = parallel_steps(plan.steps, 3)
     assert {step.stream for step in steps} == {0, 1, 2}
     return net, dataclasses.replace(plan, steps=steps)
 

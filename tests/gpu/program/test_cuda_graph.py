@@ -27,7 +27,7 @@ def tuned(request: pytest.FixtureRequest, database: Path):
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1)).to("cuda", next(model.parameters()).dtype)
     few = ("triton.implicit_gemm", "triton.stem", "inductor")
     with pytest.MonkeyPatch.context() as patch:  # one setting of each engine: a compiler's seconds each
-        patch.setattr(local_search, "QUICK_COMPILED", 0)
+        patch.setattr(local_search, "QUICK_COMPILED_CONFIGS", 0)
         settings = convoy.Settings(db=database, only_engines=few, deterministic=True)
         result = optimize_model(model, (x,), name="resnet18", settings=settings)
     return model, x, result

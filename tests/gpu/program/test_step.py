@@ -19,7 +19,7 @@ import convoy
 from convoy import plan as plans
 from convoy.pipeline import end_to_end, schedules
 from convoy.plan import Plan
-from convoy.schedule import parallel
+from convoy.schedule import parallel_steps
 from convoy.training import overlapped_updates, train_model
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions
@@ -66,7 +66,7 @@ def on(tuned: Plan, tmp_path: Path) -> Spread:
     def write(streams: int) -> Path:
         # As if all launches took equally long: then the net alone decides how they are spread, and not the clock.
         even = [dataclasses.replace(step, median_us=10.0) for step in tuned.steps]
-        steps = parallel(even, streams)
+        steps = parallel_steps(even, streams)
         assert {step.stream for step in steps} == set(range(streams))
         path = tmp_path / f"{streams}.plan.json"
         plans.save(dataclasses.replace(tuned, steps=steps), path)

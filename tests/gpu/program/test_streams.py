@@ -16,7 +16,7 @@ from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select
 from convoy.program import build_program
 from convoy.program.occupancy import device_shares
-from convoy.schedule import Sharing, parallel
+from convoy.schedule import CapacityModel, parallel_steps
 from convoy.tune import local_search
 
 pytestmark = pytest.mark.gpu
@@ -47,7 +47,7 @@ class Branches(nn.Module):
 def serial(request, tmp_path_factory):
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_search, "QUICK_COMPILED", 0)  # one setting of each engine: a compiler's second each
+        patch.setattr(local_search, "QUICK_COMPILED_CONFIGS", 0)  # one setting of each engine: a compiler's second each
         yield _tuned(request, tmp_path_factory)
 
 
@@ -65,7 +65,7 @@ def _tuned(request, tmp_path_factory):
 
 def program_of(serial, streams):
     net, settings, plan, _ = serial
-    spread = dataclasses.replace(plan, steps=parallel(plan.steps, streams))
+    spread = dataclasses.replace(plan, steps=parallel_steps(plan.steps, streams))
     assert {step.stream for step in spread.steps} == set(range(streams))
     return build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
 
@@ -97,7 +97,7 @@ def test_admitted_schedules_give_the_same_bits(serial, streams):
     net, settings, plan, x = serial
     alone = program_of(serial, 1)
     taken = device_shares(alone.runnable.eager, alone.runnable.inputs)
-    steps = parallel(plan.steps, streams, taken, Sharing())
+    steps = parallel_steps(plan.steps, streams, taken, CapacityModel())
     spread = dataclasses.replace(plan, steps=steps)
     several = build_program(spread, net.captured, net.regions_by_nodes, net.target, settings)
     wanted = alone((x,), {})

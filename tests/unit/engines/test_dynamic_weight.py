@@ -28,7 +28,7 @@ SOME = (
 
 
 def fresh(shape, dtype, layout, epilogue):
-    return replace(of_dtype(SHAPES[shape], dtype).with_layout(layout), epilogue=epilogue, fresh_weight=True)
+    return replace(of_dtype(SHAPES[shape], dtype).with_layout(layout), epilogue=epilogue, dynamic_weight=True)
 
 
 @pytest.mark.parametrize("engine", [load_engine(name) for name in MANIFEST], ids=lambda engine: engine.id)
@@ -87,5 +87,5 @@ def test_an_executable_that_keeps_the_first_weight_is_caught():
 
 
 def test_gradients_read_no_fresh_weight():
-    with pytest.raises(InputError, match="fresh_weight"):
-        replace(SHAPES["1x1"], direction="wgrad", fresh_weight=True)
+    with pytest.raises(InputError, match="dynamic_weight"):
+        replace(SHAPES["1x1"], direction="wgrad", dynamic_weight=True)

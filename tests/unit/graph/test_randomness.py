@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from convoy.graph.ir import Node, Ref
-from convoy.graph.randomness import DROPOUT_P, RANDOM, draws
+from convoy.graph.randomness import DROPOUT_P_POSITION, RANDOM, draws_random
 
 
 def every() -> list[str]:
@@ -28,14 +28,14 @@ def tagged() -> dict[str, list[str]]:
 
 
 def test_every_operator_that_pytorch_calls_random_is_known():
-    unknown = [name for name in tagged() if name not in {*RANDOM, *DROPOUT_P, "rrelu"}]
+    unknown = [name for name in tagged() if name not in {*RANDOM, *DROPOUT_P_POSITION, "rrelu"}]
     assert unknown == []
 
 
 def test_the_dropout_of_attention_stands_where_the_table_says():
     for name, arguments in tagged().items():
-        if name in DROPOUT_P:
-            assert arguments.index("dropout_p") == DROPOUT_P[name]
+        if name in DROPOUT_P_POSITION:
+            assert arguments.index("dropout_p") == DROPOUT_P_POSITION[name]
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_the_dropout_of_attention_stands_where_the_table_says():
     ],
 )
 def test_a_node_draws(op, args, kwargs, random):
-    assert draws(Node("y", op, (Ref("x"), *args), kwargs, ("y",))) is random
+    assert draws_random(Node("y", op, (Ref("x"), *args), kwargs, ("y",))) is random

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from convoy.errors import InputError
 from convoy.graph.ir import Arg, Graph, Node, Ref, Symbol, Value
-from convoy.graph.text import DEEPEST, digest, parse_graph, print_arg, print_graph
+from convoy.graph.text import MAX_DEPTH, digest, parse_graph, print_arg, print_graph
 from convoy.problem import TensorSpec
 
 EXAMPLE = """\
@@ -131,7 +131,7 @@ def test_any_arguments_read_back(args: list[Arg], kwargs: dict[str, Arg]):
         ("(1, 1), 1)", "(1, 1), 1x)", 4),
         ("(1, 1), 1)", '(1, 1), "open)', 4),
         ("(1, 1), 1)", '(1, 1), "\\x")', 4),
-        ("(1, 1), 1)", "(1, 1), " + "(" * (DEEPEST + 1) + "),", 4),
+        ("(1, 1), 1)", "(1, 1), " + "(" * (MAX_DEPTH + 1) + "),", 4),
         (" as %pooling", " as", 5),
         (" as %pooling", " is %pooling", 5),
         ("alpha=0.5", "alpha=0.5, alpha=1", 6),

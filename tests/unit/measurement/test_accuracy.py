@@ -11,7 +11,7 @@ from convoy.engines.base import Executable
 from convoy.engines.manifest import load_engine
 from convoy.errors import InputError
 from convoy.measurement.accuracy import (
-    Guarded,
+    GuardedBuffer,
     bound,
     check,
     checksum,
@@ -386,7 +386,7 @@ def test_cancelling_data_needs_its_operands():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "i64", "u8", "bool"])
 def test_a_guarded_buffer_is_aligned_unreadable_and_watched(layout, dtype):
-    guarded = Guarded(TensorSpec((2, 3, 4, 5), dtype), layout, "cpu", "the buffer")
+    guarded = GuardedBuffer(TensorSpec((2, 3, 4, 5), dtype), layout, "cpu", "the buffer")
     tensor = guarded.tensor
     assert tensor.data_ptr() % 256 == 0
     assert tensor.is_contiguous(memory_format=torch.channels_last if layout == "nhwc" else torch.contiguous_format)
@@ -406,8 +406,8 @@ def test_a_guarded_buffer_is_aligned_unreadable_and_watched(layout, dtype):
 
 
 def test_an_empty_buffer_can_be_guarded():
-    assert Guarded(TensorSpec((0, 3, 4, 5), "fp32"), "nhwc", "cpu").tensor.shape == (0, 3, 4, 5)
-    assert Guarded(TensorSpec((0,), "u8"), "any", "cpu").intact()
+    assert GuardedBuffer(TensorSpec((0, 3, 4, 5), "fp32"), "nhwc", "cpu").tensor.shape == (0, 3, 4, 5)
+    assert GuardedBuffer(TensorSpec((0,), "u8"), "any", "cpu").intact()
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "blocked"])

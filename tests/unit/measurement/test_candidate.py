@@ -8,14 +8,21 @@ import torch
 from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement import data, output_buffers
-from convoy.measurement.bench import Bench, checked_images, shared_data
 from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
-from convoy.measurement.failure import REASON_CHARACTERS, Failure, failure_of, first_lines, is_out_of_memory, survive
+from convoy.measurement.failure import (
+    REASON_CHARACTERS,
+    Failure,
+    failure_of,
+    first_lines,
+    is_out_of_memory,
+    run_or_fail,
+)
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.oracle import oracle
-from convoy.measurement.output_buffers import Landing
-from convoy.measurement.protocol import MOST_COPIES, Protocol
+from convoy.measurement.output_buffers import OutputBuffers
+from convoy.measurement.protocol import MAX_COPIES, Protocol
+from convoy.measurement.reference_data import ReferenceData, checked_images, data_key
 from convoy.measurement.runner import Request
 from convoy.perfdb.row import Status
 from convoy.problem import (
@@ -36,7 +43,7 @@ PROBLEM = LinearProblem(4, 48, 32, epilogue=Epilogue(bias=True))
 
 
 def prepared(cls, problem=PROBLEM):
-    bench = Bench(problem, TARGET)
+    bench = ReferenceData(problem, TARGET)
     with torch.no_grad():
         return prepare(bench, EngineConfig(cls.id), engines.extra(cls))
 
@@ -75,7 +82,7 @@ def test_every_fault_has_its_status_and_reason(cls, status, reason):
 
 @pytest.mark.parametrize("cls", [engines.Scribbles, engines.SpoilsWeights, engines.SpoilsLater])
 def test_who_spoils_the_data_spoils_it_for_nobody_else(cls):
-    bench = Bench(PROBLEM, TARGET)
+    bench = ReferenceData(PROBLEM, TARGET)
     bench.fill()
     try:
         ready = prepare(bench, EngineConfig(cls.id), engines.extra(cls))
@@ -87,24 +94,24 @@ def test_who_spoils_the_data_spoils_it_for_nobody_else(cls):
 
 
 def test_spoilt_data_is_not_handed_to_a_sibling():
-    first = Bench(CONV, TARGET)
+    first = ReferenceData(CONV, TARGET)
     first.fill()
     first.of("normal")[0].args[0].mul_(2)
-    second = Bench(CONV.with_layout("nhwc"), TARGET, sibling=first)
+    second = ReferenceData(CONV.with_layout("nhwc"), TARGET, sibling=first)
     wanted = make_data(CONV, 20231, "normal", "cpu").args[0]
     assert torch.equal(second.of("normal")[0].args[0], wanted)
 
 
 def test_a_candidate_of_another_version_is_not_tried():
     with pytest.raises(Failure, match="version 7 was asked for, 1 is here") as caught:
-        prepare(Bench(PROBLEM, TARGET), EngineConfig("right", 7), engines.extra(engines.Right))
+        prepare(ReferenceData(PROBLEM, TARGET), EngineConfig("right", 7), engines.extra(engines.Right))
     assert caught.value.status is Status.UNSUPPORTED
 
 
 def test_unknown_and_unloadable_engines_are_rows_too():
     for config, extra in ((EngineConfig("nobody"), ()), (EngineConfig("x"), ("x=no_such_module:X",))):
         with pytest.raises(Failure, match="cannot be loaded") as caught:
-            prepare(Bench(PROBLEM, TARGET), config, extra)
+            prepare(ReferenceData(PROBLEM, TARGET), config, extra)
         assert caught.value.status is Status.UNSUPPORTED
 
 
@@ -150,9 +157,9 @@ def same(a, b):
     ],
 )
 def test_shared_data_is_what_would_have_been_made(problem, sibling, shares_answers):
-    first = Bench(sibling, TARGET)
+    first = ReferenceData(sibling, TARGET)
     first.fill()
-    shared, fresh = Bench(problem, TARGET, sibling=first), Bench(problem, TARGET)
+    shared, fresh = ReferenceData(problem, TARGET, sibling=first), ReferenceData(problem, TARGET)
     for kind in ("integer", "normal"):
         (data, exact), (fresh_data, fresh_exact) = shared.of(kind), fresh.of(kind)
         assert same(data.args, fresh_data.args)
@@ -172,10 +179,12 @@ def test_shared_data_is_what_would_have_been_made(problem, sibling, shares_answe
     ],
 )
 def test_data_of_other_problems_is_not_shared(other):
-    assert shared_data(other) != shared_data(CONV)
-    first = Bench(other, TARGET)
+    assert data_key(other) != data_key(CONV)
+    first = ReferenceData(other, TARGET)
     first.fill()
-    assert same(Bench(CONV, TARGET, sibling=first).of("normal")[0].args, make_data(CONV, 20231, "normal", "cpu").args)
+    assert same(
+        ReferenceData(CONV, TARGET, sibling=first).of("normal")[0].args, make_data(CONV, 20231, "normal", "cpu").args
+    )
 
 
 def test_of_a_large_batch_the_first_images_and_the_last_are_checked():
@@ -191,7 +200,7 @@ def test_of_a_large_batch_the_first_images_and_the_last_are_checked():
 
 @pytest.mark.parametrize(("image", "caught"), [(0, True), (5, True), (3, False)])
 def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
-    monkeypatch.setattr("convoy.measurement.bench.checked_images", lambda problem, device: (0, 5))
+    monkeypatch.setattr("convoy.measurement.reference_data.checked_images", lambda problem, device: (0, 5))
 
     class SpoilsOne(engines.Right):
         id = f"spoils_{image}"
@@ -202,7 +211,7 @@ def test_only_the_checked_images_are_compared(monkeypatch, image, caught):
             buffers.results[0][image] += 1
 
     monkeypatch.setattr(engines, "SpoilsOne", SpoilsOne, raising=False)
-    bench = Bench(LinearProblem(6, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
+    bench = ReferenceData(LinearProblem(6, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
     extra = (f"spoils_{image}=faulty_engines:SpoilsOne",)
     if caught:
         with pytest.raises(Failure, match="on integer data"):
@@ -219,14 +228,14 @@ def short_of_memory(monkeypatch, most: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return oracle(problem, data)
 
-    monkeypatch.setattr("convoy.measurement.bench.oracle", limited)
+    monkeypatch.setattr("convoy.measurement.reference_data.oracle", limited)
 
 
 @pytest.mark.parametrize(("most", "images"), [(16, ()), (8, (*range(7), 15)), (3, (0, 15)), (2, (0, 15))])
 def test_where_there_is_no_room_for_all_answers_fewer_images_are_checked(monkeypatch, most, images):
     short_of_memory(monkeypatch, most)
     problem = LinearProblem(16, 48, 32, epilogue=Epilogue(bias=True))
-    bench = Bench(problem, TARGET)
+    bench = ReferenceData(problem, TARGET)
     bench.fill()
     assert bench.checked == images
     for kind in ("integer", "normal"):
@@ -235,7 +244,7 @@ def test_where_there_is_no_room_for_all_answers_fewer_images_are_checked(monkeyp
     assert prepare(bench, EngineConfig("right"), extra).error < 1e-6
     with pytest.raises(Failure, match="on integer data"):
         prepare(bench, EngineConfig("wrong"), extra)
-    twin = Bench(problem, TARGET, sibling=bench)  # takes the answers, so it looks at the same images
+    twin = ReferenceData(problem, TARGET, sibling=bench)  # takes the answers, so it looks at the same images
     assert twin.checked == images
     assert prepare(twin, EngineConfig("right"), extra).error < 1e-6
 
@@ -254,7 +263,7 @@ def test_where_a_launch_has_no_room_beside_the_answers_fewer_images_are_checked(
             engines.compute(run, buffers, workspace)
 
     monkeypatch.setattr(engines, "Crowded", Crowded, raising=False)
-    bench = Bench(LinearProblem(16, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
+    bench = ReferenceData(LinearProblem(16, 48, 32, epilogue=Epilogue(bias=True)), TARGET)
     extra = engines.extra(Crowded) + engines.extra(engines.Right)
     if most > 1:
         assert prepare(bench, EngineConfig(Crowded.id), extra).error < 1e-6
@@ -278,7 +287,7 @@ def test_where_a_launch_has_no_room_beside_the_answers_fewer_images_are_checked(
 def test_an_oracle_that_no_image_has_room_for_says_so(monkeypatch, problem):
     short_of_memory(monkeypatch, 1)
     with pytest.raises(torch.OutOfMemoryError):
-        Bench(problem, TARGET).fill()
+        ReferenceData(problem, TARGET).fill()
 
 
 def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(monkeypatch):
@@ -293,8 +302,8 @@ def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(mon
         held.append(weakref.ref(found.args[0]))
         return found
 
-    monkeypatch.setattr("convoy.measurement.bench.make_data", limited)
-    bench = Bench(PROBLEM, TARGET)
+    monkeypatch.setattr("convoy.measurement.reference_data.make_data", limited)
+    bench = ReferenceData(PROBLEM, TARGET)
     bench.landing.workspace(100)
     bench.fill()
     assert list(bench._data) == ["normal"]
@@ -307,9 +316,11 @@ def test_where_data_has_no_room_beside_what_can_be_made_anew_that_goes_first(mon
 
 
 def test_data_that_has_no_room_at_all_is_out_of_memory(monkeypatch):
-    monkeypatch.setattr("convoy.measurement.bench.make_data", lambda *_: engines.GreedyTorch.body(None, None, None))
+    monkeypatch.setattr(
+        "convoy.measurement.reference_data.make_data", lambda *_: engines.GreedyTorch.body(None, None, None)
+    )
     with pytest.raises(RuntimeError) as failed:
-        Bench(PROBLEM, TARGET).fill()
+        ReferenceData(PROBLEM, TARGET).fill()
     assert is_out_of_memory(failed.value)
 
 
@@ -356,7 +367,7 @@ def test_what_a_failed_launch_had_allocated_is_free_at_once():
     gc.disable()
     try:
         with suppress(Failure):
-            survive(launch, "cpu")
+            run_or_fail(launch, "cpu")
         assert held[0]() is None
     finally:
         gc.enable()
@@ -369,9 +380,9 @@ def test_an_oracle_that_fails_otherwise_is_not_asked_again(monkeypatch):
         asked.append(problem.n)
         raise RuntimeError("no such algorithm")
 
-    monkeypatch.setattr("convoy.measurement.bench.oracle", broken)
+    monkeypatch.setattr("convoy.measurement.reference_data.oracle", broken)
     with pytest.raises(RuntimeError, match="no such algorithm"):
-        Bench(LinearProblem(16, 48, 32), TARGET).fill()
+        ReferenceData(LinearProblem(16, 48, 32), TARGET).fill()
     assert asked == [16]
 
 
@@ -379,7 +390,7 @@ def test_an_oracle_that_fails_otherwise_is_not_asked_again(monkeypatch):
 
 
 def test_workspaces_are_aligned():
-    place = Landing(PROBLEM, "cpu")
+    place = OutputBuffers(PROBLEM, "cpu")
     assert place.workspace(0) is None
     for size in (1, 100, 256, 5000, 300):
         space = place.workspace(size)
@@ -392,7 +403,7 @@ def test_workspaces_are_aligned():
 def test_a_launch_reads_no_problem(monkeypatch):
     """A piece's text takes 50 microseconds to be parsed, more than many a piece takes to run."""
     text = "graph 1\ninput %x: fp32[2,3,4,4]\n%y: fp32[2,3,4,4] = aten.relu.default(%x)\nreturn %y\n"
-    ready = prepare(Bench(SubgraphProblem(text), TARGET), load_engine("aten").config())
+    ready = prepare(ReferenceData(SubgraphProblem(text), TARGET), load_engine("aten").config())
     ready.launch()
     for module in ("data", "output_buffers", "bench", "candidate"):
         for name in ("parse_graph", "result_specs", "tensor_specs"):
@@ -405,7 +416,7 @@ def test_where_buffers_stay_all_candidates_write_to_the_same(monkeypatch, fresh)
     """As on a GPU: two dozen that wait to be timed together would hold two dozen results."""
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     monkeypatch.setattr(output_buffers, "FRESH", fresh)
-    bench = Bench(PROBLEM, TARGET)
+    bench = ReferenceData(PROBLEM, TARGET)
     extra = ("recorder=faulty_engines:Recorder",)
     first, second = (prepare(bench, EngineConfig("recorder", 1, knobs), extra) for knobs in (Knobs(), AS_THEY_ARE))
     Recorder.seen.clear()
@@ -436,12 +447,12 @@ class Recorder(engines.Right):
 
 
 @pytest.mark.parametrize(
-    ("cache_bytes", "copies"), [(1 << 20, MOST_COPIES), (4 * (48 * 32 + 32), 3), (4 * (48 * 32 + 32) - 1, 1), (0, 1)]
+    ("cache_bytes", "copies"), [(1 << 20, MAX_COPIES), (4 * (48 * 32 + 32), 3), (4 * (48 * 32 + 32) - 1, 1), (0, 1)]
 )
 def test_cold_launches_go_round_copies_that_exceed_the_cache(monkeypatch, cache_bytes, copies):
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     target = Target("cpu", "test", "generic", 1, 1 << 34, cache_bytes)
-    ready = prepare(Bench(PROBLEM, target), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
+    ready = prepare(ReferenceData(PROBLEM, target), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
     assert ready.held_bytes(cold=False) == ready.resident_bytes
     ready.cool(whole=False)
     ready.cool(whole=False)
@@ -463,12 +474,12 @@ def test_constants_that_are_taken_as_they_are_come_from_memory_too(monkeypatch, 
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
     target = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
     extra = ("recorder=faulty_engines:Recorder",)
-    ready = prepare(Bench(PROBLEM, target), EngineConfig("recorder", 1, knobs), extra)
+    ready = prepare(ReferenceData(PROBLEM, target), EngineConfig("recorder", 1, knobs), extra)
     ready.cool(whole=Protocol(clock).copies_whole)
     Recorder.seen.clear()
-    for _ in range(MOST_COPIES):
+    for _ in range(MAX_COPIES):
         ready.launch()
-    expected = 1 if knobs == AS_THEY_ARE and clock == "graph" else MOST_COPIES
+    expected = 1 if knobs == AS_THEY_ARE and clock == "graph" else MAX_COPIES
     assert len({weight for weight, _ in Recorder.seen}) == expected
 
 
@@ -485,7 +496,7 @@ def test_the_runner_times_with_copies_of_all_constants_on_a_cpu(monkeypatch):
 
 def test_results_are_new_tensors_as_in_the_finished_program(monkeypatch):
     monkeypatch.setattr(engines, "Recorder", Recorder, raising=False)
-    ready = prepare(Bench(PROBLEM, TARGET), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
+    ready = prepare(ReferenceData(PROBLEM, TARGET), EngineConfig("recorder"), ("recorder=faulty_engines:Recorder",))
     Recorder.seen.clear()
     ready.launch()
     ready.launch()

@@ -21,15 +21,15 @@ from convoy.engines.activation_sparsity import (
     with_sparsity,
 )
 from convoy.graph.text import parse_graph
-from convoy.measurement.bench import Bench
 from convoy.measurement.count_zeros import image_shares, layer_zeros, zero_shares
 from convoy.measurement.data import make_data, with_zeros
+from convoy.measurement.reference_data import ReferenceData
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Knobs, LinearProblem
 from convoy.settings import Effort
-from convoy.tune.predict import Experience
-from convoy.tune.search_space import Space
-from convoy.tune.tuning_task import Task
+from convoy.tune.predict import TimePredictor
+from convoy.tune.search_space import SearchSpace
+from convoy.tune.tuning_task import TuningTask
 from tests.unit.tune.test_tuning_task import PROTOCOL, TARGET, Fake
 
 CONV = ConvProblem(2, 6, 8, 9, 4, 3, 3, layout="nhwc", numerics="strict")
@@ -182,7 +182,7 @@ def test_integer_data_stays_integer_so_that_its_sums_stay_exact():
 
 
 def test_only_configs_with_a_share_are_timed_on_thinned_data():
-    bench = Bench(CONV, TARGET)
+    bench = ReferenceData(CONV, TARGET)
     plain = bench.timed_on(EngineConfig("aten"))
     thin = bench.timed_on(EngineConfig("zeroskip.cpu", 1, Knobs.of(skip="auto", zeros=90)))
     assert plain is bench.of("normal")[0]
@@ -205,8 +205,10 @@ def row(engine: str, us: float, zeros: int | None = None, samples: int = 3, k: i
 
 
 def test_an_engine_that_skips_zeros_is_tried_for_every_share_of_its_layers_and_the_curve():
-    task = Task(
-        Space(PROBLEM, [Fake("aten"), Skipping("skip", 2), Fake("z")], TARGET, zeros=zeros(70, 40), curve=(0, 70, 90))
+    task = TuningTask(
+        SearchSpace(
+            PROBLEM, [Fake("aten"), Skipping("skip", 2), Fake("z")], TARGET, zeros=zeros(70, 40), curve=(0, 70, 90)
+        )
     )
     request = task.first_look(PROTOCOL, Effort.QUICK)
     wanted = [config("aten"), config("z"), *(config("skip", zeros=share) for share in (0, 40, 70, 90))]
@@ -218,7 +220,7 @@ def test_an_engine_that_skips_zeros_is_tried_for_every_share_of_its_layers_and_t
 
 def test_each_engine_is_tried_for_the_shares_of_what_it_leaves_out():
     layers = [SparsityBucket(50, 0), SparsityBucket(50, 30), SparsityBucket(70, 30)]
-    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip"), Leaving("leave")], TARGET, zeros=layers))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Skipping("skip"), Leaving("leave")], TARGET, zeros=layers))
     wanted = {
         config("aten"),
         *(config("skip", zeros=share) for share in (50, 70)),
@@ -228,13 +230,13 @@ def test_each_engine_is_tried_for_the_shares_of_what_it_leaves_out():
 
 
 def test_without_anything_known_it_competes_without_zeros():
-    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET))
     assert config("skip", zeros=0) in task.first_look(PROTOCOL, Effort.QUICK).configs
 
 
 def test_each_share_has_its_own_finals():
-    task = Task(
-        Space(
+    task = TuningTask(
+        SearchSpace(
             PROBLEM,
             [Fake("aten"), *(Fake(n) for n in "abcd"), Skipping("skip")],
             TARGET,
@@ -257,14 +259,14 @@ def test_each_share_has_its_own_finals():
 
 
 def test_knobs_are_widened_within_a_share():
-    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip", 5)], TARGET, zeros=zeros(0, 90)))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Skipping("skip", 5)], TARGET, zeros=zeros(0, 90)))
     task.take_known([row("aten", 100.0, samples=9), row("skip", 300.0, 0), row("skip", 30.0, 90)])
     request = task.widen(PROTOCOL, Effort.QUICK)
     assert {sparsity_percent(c.knobs) for c in request.configs} == {90}, "at 0 it is out of the race"
 
 
 def test_rows_of_shares_that_no_layer_has_are_left_in_the_database():
-    task = Task(Space(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET, zeros=zeros(50)))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Skipping("skip")], TARGET, zeros=zeros(50)))
     task.take_known([row("skip", 5.0, 95), row("skip", 40.0, 50)])
     assert list(task.rows) == [config("skip", zeros=50)]
 
@@ -318,4 +320,4 @@ def test_a_time_at_many_zeros_teaches_nothing_about_other_inputs():
     ]
     (layer,) = known_layers(rows)
     assert layer.best_us == {"aten": 500.0, "onednn": 400.0, "skip": 450.0}
-    assert Experience.of(rows).roofline.flops_per_us == Experience.of(rows[:3]).roofline.flops_per_us
+    assert TimePredictor.of(rows).roofline.flops_per_us == TimePredictor.of(rows[:3]).roofline.flops_per_us

@@ -25,13 +25,13 @@ def test_what_changes_the_meaning_of_a_sample_changes_the_id():
 
 
 def test_an_id_is_what_the_database_takes():
-    from convoy.perfdb.record import LONGEST
+    from convoy.perfdb.record import MAX_CHARACTERS
 
     for device in ("cpu", "cuda"):
         name = protocol_for("quick", device).id
         assert name.isascii()
         assert not set(name) & set(" \n\t")
-        assert len(name) <= LONGEST["protocol"]
+        assert len(name) <= MAX_CHARACTERS["protocol"]
 
 
 def test_thorough_allows_for_half_of_the_rounds_being_dropped():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from convoy.measurement import in_process
-from convoy.measurement.bench import Bench
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.protocol import Protocol
+from convoy.measurement.reference_data import ReferenceData
 from convoy.measurement.replay import ReplayRunner
 from convoy.measurement.runner import Request
 from convoy.perfdb.record import read_record, to_record
@@ -146,14 +146,14 @@ def test_data_that_has_no_room_beside_another_problems_is_made_without_it(monkey
     """Of the same layer in another memory format it could have been taken over."""
     kinds = []
 
-    class Crowded(Bench):
+    class Crowded(ReferenceData):
         def __init__(self, problem, target, sibling=None):
             kinds.append(sibling is not None)
             if sibling is not None:
                 no_room()
             super().__init__(problem, target)
 
-    monkeypatch.setattr(in_process, "Bench", Crowded)
+    monkeypatch.setattr(in_process, "ReferenceData", Crowded)
     runner = InProcessRunner(TARGET, extra_engines=engines.extra(engines.Right))
     relu = dataclasses.replace(PROBLEM, epilogue=Epilogue(bias=True, activation="relu"))
     other = LinearProblem(3, 8, 4, epilogue=Epilogue(bias=True))

@@ -3,7 +3,14 @@ import random
 import numpy as np
 import pytest
 
-from convoy.measurement.statistics import DISTURBED, Timing, disturbed_rounds, is_faster, summarise, summarise_rounds
+from convoy.measurement.statistics import (
+    DISTURBED,
+    SampleSummary,
+    disturbed_rounds,
+    is_faster,
+    summarise,
+    summarise_rounds,
+)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 9, 31])
@@ -17,14 +24,14 @@ def test_median_and_spread_agree_with_numpy(count):
 
 
 def test_one_sample_has_no_spread():
-    assert summarise([4.0]) == Timing(1, 4.0, 0.0)
+    assert summarise([4.0]) == SampleSummary(1, 4.0, 0.0)
 
 
 def test_faster_means_by_more_than_either_spread():
-    assert is_faster(Timing(9, 80.0, 5.0), Timing(9, 100.0, 10.0))
-    assert not is_faster(Timing(9, 91.0, 1.0), Timing(9, 100.0, 10.0))
-    assert not is_faster(Timing(9, 91.0, 10.0), Timing(9, 100.0, 1.0))
-    assert not is_faster(Timing(9, 100.0, 0.0), Timing(9, 100.0, 0.0))
+    assert is_faster(SampleSummary(9, 80.0, 5.0), SampleSummary(9, 100.0, 10.0))
+    assert not is_faster(SampleSummary(9, 91.0, 1.0), SampleSummary(9, 100.0, 10.0))
+    assert not is_faster(SampleSummary(9, 91.0, 10.0), SampleSummary(9, 100.0, 1.0))
+    assert not is_faster(SampleSummary(9, 100.0, 0.0), SampleSummary(9, 100.0, 0.0))
 
 
 def steady(rounds=9, **medians):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from convoy.errors import InputError
-from convoy.perfdb import Database, Info, shipped
-from convoy.perfdb.record import LONGEST
+from convoy.perfdb import Database, DatabaseInfo, shipped
+from convoy.perfdb.record import MAX_CHARACTERS
 from convoy.problem import EngineConfig, Knobs
 from tests.unit.perfdb.perfdb_rows import OTHER, POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
@@ -82,7 +82,7 @@ def test_put_takes_all_or_nothing(database: Database) -> None:
 def test_a_long_compiler_log_is_cut(database: Database) -> None:
     database.put([failure(0, reason="error: " + "x" * 10_000 + "\udcff")])
     (found,) = database.rows()
-    assert len(found.reason) == LONGEST["reason"]
+    assert len(found.reason) == MAX_CHARACTERS["reason"]
     assert found.reason.startswith("error: xxx")
 
 
@@ -148,7 +148,7 @@ def test_info_counts_and_is_plain_data(tmp_path: Path) -> None:
     with Database.open(tmp_path / "perf.db") as database:
         database.put([row(0), failure(1), row(1, target=OTHER.digest)], {POOL.key: POOL.text}, targets=[TARGET])
         info = database.info()
-    assert isinstance(info, Info)
+    assert isinstance(info, DatabaseInfo)
     assert info.path == str(tmp_path / "perf.db")
     assert not info.in_memory
     assert info.size_bytes > 0

@@ -15,7 +15,7 @@ from convoy.perfdb.record import (
     COLUMNS,
     DEFAULTS,
     KEY_COLUMNS,
-    LONGEST,
+    MAX_CHARACTERS,
     clip_reason,
     read_record,
     read_target,
@@ -35,7 +35,7 @@ def test_columns_are_the_fields_with_the_config_spread() -> None:
     config = [f.name for f in dataclasses.fields(EngineConfig)]
     assert list(COLUMNS) == fields[:at] + config + fields[at + 1 :]
     assert set(KEY_COLUMNS) < set(COLUMNS)
-    assert {name for name, kind in COLUMNS.items() if kind is str} == set(LONGEST) | {"status"}
+    assert {name for name, kind in COLUMNS.items() if kind is str} == set(MAX_CHARACTERS) | {"status"}
 
 
 @pytest.mark.parametrize("one", [row(0), row(1), failure(2), row(3, problem=POOL.key), row(4, date="", versions="")])
@@ -155,9 +155,9 @@ def test_seals_of_pairs_tell_tables_keys_and_texts_apart() -> None:
 @given(st.text(max_size=6000))
 def test_any_reason_can_be_made_storable(reason: str) -> None:
     clipped = clip_reason(reason)
-    assert len(clipped) <= LONGEST["reason"]
+    assert len(clipped) <= MAX_CHARACTERS["reason"]
     assert clipped.encode().decode() == clipped
-    if reason.isascii() and len(reason) <= LONGEST["reason"]:
+    if reason.isascii() and len(reason) <= MAX_CHARACTERS["reason"]:
         assert clipped == reason
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from convoy.perfdb import Database, Measurement, sql
-from convoy.perfdb.faults import Damage, Untouchable
+from convoy.perfdb.faults import DamagedFileError, ForeignFileError
 from convoy.perfdb.repair import open_sound, read_contents
 from tests.unit.perfdb.perfdb_rows import POOL, PROTOCOL, TARGET, bad_files, by_key, failure, raw, row, rows
 
@@ -216,7 +216,7 @@ def test_a_file_of_a_newer_version_is_left_untouched(tmp_path: Path, whole: byte
     with closing(sql.connect_read_only(path)) as connection:
         assert sql.schema_version(connection) == 99
         assert sql.count(connection, {}) == len(TRUE_ROWS)
-    with pytest.raises(Untouchable):
+    with pytest.raises(ForeignFileError):
         read_contents(path)
 
 
@@ -242,7 +242,7 @@ def test_checks_of_a_sound_file_pass_and_of_a_damaged_one_fail(tmp_path: Path, w
     data = bytearray(whole)
     data[4096:8192] = bytes(4096)
     path.write_bytes(data)
-    with pytest.raises((Damage, sql.sqlite3.DatabaseError)):
+    with pytest.raises((DamagedFileError, sql.sqlite3.DatabaseError)):
         open_sound(path, write_ahead=False)
     assert read_contents(path).damage != ""
     assert path.read_bytes() == data

@@ -12,7 +12,7 @@ import pytest
 
 import convoy
 from convoy.perfdb import Database, sql, stored
-from convoy.perfdb.faults import Damage
+from convoy.perfdb.faults import DamagedFileError
 from convoy.perfdb.record import COLUMNS, DEFAULTS, KEY_COLUMNS, target_json, to_record
 from tests.unit.perfdb.perfdb_rows import POOL, PROTOCOL, TARGET, failure, raw, row, rows
 
@@ -28,8 +28,8 @@ def connection():
 
 def test_the_tables_columns_are_the_records_columns_and_the_seal(connection: sqlite3.Connection) -> None:
     columns = connection.execute("PRAGMA table_info(measurements)").fetchall()
-    assert [c[1] for c in columns] == list(stored.STORED)
-    assert set(stored.STORED) == {*COLUMNS, "seal"}
+    assert [c[1] for c in columns] == list(stored.STORED_COLUMNS)
+    assert set(stored.STORED_COLUMNS) == {*COLUMNS, "seal"}
     kinds = {str: "TEXT", int: "INTEGER", float: "REAL", bool: "INTEGER"}
     assert {c[1]: c[2] for c in columns} == {**{name: kinds[kind] for name, kind in COLUMNS.items()}, "seal": "INTEGER"}
     assert [c[1] for c in sorted(columns, key=lambda c: c[5]) if c[5]] == list(KEY_COLUMNS)
@@ -85,13 +85,13 @@ def test_a_column_appended_by_a_migration_leaves_old_rows_valid(
     monkeypatch.setattr(sql, "SCHEMA_VERSION", sql.SCHEMA_VERSION + 1)
     monkeypatch.setitem(COLUMNS, "energy_uj", float)  # type: ignore[arg-type]
     monkeypatch.setitem(DEFAULTS, "energy_uj", 0.0)
-    monkeypatch.setattr(stored, "STORED", (*stored.STORED, "energy_uj"))
+    monkeypatch.setattr(stored, "STORED_COLUMNS", (*stored.STORED_COLUMNS, "energy_uj"))
     sql.migrate(connection, sql.SCHEMA_VERSION - 1)
     found = connection.execute("SELECT * FROM measurements ORDER BY rowid").fetchall()
     for values, record in zip(found, records, strict=True):
         assert stored.verified_record(values) == {**record, "energy_uj": 0.0}
         assert stored.verified_record(values[:-1]) == {**record, "energy_uj": 0.0}
-        with pytest.raises(Damage):
+        with pytest.raises(DamagedFileError):
             stored.verified_record((*values[:-1], 7.0))
 
 
@@ -119,12 +119,12 @@ def test_a_stored_value_changed_behind_our_back_is_damage(connection: sqlite3.Co
     connection.execute("UPDATE measurements SET median_us = median_us / 2")
     connection.execute("UPDATE texts SET text = 'another'")
     connection.execute("UPDATE targets SET json = '{}'")
-    with pytest.raises(Damage):
+    with pytest.raises(DamagedFileError):
         sql.select(connection, {})
-    with pytest.raises(Damage):
+    with pytest.raises(DamagedFileError):
         sql.lookup(connection, row(0).problem, TARGET.digest, PROTOCOL)
     for table in ("texts", "targets"):
-        with pytest.raises(Damage):
+        with pytest.raises(DamagedFileError):
             sql.select_pairs(connection, table)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from convoy.errors import DatabaseError
 from convoy.perfdb import Database, sql
-from convoy.perfdb.store import Store
+from convoy.perfdb.store import DatabaseFile
 from tests.unit.perfdb.perfdb_rows import POOL, PROTOCOL, TARGET, bad_files, by_key, finish, raw, row, rows, start
 
 NOBODY = 65534
@@ -294,7 +294,7 @@ def test_a_read_only_file_with_rows_in_its_log_is_read_with_them(open_folder: Pa
 def test_a_lock_held_for_too_long_sends_the_session_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "perf.db"
     fill(path, 3)
-    store = Store(path, timeout_s=0.05)
+    store = DatabaseFile(path, timeout_s=0.05)
     with sql.exclusive(tmp_path / "perf.db.lock"):
         store.write(lambda connection: sql.put_records(connection, []))
         assert store.in_memory

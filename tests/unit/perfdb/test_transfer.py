@@ -16,7 +16,7 @@ from convoy.errors import InputError
 from convoy.perfdb import Database
 from convoy.perfdb.record import COLUMNS
 from convoy.perfdb.sql import SCHEMA_VERSION
-from convoy.perfdb.transfer import SUFFIXES, Incoming, file_form, read_file, write_all
+from convoy.perfdb.transfer import SUFFIXES, ImportBatch, file_form, read_file, write_all
 from tests.unit.perfdb.perfdb_rows import OTHER, POOL, TARGET, failure, row, rows
 
 ALL = [
@@ -227,7 +227,7 @@ def test_no_line_makes_an_import_crash(tmp_path: Path, data: st.DataObject) -> N
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
     incoming = read_file(path)
-    assert isinstance(incoming, Incoming)
+    assert isinstance(incoming, ImportBatch)
     cells = data.draw(st.lists(st.text(max_size=10), min_size=len(COLUMNS), max_size=len(COLUMNS)))
     path = tmp_path / "a.csv"
     body = ",".join(COLUMNS) + "\n" + ",".join(cells) + "\n"

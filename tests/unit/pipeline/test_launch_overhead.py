@@ -3,15 +3,15 @@
 from convoy.pipeline.launch_overhead import INTERPRETED_US, launch_us, with_launch_costs, without_launch_costs
 from convoy.problem import EngineConfig
 from convoy.selection import solve
-from convoy.selection.problem import Candidate, Copy, Cover, SelectionProblem
+from convoy.selection.problem import Candidate, LayoutCopy, RegionNodes, SelectionProblem
 
 
 def problem(**changes) -> SelectionProblem:
     """Two nodes: both at once by one launch through Python, or each by a kernel in C, which takes a little longer."""
     both, first, second = (
-        Cover("both", ("a", "b"), ("x",), ("z",)),
-        Cover("first", ("a",), ("x",), ("y",)),
-        Cover("second", ("b",), ("y",), ("z",)),
+        RegionNodes("both", ("a", "b"), ("x",), ("z",)),
+        RegionNodes("first", ("a",), ("x",), ("y",)),
+        RegionNodes("second", ("b",), ("y",), ("z",)),
     )
     fields = {
         "nodes": ("a", "b"),
@@ -29,7 +29,7 @@ def problem(**changes) -> SelectionProblem:
         "value_bytes": dict.fromkeys("xyz", 4),
         "convert_us": {(name, *way): 1.0 for name in "xyz" for way in (("nchw", "nhwc"), ("nhwc", "nchw"))},
         "copies": {
-            (name, *way): Copy(f"{way}", EngineConfig("aten"))
+            (name, *way): LayoutCopy(f"{way}", EngineConfig("aten"))
             for name in "xyz"
             for way in (("nchw", "nhwc"), ("nhwc", "nchw"))
         },

@@ -72,13 +72,13 @@ def test_every_layer_build_and_check_looks_at_what_memory_is_left(
 ) -> None:
     lookers: list[str] = []
 
-    class Watched(memory_limit.Room):
+    class Watched(memory_limit.MemoryLimit):
         """Writes down who looks, and allows all there is."""
 
         def keep(self) -> None:
             lookers.append(traceback.extract_stack()[-3].name)
 
-    monkeypatch.setattr(memory_limit, "_rooms", [Watched(0, None, 0)])
+    monkeypatch.setattr(memory_limit, "_limits", [Watched(0, None, 0)])
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
     settings = Settings(db=tmp_path / "perf.db", isolate=False, only_engines=("gemm",))
     result = optimize_model(net, (torch.randn(1, 3, 8, 8),), name="net", settings=settings)

@@ -17,7 +17,7 @@ from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program.bind import BoundPlan, BoundStep, check_order
 from convoy.program.eager import EagerProgram
 from convoy.program.lifetimes import peak_bytes, stream_pools, with_frees
-from convoy.schedule import Sharing, parallel
+from convoy.schedule import CapacityModel, parallel_steps
 
 
 def step(index: int, args: tuple[str, ...], us: float) -> Step:
@@ -66,17 +66,17 @@ def streams_of(steps: Sequence[Step]) -> int:
 
 
 def test_what_fits_stays_as_it_is():
-    fitted = fit_in_memory(partial(parallel, NET, 3), NET, bound_of, peak_bytes, 10 * SERIAL)
+    fitted = fit_in_memory(partial(parallel_steps, NET, 3), NET, bound_of, peak_bytes, 10 * SERIAL)
     assert fitted is not None
-    assert fitted.steps == parallel(NET, 3)
+    assert fitted.steps == parallel_steps(NET, 3)
     assert fitted.home == 0
 
 
 @pytest.mark.parametrize("most", [1.45, 1.35, 1.1])
 def test_what_is_too_large_is_made_to_fit_and_the_small_layers_stay_side_by_side(most: float):
-    wanted = peak_bytes(bound_of(parallel(NET, 3)))
+    wanted = peak_bytes(bound_of(parallel_steps(NET, 3)))
     assert wanted > most * SERIAL
-    fitted = fit_in_memory(partial(parallel, NET, 3), NET, bound_of, peak_bytes, most * SERIAL)
+    fitted = fit_in_memory(partial(parallel_steps, NET, 3), NET, bound_of, peak_bytes, most * SERIAL)
     assert fitted is not None
     assert fitted.wanted_bytes == wanted
     assert peak_bytes(bound_of(fitted.steps)) <= most * SERIAL
@@ -88,7 +88,7 @@ def test_what_is_too_large_is_made_to_fit_and_the_small_layers_stay_side_by_side
 
 def test_steps_that_must_stay_do_and_nothing_else_changes():
     home = {1, 4, 8}
-    placed = parallel(NET, 3, home=home)
+    placed = parallel_steps(NET, 3, home=home)
     assert {one.results for one in placed if one.stream == 0} >= {NET[index].results for index in home}
     assert streams_of(placed) > 1
     assert sorted(one.results for one in placed) == sorted(one.results for one in NET)
@@ -96,7 +96,7 @@ def test_steps_that_must_stay_do_and_nothing_else_changes():
 
 def test_under_a_model_of_contention_they_share_the_first_stream_with_others():
     home = {1, 4, 8}
-    placed = parallel(NET, 3, [0.4] * len(NET), Sharing(1.0), home=home)
+    placed = parallel_steps(NET, 3, [0.4] * len(NET), CapacityModel(1.0), home=home)
     check_order(placed)
     first = {one.results for one in placed if one.stream == 0}
     assert first > {NET[index].results for index in home}
@@ -104,11 +104,11 @@ def test_under_a_model_of_contention_they_share_the_first_stream_with_others():
 
 
 def test_where_even_that_is_not_enough_there_is_none():
-    assert fit_in_memory(partial(parallel, NET, 3), NET, bound_of, peak_bytes, 0.5 * SERIAL) is None
+    assert fit_in_memory(partial(parallel_steps, NET, 3), NET, bound_of, peak_bytes, 0.5 * SERIAL) is None
 
 
 def test_the_fullest_moment_of_a_stream_names_who_filled_it():
-    bound = bound_of(parallel(NET, 2))
+    bound = bound_of(parallel_steps(NET, 2))
     found = stream_pools(bound)
     assert sum(pool.size_bytes for pool in found.values()) == peak_bytes(bound)
     makers = found[1].makers
@@ -126,7 +126,7 @@ def contest(most: float) -> ScheduleSearch:
         return Latency("best", 4.0, 0.01), Latency("challenger", 2.0, 0.01)
 
     made = ScheduleSearch(NET, build(NET), build, most, clock)  # type: ignore[arg-type]
-    made.challenge_within("3", partial(parallel, NET, 3), NET, bound_of)
+    made.challenge_within("3", partial(parallel_steps, NET, 3), NET, bound_of)
     return made
 
 

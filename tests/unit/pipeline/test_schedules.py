@@ -16,7 +16,15 @@ from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs
 from convoy.program import CudaGraphProgram
-from convoy.schedule import Collective, Sharing, cast_together, contention, device_us, exposed_us, parallel
+from convoy.schedule import (
+    CapacityModel,
+    Collective,
+    cast_groups,
+    device_us,
+    exposed_us,
+    fit_contention,
+    parallel_steps,
+)
 
 
 def step(index: int, args: tuple[str, ...], us: float) -> Step:
@@ -58,7 +66,7 @@ def contest(monkeypatch: pytest.MonkeyPatch, clock: Clock, grown: float = 1.0, f
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     made = ScheduleSearch(BRANCHES, build(BRANCHES), build, 1.1, clock)  # type: ignore[arg-type]
     for streams in (2, 3, 4):
-        made.challenge(str(streams), parallel(BRANCHES, streams))
+        made.challenge(str(streams), parallel_steps(BRANCHES, streams))
     return made
 
 
@@ -136,7 +144,7 @@ def test_without_room_to_run_step_by_step_what_steps_take_is_not_known(monkeypat
 def test_the_same_schedule_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch):
     clock = Clock({1: 4.0, 2: 2.0, 3: 2.5, 4: 1.5})
     made = contest(monkeypatch, clock)
-    made.challenge("again", parallel(BRANCHES, 3))
+    made.challenge("again", parallel_steps(BRANCHES, 3))
     assert len(clock.pairs) == 3
 
 
@@ -144,14 +152,14 @@ def test_contention_is_read_off_what_schedules_took():
     """Four launches of the whole device take four times as long together: the serial order is as good as any."""
     full, half = [1.0] * 4, [0.5] * 4
     assert device_us(BRANCHES, half) == 20.0
-    assert contention(BRANCHES, full, [(parallel(BRANCHES, 4), 40.0)]) == Sharing(1.0)
-    assert contention(BRANCHES, full, [(parallel(BRANCHES, 4), 20.0)]) == Sharing(2.0)
-    assert contention(BRANCHES, half, [(parallel(BRANCHES, 4), 40.0)]) == Sharing(0.5)
+    assert fit_contention(BRANCHES, full, [(parallel_steps(BRANCHES, 4), 40.0)]) == CapacityModel(1.0)
+    assert fit_contention(BRANCHES, full, [(parallel_steps(BRANCHES, 4), 20.0)]) == CapacityModel(2.0)
+    assert fit_contention(BRANCHES, half, [(parallel_steps(BRANCHES, 4), 40.0)]) == CapacityModel(0.5)
 
 
 def test_admission_changes_the_schedule():
     shares = [0.5] * 4
-    loose, admitted = parallel(BRANCHES, 4), parallel(BRANCHES, 4, shares, Sharing(1.0))
+    loose, admitted = parallel_steps(BRANCHES, 4), parallel_steps(BRANCHES, 4, shares, CapacityModel(1.0))
     assert streams_of(loose) == 4
     assert streams_of(admitted) <= 4
     assert sorted(one.results for one in admitted) == sorted(one.results for one in BRANCHES)
@@ -166,7 +174,7 @@ def test_what_is_left_of_the_collectives_is_part_of_a_schedules_time(monkeypatch
         again = ScheduleSearch(
             BRANCHES, made._build(BRANCHES), made._build, 1.1, made._clock, lambda steps: took_us[streams_of(steps)]
         )
-        again.challenge("2", parallel(BRANCHES, 2))
+        again.challenge("2", parallel_steps(BRANCHES, 2))
         return again
 
     assert streams_of(left({1: 0.0, 2: 50.0}).steps) == 2
@@ -180,10 +188,10 @@ def test_collectives_that_end_after_the_last_step_are_exposed():
     assert exposed_us(steps, [Collective(("v0",), 30.0)]) == 5.0
     assert exposed_us(steps, [Collective(("v0",), 22.0), Collective(("v1", "v2"), 7.0)]) == 7.0
     assert exposed_us(steps, [Collective(("v2",), 7.0), Collective(("v0",), 7.0)]) == 14.0  # in order
-    beside = parallel((step(0, ("x",), 10.0), step(1, ("x",), 20.0)), 2)
+    beside = parallel_steps((step(0, ("x",), 10.0), step(1, ("x",), 20.0)), 2)
     assert exposed_us(beside, [Collective(("v0",), 15.0)]) == 5.0
 
 
 def test_values_that_are_cast_together_are_named():
     casts = dataclasses.replace(step(0, ("x",), 1.0), pattern="casts", results=("a@nhwc", "b"))
-    assert cast_together((step(1, ("x",), 1.0), casts)) == [("a", "b")]
+    assert cast_groups((step(1, ("x",), 1.0), casts)) == [("a", "b")]

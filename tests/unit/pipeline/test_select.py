@@ -18,7 +18,7 @@ from convoy.pipeline.net import Net
 from convoy.pipeline.select import select, stock_us
 from convoy.problem import EngineConfig, Knobs
 from convoy.regions import propose
-from convoy.selection import Candidate, Cover, SelectionProblem, solve
+from convoy.selection import Candidate, RegionNodes, SelectionProblem, solve
 from convoy.settings import Effort, Settings
 from convoy.target import Target
 from convoy.tune import SearchResult
@@ -47,7 +47,7 @@ def offered(text: str) -> tuple[SelectionProblem, float]:
         inputs=graph.inputs,
         outputs=graph.outputs,
         regions=tuple(
-            Cover(
+            RegionNodes(
                 f"op({node.name})", (node.name,), tuple(dict.fromkeys(node.refs())), tuple(filter(None, node.outputs))
             )
             for node in graph.nodes

@@ -39,7 +39,7 @@ def random_problem(rng: random.Random) -> ConvProblem | None:
             epilogue=Epilogue(rng.random() < 0.5, rng.random() < 0.5, rng.choice(ACTIVATIONS)),
             weight_mask=rng.choice(["", "0123456789abcdef"]),
             direction=direction,
-            fresh_weight=direction == "fprop" and rng.random() < 0.5,
+            dynamic_weight=direction == "fprop" and rng.random() < 0.5,
         )
     except InputError:  # the output would be empty
         return None
@@ -95,7 +95,7 @@ def test_every_field_enters_the_key(name: str) -> None:
         "epilogue": Epilogue(),
         "weight_mask": "f" * 16,
         "groups": 1,
-        "fresh_weight": True,
+        "dynamic_weight": True,
         "mask": WeightMask((4, 3, 3, 5), bytes(23)),
     }
     value = other.get(name, "fp16" if name.endswith("dtype") else None)

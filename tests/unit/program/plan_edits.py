@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.measurement.engine_space import ask
+from convoy.measurement.engine_space import query_engine
 from convoy.perfdb.row import Measurement, Status
 from convoy.pipeline.net import Net
 from convoy.pipeline.select import Choice, make_plan
 from convoy.pipeline.selection_input import distinct_problems, selection_problem
 from convoy.plan import Plan
-from convoy.schedule import parallel
+from convoy.schedule import parallel_steps
 from convoy.selection import solve
 from convoy.settings import Settings
 from convoy.target import Target
@@ -72,7 +72,7 @@ def fabricated(net: Net, draw: random.Random) -> Plan:
             engine = load_engine(name)
             if name in SLOW_TO_BUILD or not engine.competes(problem):
                 continue
-            support, space = ask(engine, problem, net.target)
+            support, space = query_engine(engine, problem, net.target)
             for knobs in list(space)[:6] if support else ():
                 config, time_us = engine.config(knobs), draw.uniform(1, 100)
                 own.append(Measurement(problem.key, config, net.target.digest, "t", Status.OK, 9, time_us))
@@ -80,7 +80,7 @@ def fabricated(net: Net, draw: random.Random) -> Plan:
         net.captured.graph, net.regions, net.copies, rows, layouts=net.layouts, border=net.border
     )
     plan = make_plan(net, Choice(offered, solve(offered, "greedy"), {}), Settings())
-    return dataclasses.replace(plan, steps=parallel(plan.steps, draw.choice((1, 2, 3))))
+    return dataclasses.replace(plan, steps=parallel_steps(plan.steps, draw.choice((1, 2, 3))))
 
 
 def edited(plan: dict[str, Any], draw: random.Random) -> dict[str, Any]:

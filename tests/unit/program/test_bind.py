@@ -11,7 +11,7 @@ from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program.bind import BoundPlan, BoundStep, check_order
 from convoy.program.lifetimes import peak_bytes, with_frees
-from convoy.schedule import finished_before, parallel
+from convoy.schedule import finished_before, parallel_steps
 
 
 def step(index, args, results, time_us=1.0):
@@ -40,7 +40,7 @@ def bound(steps):
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(30))
 def test_memory_goes_back_only_when_every_reader_has_finished(seed, streams):
-    steps = parallel(random_steps(seed), streams)
+    steps = parallel_steps(random_steps(seed), streams)
     check_order(steps)
     found = bound(steps)
     outputs = [len(found)]
@@ -96,7 +96,7 @@ def test_peaks_are_those_of_all_streams_together():
 def test_a_missing_wait_is_refused():
     taken = 0
     for seed in range(30):
-        steps = parallel(random_steps(seed), 3)
+        steps = parallel_steps(random_steps(seed), 3)
         for at, one in enumerate(steps):
             if one.waits:
                 with pytest.raises(PlanError, match="waits"):
@@ -117,5 +117,5 @@ def test_random_numbers_are_drawn_in_one_order_on_any_streams(seed):
     drawing = {index for index in range(len(steps)) if draw.random() < 0.4}
     steps = tuple(replace(s, pattern="draw") if index in drawing else s for index, s in enumerate(steps))
     for streams in (2, 4):
-        found = [s.nodes for s in parallel(steps, streams) if s.pattern == "draw"]
+        found = [s.nodes for s in parallel_steps(steps, streams) if s.pattern == "draw"]
         assert found == [s.nodes for s in steps if s.pattern == "draw"]

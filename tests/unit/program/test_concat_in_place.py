@@ -16,7 +16,7 @@ from convoy.program.bind import bind, with_frees
 from convoy.program.concat_in_place import ChannelSlice, InPlaceConcat
 from convoy.program.eager import EagerProgram
 from convoy.regions import propose
-from convoy.schedule import parallel
+from convoy.schedule import parallel_steps
 from convoy.target import Target
 
 CPU = Target("cpu", "a CPU", "avx2", 1, 8 << 30, 1 << 20)
@@ -163,7 +163,7 @@ def test_on_any_streams_a_whole_is_opened_in_time_and_where_its_memory_is_free(s
     text, engines = random_net(seed)
     bound, _ = program(text, engines)
     made = {b.step.results: b for b in bound.steps}
-    placed = parallel([replace(b.step, median_us=1.0 + index % 3) for index, b in enumerate(bound.steps)], 3)
+    placed = parallel_steps([replace(b.step, median_us=1.0 + index % 3) for index, b in enumerate(bound.steps)], 3)
     for one in placed:
         made[one.results].step = one
     steps = [made[one.results] for one in placed]

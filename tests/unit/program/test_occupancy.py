@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convoy.program.occupancy import capacity, kernels_of_steps
-from convoy.schedule import Capacity, Kernel, share_of
+from convoy.schedule import DeviceResources, KernelResources, share_of
 
 
 def mark(step: int, begin: float, length: float) -> dict[str, object]:
@@ -35,11 +35,11 @@ def test_kernels_belong_to_the_step_in_whose_marks_they_ran():
     ]
     found = kernels_of_steps(events, 3)
     assert found == [
-        [Kernel(132, 256, 64, 4096, 5.0), Kernel(10, 256, 64, 4096, 20.0)],
+        [KernelResources(132, 256, 64, 4096, 5.0), KernelResources(10, 256, 64, 4096, 20.0)],
         [],
-        [Kernel(132, 256, 64, 4096, 10.0)],
+        [KernelResources(132, 256, 64, 4096, 10.0)],
     ]
-    device = Capacity(sms=132)
+    device = DeviceResources(sms=132)
     assert [share_of(kernels, device) for kernels in found] == [
         pytest.approx((132 / 528 * 5 + 10 / 528 * 20) / 25),
         0.0,
@@ -50,4 +50,4 @@ def test_kernels_belong_to_the_step_in_whose_marks_they_ran():
 def test_a_devices_capacity_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch):
     said = SimpleNamespace(multi_processor_count=108, max_threads_per_multi_processor=1536)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: said)
-    assert capacity(torch.device("cuda")) == Capacity(sms=108, threads=1536)
+    assert capacity(torch.device("cuda")) == DeviceResources(sms=108, threads=1536)

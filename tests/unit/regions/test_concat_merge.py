@@ -5,7 +5,7 @@ import pytest
 from convoy.engines.triton.merged import Merge, merge_of
 from convoy.graph.text import parse_graph
 from convoy.regions import propose
-from convoy.regions.concat import pieces, placeable
+from convoy.regions.concat import concat_inputs, writable_in_place
 
 CONV = "fp16[1,{k},4,4] = conv2d(%{x}, %w{i}, None, ({s}, {s}), (0, 0), (1, 1), 1)"
 
@@ -140,9 +140,9 @@ def joined(cat, returned="%c", more=()):
 
 def test_pieces_that_nobody_else_reads_may_be_placed():
     net = joined("fp16[1,24,4,4] = aten.cat.default((%a, %b), 1)")
-    assert pieces(net, net.node("c")) == placeable(net, net.node("c")) == ("a", "b")
+    assert concat_inputs(net, net.node("c")) == writable_in_place(net, net.node("c")) == ("a", "b")
     shared = joined("fp16[1,24,4,4] = aten.cat.default((%a, %b), -3)", "%c, %a")
-    assert placeable(shared, shared.node("c")) == ("b",)
+    assert writable_in_place(shared, shared.node("c")) == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ def test_pieces_that_nobody_else_reads_may_be_placed():
 )
 def test_repeats_and_other_axes_are_no_pieces(cat, found):
     net = graph(conv("a", 8, 0), f"%c: {cat}", weights=((8, 8),), returned="%c")
-    assert pieces(net, net.node("c")) == found
+    assert concat_inputs(net, net.node("c")) == found

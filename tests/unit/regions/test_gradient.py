@@ -76,7 +76,7 @@ def test_a_weight_that_is_no_constant_is_an_argument():
     found = proposed(FRESH)
     region = found["conv(y+a)"]
     assert (region.args, region.constants) == (("half", "weight", "bias"), ())
-    assert all(problem.fresh_weight for problem in region.problems)
+    assert all(problem.dynamic_weight for problem in region.problems)
 
 
 def test_a_constant_bias_beside_a_fresh_weight_stays_an_operator():

@@ -10,7 +10,7 @@ from convoy.engines.interpret import compile_graph
 from convoy.graph.text import parse_graph
 from convoy.graph.verify import verify
 from convoy.problem import ACTIVATIONS, ConvProblem, Epilogue, LinearProblem
-from convoy.regions import Region, cut, propose
+from convoy.regions import Region, extract_subgraph, propose
 from convoy.regions.activation import activation_of
 
 LAYOUTS = ("nchw", "nhwc")
@@ -258,7 +258,7 @@ def test_equal_pieces_are_one_problem():
         "%c: fp32[2,4,8,8] = aten.mul.Tensor(%b, %q)\n%d: fp32[2,4,8,8] = aten.relu.default(%c)\nreturn %d\n"
     )
     graph = parse_graph(text)
-    first, second = cut(graph, ("a", "b"), "nchw"), cut(graph, ("d", "c"), "nchw")
+    first, second = extract_subgraph(graph, ("a", "b"), "nchw"), extract_subgraph(graph, ("d", "c"), "nchw")
     assert first[0] == second[0]
     assert first[0].key == second[0].key
     assert first[0].text == (
@@ -268,7 +268,7 @@ def test_equal_pieces_are_one_problem():
     assert (first[1:], second[1:]) == ((("x",), ("k",), ("b",)), (("b",), ("q",), ("d",)))
     assert first[0].bytes_min == 2 * 4 * 8 * 8 * 4 * 2 + 16
     assert first[0].label == "mul + relu"
-    assert cut(graph, ("a",), "nchw")[0] != cut(graph, ("b",), "nchw")[0]
+    assert extract_subgraph(graph, ("a",), "nchw")[0] != extract_subgraph(graph, ("b",), "nchw")[0]
 
 
 def test_an_output_that_only_the_piece_reads_is_not_exported():
@@ -277,16 +277,16 @@ def test_an_output_that_only_the_piece_reads_is_not_exported():
         "%c: fp32[2] = aten.neg.default(%b)\nreturn %a, %c\n"
     )
     graph = parse_graph(text)
-    assert cut(graph, ("a", "c"), "any")[3] == ("a", "c")
-    assert cut(graph, ("a",), "any")[3] == ("a", "b")
-    assert "aten.split" in cut(graph, ("a",), "any")[0].text
+    assert extract_subgraph(graph, ("a", "c"), "any")[3] == ("a", "c")
+    assert extract_subgraph(graph, ("a",), "any")[3] == ("a", "b")
+    assert "aten.split" in extract_subgraph(graph, ("a",), "any")[0].text
 
 
 def test_a_long_label_is_cut():
     ops = ["relu", "neg", "tanh", "exp", "sigmoid", "log1p", "hardswish", "hardsigmoid", "softplus", "relu6"]
     lines = [f"%v{i + 1}: fp32[1] = aten.{op}.default(%v{i})" for i, op in enumerate(ops)]
     graph = parse_graph("\n".join(["graph 1", "input %v0: fp32[1]", *lines, "return %v10", ""]))
-    label = cut(graph, [node.name for node in graph.nodes], "any")[0].label
+    label = extract_subgraph(graph, [node.name for node in graph.nodes], "any")[0].label
     assert len(label) <= 60
     assert label.endswith("...")
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.interpret import compile_graph
-from convoy.graph.ir import Arg, Graph, Kind, Node, Ref, Value
+from convoy.graph.ir import Arg, Graph, Node, Ref, Value, ValueKind
 from convoy.graph.rebuild import rebuild
 from convoy.graph.text import parse_graph
 from convoy.graph.verify import verify
@@ -43,7 +43,7 @@ class Drawer:
         self.images: list[str] = []
         self.matrices: list[str] = []
 
-    def value(self, name: str, shape: tuple[int, ...], kind: Kind) -> str:
+    def value(self, name: str, shape: tuple[int, ...], kind: ValueKind) -> str:
         self.values[name] = Value(name, TensorSpec(shape, "fp32"), kind)
         return name
 
@@ -161,7 +161,7 @@ def draw(seed: int, count: int = 25) -> Graph:
     return Drawer(seed).draw(count)
 
 
-def tensors(graph: Graph, kind: Kind, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(graph: Graph, kind: ValueKind, seed: int = 0) -> dict[str, torch.Tensor]:
     """Seeded values of a graph's inputs or constants, of a size at which float64 keeps its digits."""
     generator = torch.Generator().manual_seed(seed)
     return {

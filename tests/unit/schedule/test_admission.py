@@ -7,24 +7,34 @@ import random
 
 import pytest
 
-from convoy.schedule import Capacity, Dag, Kernel, Sharing, finished_before, fit_capacity, share_of, simulate, spread
+from convoy.schedule import (
+    CapacityModel,
+    Dag,
+    DeviceResources,
+    KernelResources,
+    assign_streams,
+    finished_before,
+    fit_capacity,
+    share_of,
+    simulate,
+)
 from convoy.schedule.admission import admit
-from convoy.schedule.contention import Running
+from convoy.schedule.contention import RunningLaunches
 from convoy.schedule.streams import EVENT_US
 
-H100 = Capacity(sms=132)
+H100 = DeviceResources(sms=132)
 
 
 @pytest.mark.parametrize(
     ("kernel", "resident", "share"),
     [
-        (Kernel(132, 128), 16, 1 / 16),  # threads: 2048 / 128
-        (Kernel(66, 256, registers=255), 1, 0.5),  # registers: 256 x 255 rounded up to 65536
-        (Kernel(132, 128, registers=128), 4, 0.25),  # registers: 65536 / (128 x 128)
-        (Kernel(264, 128, shared_bytes=100 << 10), 2, 1.0),
-        (Kernel(9, 32), 32, 9 / (32 * 132)),  # blocks
-        (Kernel(10_000, 1024), 2, 1.0),
-        (Kernel(1, 64, shared_bytes=1 << 20), 1, 1 / 132),
+        (KernelResources(132, 128), 16, 1 / 16),  # threads: 2048 / 128
+        (KernelResources(66, 256, registers=255), 1, 0.5),  # registers: 256 x 255 rounded up to 65536
+        (KernelResources(132, 128, registers=128), 4, 0.25),  # registers: 65536 / (128 x 128)
+        (KernelResources(264, 128, shared_bytes=100 << 10), 2, 1.0),
+        (KernelResources(9, 32), 32, 9 / (32 * 132)),  # blocks
+        (KernelResources(10_000, 1024), 2, 1.0),
+        (KernelResources(1, 64, shared_bytes=1 << 20), 1, 1 / 132),
     ],
 )
 def test_shares_follow_from_the_scarcest_resource(kernel, resident, share):
@@ -33,9 +43,9 @@ def test_shares_follow_from_the_scarcest_resource(kernel, resident, share):
 
 
 def test_a_launch_of_several_kernels_takes_their_mean_by_time():
-    small, full = Kernel(132, 128, time_us=3.0), Kernel(10_000, 128, time_us=1.0)
+    small, full = KernelResources(132, 128, time_us=3.0), KernelResources(10_000, 128, time_us=1.0)
     assert share_of([small, full], H100) == pytest.approx((3 / 16 + 1) / 4)
-    assert share_of([Kernel(132, 128), Kernel(66, 128)], H100) == pytest.approx(1 / 16)
+    assert share_of([KernelResources(132, 128), KernelResources(66, 128)], H100) == pytest.approx(1 / 16)
     assert share_of([], H100) == 0
 
 
@@ -49,35 +59,37 @@ def two(share_a, share_b):
 )
 def test_two_that_fit_take_the_longer_ones_time_and_others_are_slowed(shares, together):
     side_by_side = [(0, 0, ()), (1, 1, ())]
-    assert simulate(two(*shares), side_by_side, Sharing(), 0.0) == pytest.approx(together)
-    assert simulate(two(*shares), [(0, 0, ()), (1, 0, ())], Sharing(), 0.0) == 16.0
+    assert simulate(two(*shares), side_by_side, CapacityModel(), 0.0) == pytest.approx(together)
+    assert simulate(two(*shares), [(0, 0, ()), (1, 0, ())], CapacityModel(), 0.0) == 16.0
 
 
 def test_an_event_costs_where_it_is_waited_for():
     dag = Dag((2.0, 3.0), ((), (0,)), (0.1, 0.1))
-    assert simulate(dag, [(0, 0, ()), (1, 1, (0,))], Sharing(), 0.5) == 5.5
-    assert simulate(dag, [(0, 0, ()), (1, 0, ())], Sharing(), 0.5) == 5.0
+    assert simulate(dag, [(0, 0, ()), (1, 1, (0,))], CapacityModel(), 0.5) == 5.5
+    assert simulate(dag, [(0, 0, ()), (1, 0, ())], CapacityModel(), 0.5) == 5.0
 
 
 def test_side_work_waits_until_there_is_room():
     """A chain of half the device; of two side kernels of the other half only one fits at a time."""
     chain = Dag((4.0, 4.0, 3.0, 3.0), ((), (0,), (), ()), (0.5, 0.5, 0.5, 0.5))
-    placed = spread(chain, 3, model=Sharing())
+    placed = assign_streams(chain, 3, model=CapacityModel())
     starts = {one.launch: one.start_us for one in placed}
     assert starts[0] == 0
     assert starts[1] == 4
     first, second = sorted((2, 3), key=lambda launch: starts[launch])
     assert (starts[first], starts[second]) == (0, 3)
-    assert admit(chain, 3, chain.distances_us(), Sharing(), EVENT_US, holds=False)[0] > 8  # were nothing held back
+    assert (
+        admit(chain, 3, chain.distances_us(), CapacityModel(), EVENT_US, holds=False)[0] > 8
+    )  # were nothing held back
     held = next(one for one in placed if one.launch == second)
     before = next(at for at, one in enumerate(placed) if one.launch == first)
     assert held.stream == placed[before].stream or before in held.waits
-    assert len({one.stream for one in spread(chain, 3)}) == 3  # without a model all three begin at once
+    assert len({one.stream for one in assign_streams(chain, 3)}) == 3  # without a model all three begin at once
 
 
 def test_the_critical_path_is_admitted_whatever_runs():
     dag = Dag((1.0, 10.0, 2.0), ((), (0,), ()), (0.2, 1.0, 0.9))
-    _, begun, held = admit(dag, 2, dag.distances_us(), Sharing(), EVENT_US, holds=True)
+    _, begun, held = admit(dag, 2, dag.distances_us(), CapacityModel(), EVENT_US, holds=True)
     assert begun == {0: (0.0, 0), 1: (1.0, 0), 2: (11.0, 0)}
     assert set(held) == {2}
 
@@ -101,8 +113,8 @@ def makespan(dag, placed, model):
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(30))
 def test_admitted_schedules_are_whole_safe_and_within_their_bounds(seed, streams):
-    dag, model = random_dag(seed), Sharing()
-    placed = spread(dag, streams, tries=4, model=model)
+    dag, model = random_dag(seed), CapacityModel()
+    placed = assign_streams(dag, streams, tries=4, model=model)
     assert sorted(one.launch for one in placed) == list(range(len(dag.times_us)))
     known = finished_before([(one.stream, one.waits) for one in placed], streams)
     position = {one.launch: at for at, one in enumerate(placed)}
@@ -125,8 +137,8 @@ def foreseen(dag, streams, model):
 @pytest.mark.parametrize("seed", range(60))
 def test_what_was_foreseen_is_what_the_waits_bring_about(seed):
     """Run by its streams and waits alone, a schedule takes what was foreseen: the events hold back what was held back."""
-    dag, model = random_dag(seed), Sharing()
-    placed = spread(dag, 4, tries=1, model=model)
+    dag, model = random_dag(seed), CapacityModel()
+    placed = assign_streams(dag, 4, tries=1, model=model)
     end, holds = foreseen(dag, 4, model)
     assert makespan(dag, placed, model) == pytest.approx(end)
     known = finished_before([(one.stream, one.waits) for one in placed], 4)
@@ -139,8 +151,8 @@ def test_without_the_events_that_only_hold_back_it_is_another_schedule():
     """The random nets above do hold launches back, and that decides what they take."""
     changed = 0
     for seed in range(60):
-        dag, model = random_dag(seed), Sharing()
-        placed = spread(dag, 4, tries=1, model=model)
+        dag, model = random_dag(seed), CapacityModel()
+        placed = assign_streams(dag, 4, tries=1, model=model)
         loose = [
             (one.launch, one.stream, tuple(w for w in one.waits if placed[w].launch in dag.needs[one.launch]))
             for one in placed
@@ -170,13 +182,13 @@ def optimum_us(dag, streams, model):
             for chosen in itertools.combinations(ready, size):
                 if not chosen and not running.left_us:
                     continue
-                later = Running(dag, model)
+                later = RunningLaunches(dag, model)
                 later.left_us, later.now_us = dict(running.left_us), running.now_us
                 for launch in chosen:
                     later.begin(launch)
                 go(later, ended | set(later.advance()))
 
-    go(Running(dag, model), frozenset())
+    go(RunningLaunches(dag, model), frozenset())
     return best[0]
 
 
@@ -187,7 +199,10 @@ def test_small_schedules_are_nearly_optimal_under_contention():
         needs = [tuple(sorted(draw.sample(range(i), min(i, draw.choice((0, 1, 1, 2)))))) for i in range(6)]
         shares = tuple(draw.choice((0.2, 0.4, 0.6, 1.0)) for _ in needs)
         dag = Dag(tuple(float(draw.randint(100, 2000)) for _ in needs), tuple(needs), shares)
-        best, found = optimum_us(dag, 3, Sharing()), makespan(dag, spread(dag, 3, model=Sharing()), Sharing())
+        best, found = (
+            optimum_us(dag, 3, CapacityModel()),
+            makespan(dag, assign_streams(dag, 3, model=CapacityModel()), CapacityModel()),
+        )
         assert dag.bound_us - 1e-6 <= best <= found + EVENT_US * 6
         off.append((found - EVENT_US * 6) / best - 1)
     assert sum(one <= 0 for one in off) >= 28
@@ -197,9 +212,9 @@ def test_small_schedules_are_nearly_optimal_under_contention():
 
 def test_a_capacity_is_found_again_from_what_schedules_took():
     dag = random_dag(3)
-    schedules = [order_of(spread(dag, streams)) for streams in (2, 3, 4)]
+    schedules = [order_of(assign_streams(dag, streams)) for streams in (2, 3, 4)]
     for capacity in (0.75, 1.0, 1.5):
-        took = [(order, simulate(dag, order, Sharing(capacity), EVENT_US)) for order in schedules]
+        took = [(order, simulate(dag, order, CapacityModel(capacity), EVENT_US)) for order in schedules]
         assert fit_capacity(dag, took, EVENT_US) == capacity
     assert fit_capacity(dag, [], EVENT_US) == 1.0
 
@@ -207,8 +222,8 @@ def test_a_capacity_is_found_again_from_what_schedules_took():
 def test_lanes_carry_their_own_launches_and_no_others():
     """Transfers on a lane: in the order in which they are ready, beside everything else."""
     dag = Dag((5.0, 5.0, 5.0, 4.0, 4.0), ((), (0,), (1,), (0,), (1,)), (1.0, 1.0, 1.0, 0.1, 0.1), {3: 2, 4: 2})
-    for model in (None, Sharing()):
-        placed = spread(dag, 2, model=model)
+    for model in (None, CapacityModel()):
+        placed = assign_streams(dag, 2, model=model)
         assert {one.launch for one in placed if one.stream == 2} == {3, 4}
         starts = {one.launch: one.start_us for one in placed}
         assert starts[3] < starts[4]

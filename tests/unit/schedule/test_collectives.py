@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from convoy.schedule import buckets, collectives, sent_together
-from convoy.schedule.collectives import BYTES_PER_US, LAST_BYTES, LATENCY_US
+from convoy.schedule import allreduce_buckets, buckets, collectives
+from convoy.schedule.collectives import BYTES_PER_US, LAST_BUCKET_BYTES, LATENCY_US
 
 
 def test_buckets_hold_one_dtype_and_stay_under_the_limit():
@@ -31,11 +31,11 @@ MIB = 1 << 20
         ([4 * MIB], [[0]]),
         ([400, 300, 200], [[0, 1, 2]]),  # all of it is little enough
         ([8 * MIB, 4 * MIB, 400, 300], [[0, 1], [2, 3]]),
-        ([30 * MIB, 8 * MIB, LAST_BYTES - 1, 2], [[0], [1, 2], [3]]),
-        ([8 * MIB, LAST_BYTES - 1, 1], [[0], [1, 2]]),
+        ([30 * MIB, 8 * MIB, LAST_BUCKET_BYTES - 1, 2], [[0], [1, 2], [3]]),
+        ([8 * MIB, LAST_BUCKET_BYTES - 1, 1], [[0], [1, 2]]),
         ([8 * MIB, 400, 4 * MIB], [[0, 1], [2]]),  # the last one is large by itself
         ([20 * MIB, 20 * MIB], [[0], [1]]),
     ],
 )
 def test_what_leaves_last_is_little(sizes: list[int], wanted: list[list[int]]):
-    assert sent_together(sizes, ["fp32"] * len(sizes)) == wanted
+    assert allreduce_buckets(sizes, ["fp32"] * len(sizes)) == wanted

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from convoy.schedule import Dag, dag_of, finished_before, spread
+from convoy.schedule import Dag, assign_streams, dag_of, finished_before
 from convoy.schedule.streams import EVENT_US
 
 
@@ -40,12 +40,12 @@ def test_needs_and_the_critical_path():
     assert dag.critical_path() == [0, 1, 3]
     assert (dag.critical_us, dag.total_us) == (7.0, 9.0)
     empty = dag_of([], [])
-    assert (empty.critical_path(), empty.critical_us, spread(empty, 3)) == ([], 0.0, [])
+    assert (empty.critical_path(), empty.critical_us, assign_streams(empty, 3)) == ([], 0.0, [])
 
 
 def test_the_diamond_runs_its_short_side_beside_the_long_one():
     dag = dag_of(DIAMOND, [1.0, 5.0, 2.0, 1.0])
-    placed = spread(dag, 2)
+    placed = assign_streams(dag, 2)
     assert [(p.launch, p.stream, p.waits) for p in placed] == [(0, 0, ()), (1, 0, ()), (2, 1, (0,)), (3, 0, (2,))]
     assert makespan(dag, placed) == 7.0  # the critical path waits for nothing
 
@@ -59,7 +59,7 @@ def test_a_copy_is_made_by_name_and_read_by_name():
 @pytest.mark.parametrize("seed", range(40))
 def test_every_schedule_is_whole_safe_and_no_longer_than_serial(seed, streams):
     dag = random_dag(seed)
-    placed = spread(dag, streams)
+    placed = assign_streams(dag, streams)
     assert sorted(p.launch for p in placed) == list(range(len(dag.times_us)))
     assert {p.stream for p in placed} <= set(range(streams))
     assert broken(dag, placed, streams) == []
@@ -90,7 +90,7 @@ def test_no_wait_can_be_left_out():
     taken = 0
     for seed in range(40):
         dag = random_dag(seed)
-        placed = spread(dag, 3)
+        placed = assign_streams(dag, 3)
         for at, one in enumerate(placed):
             for wait in one.waits:
                 fewer = type(one)(one.launch, one.stream, tuple(w for w in one.waits if w != wait), one.start_us)
@@ -128,7 +128,7 @@ def test_small_schedules_are_nearly_optimal():
         draw = random.Random(seed)
         needs = [tuple(sorted(draw.sample(range(i), min(i, draw.choice((0, 1, 1, 2)))))) for i in range(6)]
         dag = Dag(tuple(float(draw.randint(100, 2000)) for _ in needs), tuple(needs))
-        best, found = optimum_us(dag, 2), makespan(dag, spread(dag, 2))
+        best, found = optimum_us(dag, 2), makespan(dag, assign_streams(dag, 2))
         events = EVENT_US * len(needs)
         assert best - 1e-6 <= found <= (2 - 1 / 2) * best + events
         optimal += found <= best + events
@@ -138,6 +138,6 @@ def test_small_schedules_are_nearly_optimal():
 def test_independent_chains_take_a_stream_each():
     chains = [Launch((f"v{c}{i - 1}",), (f"v{c}{i}",)) for i in range(5) for c in range(4)]
     dag = dag_of(chains, [2.0] * 20)
-    placed = spread(dag, 4)
+    placed = assign_streams(dag, 4)
     assert makespan(dag, placed) == dag.critical_us == 10.0
     assert all(not p.waits for p in placed)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from convoy.problem import EngineConfig
-from convoy.selection import Candidate, Copy, Cover, LaunchOrder, SelectionProblem
+from convoy.selection import Candidate, LaunchOrder, LayoutCopy, RegionNodes, SelectionProblem
 
 ENGINES = ("aten", "fast", "frugal")
 
@@ -46,7 +46,7 @@ def random_net(seed: int, *, most_nodes: int = 6) -> SelectionProblem:
         border={
             v: rng.choice(value_layouts[v]) for v in (*inputs, *outputs) if v in value_layouts and rng.random() < 0.8
         },
-        copies={pair: Copy(f"layout:{pair[1]}:{pair[2]}:fp32[1,1,1,1]", EngineConfig("aten")) for pair in pairs},
+        copies={pair: LayoutCopy(f"layout:{pair[1]}:{pair[2]}:fp32[1,1,1,1]", EngineConfig("aten")) for pair in pairs},
     )
 
 
@@ -68,7 +68,7 @@ def _some_layouts(rng: random.Random, layouts: Sequence[str]) -> tuple[str, ...]
 
 def _regions(
     rng: random.Random, nodes: list[str], reads: dict[str, list[str]], makes: dict[str, list[str]], outputs: list[str]
-) -> list[Cover]:
+) -> list[RegionNodes]:
     groups = [(node,) for node in nodes]
     for _ in range(rng.randint(0, 2 * len(nodes)) if len(nodes) > 1 else 0):
         start = rng.randrange(len(nodes) - 1)
@@ -76,17 +76,17 @@ def _regions(
         group = tuple(sorted(rng.sample(near, rng.randint(2, min(3, len(near)))), key=nodes.index))
         if group not in groups:
             groups.append(group)
-    regions: list[Cover] = []
+    regions: list[RegionNodes] = []
     for group in groups:
         inside = [v for node in group for v in makes[node]]
         args = dict.fromkeys(v for node in group for v in reads[node] if v not in inside)
         outside = {v for node in nodes if node not in group for v in reads[node]} | set(outputs)
         results = [v for v in inside if v in outside and not (len(group) > 1 and rng.random() < 0.05)]
-        regions.append(Cover(f"glue({'+'.join(group)})", group, tuple(args), tuple(results)))
+        regions.append(RegionNodes(f"glue({'+'.join(group)})", group, tuple(args), tuple(results)))
     return regions
 
 
-def _candidates(rng: random.Random, index: int, region: Cover, layouts: Sequence[str]) -> Iterator[Candidate]:
+def _candidates(rng: random.Random, index: int, region: RegionNodes, layouts: Sequence[str]) -> Iterator[Candidate]:
     offered = [layout for layout in layouts if rng.random() < 0.8] or [layouts[0]]
     for layout in offered:
         for engine in ENGINES[: rng.randint(1, 3)]:

@@ -13,9 +13,9 @@ import pytest
 
 from convoy.errors import SelectionError
 from convoy.selection import SelectionProblem, solve
-from convoy.selection.exact import least_memory
+from convoy.selection.exact import minimum_memory
+from convoy.selection.finalize import finalize_selection
 from convoy.selection.order import LaunchOrder
-from convoy.selection.settle import settle
 
 SMALL_NETS = Path(__file__).with_name("small_nets.py")
 
@@ -67,7 +67,7 @@ def test_the_least_memory_is_that_of_the_most_frugal_choice(nets: ModuleType, bl
         if not every or LaunchOrder(problem).contradictions:
             continue
         counted += 1
-        assert least_memory(problem).peak_bytes == min(outcome.peak_bytes for outcome in every), seed
+        assert minimum_memory(problem).peak_bytes == min(outcome.peak_bytes for outcome in every), seed
     assert counted > 10
 
 
@@ -79,7 +79,9 @@ def test_a_solver_that_forgets_memory_is_noticed(nets: ModuleType) -> None:
         if every:
             blind = solve(problem)
             missed += blind.peak_bytes > min(outcome.peak_bytes for outcome in every)
-            assert settle(problem, LaunchOrder(problem), "again", blind.chosen).peak_bytes == blind.peak_bytes
+            assert (
+                finalize_selection(problem, LaunchOrder(problem), "again", blind.chosen).peak_bytes == blind.peak_bytes
+            )
     assert missed > 10
 
 

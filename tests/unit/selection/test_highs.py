@@ -15,7 +15,7 @@ import pytest
 
 from convoy.errors import InputError, SelectionError
 from convoy.selection import SelectionProblem, solve
-from convoy.selection.exact import least_memory
+from convoy.selection.exact import minimum_memory
 from convoy.selection.highs import OutOfTimeError, minimise
 from convoy.selection.linear import LinearProgram, plus
 
@@ -95,7 +95,7 @@ def test_what_is_called_infeasible_where_a_choice_is_known_is_refused(
     monkeypatch: pytest.MonkeyPatch, problem: SelectionProblem
 ) -> None:
     plant(monkeypatch, getModelStatus=lambda _: highspy.HighsModelStatus.kInfeasible)
-    for solver in (solve, least_memory):
+    for solver in (solve, minimum_memory):
         with pytest.raises(SelectionError, match=r"HiGHS \S+ found no choice where there is one.*solver 'greedy'"):
             solver(problem)
 

@@ -10,9 +10,9 @@ import pytest
 
 from convoy.errors import InputError, SelectionError
 from convoy.problem import EngineConfig
-from convoy.selection import Candidate, Copy, Cover, Selection, SelectionProblem, solve
+from convoy.selection import Candidate, LayoutCopy, RegionNodes, Selection, SelectionProblem, solve
+from convoy.selection.finalize import finalize_selection
 from convoy.selection.order import LaunchOrder
-from convoy.selection.settle import settle
 
 LAYOUTS = ("nchw", "nhwc")
 
@@ -27,11 +27,11 @@ def random_problem(seed: int) -> SelectionProblem:
     }
     users = {value: [n for n in nodes if value in reads[n]] for value in ["x", *nodes]}
     outputs = tuple(n for n in nodes if not users[n] or rng.random() < 0.2)
-    regions = [Cover(f"op({n})", (n,), tuple(reads[n]), (n,)) for n in nodes]
+    regions = [RegionNodes(f"op({n})", (n,), tuple(reads[n]), (n,)) for n in nodes]
     for a, b in itertools.pairwise(nodes):
         if users[a] == [b] and a not in outputs:
             args = tuple(dict.fromkeys([*reads[a], *(v for v in reads[b] if v != a)]))
-            regions.append(Cover(f"glue({a}+{b})", (a, b), args, (b,)))
+            regions.append(RegionNodes(f"glue({a}+{b})", (a, b), args, (b,)))
     candidates: list[Candidate] = []
     for index, region in enumerate(regions):
         for layout in LAYOUTS:
@@ -60,7 +60,7 @@ def random_problem(seed: int) -> SelectionProblem:
         value_bytes={v: rng.randint(1, 4) * 10 for v in values},
         convert_us={pair: float(rng.randint(1, 6)) for pair in pairs},
         border={"x": "nchw", **dict.fromkeys(outputs, "nchw")},
-        copies={pair: Copy("layout", EngineConfig("aten")) for pair in pairs},
+        copies={pair: LayoutCopy("layout", EngineConfig("aten")) for pair in pairs},
     )
 
 
@@ -72,7 +72,7 @@ def all_choices(problem: SelectionProblem) -> list[Selection]:
     def extend(left: frozenset[str], chosen: list[Candidate]) -> None:
         if not left:
             try:
-                found.append(settle(problem, order, "brute", chosen))
+                found.append(finalize_selection(problem, order, "brute", chosen))
             except SelectionError:
                 return
             return
@@ -109,7 +109,7 @@ def test_the_oracle_notices_a_solver_that_forgets_conversions() -> None:
         problem = unbeaten(random_problem(seed))
         free = replace(problem, convert_us=dict.fromkeys(problem.convert_us, 0.0))
         blind = solve(free, "exact")
-        paid = settle(problem, LaunchOrder(problem), "blind", blind.chosen)
+        paid = finalize_selection(problem, LaunchOrder(problem), "blind", blind.chosen)
         missed += paid.total_us > min(choice.total_us for choice in all_choices(problem)) + 1e-6
     assert missed > 5
 
@@ -118,7 +118,7 @@ def test_a_node_that_is_covered_twice_is_refused() -> None:
     problem = random_problem(1)
     first = next(c for c in problem.candidates if c.region == 0)
     with pytest.raises(SelectionError, match="twice"):
-        settle(problem, LaunchOrder(problem), "planted", [first, *solve(problem, "exact").chosen])
+        finalize_selection(problem, LaunchOrder(problem), "planted", [first, *solve(problem, "exact").chosen])
 
 
 def test_a_choice_under_a_budget_fits_it_and_a_budget_too_small_names_one_that_works() -> None:
@@ -150,7 +150,7 @@ def test_baseline_and_single() -> None:
 
 
 def test_a_challenger_within_the_spread_does_not_replace_the_baseline() -> None:
-    region = Cover("op(n)", ("n",), ("x",), ("n",))
+    region = RegionNodes("op(n)", ("n",), ("x",), ("n",))
     base = Candidate(0, "p", EngineConfig("aten"), "nchw", 10.0, 1.0, baseline=True)
     near = Candidate(0, "p", EngineConfig("fast"), "nchw", 9.5, 1.0)
     problem = SelectionProblem(

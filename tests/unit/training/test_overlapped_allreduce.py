@@ -14,7 +14,7 @@ import torch.distributed as dist
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
 from convoy.program.bind import BoundPlan, BoundStep
-from convoy.schedule import Sharing, collectives, parallel
+from convoy.schedule import CapacityModel, collectives, parallel_steps
 from convoy.schedule.collectives import buckets
 from convoy.schedule.timeline import planned
 from convoy.training import gradient_allreduce, overlapped_allreduce
@@ -82,7 +82,7 @@ def test_each_bucket_begins_with_its_last_gradient_and_in_everyones_order(seed: 
     order = [*learned, "loss", "other", "more"]
     draw.shuffle(order)
     sizes = {name: draw.randint(1, 40) for name in learned}
-    monkeypatch.setattr(overlapped_allreduce, "sent_together", lambda s, d: buckets(s, d, limit=50))
+    monkeypatch.setattr(overlapped_allreduce, "allreduce_buckets", lambda s, d: buckets(s, d, limit=50))
     given, sent = bound(order, learned, sizes), Sent()
     run(OverlappedAllReduce(given, len(learned), sent), sent, given.slot_names)
     wanted = buckets([sizes[name] for name in reversed(learned)], ["i8"] * len(learned), limit=50)
@@ -180,10 +180,10 @@ def test_what_is_sent_is_made_early(contended: bool):
     """Weight gradients behind one data gradient: the shortest would come last, and what is to be sent must not."""
     steps = (step("d", ("x",), 5.0), *(step(name, ("d",), TIMES_US[name]) for name in SIDES))
     sent = collectives(["w3"], [1 << 20], ["fp32"], 2)
-    shares, model = ([0.4] * len(steps), Sharing()) if contended else ((), None)
+    shares, model = ([0.4] * len(steps), CapacityModel()) if contended else ((), None)
     ends = {}
     for label, given in (("apart", ()), ("sent", sent)):
-        found = parallel(steps, 2, shares, model, given)
+        found = parallel_steps(steps, 2, shares, model, given)
         assert sorted(one.results for one in found) == sorted(one.results for one in steps)
         assert max(one.stream for one in found) == 1
         ends[label] = ends_us(found)["w3"]
@@ -196,6 +196,6 @@ def test_of_two_buckets_the_one_that_takes_longer_to_send_is_made_first():
     steps = (step("d", ("x",), 5.0), *(step(name, ("d",), TIMES_US[name]) for name in SIDES))
     sent = collectives(SIDES, [1 << 10] * 3 + [20 << 20], ["fp32"] * 4, 2, limit=3 << 10)
     assert [one.args for one in sent] == [("w3",), ("w2", "w1", "w0")]
-    ends = ends_us(parallel(steps, 2, collectives=sent))
+    ends = ends_us(parallel_steps(steps, 2, collectives=sent))
     assert ends["w3"] == 15.0
     assert ends["w3"] < min(ends[name] for name in SIDES[:3])

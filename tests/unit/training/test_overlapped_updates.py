@@ -124,7 +124,9 @@ class Heard(GradientAllReduce):
 
 def test_with_several_processes_a_bucket_is_updated_when_it_has_left_and_is_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        overlapped_allreduce, "sent_together", functools.partial(overlapped_allreduce.sent_together, limit=1 << 10)
+        overlapped_allreduce,
+        "allreduce_buckets",
+        functools.partial(overlapped_allreduce.allreduce_buckets, limit=1 << 10),
     )
     step, said = trained(monkeypatch, "sgd"), []
     runnable = step.program.runnable

@@ -10,20 +10,30 @@ from convoy.errors import InputError
 from convoy.perfdb.shipped import shipped_descriptions, shipped_folder
 from convoy.problem import ConvProblem, LayoutProblem, LinearProblem, TensorSpec
 from convoy.target import Target
-from convoy.tune.criteria import FEATURES, LOST, Criteria, Leaf, Split, features_of, kind_name, leaves, rules
+from convoy.tune.criteria import (
+    FEATURES,
+    MAX_REGRET,
+    Criteria,
+    TreeLeaf,
+    TreeSplit,
+    features_of,
+    kind_name,
+    leaves,
+    rules,
+)
 from convoy.tune.criteria_file import SUFFIX, criteria_json, find_criteria, read_criteria, user_file
 
 H100 = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.11"),))
 CONV = ConvProblem(1, 64, 28, 28, 128, 3, 3, 1, 1, layout="nhwc")
 VERSIONS = {"aten": 1, "one": 3, "two": 1}
-FEW = Leaf(12, {"one": 0.0, "aten": 0.5})
-MANY = Leaf(20, {"two": 0.01, "one": 0.2, "aten": 0.4})
+FEW = TreeLeaf(12, {"one": 0.0, "aten": 0.5})
+MANY = TreeLeaf(20, {"two": 0.01, "one": 0.2, "aten": 0.4})
 CRITERIA = Criteria(
     H100,
     "v",
     VERSIONS,
     (kind_name(CONV),),
-    Split("gemm_n", 100.0, FEW, Split("nhwc", 0.5, FEW, MANY)),
+    TreeSplit("gemm_n", 100.0, FEW, TreeSplit("nhwc", 0.5, FEW, MANY)),
     32,
     "today",
     "abc",
@@ -33,7 +43,7 @@ CRITERIA = Criteria(
 def test_the_questions_lead_to_a_ranking() -> None:
     assert CRITERIA.ranking(CONV, VERSIONS) == ["two", "one", "aten"]
     assert CRITERIA.ranking(replace(CONV, k=64), VERSIONS) == ["one", "aten", "two"]
-    assert CRITERIA.regrets(replace(CONV, k=64), VERSIONS) == {"one": 0.0, "aten": 0.5, "two": LOST}
+    assert CRITERIA.regrets(replace(CONV, k=64), VERSIONS) == {"one": 0.0, "aten": 0.5, "two": MAX_REGRET}
     assert leaves(CRITERIA.root) == [FEW, FEW, MANY]
 
 
@@ -47,7 +57,7 @@ def test_an_engine_of_another_version_and_one_that_cannot_are_not_judged() -> No
         CONV.with_layout("nchw"),
         replace(CONV, groups=64, k=64),
         replace(CONV, direction="wgrad"),
-        replace(CONV, fresh_weight=True),
+        replace(CONV, dynamic_weight=True),
         replace(CONV, weight_mask="0" * 16),
         LinearProblem(1, 64, 64),
         LayoutProblem(TensorSpec((1, 64, 8, 8), "fp32"), "nchw", "nhwc"),

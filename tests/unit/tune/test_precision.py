@@ -10,7 +10,7 @@ from convoy.measurement.device.detect import precision_flags
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Knobs, LayoutProblem, LinearProblem, SubgraphProblem, TensorSpec
 from convoy.settings import Effort
-from convoy.tune.precision import SETTINGS, heeds, twins
+from convoy.tune.precision import PRECISION_SETTINGS, depends_on_precision, equivalent_targets
 from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
 from tests.unit.tune.test_tuning_task import Fake
 
@@ -24,7 +24,7 @@ def test_every_setting_that_a_target_names_is_known():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        assert set(precision_flags("cpu")) <= set(SETTINGS)
+        assert set(precision_flags("cpu")) <= set(PRECISION_SETTINGS)
         assert precision_flags("cpu")
     finally:
         torch.set_float32_matmul_precision(before)
@@ -45,13 +45,13 @@ def test_every_setting_that_a_target_names_is_known():
     ],
 )
 def test_products_of_fp32_heed_them(problem, matters):
-    assert heeds(problem) == matters
+    assert depends_on_precision(problem) == matters
 
 
 def test_twins_differ_in_these_settings_alone():
     newer = replace(TWIN, versions=(("fp32_matmul", "high"), ("torch", "99")))
-    assert twins(GPU, [TWIN, GPU, newer, replace(TWIN, units=1)]) == [TWIN]
-    assert twins(TWIN, [GPU]) == [GPU]
+    assert equivalent_targets(GPU, [TWIN, GPU, newer, replace(TWIN, units=1)]) == [TWIN]
+    assert equivalent_targets(TWIN, [GPU]) == [GPU]
 
 
 @pytest.mark.parametrize(("problem", "taken"), [(HALF, True), (PROBLEM, False)])

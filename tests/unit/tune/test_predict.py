@@ -7,9 +7,9 @@ import pytest
 
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LayoutProblem, Pool, SubgraphProblem, TensorSpec
-from convoy.tune.predict import PROMISE, Experience, predicted_rows
+from convoy.tune.predict import UNMEASURED_FACTOR, TimePredictor, predicted_rows
 from convoy.tune.prior_rows import cost_models
-from convoy.tune.problem_distance import distance, kind_of, traits_of
+from convoy.tune.problem_distance import coordinates_of, distance, kind_of
 
 ATEN, ONE, TWO = (EngineConfig(name, 1, Knobs()) for name in ("aten", "one", "two"))
 SPACE = {"aten": [ATEN], "one": [ONE], "two": [TWO]}
@@ -35,7 +35,7 @@ def law(problem, config):
 
 
 def experience(problems, **rest):
-    return Experience.of(row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO))
+    return TimePredictor.of(row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO))
 
 
 KNOWN = [conv(c=c, k=k, side=side) for c in (32, 128, 512) for k in (32, 64, 256, 512) for side in (7, 14, 28)]
@@ -79,13 +79,15 @@ def test_cost_models_carry_what_neighbours_cannot_know():
         row(conv(k=k), ATEN, 80.0) for k in sizes
     ]
     problem = conv(k=205)
-    modelled = Experience.of(rows, waves).predict(problem, SPACE)[TWO]
-    plain = Experience.of(rows).predict(problem, SPACE)[TWO]
+    modelled = TimePredictor.of(rows, waves).predict(problem, SPACE)[TWO]
+    plain = TimePredictor.of(rows).predict(problem, SPACE)[TWO]
     assert modelled == pytest.approx(45.0, rel=0.1)
     assert abs(plain - 45.0) > abs(modelled - 45.0)
-    other = Experience.of(rows, lambda p, c: waves(p, c) if p.k in sizes else None)  # no word on this one: as without
+    other = TimePredictor.of(
+        rows, lambda p, c: waves(p, c) if p.k in sizes else None
+    )  # no word on this one: as without
     assert other.predict(problem, SPACE)[TWO] == pytest.approx(plain)
-    assert Experience.of(rows, waves).without(problem).predict(problem, SPACE)[TWO] == modelled
+    assert TimePredictor.of(rows, waves).without(problem).predict(problem, SPACE)[TWO] == modelled
 
 
 def test_a_cost_model_of_another_version_or_one_that_raises_says_nothing():
@@ -112,7 +114,7 @@ def test_failures_single_runs_and_unreadable_problems_teach_nothing():
     problem = conv()
     rows = [row(problem, ONE, 0.0, samples=0, status=Status.WRONG_RESULT), row(problem, TWO, 1.0, samples=1)]
     rows += [Measurement("subgraph:nhwc:" + "0" * 24, ATEN, "0" * 16, "v", Status.OK, samples=9, median_us=3.0)]
-    known = Experience.of(rows)
+    known = TimePredictor.of(rows)
     assert known.measurements == 0
     assert set(known.predict(problem, SPACE)) == {ATEN}
 
@@ -123,7 +125,7 @@ def test_nothing_known_gives_the_baseline_alone():
         SubgraphProblem(PASS, "nhwc", 1 << 14),
         LayoutProblem(TensorSpec((1, 64, 8, 8), "fp32"), "nchw", "nhwc"),
     ):
-        assert set(Experience.of([]).predict(problem, SPACE)) == {ATEN}
+        assert set(TimePredictor.of([]).predict(problem, SPACE)) == {ATEN}
 
 
 def test_far_neighbours_and_other_kinds_say_nothing():
@@ -133,14 +135,14 @@ def test_far_neighbours_and_other_kinds_say_nothing():
 
 
 def test_another_filter_and_arithmetic_are_farther():
-    here = traits_of(conv(c=64))
+    here = coordinates_of(conv(c=64))
     assert distance(here, here) == 0
     same_reduction = conv(c=576, r=1)
-    assert distance(here, traits_of(conv(c=64, stride_h=2, stride_w=2, side=28))) > 0
-    assert distance(here, traits_of(conv(c=64, numerics="strict"))) > 0
+    assert distance(here, coordinates_of(conv(c=64, stride_h=2, stride_w=2, side=28))) > 0
+    assert distance(here, coordinates_of(conv(c=64, numerics="strict"))) > 0
     finished = replace(conv(c=64), epilogue=Epilogue(bias=True, activation="relu"))
     pooled = replace(finished, epilogue=replace(finished.epilogue, pool=Pool("max", 2, 2, 2, 2)))
-    assert 0 < distance(here, traits_of(finished)) < distance(here, traits_of(pooled))
+    assert 0 < distance(here, coordinates_of(finished)) < distance(here, coordinates_of(pooled))
     assert kind_of(same_reduction) != kind_of(conv())
 
 
@@ -163,7 +165,7 @@ def test_a_lone_operator_that_the_compiler_may_do_better_is_not_left_to_aten():
 
 def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
-    found = {r.config: r for r in predicted_rows(Experience.of(rows), conv(c=65), SPACE, "1" * 16, "v")}
+    found = {r.config: r for r in predicted_rows(TimePredictor.of(rows), conv(c=65), SPACE, "1" * 16, "v")}
     assert {r.samples for r in found.values()} == {0}
     assert found[ATEN].deterministic
     assert not found[ONE].deterministic
@@ -173,7 +175,7 @@ def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
 def test_a_gradient_that_is_not_deterministic_says_nothing_of_forward_passes():
     dgrad = conv(direction="dgrad")
     known = experience([conv()])
-    known.unsteady.update(Experience.of([row(dgrad, ATEN, 9.0, deterministic=False)]).unsteady)
+    known.unsteady.update(TimePredictor.of([row(dgrad, ATEN, 9.0, deterministic=False)]).unsteady)
     found = {
         problem: {r.config: r for r in predicted_rows(known, problem, {"aten": [ATEN]}, "t", "p")}[ATEN].deterministic
         for problem in (conv(side=28), conv(side=28, direction="dgrad"))
@@ -187,13 +189,13 @@ def models(config):
 
 def test_an_engine_that_was_never_measured_is_taken_at_its_cost_models_word():
     known = experience(KNOWN)
-    without = Experience.of(row(p, c, law(p, c)) for p in KNOWN for c in (ATEN, ONE))
+    without = TimePredictor.of(row(p, c, law(p, c)) for p in KNOWN for c in (ATEN, ONE))
     problem = conv(c=256, k=48)
     assert known.predict_with(problem, SPACE, estimate=models) == known.predict(problem, SPACE)
     times = without.predict_with(problem, SPACE, estimate=models)
-    assert times[TWO] == pytest.approx(PROMISE)
+    assert times[TWO] == pytest.approx(UNMEASURED_FACTOR)
     assert {c: t for c, t in times.items() if c != TWO} == without.predict(problem, SPACE)
-    assert Experience.of([]).predict_with(problem, SPACE, estimate=models).keys() == {ATEN}
+    assert TimePredictor.of([]).predict_with(problem, SPACE, estimate=models).keys() == {ATEN}
 
 
 def test_criteria_move_a_choice_that_neighbours_leave_open():
@@ -211,17 +213,17 @@ def test_criteria_move_a_choice_that_neighbours_leave_open():
 
 def test_criteria_cannot_make_up_for_a_clear_measurement():
     slow = [row(p, c, law(p, c) * (40 if c == TWO else 1)) for p in KNOWN for c in (ATEN, ONE, TWO)]
-    times = Experience.of(slow).predict_with(conv(c=256, k=96), SPACE, regrets={"one": 1.0, "two": 0.0, "aten": 1.0})
+    times = TimePredictor.of(slow).predict_with(conv(c=256, k=96), SPACE, regrets={"one": 1.0, "two": 0.0, "aten": 1.0})
     assert min(times, key=times.__getitem__) != TWO
 
 
 def test_on_a_device_without_rows_criteria_and_cost_models_decide():
     regrets = {"aten": 0.7, "two": 0.0, "one": 0.1}
-    times = Experience.of([]).predict_with(conv(), SPACE, regrets=regrets, estimate=models)
-    assert times[TWO] == pytest.approx(PROMISE)
-    assert times[ATEN] == pytest.approx(PROMISE * math.exp(0.7))
+    times = TimePredictor.of([]).predict_with(conv(), SPACE, regrets=regrets, estimate=models)
+    assert times[TWO] == pytest.approx(UNMEASURED_FACTOR)
+    assert times[ATEN] == pytest.approx(UNMEASURED_FACTOR * math.exp(0.7))
     assert ONE not in times  # without a cost model there is nothing to base a time on
-    assert set(Experience.of([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}
+    assert set(TimePredictor.of([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}
 
 
 def test_times_on_pruned_weights_say_nothing_of_others():
@@ -231,5 +233,5 @@ def test_times_on_pruned_weights_say_nothing_of_others():
         Measurement(problem.key, EngineConfig(engine), "0" * 16, "p", Status.OK, samples=9, median_us=time)
         for problem, engine, time in ((plain, "aten", 100.0), (pruned, "pruned.c", 5.0))
     ]
-    assert Experience.of(rows).measurements == 1
-    assert Experience.of(rows) == Experience.of(rows[:1])
+    assert TimePredictor.of(rows).measurements == 1
+    assert TimePredictor.of(rows) == TimePredictor.of(rows[:1])

@@ -10,7 +10,7 @@ from convoy.pipeline.net import prediction_notes
 from convoy.problem import EngineConfig, Knobs
 from convoy.settings import Effort
 from convoy.tune import staged_search
-from convoy.tune.prior import LIKELY, Expectation
+from convoy.tune.prior import MAX_PRIOR_CONFIGS, Prior
 from tests.unit.tune.test_search import GPU, OTHER, PROBLEM, Timed, run
 from tests.unit.tune.test_tuning_task import Fake
 
@@ -50,8 +50,8 @@ def test_the_settings_predicted_to_win_are_the_first_that_are_measured(known, fa
     runner = Timed(time_of, GPU)
     found = run([PROBLEM], engines(fakes), known, runner, GPU)
     first = order(runner)
-    assert first[:LIKELY] == [("fast", 7), ("fast", 3)]
-    assert first[LIKELY : LIKELY + 2] == [("aten", 0), ("cudnn", 0)]
+    assert first[:MAX_PRIOR_CONFIGS] == [("fast", 7), ("fast", 3)]
+    assert first[MAX_PRIOR_CONFIGS : MAX_PRIOR_CONFIGS + 2] == [("aten", 0), ("cudnn", 0)]
     assert runner.waves[0] == [PROBLEM.key]  # builders have them before anything is measured
     assert {("slow", 0), ("near", 0), ("fast", 0)} <= set(first)  # nothing is left out for it
     best = min((row for row in found.rows[PROBLEM.key] if row.ok), key=lambda row: row.median_us)
@@ -84,14 +84,14 @@ def test_builds_that_take_for_ever_are_waited_for(known, fakes):
     """Once nothing else is left to be done: the runner's limit ends what hangs."""
     runner = Building(1000)
     run([PROBLEM], engines(fakes), known, runner, GPU)
-    assert order(runner)[: 2 + LIKELY] == [("aten", 0), ("cudnn", 0), ("fast", 7), ("fast", 3)]
+    assert order(runner)[: 2 + MAX_PRIOR_CONFIGS] == [("aten", 0), ("cudnn", 0), ("fast", 7), ("fast", 3)]
 
 
 def test_a_search_that_is_cut_short_has_measured_them_everywhere(known, fakes):
     more = [PROBLEM, replace(PROBLEM, k=16), replace(PROBLEM, k=32)]
 
     def cut(done, total, message):
-        if len(runner.asked) >= LIKELY * len(more):
+        if len(runner.asked) >= MAX_PRIOR_CONFIGS * len(more):
             raise KeyboardInterrupt
 
     runner = Timed(time_of, GPU)
@@ -222,14 +222,14 @@ def row(config, us, status=Status.OK):
 
 def test_disappointment_is_a_mean_of_those_that_ran_and_never_below_one():
     a, b, c = (EngineConfig("fast", 1, Knobs.of(k=k)) for k in range(3))
-    hopes = Expectation.of([row(a, 10.0), row(b, 20.0), row(c, 30.0)], {a, b, c}, 4.0)
+    hopes = Prior.of([row(a, 10.0), row(b, 20.0), row(c, 30.0)], {a, b, c}, 4.0)
     assert dict(hopes.times_us) == {a: 10.0, b: 20.0}
     assert hopes.open([a]) == [b]
     assert hopes.disappointment({}) == 1.0
     assert hopes.disappointment({a: row(a, 40.0), b: row(b, 20.0)}) == pytest.approx(2.0)
     assert hopes.disappointment({a: row(a, 40.0), b: row(b, 0.0, Status.WRONG_RESULT)}) == pytest.approx(4.0)
     assert hopes.disappointment({a: row(a, 5.0)}) == 1.0
-    assert Expectation().disappointment({a: row(a, 5.0)}) == 1.0
+    assert Prior().disappointment({a: row(a, 5.0)}) == 1.0
 
 
 def test_what_another_device_hints_at_is_measured_before_what_needs_no_compiler(database, fakes, now):
@@ -247,4 +247,4 @@ def test_what_is_hopeless_or_needs_no_compiler_is_not_expected():
         EngineConfig("slow", 1, Knobs.of(k=0)),
         EngineConfig("aten", 1),
     )
-    assert list(Expectation.of([row(plain, 9.0), row(a, 10.0), row(b, 50.0)], {a, b}, 4.0).times_us) == [a]
+    assert list(Prior.of([row(plain, 9.0), row(a, 10.0), row(b, 50.0)], {a, b}, 4.0).times_us) == [a]

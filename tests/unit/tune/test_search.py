@@ -24,9 +24,9 @@ from convoy.settings import Effort, Settings
 from convoy.support import Support
 from convoy.target import Target
 from convoy.tune import search
-from convoy.tune.criteria import Criteria, Leaf, kind_name
+from convoy.tune.criteria import Criteria, TreeLeaf, kind_name
 from convoy.tune.criteria_file import criteria_json, user_file
-from convoy.tune.staged_search import label
+from convoy.tune.staged_search import describe_problem
 from tests.unit.measurement import faulty_engines as engines
 from tests.unit.tune.test_tuning_task import Fake
 
@@ -110,7 +110,7 @@ def test_effort_none_asks_the_criteria_beside_the_database(fakes, database, tmp_
     path = tmp_path / "perf.db"
     ids = fakes(Fake("aten"), Fake("a", estimate=lambda k: 10.0), Fake("b", estimate=lambda k: 10.0))
     regret = {"b": 0.0, "a": 0.3, "aten": 0.6}
-    criteria = Criteria(CPU, "v", dict.fromkeys(ids, 1), (kind_name(PROBLEM),), Leaf(12, regret), 12)
+    criteria = Criteria(CPU, "v", dict.fromkeys(ids, 1), (kind_name(PROBLEM),), TreeLeaf(12, regret), 12)
     user_file(CPU, path).write_text(criteria_json(criteria))
     found = run([PROBLEM], ids, database, Timed(lambda engine, k: pytest.fail("measured")), effort="none", db=path)
     rows = sorted(found.rows[PROBLEM.key], key=lambda row: row.median_us)
@@ -235,7 +235,10 @@ def test_engines_that_cannot_be_imported_are_the_users_input(database):
 
 def test_labels_are_short():
     layout = LayoutProblem(TensorSpec((1, 3, 8, 8), "fp32"), "nchw", "nhwc")
-    found = [label(p) for p in (ConvProblem(1, 3, 8, 8, 4, 3, 3), PROBLEM, SubgraphProblem(TEXT, label="relu"), layout)]
+    found = [
+        describe_problem(p)
+        for p in (ConvProblem(1, 3, 8, 8, 4, 3, 3), PROBLEM, SubgraphProblem(TEXT, label="relu"), layout)
+    ]
     assert all(0 < len(text) < 60 for text in found)
     assert len(set(found)) == 4
 
@@ -365,9 +368,9 @@ def test_where_there_is_no_room_for_the_baseline_it_is_predicted(fakes, database
         assert rows["aten"].ok
         assert rows["aten"].samples == 0
         assert rows["big"].ok is ("big" not in crowded)
-        assert (found.predicted, found.without_room) == (2, 2)
+        assert (found.predicted, found.baseline_out_of_memory) == (2, 2)
         assert "no memory to measure PyTorch's own on 2 of them" in prediction_notes(found)[0]
     else:
         assert rows["big"].status is Status.OUT_OF_MEMORY
-        assert (found.predicted, found.without_room) == (0, 0)
+        assert (found.predicted, found.baseline_out_of_memory) == (0, 0)
         assert prediction_notes(found) == []

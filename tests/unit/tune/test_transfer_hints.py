@@ -8,7 +8,7 @@ from convoy.measurement import protocol_for
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig, Knobs
 from convoy.settings import Effort
-from convoy.tune.transfer_hints import MOST, NEAR, hints, kin_of
+from convoy.tune.transfer_hints import MAX_HINTS, NEAR_BEST_RATIO, hints_from_rows, related_targets
 from tests.unit.tune.test_search import GPU, PROBLEM, Timed, run
 from tests.unit.tune.test_tuning_task import Fake
 
@@ -42,21 +42,24 @@ def known(database):
 def test_kin_are_devices_with_the_same_cores_the_same_software_first():
     older = replace(KIN, versions=(("torch", "1"),))
     other = replace(KIN, units=114)
-    assert kin_of(GPU, [older, other, GPU, KIN]) == [KIN, older]
+    assert related_targets(GPU, [older, other, GPU, KIN]) == [KIN, older]
     cpu = replace(GPU, device="cpu")
-    assert kin_of(cpu, [replace(cpu, name="another")]) == []
-    assert kin_of(cpu, [replace(cpu, versions=(("torch", "1"),))]) != []
+    assert related_targets(cpu, [replace(cpu, name="another")]) == []
+    assert related_targets(cpu, [replace(cpu, versions=(("torch", "1"),))]) != []
 
 
 def test_hints_are_the_settings_near_the_best():
     valid = {EngineConfig("e", 1, Knobs.of(k=k)) for k in range(20)} | {EngineConfig("aten", 1, Knobs.of(k=0))}
-    rows = [row("e", k, 10.0 + 0.1 * k) for k in range(20)] + [row("e", 99, 1.0), row("aten", 0, 10.0 * NEAR + 1)]
-    found = hints(rows, valid, KIN, GPU)
-    assert [config.knobs["k"] for config in found.favourites] == list(range(MOST))
+    rows = [row("e", k, 10.0 + 0.1 * k) for k in range(20)] + [
+        row("e", 99, 1.0),
+        row("aten", 0, 10.0 * NEAR_BEST_RATIO + 1),
+    ]
+    found = hints_from_rows(rows, valid, KIN, GPU)
+    assert [config.knobs["k"] for config in found.favourites] == list(range(MAX_HINTS))
     assert found.behind == {"e": 1.0}
-    assert hints(rows, valid, replace(KIN, versions=(("torch", "1"),)), GPU).behind == {}
-    assert hints(rows[-1:], valid, KIN, GPU).favourites == ()
-    assert hints([row("e", 1, 0.0, status=Status.WRONG_RESULT)], valid, KIN, GPU).favourites == ()
+    assert hints_from_rows(rows, valid, replace(KIN, versions=(("torch", "1"),)), GPU).behind == {}
+    assert hints_from_rows(rows[-1:], valid, KIN, GPU).favourites == ()
+    assert hints_from_rows([row("e", 1, 0.0, status=Status.WRONG_RESULT)], valid, KIN, GPU).favourites == ()
 
 
 def test_only_what_was_near_the_best_there_is_measured_here_and_engines_unknown_there(known, fakes):

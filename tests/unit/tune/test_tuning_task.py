@@ -5,7 +5,7 @@ import pytest
 
 from convoy.engines.base import Engine
 from convoy.errors import InputError
-from convoy.measurement.engine_space import ask, neighbours
+from convoy.measurement.engine_space import neighbours, query_engine
 from convoy.measurement.protocol import Protocol
 from convoy.perfdb.record import read_record, to_record
 from convoy.perfdb.row import Measurement, Status
@@ -13,10 +13,10 @@ from convoy.problem import EngineConfig, Knobs, LinearProblem
 from convoy.settings import Effort
 from convoy.support import Support
 from convoy.target import Target
-from convoy.tune.local_search import QUICK_COMPILED, QUICK_KNOBS
-from convoy.tune.predict import Experience
-from convoy.tune.search_space import Space
-from convoy.tune.tuning_task import BATCH, FINALISTS, Task
+from convoy.tune.local_search import QUICK_COMPILED_CONFIGS, QUICK_CONFIGS
+from convoy.tune.predict import TimePredictor
+from convoy.tune.search_space import SearchSpace
+from convoy.tune.tuning_task import FINALISTS, MAX_REQUEST_CONFIGS, TuningTask
 
 TARGET = Target("cpu", "test", "generic", 1, 1 << 34, 1 << 20)
 PROTOCOL = Protocol("wall", few=3, rounds=9)
@@ -64,14 +64,14 @@ def answer(task, request, time_of):
 
 
 def test_the_first_look_takes_every_default_the_baseline_first():
-    task = Task(Space(PROBLEM, [Fake("a", 3), Fake("aten"), Fake("b", 2)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("a", 3), Fake("aten"), Fake("b", 2)], TARGET))
     request = task.first_look(PROTOCOL, Effort.QUICK)
     assert names(request) == [("aten", 0), ("a", 0), ("b", 0)]
     assert (request.rounds, request.best_us) == (3, 0.0)
 
 
 def test_what_is_known_is_not_asked_again_failures_too():
-    task = Task(Space(PROBLEM, [Fake("a"), Fake("aten"), Fake("b")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("a"), Fake("aten"), Fake("b")], TARGET))
     task.take_known([row("aten", us=50.0), row("b", status=Status.TIMEOUT, us=0, samples=0, reason="slow")])
     request = task.first_look(PROTOCOL, Effort.QUICK)
     assert names(request) == [("a", 0)]
@@ -92,7 +92,9 @@ def test_what_is_known_is_not_asked_again_failures_too():
     ],
 )
 def test_a_problem_is_known_when_engines_with_a_cost_model_had_their_turn(known, whole):
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("plain"), Fake("modelled", 2, estimate=lambda k: 10.0)], TARGET))
+    task = TuningTask(
+        SearchSpace(PROBLEM, [Fake("aten"), Fake("plain"), Fake("modelled", 2, estimate=lambda k: 10.0)], TARGET)
+    )
     task.take_known(known)
     assert task.is_known() is whole
 
@@ -100,7 +102,7 @@ def test_a_problem_is_known_when_engines_with_a_cost_model_had_their_turn(known,
 def test_one_engine_that_failed_does_not_speak_for_another_that_was_not_tried():
     """What is compiled first may all be refused: then the others are still to be predicted."""
     engines = [Fake("aten"), Fake("first", estimate=lambda k: 10.0), Fake("second", estimate=lambda k: 12.0)]
-    task = Task(Space(PROBLEM, engines, TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, engines, TARGET))
     task.take_known([row("aten"), row("first", status=Status.COMPILE_ERROR, reason="spills")])
     assert not task.is_known()
     task.take(row("second", us=30.0))
@@ -108,14 +110,14 @@ def test_one_engine_that_failed_does_not_speak_for_another_that_was_not_tried():
 
 
 def test_where_there_is_no_cost_model_the_baseline_says_that_a_problem_is_known():
-    task = Task(Space(PROBLEM, [Fake("aten", 1, estimate=lambda k: 5.0), Fake("plain")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten", 1, estimate=lambda k: 5.0), Fake("plain")], TARGET))
     assert not task.is_known()
     task.take_known([row("aten")])
     assert task.is_known()
 
 
 def test_the_only_candidate_gets_all_samples_at_once():
-    task = Task(Space(PROBLEM, [Fake("aten")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten")], TARGET))
     request = task.first_look(PROTOCOL, Effort.QUICK)
     assert request.rounds == 9
     answer(task, request, lambda *_: 5.0)
@@ -124,7 +126,7 @@ def test_the_only_candidate_gets_all_samples_at_once():
 
 
 def test_rows_that_mean_nothing_any_more_are_passed_over():
-    task = Task(Space(PROBLEM, [Fake("a", 2), Fake("no", support=Support.no("never"))], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("a", 2), Fake("no", support=Support.no("never"))], TARGET))
     stale = Measurement(PROBLEM.key, EngineConfig("a", 9, Knobs.of(k=0)), "t", "p", Status.OK, 9, 1.0)
     task.take_known([stale, row("a", 7), row("no"), row("gone"), row("a", 1)])
     assert set(task.rows) == {config("a", 1)}
@@ -132,13 +134,13 @@ def test_rows_that_mean_nothing_any_more_are_passed_over():
 
 
 def test_a_fused_twin_leaves_the_baseline_alone():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("a")], TARGET, baseline_only=True))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("a")], TARGET, baseline_only=True))
     assert names(task.first_look(PROTOCOL, Effort.FULL)) == [("aten", 0)]
     assert "not measured" in task.refusals["a"]
 
 
 def test_only_engines_near_the_best_are_widened():
-    task = Task(Space(PROBLEM, [Fake("near", 5), Fake("far", 5), Fake("broken", 5)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("near", 5), Fake("far", 5), Fake("broken", 5)], TARGET))
     task.take_known([row("near", us=140.0), row("far", us=160.0), row("broken", status=Status.TIMEOUT, reason="x")])
     task.take(row("near", 1, 100.0))
     assert {name for name, _ in names(task.widen(PROTOCOL, Effort.QUICK))} == {"near"}
@@ -147,7 +149,7 @@ def test_only_engines_near_the_best_are_widened():
 
 def test_a_cost_model_that_promises_more_than_the_best_gives_an_engine_another_chance():
     hopeful = Fake("hopeful", 4, estimate=lambda k: 500.0 - 150 * k)
-    task = Task(Space(PROBLEM, [Fake("best"), hopeful], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("best"), hopeful], TARGET))
     task.take_known([row("best", us=100.0), row("hopeful", us=400.0)])
     assert names(task.widen(PROTOCOL, Effort.QUICK))[0] == ("hopeful", 3)
 
@@ -157,7 +159,7 @@ def test_engines_without_hope_are_not_tried_at_effort_quick():
         models = [Fake("hopeless", 5, lambda k: 999.0), Fake("hopeful", 1, lambda k: 300.0)]
         return [Fake("plain"), *models, Fake("aten", 1, lambda k: 1e6)]
 
-    task = Task(Space(PROBLEM, engines(), TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, engines(), TARGET))
     first = task.first_look(PROTOCOL, Effort.QUICK)
     assert names(first) == [("aten", 0), ("plain", 0)]
     answer(task, first, lambda *_: 100.0)
@@ -174,11 +176,11 @@ def test_engines_without_hope_are_not_tried_at_effort_quick():
 
     # Another search decides the same, though the best is no longer quite what it was; a full one tries everything.
     known = list(task.rows.values())
-    again = Task(Space(PROBLEM, engines(), TARGET))
+    again = TuningTask(SearchSpace(PROBLEM, engines(), TARGET))
     again.take_known([row(r.config.engine, us=400.0, samples=9) for r in known])
     assert again.is_done(PROTOCOL, Effort.QUICK)
     assert "hopeless" in again.refusals
-    full = Task(Space(PROBLEM, engines(), TARGET))
+    full = TuningTask(SearchSpace(PROBLEM, engines(), TARGET))
     full.take_known(known)
     assert not full.is_done(PROTOCOL, Effort.FULL)
     assert names(full.first_look(PROTOCOL, Effort.FULL)) == [("hopeless", 0)]
@@ -186,20 +188,20 @@ def test_engines_without_hope_are_not_tried_at_effort_quick():
 
 
 def test_where_all_others_fail_hopeless_engines_are_tried():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("slow", 1, lambda k: 1e9)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("slow", 1, lambda k: 1e9)], TARGET))
     task.take_known([row("aten", status=Status.OUT_OF_MEMORY, us=0.0, samples=0, reason="x")])
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("slow", 0)]
 
 
 def test_the_cost_model_orders_the_settings():
-    task = Task(Space(PROBLEM, [Fake("a", 12, estimate=lambda k: abs(k - 6.2))], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("a", 12, estimate=lambda k: abs(k - 6.2))], TARGET))
     task.take_known([row("a", us=100.0)])
     assert [k for _, k in names(task.widen(PROTOCOL, Effort.FULL))] == [6, 7, 5, 8, 4, 9, 3, 10, 2, 11, 1]
     assert [k for _, k in names(task.widen(PROTOCOL, Effort.QUICK))] == [6, 7, 5, 8]
 
 
 def test_after_the_favourites_come_neighbours_of_the_best():
-    task = Task(Space(PROBLEM, [Fake("a", 40)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("a", 40)], TARGET))
     task.take_known([row("a", us=100.0)])
     first = task.widen(PROTOCOL, Effort.QUICK)
     assert [k for _, k in names(first)] == [1, 2, 3, 4]
@@ -211,22 +213,23 @@ def test_after_the_favourites_come_neighbours_of_the_best():
 
 
 @pytest.mark.parametrize(
-    ("trusted", "own", "most"), [(True, None, QUICK_KNOBS), (False, None, QUICK_COMPILED), (True, 2, 2), (False, 0, 0)]
+    ("trusted", "own", "most"),
+    [(True, None, QUICK_CONFIGS), (False, None, QUICK_COMPILED_CONFIGS), (True, 2, 2), (False, 0, 0)],
 )
 def test_quick_tries_a_few_settings_full_all(trusted, own, most):
     for effort, wanted in ((Effort.QUICK, 1 + most), (Effort.FULL, 60)):
         engine = Fake("a", 60, trusted=trusted)
         engine.quick_settings = own
-        task = Task(Space(PROBLEM, [engine], TARGET))
+        task = TuningTask(SearchSpace(PROBLEM, [engine], TARGET))
         answer(task, task.first_look(PROTOCOL, effort), lambda _, k: 100.0)
         while request := task.widen(PROTOCOL, effort):
-            assert len(request.configs) <= BATCH
+            assert len(request.configs) <= MAX_REQUEST_CONFIGS
             answer(task, request, lambda _, k: 100.0)
         assert len(task.rows) == wanted
 
 
 def test_finals_are_the_best_few_and_the_baseline_until_the_best_has_all_samples():
-    task = Task(Space(PROBLEM, [Fake("aten"), *(Fake(name) for name in "abcde")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), *(Fake(name) for name in "abcde")], TARGET))
     task.take_known([row("aten", us=500.0), *(row(name, us=100.0 + i) for i, name in enumerate("abcde"))])
     request = task.finals(PROTOCOL, Effort.QUICK)
     assert [name for name, _ in names(request)] == ["aten", "a", "b", "c"]
@@ -241,7 +244,7 @@ def test_finals_are_the_best_few_and_the_baseline_until_the_best_has_all_samples
 
 
 def test_slow_finalists_are_timed_half_as_often_and_that_is_enough():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("a")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("a")], TARGET))
     task.take_known([row("aten", us=200_000.0), row("a", us=100_000.0)])
     request = task.finals(PROTOCOL, Effort.QUICK)
     assert request.rounds == 5
@@ -250,7 +253,7 @@ def test_slow_finalists_are_timed_half_as_often_and_that_is_enough():
 
 
 def test_a_runner_that_never_gives_all_samples_ends_the_finals_too():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("a")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("a")], TARGET))
     task.take_known([row("aten"), row("a", us=50.0)])
     assert task.finals(PROTOCOL, Effort.QUICK) is not None
     assert not task.is_done(PROTOCOL, Effort.QUICK)
@@ -259,7 +262,7 @@ def test_a_runner_that_never_gives_all_samples_ends_the_finals_too():
 
 def test_a_full_search_starts_from_a_quick_one():
     quick, full = Protocol("wall", few=3, rounds=9), Protocol("wall", few=3, rounds=21)
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("a", 20)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("a", 20)], TARGET))
     task.take_known([row("aten", us=100.0, samples=9), row("a", us=50.0, samples=7)])
     assert task.is_done(quick, Effort.QUICK)
     assert not task.is_done(full, Effort.FULL)
@@ -268,14 +271,14 @@ def test_a_full_search_starts_from_a_quick_one():
 
 
 def test_a_new_engine_reopens_a_problem():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("new")], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("new")], TARGET))
     task.take_known([row("aten", samples=9)])
     assert not task.is_done(PROTOCOL, Effort.QUICK)
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("new", 0)]
 
 
 def test_deterministic_excludes_with_a_reason():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("dice")], TARGET, deterministic=True))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("dice")], TARGET, deterministic=True))
     task.take_known([row("aten", us=100.0), row("dice", us=1.0, deterministic=False)])
     assert [name for name, _ in names(task.finals(PROTOCOL, Effort.QUICK))] == ["aten"]
     found = {r.config.engine: r for r in task.result_rows()}
@@ -299,7 +302,9 @@ class Unsteady(Fake):
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_is_known_to_differ_from_run_to_run_is_not_measured_where_that_is_out(asked):
     """Nor are rows taken that were measured before it was known."""
-    task = Task(Space(PROBLEM, [Unsteady("aten"), Unsteady("a", 2), Fake("b")], TARGET, deterministic=asked))
+    task = TuningTask(
+        SearchSpace(PROBLEM, [Unsteady("aten"), Unsteady("a", 2), Fake("b")], TARGET, deterministic=asked)
+    )
     task.take_known([row("aten", us=1.0), row("a", 0, us=1.0)])
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == ([("a", 1), ("b", 0)] if asked else [("b", 0)])
     assert {r.config.engine for r in task.result_rows()} == (set() if asked else {"aten", "a"})
@@ -309,8 +314,8 @@ def test_what_is_known_to_differ_from_run_to_run_is_not_measured_where_that_is_o
 
 
 def test_nothing_that_is_known_to_differ_is_predicted():
-    task = Task(Space(PROBLEM, [Unsteady("aten")], TARGET, deterministic=True))
-    task.predict(Experience.of([]), PROTOCOL.id)
+    task = TuningTask(SearchSpace(PROBLEM, [Unsteady("aten")], TARGET, deterministic=True))
+    task.predict(TimePredictor.of([]), PROTOCOL.id)
     assert task.result_rows() == []
 
 
@@ -319,7 +324,7 @@ def test_an_engine_that_raises_about_its_bits_is_out():
         def nondeterminism_reason(self, problem, knobs, target):
             raise KeyError("op")
 
-    task = Task(Space(PROBLEM, [Fake("aten"), Raises("a")], TARGET, deterministic=True))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Raises("a")], TARGET, deterministic=True))
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("aten", 0)]
     assert "raised KeyError" in task.refusals["a"]
 
@@ -330,13 +335,13 @@ def test_settings_for_the_same_bits_are_looked_at_where_they_are_asked_for(asked
         def space(self, problem, target):
             return [Knobs(), Knobs.of(deterministic=True)]
 
-    task = Task(Space(PROBLEM, [Library("aten"), Fake("a")], TARGET, deterministic=asked))
+    task = TuningTask(SearchSpace(PROBLEM, [Library("aten"), Fake("a")], TARGET, deterministic=asked))
     request = task.first_look(PROTOCOL, Effort.QUICK)
     assert [dict(c.knobs) for c in request.configs] == [{"deterministic": True} if asked else {}, {"k": 0}]
 
 
 def test_when_everything_failed_it_is_over():
-    task = Task(Space(PROBLEM, [Fake("aten", 3), Fake("a", 3)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten", 3), Fake("a", 3)], TARGET))
     task.take_known([row(name, status=Status.WRONG_RESULT, us=0, samples=0, reason="x") for name in ("aten", "a")])
     assert task.is_done(PROTOCOL, Effort.QUICK)
     assert task.widen(PROTOCOL, Effort.FULL) is None
@@ -348,16 +353,16 @@ def test_an_engine_that_raises_says_no():
         def space(self, problem, target):
             raise KeyError("block_m")
 
-    support, space = ask(Raises("a"), PROBLEM, TARGET)
+    support, space = query_engine(Raises("a"), PROBLEM, TARGET)
     assert not support
     assert "raised KeyError" in support.reason
     assert not space
-    support, _ = ask(Fake("a", 0), PROBLEM, TARGET)
+    support, _ = query_engine(Fake("a", 0), PROBLEM, TARGET)
     assert support.reason == "offers no knobs for this problem"
 
 
 def test_a_broken_cost_model_is_none():
-    task = Task(Space(PROBLEM, [Fake("aten"), Fake("a", 4, lambda k: {}[k])], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("a", 4, lambda k: {}[k])], TARGET))
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("aten", 0), ("a", 0)]
 
 
@@ -389,8 +394,8 @@ def test_a_predicted_setting_that_an_engine_does_not_have_here_is_left_out():
     times = {("aten", 0): 10.0, ("a", 0): 5.0, ("a", 1): 4.0}
     rows = [replace(row(name, k, us, 9), problem=other.key) for (name, k), us in times.items()]
     for engine, expected in ((Fake("a", 4), {0, 1}), (Picky("a", 4), {0})):
-        task = Task(Space(PROBLEM, [Fake("aten"), engine], TARGET))
-        task.predict(Experience.of(rows), PROTOCOL.id)
+        task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), engine], TARGET))
+        task.predict(TimePredictor.of(rows), PROTOCOL.id)
         assert {found.knobs["k"] for found in task.predicted if found.engine == "a"} == expected
 
 
@@ -403,7 +408,7 @@ class Roomy(Fake):
 
 @pytest.mark.parametrize("fits", [2, 9])
 def test_where_there_is_no_memory_settings_that_want_less_are_tried(fits):
-    task = Task(Space(PROBLEM, [Fake("aten"), Roomy("roomy", 6)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Roomy("roomy", 6)], TARGET))
     for stage in (task.first_look, task.widen, task.finals):
         while request := stage(PROTOCOL, Effort.QUICK):
             for c in request.configs:
@@ -421,7 +426,7 @@ def test_where_there_is_no_memory_settings_that_want_less_are_tried(fits):
 
 
 def test_an_engine_that_failed_for_another_reason_is_left_alone():
-    task = Task(Space(PROBLEM, [Fake("aten"), Roomy("roomy", 6)], TARGET))
+    task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Roomy("roomy", 6)], TARGET))
     task.take(row("aten"))
     task.take(row("roomy", 0, 0.0, 0, Status.COMPILE_ERROR, reason="broken"))
     assert task.widen(PROTOCOL, Effort.QUICK) is None
@@ -432,10 +437,10 @@ def test_random_races_end_with_a_thorough_winner():
     for seed in range(60):
         rng = random.Random(seed)
         engines = [Fake("aten"), *(Fake(f"e{i}", rng.randint(1, 30)) for i in range(rng.randint(0, 5)))]
-        task = Task(Space(PROBLEM, engines, TARGET))
+        task = TuningTask(SearchSpace(PROBLEM, engines, TARGET))
         effort = rng.choice([Effort.QUICK, Effort.FULL])
         asked = 0
-        for stage in (Task.first_look, Task.widen, Task.finals):
+        for stage in (TuningTask.first_look, TuningTask.widen, TuningTask.finals):
             while request := stage(task, PROTOCOL, effort):
                 asked += 1
                 assert asked < 100
@@ -450,7 +455,7 @@ def test_random_races_end_with_a_thorough_winner():
         right = [r for r in task.rows.values() if r.ok]
         best = min(right, key=lambda r: r.median_us, default=None)
         assert best is None or PROTOCOL.is_thorough(best.samples) or best.samples == 1
-        fresh = Task(Space(PROBLEM, engines, TARGET))
+        fresh = TuningTask(SearchSpace(PROBLEM, engines, TARGET))
         fresh.take_known(list(task.rows.values()))
         assert fresh.is_done(PROTOCOL, effort) or any(r.samples == 1 for r in (best, *fresh._baseline()))
 

@@ -10,7 +10,7 @@ from convoy.capture.draft import Draft
 from convoy.capture.passes.remove_identities import add_copy
 from convoy.engines.interpret import compile_graph
 from convoy.graph.ir import Node
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 
 MOST_GROWTH: Final = 2
 """A folded constant may have this many times the elements of what it was computed from ..."""
@@ -49,7 +49,7 @@ def copy_returned_constants(draft: Draft) -> None:
 
 
 def _is_foldable(draft: Draft, node: Node) -> bool:
-    if draws(node):
+    if draws_random(node):
         return False
     read = sum(draft.specs[source].elements for source in set(node.refs()))
     made = sum(draft.specs[output].elements for output in node.outputs if output)

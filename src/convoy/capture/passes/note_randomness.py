@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoy.capture.draft import Draft
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 
 _SHOWN = 3
 """Names listed in the note."""
@@ -11,7 +11,7 @@ _SHOWN = 3
 
 def note_randomness(draft: Draft) -> None:
     """Tell the user of nodes that draw random numbers (dropout that is left on, say)."""
-    names = [node.name for node in draft.nodes if draws(node)]
+    names = [node.name for node in draft.nodes if draws_random(node)]
     if names:
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         draft.notes.append(

@@ -21,8 +21,18 @@ from convoy.errors import InputError
 from convoy.perfdb import Measurement
 from convoy.problem import ConvProblem, LinearProblem, parse_problem
 from convoy.target import Target
-from convoy.tune.criteria import FEATURES, LOST, Criteria, Layer, Leaf, Node, Split, features_of, kind_name
-from convoy.tune.predict import LEAST_SAMPLES
+from convoy.tune.criteria import (
+    FEATURES,
+    MAX_REGRET,
+    Criteria,
+    LayerProblem,
+    TreeLeaf,
+    TreeNode,
+    TreeSplit,
+    features_of,
+    kind_name,
+)
+from convoy.tune.predict import MIN_SAMPLES
 
 DEEPEST: Final = 12
 LEAST_LAYERS: Final = 6
@@ -55,7 +65,7 @@ class Known:
         best_us: by engine, the time of its fastest config.
     """
 
-    problem: Layer
+    problem: LayerProblem
     best_us: Mapping[str, float]
 
     @property
@@ -74,7 +84,7 @@ def known_layers(rows: Iterable[Measurement]) -> list[Known]:
     for row in rows:
         if sparsity_percent(row.config.knobs):  # a time for an input with zeros is no time for any input
             continue
-        if row.ok and row.samples >= LEAST_SAMPLES and row.problem.startswith(("conv:", "linear:")):
+        if row.ok and row.samples >= MIN_SAMPLES and row.problem.startswith(("conv:", "linear:")):
             engine = row.config.engine
             best[row.problem][engine] = min(row.median_us, best[row.problem].get(engine, math.inf))
     found: list[Known] = []
@@ -129,12 +139,14 @@ def _cost(behind: Matrix) -> Matrix:
     return np.minimum(1.0, behind / math.log1p(WRONG)) + TAIL * np.minimum(3.0, behind)
 
 
-def _grow(features: Matrix, behind: Matrix, engines: Sequence[str], depth: int) -> Node:
+def _grow(features: Matrix, behind: Matrix, engines: Sequence[str], depth: int) -> TreeNode:
     """A tree that is as deep as it may be, cut back to the splits that save enough."""
     return _cut(features, behind, _cost(behind), engines, depth)[0]
 
 
-def _cut(features: Matrix, behind: Matrix, cost: Matrix, engines: Sequence[str], depth: int) -> tuple[Node, float, int]:
+def _cut(
+    features: Matrix, behind: Matrix, cost: Matrix, engines: Sequence[str], depth: int
+) -> tuple[TreeNode, float, int]:
     """A node with what choosing by it costs and how many leaves it has: a leaf, unless what grows below saves enough."""
     here = float(cost.sum(0).min())
     split = _best_split(features, cost) if depth else None
@@ -144,7 +156,7 @@ def _cut(features: Matrix, behind: Matrix, cost: Matrix, engines: Sequence[str],
         sides = [_cut(features[own], behind[own], cost[own], engines, depth - 1) for own in (low, ~low)]
         (yes, yes_cost, yes_leaves), (no, no_cost, no_leaves) = sides
         if here - yes_cost - no_cost >= LEAST_GAIN * (yes_leaves + no_leaves - 1):
-            node = Split(list(FEATURES)[column], at_most, yes, no)
+            node = TreeSplit(list(FEATURES)[column], at_most, yes, no)
             return node, yes_cost + no_cost, yes_leaves + no_leaves
     return _leaf(behind, engines), here, 1
 
@@ -200,15 +212,15 @@ def round_between(low: float, high: float) -> float:
     return low
 
 
-def _leaf(behind: Matrix, engines: Sequence[str]) -> Leaf:
+def _leaf(behind: Matrix, engines: Sequence[str]) -> TreeLeaf:
     """Mean regrets, the best engine first; of engines that were measured on some layer of the leaf."""
     regret: dict[str, float] = {}
     for column, engine in enumerate(engines):
         own = behind[:, column]
         own = own[np.isfinite(own)]
         if len(own):
-            regret[engine] = float(np.minimum(own, LOST).mean())
-    return Leaf(len(behind), dict(sorted(regret.items(), key=lambda item: item[1])))
+            regret[engine] = float(np.minimum(own, MAX_REGRET).mean())
+    return TreeLeaf(len(behind), dict(sorted(regret.items(), key=lambda item: item[1])))
 
 
 # --- how good they are ------------------------------------------------------------------------------------------------------
@@ -250,7 +262,7 @@ class Check:
         )
 
 
-def sizes_of(problem: Layer) -> str:
+def sizes_of(problem: LayerProblem) -> str:
     """Equal for layers that differ in batch, memory format, dtype, rounding and epilogue alone: one is no test for another."""
     if isinstance(problem, LinearProblem):
         return f"linear {problem.c} {problem.k}"

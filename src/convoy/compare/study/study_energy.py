@@ -10,10 +10,10 @@ import torch
 
 from convoy.compare.energy import counter_of
 from convoy.errors import ConvoyError
-from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.nvml import gpu_of
 from convoy.measurement.failure import Failure
+from convoy.measurement.reference_data import ReferenceData
 from convoy.measurement.timer import GRAPH_LAUNCHES, captured
 from convoy.perfdb import Measurement
 from convoy.problem import parse_problem
@@ -45,7 +45,7 @@ def launch_joules(
     @torch.no_grad()
     def joules(row: Measurement) -> float | None:
         try:
-            bench = Bench(parse_problem(row.problem), target)
+            bench = ReferenceData(parse_problem(row.problem), target)
             bench.fill()
             run, each = _in_a_row(prepare(bench, row.config, extra).launch, target)
         except (

@@ -14,7 +14,7 @@ from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
-from convoy.regions.concat import pieces
+from convoy.regions.concat import concat_inputs
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("concat.c")
@@ -26,7 +26,7 @@ def concatenation_of(problem: SubgraphProblem) -> tuple[list[TensorSpec], list[i
     graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1 or graph.constants() or len(graph.outputs) != 1:
         return None
-    names = pieces(graph, graph.nodes[0])
+    names = concat_inputs(graph, graph.nodes[0])
     if not names:
         return None
     return [graph.values[name].spec for name in names], [graph.inputs.index(name) for name in names]

@@ -30,7 +30,7 @@ from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.activation import activation_of
-from convoy.regions.concat import pieces
+from convoy.regions.concat import concat_inputs
 from convoy.target import Target
 
 SOURCE: Final = Path(__file__).with_name("scale.c")
@@ -57,7 +57,7 @@ class Scaling:
         """A piece that is one such computation; None for any other."""
         graph = parse_subgraph(problem.text)
         nodes = list(graph.nodes)
-        names = pieces(graph, nodes[0]) if nodes else ()
+        names = concat_inputs(graph, nodes[0]) if nodes else ()
         value = nodes.pop(0).outputs[0] if names else ""
         if not 1 <= len(nodes) <= 2:
             return None

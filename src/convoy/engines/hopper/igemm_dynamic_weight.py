@@ -63,7 +63,7 @@ class FreshEngine(SwappedForms):
         if not (found := half_product(problem, target, "fprop")):
             return found
         assert isinstance(problem, ConvProblem)
-        if not problem.fresh_weight:
+        if not problem.dynamic_weight:
             return Support.no("reads weights that change from call to call; cuda.swapped packs the others")
         return Support.yes()
 

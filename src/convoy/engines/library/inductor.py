@@ -21,7 +21,7 @@ from convoy.engines.subgraph import MEMORY_FORMATS, SubgraphResults, parse_subgr
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
 from convoy.graph.ir import LAYERS, Graph, Node
-from convoy.graph.randomness import draws
+from convoy.graph.randomness import draws_random
 from convoy.problem import Problem, SubgraphProblem, TensorSpec
 from convoy.regions.casts import is_cast
 from convoy.support import Support
@@ -127,7 +127,7 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
     halves = [node.op for node in graph.nodes if target.device == "cpu" and _halves_statistics(graph, node)]
     if halves:
         return Support.no(f"saves a batch norm's statistics in the input's precision, PyTorch in fp32: {halves[0]}")
-    random = [node.op for node in graph.nodes if draws(node)]
+    random = [node.op for node in graph.nodes if draws_random(node)]
     if random:
         return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")
     if any(value.spec.elements == 0 for value in graph.values.values()):

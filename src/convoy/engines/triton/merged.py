@@ -23,7 +23,7 @@ from convoy.graph.ir import Graph, Node
 from convoy.graph.layers import conv_problem
 from convoy.problem import ConvProblem, Knobs, Problem, SubgraphProblem
 from convoy.regions.activation import activation_of
-from convoy.regions.merge import LAYOUT, MOST
+from convoy.regions.merge import LAYOUT, MAX_MERGED
 from convoy.support import Support
 from convoy.target import Target
 
@@ -67,8 +67,8 @@ def merge_of(text: str) -> Merge | str:
     try:
         graph = parse_subgraph(text)
         layers = [node for node in graph.nodes if node.op == "conv2d"]
-        if not 2 <= len(layers) <= MOST or not graph.inputs:
-            return f"merges 2 to {MOST} convolutions of one input"
+        if not 2 <= len(layers) <= MAX_MERGED or not graph.inputs:
+            return f"merges 2 to {MAX_MERGED} convolutions of one input"
         ends = [_end(graph, node) for node in layers]
         parts = [conv_problem(graph, node) for node in layers]
     except InputError as error:
@@ -117,7 +117,7 @@ class MergedExecutable(Executable):
         box = box_type(dtype, [tile.pixels, tile.block_k])
         signature = {
             "x": box_type(dtype, [tile.pixels, tile.block_c]), "w": box_type(dtype, [tile.block_k, tile.block_c]),
-            **{f"y{i}": box if i < len(merge.parts) else "none" for i in range(MOST)},
+            **{f"y{i}": box if i < len(merge.parts) else "none" for i in range(MAX_MERGED)},
             "bias": f"*{dtype}" if merge.biased else "none",
         } | dict.fromkeys(_SIZES, "i32")  # fmt: skip
         constants: dict[str, Any] = {
@@ -150,14 +150,14 @@ class MergedExecutable(Executable):
         x = dense_nhwc("x", buffers.args[0])
         packed = self.pack(buffers.args[1:]) if self.merge.fresh else buffers.constants
         weight, bias = packed[0], packed[1] if self.merge.biased else None
-        places: list[Any] = [None] * MOST
+        places: list[Any] = [None] * MAX_MERGED
         for index, (part, result) in enumerate(zip(self.merge.parts, self.merge.results, strict=True)):
             y = buffers.results[result]
             if y is None:
                 raise LaunchError(f"result {result}: no tensor was given to write to")
             y = sliced_nhwc(f"result {result}", y)
             places[index] = descriptor(y, [view.pixels, part.k], [tile.pixels, tile.block_k], [pitch_of(y), 1])
-        ends = [*accumulate(self.tiles), *[sum(self.tiles)] * MOST][: MOST - 1]
+        ends = [*accumulate(self.tiles), *[sum(self.tiles)] * MAX_MERGED][: MAX_MERGED - 1]
         self.kernel(
             (-(-view.pixels // tile.pixels) * sum(self.tiles), 1, 1),
             [

@@ -13,7 +13,7 @@ from convoy.engines.known_defects import KnownDefect, defects_here
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import InputError
 from convoy.measurement.device.detect import compiler_version, cuda_absence, detect_target, installed
-from convoy.measurement.engine_space import ask
+from convoy.measurement.engine_space import query_engine
 from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
 from convoy.target import Target
 
@@ -104,7 +104,7 @@ def _engine(engine: str, targets: Sequence[Target]) -> Finding:
     devices: list[str] = []
     reason = ""
     for target in targets:
-        answers = [ask(instance, problem, target)[0] for problem in sample_problems()]
+        answers = [query_engine(instance, problem, target)[0] for problem in sample_problems()]
         if any(answers):
             devices.append(target.device)
         else:

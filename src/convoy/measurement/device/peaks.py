@@ -13,15 +13,15 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine
 from convoy.measurement.data import make_data
-from convoy.measurement.protocol import MOST_COPIES
+from convoy.measurement.protocol import MAX_COPIES
 from convoy.problem import ConvProblem, LinearProblem, Problem
 from convoy.target import Target
 
-_LEAST_REPEATS: Final = 3
+_MIN_REPEATS: Final = 3
 _BUDGET_S: Final = 0.1
 """Time for one ceiling. The best of many short runs is taken: what disturbs a run only ever makes it slower."""
 
-_MOST_BYTES: Final = 256 << 20
+_MAX_BYTES: Final = 256 << 20
 """Largest buffer of the bandwidth test: past every cache but the largest servers', copied in well under 0.1 s."""
 
 
@@ -46,7 +46,7 @@ class Peaks:
 def peaks(target: Target) -> Peaks:
     """Measure the ceilings of this process's device; kept for the process."""
     with torch.no_grad():
-        large = min(max(64 << 20, 2 * target.cache_bytes), _MOST_BYTES)
+        large = min(max(64 << 20, 2 * target.cache_bytes), _MAX_BYTES)
         small = target.cache_bytes // 8
         memory = _bandwidth(large, target.device)
         cached = max(memory, _bandwidth(small, target.device)) if small else memory
@@ -104,7 +104,7 @@ def _convolution_rate(dtype: str, target: Target) -> float:
 def _best_s(run: Callable[[], object], device: str) -> float:
     """Shortest of several runs by the host's clock, the device drained before and after."""
     best, repeats, begin = float("inf"), 0, time.perf_counter()
-    while repeats < _LEAST_REPEATS or time.perf_counter() - begin < _BUDGET_S:
+    while repeats < _MIN_REPEATS or time.perf_counter() - begin < _BUDGET_S:
         _drain(device)
         start = time.perf_counter()
         run()
@@ -140,7 +140,7 @@ def floor_us(problem: Problem, ceilings: Peaks, dtype: str = "", flops: int = 0)
     mask = problem.mask if isinstance(problem, ConvProblem) else None
     density = 1.0 if mask is None else 1 - mask.sparsity
     spared, constants = (1 - density) * constants, density * constants
-    cold = constants if constants * MOST_COPIES > ceilings.cache_bytes else 0
+    cold = constants if constants * MAX_COPIES > ceilings.cache_bytes else 0
     seconds = max(
         density * (problem.flops or flops) / _rate(problem, ceilings, dtype),
         (problem.bytes_min - spared) / bandwidth,

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from convoy.engines.manifest import load_engine
-from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MOST_ON_DEVICE, Shares
-from convoy.measurement.processes.process import START_S, EndedError, WorkerProcess, greeting
+from convoy.measurement.device.memory_limit import CONTEXT_BYTES, MAX_DEVICE_BUILDERS, MemorySplit
+from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
 from convoy.measurement.processes.worker import config_fields, problem_fields
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig
 from convoy.target import Target
 
-MOST_BUILDERS: Final = 16
+MAX_BUILDERS: Final = 16
 """Each imports torch (about 0.5 GB of memory); a tuner's requests are compiled in waves of hundreds, one second each."""
 
-CONTEXT_SHARE: Final = 0.05
+CONTEXT_FRACTION: Final = 0.05
 """All contexts of builders together take this share of the GPU's memory at most."""
 
 JOBS_A_BUILDER: Final = 4
@@ -34,7 +34,7 @@ ONE_COMPILER: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 _Key = tuple[str, EngineConfig]
 
 
-def builders_at_most(target: Target, *, on_device: bool) -> int:
+def max_builders(target: Target, *, on_device: bool) -> int:
     """Processes that a pool may have: a core each, one core left over, and on the device so many contexts as fit.
 
     Args:
@@ -43,8 +43,8 @@ def builders_at_most(target: Target, *, on_device: bool) -> int:
     """
     cores = max(1, len(os.sched_getaffinity(0)) - 1)
     if not on_device:
-        return min(MOST_BUILDERS, cores)
-    return max(1, min(MOST_ON_DEVICE, cores, int(CONTEXT_SHARE * target.memory_bytes / CONTEXT_BYTES)))
+        return min(MAX_BUILDERS, cores)
+    return max(1, min(MAX_DEVICE_BUILDERS, cores, int(CONTEXT_FRACTION * target.memory_bytes / CONTEXT_BYTES)))
 
 
 class BuilderPool:
@@ -74,7 +74,7 @@ class BuilderPool:
         self._target = target
         self._extra_engines = extra_engines
         self._timeout_s = timeout_s
-        self._most = most or builders_at_most(target, on_device=on_device)
+        self._most = most or max_builders(target, on_device=on_device)
         self._jobs: queue.SimpleQueue[tuple[_Key, dict[str, Any]] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: set[_Key] = set()
@@ -137,7 +137,7 @@ class BuilderPool:
                 if worker is not None:
                     worker.send(job)
                     worker.receive(self._timeout_s)
-            except (TimeoutError, EndedError):
+            except (TimeoutError, WorkerEndedError):
                 self._end(index)
                 worker = None
             finally:
@@ -150,7 +150,7 @@ class BuilderPool:
         with self._changed:
             if self._closed:
                 return None
-            hello = greeting(self._target, self._extra_engines, self._timeout_s, role="build")
+            hello = worker_handshake(self._target, self._extra_engines, self._timeout_s, role="build")
             hidden = {} if self._on_device else {"CUDA_VISIBLE_DEVICES": ""}
             worker = WorkerProcess(hello, {**hidden, "OMP_NUM_THREADS": "1", **ONE_COMPILER})
             self._workers[index] = worker
@@ -175,9 +175,9 @@ def builder_pools(
         timeout_s: a build that takes longer is given up.
         limit: bytes that tuning may take of the device, this process's own tensors included; None: what is free.
     """
-    most = builders_at_most(target, on_device=True)
+    most = max_builders(target, on_device=True)
     if limit is not None:
-        most = min(most, Shares.of(limit, isolate=True).builders)
+        most = min(most, MemorySplit.of(limit, isolate=True).builders)
     pools = [BuilderPool(target, extra_engines, timeout_s)]
     return pools + ([BuilderPool(target, extra_engines, timeout_s, most, on_device=True)] if most else [])
 

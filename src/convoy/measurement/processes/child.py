@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from convoy.errors import LaunchError
-from convoy.measurement.device.memory_limit import Room
+from convoy.measurement.device.memory_limit import MemoryLimit
 from convoy.measurement.processes.builders import ONE_COMPILER, BuilderPool, builder_pools
-from convoy.measurement.processes.process import START_S, EndedError, WorkerProcess, greeting
+from convoy.measurement.processes.process import START_S, WorkerEndedError, WorkerProcess, worker_handshake
 from convoy.measurement.processes.worker import config_fields, problem_fields
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.runner import Request, stamp
+from convoy.measurement.runner import Request, measurement_row
 from convoy.perfdb.record import read_record
 from convoy.perfdb.row import Measurement, Status
 from convoy.problem import EngineConfig
@@ -21,7 +21,7 @@ from convoy.target import Target
 DATA_S: Final = 300.0
 """Time for a problem's data and its float64 oracle, which no candidate is to blame for."""
 
-MOST_LOST: Final = 0.2
+MAX_LOST_FRACTION: Final = 0.2
 """Of the room that a worker has for tensors: when it has lost so much since its first request, a fresh one goes on, for a context
 never gives back what the code of kernels takes, nor, with newer versions of PyTorch, a recording that failed what it had."""
 
@@ -110,12 +110,14 @@ class ChildRunner:
                 data_failures += 1
                 if data_failures > 1:
                     for config in pending:
-                        yield stamp(self.target, request.problem, config, protocol, end.status, reason=end.reason)
+                        yield measurement_row(
+                            self.target, request.problem, config, protocol, end.status, reason=end.reason
+                        )
                     return
             elif end.sure:
                 pending.remove(end.config)
                 suspect = None
-                yield stamp(self.target, request.problem, end.config, protocol, end.status, reason=end.reason)
+                yield measurement_row(self.target, request.problem, end.config, protocol, end.status, reason=end.reason)
             else:
                 suspect = end.config
 
@@ -165,7 +167,7 @@ class ChildRunner:
         except TimeoutError as error:
             what = "the test data" if at < 0 else "it"
             return _End(sent[at] if at >= 0 else None, Status.TIMEOUT, f"{what} {error}", sure=True)
-        except EndedError as error:
+        except WorkerEndedError as error:
             if lost or (at >= 0 and sent[at] not in pending):  # whoever did it has its row
                 return _End(None, None, "", sure=True)
             status = Status.OUT_OF_MEMORY if error.killed else Status.LAUNCH_ERROR
@@ -179,15 +181,15 @@ class ChildRunner:
         """Whether the worker has lost too much of its room, and had not with its first request."""
         if self._lost is None:
             self._lost = lost
-        return lost - self._lost > MOST_LOST
+        return lost - self._lost > MAX_LOST_FRACTION
 
     def _started(self) -> WorkerProcess:
         if self._worker is not None:
             return self._worker
         threads = {"OMP_NUM_THREADS": str(self.target.units)} if self.target.device == "cpu" else {}
         limit = self.memory_bytes
-        room = None if limit is None or self.target.device == "cpu" else Room.of_measuring(limit)
-        hello = greeting(self.target, self.extra_engines, self.timeout_s, role="measure", room=room)
+        room = None if limit is None or self.target.device == "cpu" else MemoryLimit.of_measuring(limit)
+        hello = worker_handshake(self.target, self.extra_engines, self.timeout_s, role="measure", room=room)
         self._worker = WorkerProcess(hello, {**threads, **ONE_COMPILER})
         self.starts += 1
         self._fresh = True
@@ -195,7 +197,7 @@ class ChildRunner:
             self._worker.receive(START_S)
         except BaseException as error:
             self._end_worker()
-            if isinstance(error, (TimeoutError, EndedError)):
+            if isinstance(error, (TimeoutError, WorkerEndedError)):
                 raise LaunchError(f"the measuring process did not start: {error}") from error
             raise
         return self._worker

@@ -19,11 +19,11 @@ from convoy.target import Target
 WORTHWHILE_S: Final = 10.0
 """Builders are started for more than this: starting them takes five to eight seconds (H100 machine, 16 cores)."""
 
-Wanted = tuple[Problem, EngineConfig]
+BuildItem = tuple[Problem, EngineConfig]
 """What is to be built: a problem's config."""
 
 
-class Ahead:
+class ParallelCompile:
     """Builders that start when they are first worth it, and end with the `with` block.
 
     Args:
@@ -45,7 +45,7 @@ class Ahead:
         for pool in self._pools:
             pool.close()
 
-    def build(self, wanted: Sequence[Wanted], each_s: float) -> bool:
+    def build(self, wanted: Sequence[BuildItem], each_s: float) -> bool:
         """Compile all that is wanted, and wait; a build that fails is met again, with its reason, by whoever wants it.
 
         Args:

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 
 import torch
 
-from convoy.measurement.device.memory_limit import Room
+from convoy.measurement.device.memory_limit import MemoryLimit
 from convoy.target import Target
 
 START_S: Final = 120.0
@@ -38,7 +38,7 @@ _SAID_BYTES: Final = 4000
 _SAID_LINES: Final = 8
 
 
-class EndedError(Exception):
+class WorkerEndedError(Exception):
     """The process has ended; the message says how, with its last words."""
 
     def __init__(self, reason: str, *, killed: bool) -> None:
@@ -141,7 +141,7 @@ class WorkerProcess:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def _ended(self) -> EndedError:
+    def _ended(self) -> WorkerEndedError:
         """How it ended. Its output is closed, so it has ended or is about to."""
         try:
             code = self._process.wait(timeout=10)
@@ -153,7 +153,9 @@ class WorkerProcess:
         words = _last_words(self._said.read().decode(errors="replace"))
         killed = code == -signal.SIGKILL if hasattr(signal, "SIGKILL") else False
         how = f"signal {-code} ({_signal_name(-code)})" if code < 0 else f"exit code {code}"
-        return EndedError(f"the measuring process ended with {how}" + (f"\n{words}" if words else ""), killed=killed)
+        return WorkerEndedError(
+            f"the measuring process ended with {how}" + (f"\n{words}" if words else ""), killed=killed
+        )
 
 
 def _pump(pipe: IO[str] | None, lines: queue.SimpleQueue[str | None]) -> None:
@@ -181,8 +183,8 @@ def _last_words(text: str) -> str:
     return "\n".join([lines[crash], *lines[thread : thread + _SAID_LINES]])
 
 
-def greeting(
-    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, room: Room | None = None
+def worker_handshake(
+    target: Target, extra_engines: tuple[str, ...], timeout_s: float, *, role: str, room: MemoryLimit | None = None
 ) -> dict[str, Any]:
     """The first message: what makes the worker's torch behave as this process's does."""
     hello: dict[str, Any] = {

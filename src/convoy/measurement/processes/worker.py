@@ -23,7 +23,7 @@ from convoy.engines.dynamic_weight import build
 from convoy.engines.manifest import load_engine
 from convoy.errors import LaunchError
 from convoy.measurement.device.heap import keep_freed_memory
-from convoy.measurement.device.memory_limit import Room, enter_room, lost_share
+from convoy.measurement.device.memory_limit import MemoryLimit, enter_memory_limit, lost_fraction
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.protocol import Protocol
 from convoy.measurement.runner import Request
@@ -31,9 +31,9 @@ from convoy.perfdb.record import to_record
 from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, SubgraphProblem, parse_problem
 from convoy.target import Target
 
-Say = Callable[[dict[str, Any]], None]
+Reply = Callable[[dict[str, Any]], None]
 
-PATIENCE = 4.0
+WATCHDOG_FACTOR = 4.0
 """A worker ends by itself after this many time limits without progress, should its parent be unable to end it."""
 
 
@@ -65,7 +65,7 @@ def _mirror(hello: dict[str, Any], target: Target) -> None:
     elif hello["role"] == "measure":
         torch.cuda.set_device(hello["device_index"])
         if hello["room"] is not None:
-            enter_room(Room(**hello["room"]))
+            enter_memory_limit(MemoryLimit(**hello["room"]))
     with contextlib.suppress(RuntimeError):  # a torch without this setting, or with another backend's
         if "fp32_matmul" in hello:
             torch.set_float32_matmul_precision(hello["fp32_matmul"])
@@ -85,8 +85,8 @@ def _jobs() -> queue.SimpleQueue[dict[str, Any]]:
     return jobs
 
 
-def _measurer(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict[str, Any]], None]:
-    patience = PATIENCE * hello["timeout_s"] + 60
+def _measurer(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[dict[str, Any]], None]:
+    patience = WATCHDOG_FACTOR * hello["timeout_s"] + 60
     phase_before = ""
 
     def announce(index: int, phase: str) -> None:
@@ -113,12 +113,12 @@ def _measurer(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict
             say({"lost": str(error)})
             os._exit(3)
         faulthandler.cancel_dump_traceback_later()
-        say({"done": True, "gone": lost_share(runner.idle_bytes)})
+        say({"done": True, "gone": lost_fraction(runner.idle_bytes)})
 
     return serve
 
 
-def _builder(target: Target, hello: dict[str, Any], say: Say) -> Callable[[dict[str, Any]], None]:
+def _builder(target: Target, hello: dict[str, Any], say: Reply) -> Callable[[dict[str, Any]], None]:
     """Builds and throws away: what stays is in the compilers' caches on disk."""
     engines = tuple(hello["engines"])
 

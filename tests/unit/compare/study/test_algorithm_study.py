@@ -34,7 +34,7 @@ from convoy.measurement import InProcessRunner, ReplayRunner, detect_target, pro
 from convoy.perfdb import Database, Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 from convoy.selection import Candidate, SelectionProblem
-from convoy.selection.problem import Cover
+from convoy.selection.problem import RegionNodes
 from convoy.settings import Settings
 from convoy.tune import SearchResult
 
@@ -388,7 +388,7 @@ def chain() -> SelectionProblem:
     layouts = {"aten": "nchw", "one": "nhwc", "two": "nchw"}
     return SelectionProblem(
         nodes=("a", "b"),
-        regions=(Cover("conv(a)", ("a",), ("x",), ("y",)), Cover("conv(b)", ("b",), ("y",), ("z",))),
+        regions=(RegionNodes("conv(a)", ("a",), ("x",), ("y",)), RegionNodes("conv(b)", ("b",), ("y",), ("z",))),
         candidates=tuple(
             Candidate(
                 region, f"p{region}", EngineConfig(engine), layouts[engine], own[region], baseline=engine == "aten"

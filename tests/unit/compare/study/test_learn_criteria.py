@@ -10,7 +10,7 @@ from convoy.errors import InputError
 from convoy.perfdb import Measurement, Status
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
-from convoy.tune.criteria import Leaf, Split, leaves
+from convoy.tune.criteria import TreeLeaf, TreeSplit, leaves
 
 TARGET = Target("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.11"),))
 
@@ -56,7 +56,7 @@ def test_a_wrong_law_shows_in_the_check() -> None:
 
 def test_equally_fast_engines_are_no_reason_to_split() -> None:
     rows = [row(p, e, 10.0 + 0.1 * ((p.c + p.k + i) % 2)) for p in SWEPT for i, e in enumerate(("aten", "gemm"))]
-    assert isinstance(learn(rows, TARGET, protocol="v").root, Leaf)
+    assert isinstance(learn(rows, TARGET, protocol="v").root, TreeLeaf)
 
 
 def test_only_good_rows_of_the_protocol_teach() -> None:
@@ -83,7 +83,7 @@ def test_versions_are_the_newest() -> None:
 def test_the_same_rows_give_the_same_tree() -> None:
     first, second = (learn(rows, TARGET, protocol="v") for rows in (ROWS, ROWS[::-1]))
     assert first.root == second.root
-    assert isinstance(first.root, Split)
+    assert isinstance(first.root, TreeSplit)
 
 
 @pytest.mark.parametrize(

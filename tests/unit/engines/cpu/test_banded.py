@@ -15,11 +15,11 @@ from convoy.engines.cpu import cpu_banded, cpu_depthwise
 from convoy.engines.cpu.cpu_banded import ENGINE, plan_of
 from convoy.engines.cpu.cpu_direct import PART_BYTES, DirectPartition, tile
 from convoy.engines.cpu.weight_tiles import VECTORS_H
-from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.data import make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.measurement.guards import run_guarded
+from convoy.measurement.reference_data import ReferenceData
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
 from tests.unit.engines import sanitized
@@ -110,7 +110,7 @@ def test_the_bits_are_those_of_its_kernels(case: str, threads: int) -> None:
 def test_it_is_right_by_float64(case: str) -> None:
     shape, parts, residual = CASES[case]
     problem = piece(shape, parts, residual=residual)
-    bench = Bench(problem, CPU)
+    bench = ReferenceData(problem, CPU)
     bench.fill()
     for knobs in ENGINE.space(problem, CPU):
         assert prepare(bench, ENGINE.config(knobs)).error < 1e-6

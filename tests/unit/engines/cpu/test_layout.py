@@ -12,9 +12,9 @@ from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu import cpu_layout
 from convoy.engines.cpu.cpu_layout import ENGINE
 from convoy.engines.torch_operators import DTYPES
-from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.detect import detect_target
+from convoy.measurement.reference_data import ReferenceData
 from convoy.problem import Knobs, LayoutProblem, TensorSpec
 from convoy.target import Target
 from tests.unit.engines import sanitized
@@ -45,7 +45,7 @@ def test_values_are_copied_bit_by_bit(
     finally:
         torch.set_num_threads(before)
     assert torch.equal(y, x)
-    assert prepare(Bench(problem, CPU), ENGINE.config()).error == 0.0
+    assert prepare(ReferenceData(problem, CPU), ENGINE.config()).error == 0.0
 
 
 @pytest.mark.parametrize(

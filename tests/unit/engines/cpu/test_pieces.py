@@ -15,9 +15,9 @@ from convoy.engines.cpu import cpu_concat, cpu_pooling
 from convoy.engines.manifest import load_engine
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CompileError
-from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.detect import detect_target
+from convoy.measurement.reference_data import ReferenceData
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
 from tests.unit.engines import sanitized
@@ -112,7 +112,7 @@ def test_poolings_are_pytorchs_nan_and_infinity_included(name: str, threads: int
 
 @pytest.mark.parametrize("name", POOLINGS)
 def test_poolings_keep_to_their_buffers_and_to_the_oracle(name: str) -> None:
-    ready = prepare(Bench(pool_piece(POOLINGS[name]), CPU), load_engine("cpu.pooling").config())
+    ready = prepare(ReferenceData(pool_piece(POOLINGS[name]), CPU), load_engine("cpu.pooling").config())
     assert ready.error < 1e-6
 
 
@@ -122,7 +122,7 @@ def test_a_view_behind_a_pooling_makes_images_rows(name: str) -> None:
     x = torch.randn(case[0], generator=torch.Generator().manual_seed(2)).contiguous(memory_format=torch.channels_last)
     expected = reference(case, x).contiguous().flatten(1)
     torch.testing.assert_close(launched("cpu.pooling", flat_piece(case), [x], expected), expected, rtol=1e-5, atol=1e-6)
-    assert prepare(Bench(flat_piece(case), CPU), load_engine("cpu.pooling").config()).error < 1e-6
+    assert prepare(ReferenceData(flat_piece(case), CPU), load_engine("cpu.pooling").config()).error < 1e-6
 
 
 def test_random_poolings_are_pytorchs() -> None:
@@ -179,7 +179,7 @@ def test_concatenations_are_pytorchs_to_the_bit(name: str, layout: str, dtype: s
 
 @pytest.mark.parametrize("name", CONCATENATIONS)
 def test_concatenations_keep_to_their_buffers(name: str) -> None:
-    prepare(Bench(cat_piece(name, "nhwc"), CPU), load_engine("cpu.concat").config())
+    prepare(ReferenceData(cat_piece(name, "nhwc"), CPU), load_engine("cpu.concat").config())
 
 
 @pytest.mark.parametrize(

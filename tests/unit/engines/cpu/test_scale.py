@@ -12,9 +12,9 @@ from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu.cpu_scale import ENGINE, SOURCE
 from convoy.engines.cpu.weight_tiles import VECTORS_H
-from convoy.measurement.bench import Bench
 from convoy.measurement.candidate import prepare
 from convoy.measurement.device.detect import detect_target
+from convoy.measurement.reference_data import ReferenceData
 from convoy.problem import Knobs, SubgraphProblem
 from convoy.target import Target
 from tests.unit.engines import sanitized
@@ -103,7 +103,7 @@ def test_integers_come_out_exact_and_nan_stays(name: str, threads: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_keeps_to_its_buffers_and_to_the_oracle(name: str) -> None:
-    assert prepare(Bench(piece(name), CPU), ENGINE.config()).error < 1e-6
+    assert prepare(ReferenceData(piece(name), CPU), ENGINE.config()).error < 1e-6
 
 
 def test_a_launch_needs_no_python() -> None:
@@ -132,7 +132,7 @@ def test_a_gate_scales_the_channels_of_its_image(shape: tuple[int, int, int, int
     assert ENGINE.supports(problem, CPU), ENGINE.supports(problem, CPU).reason
     ENGINE.build(problem, Knobs(), CPU).launch(Buffers((x, gate), [y], ()), None)
     assert torch.equal(y, x * gate)
-    assert prepare(Bench(problem, CPU), ENGINE.config()).error < 1e-6
+    assert prepare(ReferenceData(problem, CPU), ENGINE.config()).error < 1e-6
 
 
 SMOOTH = ("silu", "hardswish", "hardsigmoid", "sigmoid")

@@ -15,7 +15,7 @@ from convoy.target import Target
 
 GPU = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
 TYPES = {"x_dtype": "bf16", "weight_dtype": "bf16", "y_dtype": "bf16", "numerics": "half", "layout": "nhwc"}
-FRESH = ConvProblem(32, 256, 14, 14, 128, 3, 3, 1, 1, fresh_weight=True, **TYPES)
+FRESH = ConvProblem(32, 256, 14, 14, 128, 3, 3, 1, 1, dynamic_weight=True, **TYPES)
 BACK = ConvProblem(32, 256, 14, 14, 128, 3, 3, 1, 1, direction="dgrad", **TYPES)
 CASES = {igemm_dynamic_weight.ENGINE: FRESH, igemm_dgrad.ENGINE: BACK}
 FLOAT = dict.fromkeys(("x_dtype", "weight_dtype", "y_dtype"), "fp32") | {"numerics": "as_torch"}
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("libraries_are_there")
         ({"c": 60}, "multiples of 8"),
         ({"k": 12}, "multiples of 8"),
         (FLOAT, "needs fp16 or bf16"),
-        ({"direction": "wgrad", "fresh_weight": False}, "direction"),
+        ({"direction": "wgrad", "dynamic_weight": False}, "direction"),
         ({"n": 1 << 17}, "2^31"),
     ],
 )
@@ -48,7 +48,7 @@ def test_refusals_say_why(engine, problem, change, reason):
 @pytest.mark.parametrize(
     ("engine", "problem", "reason"),
     [
-        (igemm_dynamic_weight.ENGINE, replace(FRESH, fresh_weight=False), "cuda.swapped packs the others"),
+        (igemm_dynamic_weight.ENGINE, replace(FRESH, dynamic_weight=False), "cuda.swapped packs the others"),
         (igemm_dynamic_weight.ENGINE, replace(FRESH, stride_h=9), "strides up to 8"),
         (igemm_dgrad.ENGINE, replace(BACK, stride_w=2), "stride of 1, got 1x2"),
         (igemm_dgrad.ENGINE, replace(BACK, pad_h=3), "no wider than the filter"),

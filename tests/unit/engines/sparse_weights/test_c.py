@@ -30,10 +30,10 @@ from convoy.pipeline.net import capture_net
 from convoy.problem import ConvProblem, EngineConfig, Epilogue, Knobs, parse_problem
 from convoy.settings import Settings
 from convoy.target import Target
-from convoy.tune.predict import Experience
+from convoy.tune.predict import TimePredictor
 from convoy.tune.search import search
-from convoy.tune.search_space import Space
-from convoy.tune.tuning_task import Task
+from convoy.tune.search_space import SearchSpace
+from convoy.tune.tuning_task import TuningTask
 from tests.unit.engines.conv_cases import EPILOGUES, SHAPES
 from tests.unit.engines.pruned_cases import PATTERNS, SMALL, mask_of, pattern, pruned
 
@@ -298,8 +298,8 @@ def test_a_pruned_layer_of_a_net_is_measured_and_runs():
 def test_times_on_pruned_weights_are_not_predicted():
     plain = ConvProblem(1, 4, 9, 9, 8, 3, 3)
     rows = [Measurement(plain.key, EngineConfig("aten"), "0" * 16, "p", Status.OK, samples=9, median_us=5.0)]
-    task = Task(Space(pruned(plain, "tenth"), [ENGINE], CPU))
-    task.predict(Experience.of(rows), "p")
+    task = TuningTask(SearchSpace(pruned(plain, "tenth"), [ENGINE], CPU))
+    task.predict(TimePredictor.of(rows), "p")
     assert (task.rows, task.predicted) == ({}, set())
 
 

@@ -3,9 +3,9 @@ import torch
 
 from convoy.engines.manifest import MANIFEST
 from convoy.measurement import detect_target
-from convoy.measurement.bench import Bench
 from convoy.measurement.device import doctor
 from convoy.measurement.device.doctor import Finding, findings, sample_problems
+from convoy.measurement.reference_data import ReferenceData
 
 
 def by_name():
@@ -52,4 +52,4 @@ def test_an_engine_that_cannot_be_loaded_says_why(monkeypatch):
 def test_sample_problems_are_whole():
     problems = sample_problems()
     assert len({problem.key for problem in problems}) == len(problems)
-    Bench(problems[-1], detect_target("cpu")).fill()
+    ReferenceData(problems[-1], detect_target("cpu")).fill()

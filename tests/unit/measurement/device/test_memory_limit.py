@@ -8,20 +8,20 @@ import torch
 from convoy.errors import InputError
 from convoy.measurement.device import memory_limit
 from convoy.measurement.device.memory_limit import (
-    BUILDERS_SHARE,
+    BUILDERS_FRACTION,
     CONTEXT_BYTES,
-    LEAST_ISOLATED,
-    LEAST_TENSOR_BYTES,
-    MOST_GROWTH,
+    MAX_CONTEXT_GROWTH,
+    MIN_ISOLATED_BYTES,
+    MIN_TENSOR_BYTES,
     SPARE_BYTES,
-    Room,
-    Shares,
-    keep_room,
-    lost_share,
+    MemoryLimit,
+    MemorySplit,
+    lost_fraction,
     memory_limited,
+    refresh_memory_limit,
 )
 from convoy.measurement.processes import worker
-from convoy.measurement.processes.process import greeting
+from convoy.measurement.processes.process import worker_handshake
 from convoy.target import Target
 
 GPU = Target("cuda", "test", "sm_90", 132, 1000, 0)
@@ -66,7 +66,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     found = Device()
-    monkeypatch.setattr(memory_limit, "_rooms", [])
+    monkeypatch.setattr(memory_limit, "_limits", [])
     monkeypatch.setattr(memory_limit, "own_bytes", lambda: found.own)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
@@ -88,35 +88,35 @@ def test_a_limit_is_beyond_what_is_held_and_ends_with_the_block(device: Device, 
     with pytest.raises(KeyError):
         fails()
     assert device.most == 70_000
-    keep_room()
+    refresh_memory_limit()
     assert device.most == 70_000, "there is no limit any more"
 
 
 def test_a_cpu_is_not_limited(device: Device) -> None:
     with memory_limited("cpu", 200 * MIB, isolate=True):
-        keep_room()
+        refresh_memory_limit()
         assert device.most == 70_000
 
 
 def test_what_contexts_grow_by_is_not_there_for_tensors(device: Device) -> None:
     with memory_limited("cuda", 2000 * MIB, isolate=False):
-        for grown, most in ((300, 1800), (-200, 2100), (10_000, 2100 - MOST_GROWTH // MIB)):
+        for grown, most in ((300, 1800), (-200, 2100), (10_000, 2100 - MAX_CONTEXT_GROWTH // MIB)):
             device.others = 900 + grown
             device.held = 700  # tensors are no growth
-            keep_room()
+            refresh_memory_limit()
             assert device.most == most - SPARE
     with memory_limited("cuda", 400 * MIB, isolate=False):
         device.others += 600
-        keep_room()
+        refresh_memory_limit()
         assert device.most == 700 + 400 - SPARE - 600
         device.others += 10_000
         device.held = 0
-        keep_room()
-        assert device.most == 700 + 400 - SPARE - MOST_GROWTH // MIB
+        refresh_memory_limit()
+        assert device.most == 700 + 400 - SPARE - MAX_CONTEXT_GROWTH // MIB
     with memory_limited("cuda", 100 * MIB, isolate=False):
         device.others += 10_000
-        keep_room()
-        assert device.most == LEAST_TENSOR_BYTES // MIB
+        refresh_memory_limit()
+        assert device.most == MIN_TENSOR_BYTES // MIB
 
 
 def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
@@ -127,15 +127,15 @@ def test_all_that_tuning_takes_stays_within_the_limit_while_contexts_grow(
     with memory_limited("cuda", limit * MIB, isolate=True):
         device.others += 50  # libraries load code here
         device.held += 150  # and this process holds more than it did
-        hello = greeting(GPU, (), 1.0, role="measure", room=Room.of_measuring(limit * MIB))
+        hello = worker_handshake(GPU, (), 1.0, role="measure", room=MemoryLimit.of_measuring(limit * MIB))
     before = device.held + device.others
     context = CONTEXT_BYTES // MIB + 70
     device.held, device.others = 0, before + context
-    monkeypatch.setattr(memory_limit, "_rooms", [])
+    monkeypatch.setattr(memory_limit, "_limits", [])
     worker._mirror(hello, GPU)
     assert before + context + device.most == began + limit - SPARE
     device.held, device.others = 500, before + context + 30
-    keep_room()
+    refresh_memory_limit()
     assert before + context + 30 + device.most == began + limit - SPARE
 
 
@@ -145,14 +145,14 @@ def test_where_the_driver_tells_other_programs_take_nothing_of_the_room(device: 
     with memory_limited("cuda", 2000 * MIB, isolate=False):
         for others, context, most in ((40_000, 500, 2100), (40_000, 800, 1800), (100, 1900, 700), (900, 400, 2100)):
             device.others, device.context, device.held = others, context, 700
-            keep_room()
+            refresh_memory_limit()
             assert device.most == most - SPARE
         device.context = 9000
-        keep_room()
-        assert device.most == LEAST_TENSOR_BYTES // MIB
+        refresh_memory_limit()
+        assert device.most == MIN_TENSOR_BYTES // MIB
         device.context = None  # a driver that answered before
         device.others = 950
-        keep_room()
+        refresh_memory_limit()
         assert device.most == 2050 - SPARE
 
 
@@ -165,39 +165,39 @@ def test_where_the_driver_tells_what_the_tuning_process_has_grown_by_is_not_ther
     device.context, limit = 500, 3000
     with memory_limited("cuda", limit * MIB, isolate=True):
         device.held, device.context = device.held + here, device.context + before
-        hello = greeting(GPU, (), 1.0, role="measure", room=Room.of_measuring(limit * MIB))
-    monkeypatch.setattr(memory_limit, "_rooms", [])
+        hello = worker_handshake(GPU, (), 1.0, role="measure", room=MemoryLimit.of_measuring(limit * MIB))
+    monkeypatch.setattr(memory_limit, "_limits", [])
     device.held, device.context, device.others = 0, 550, 30_000
     worker._mirror(hello, GPU)
     assert device.most == most - SPARE, "a context that is smaller than was expected gives nothing"
     device.context = CONTEXT_BYTES // MIB + 70
-    keep_room()
+    refresh_memory_limit()
     assert device.most == most - SPARE - 70
 
 
 @pytest.mark.parametrize("builders", [0, 1, 5])
 def test_contexts_come_out_of_the_limit(builders: int) -> None:
-    limit = int((builders + 0.5) * CONTEXT_BYTES / BUILDERS_SHARE)
-    shares = Shares.of(limit, isolate=True)
+    limit = int((builders + 0.5) * CONTEXT_BYTES / BUILDERS_FRACTION)
+    shares = MemorySplit.of(limit, isolate=True)
     assert shares.builders == builders
     assert shares.measuring + (builders + 1) * CONTEXT_BYTES == limit - SPARE_BYTES  # while it measures
     assert shares.here + builders * CONTEXT_BYTES == limit - SPARE_BYTES  # when that process has ended
-    assert Shares.of(limit, isolate=False) == Shares(0, limit - SPARE_BYTES, limit - SPARE_BYTES)
+    assert MemorySplit.of(limit, isolate=False) == MemorySplit(0, limit - SPARE_BYTES, limit - SPARE_BYTES)
 
 
 def test_contexts_that_are_expected_are_no_growth(device: Device) -> None:
-    limit = int(5.5 * CONTEXT_BYTES / BUILDERS_SHARE)
+    limit = int(5.5 * CONTEXT_BYTES / BUILDERS_FRACTION)
     with memory_limited("cuda", limit, isolate=True):
         device.others += 5 * CONTEXT_BYTES // MIB
-        keep_room()
-        assert device.most == device.held + Shares.of(limit, isolate=True).here // MIB
+        refresh_memory_limit()
+        assert device.most == device.held + MemorySplit.of(limit, isolate=True).here // MIB
 
 
 def test_a_limit_without_room_for_the_measuring_process_is_refused(device: Device) -> None:
-    least = LEAST_ISOLATED
-    assert Shares.of(least, isolate=True).measuring == LEAST_TENSOR_BYTES
+    least = MIN_ISOLATED_BYTES
+    assert MemorySplit.of(least, isolate=True).measuring == MIN_TENSOR_BYTES
     with pytest.raises(InputError, match=r"tuning_memory: got '799 MiB', expected at least 800 MiB.*isolate=False"):
-        Shares.of(least - MIB, isolate=True)
+        MemorySplit.of(least - MIB, isolate=True)
     with pytest.raises(InputError, match="tuning_memory"), memory_limited("cuda", least - 1, isolate=True):
         pass
     assert device.most == 70_000
@@ -216,26 +216,28 @@ def test_a_limit_under_which_nothing_can_run_is_refused_in_its_own_name(device: 
 
 
 def test_a_measuring_process_without_a_limit_has_none(device: Device) -> None:
-    worker._mirror(greeting(GPU, (), 1.0, role="measure"), GPU)
-    keep_room()
+    worker._mirror(worker_handshake(GPU, (), 1.0, role="measure"), GPU)
+    refresh_memory_limit()
     assert device.most == 70_000
 
 
 def test_a_process_that_measures_within_a_limit_of_its_own_has_what_is_left_of_it(device: Device) -> None:
     """A runner that is used by itself, without a tuning that began."""
     limit = 2000 * MIB
-    found = Room.of_measuring(limit)
-    assert found == Room(limit - SPARE_BYTES - CONTEXT_BYTES, None, (device.held + device.others) * MIB + CONTEXT_BYTES)
+    found = MemoryLimit.of_measuring(limit)
+    assert found == MemoryLimit(
+        limit - SPARE_BYTES - CONTEXT_BYTES, None, (device.held + device.others) * MIB + CONTEXT_BYTES
+    )
     device.context = 500
-    found = Room.of_measuring(limit)
+    found = MemoryLimit.of_measuring(limit)
     assert (found.tensors, found.context) == (limit - SPARE_BYTES - CONTEXT_BYTES, CONTEXT_BYTES)
 
 
 def test_how_much_of_its_room_a_process_has_lost_is_known(device: Device) -> None:
-    assert lost_share(500 * MIB) == 0
+    assert lost_fraction(500 * MIB) == 0
     device.context = 700
     with memory_limited("cuda", (1000 + SPARE) * MIB, isolate=False):
         for context, idle, share in ((700, 0, 0.0), (600, 0, 0.0), (975, 0, 0.25), (975, 275, 0.5), (2800, 0, 1.91)):
             device.context = context
-            assert lost_share(idle * MIB) == pytest.approx(share, abs=0.01)
-    assert lost_share(0) == 0
+            assert lost_fraction(idle * MIB) == pytest.approx(share, abs=0.01)
+    assert lost_fraction(0) == 0

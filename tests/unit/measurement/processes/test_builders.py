@@ -1,8 +1,8 @@
 import os
 
 from convoy.measurement import detect_target
-from convoy.measurement.device.memory_limit import BUILDERS_SHARE, CONTEXT_BYTES, MOST_ON_DEVICE
-from convoy.measurement.processes.builders import BuilderPool, builder_pools, builders_at_most
+from convoy.measurement.device.memory_limit import BUILDERS_FRACTION, CONTEXT_BYTES, MAX_DEVICE_BUILDERS
+from convoy.measurement.processes.builders import BuilderPool, builder_pools, max_builders
 from convoy.measurement.processes.child import ChildRunner
 from convoy.measurement.runner import Request
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
@@ -70,7 +70,7 @@ def test_a_limit_of_memory_holds_for_builders_contexts(monkeypatch):
         return [pool._most for pool in builder_pools(target, (), 1.0, limit) if pool._on_device]
 
     assert on_device(2 * CONTEXT_BYTES) == []
-    assert on_device(int(CONTEXT_BYTES / BUILDERS_SHARE)) == [1]
-    assert on_device(CONTEXT_BYTES << 10) == on_device(None) == [MOST_ON_DEVICE]
+    assert on_device(int(CONTEXT_BYTES / BUILDERS_FRACTION)) == [1]
+    assert on_device(CONTEXT_BYTES << 10) == on_device(None) == [MAX_DEVICE_BUILDERS]
     (hidden,) = builder_pools(target, (), 1.0, 2 * CONTEXT_BYTES)
-    assert hidden._most == builders_at_most(target, on_device=False) == 15
+    assert hidden._most == max_builders(target, on_device=False) == 15

@@ -17,7 +17,7 @@ from convoy.measurement import detect_target
 from convoy.measurement.device.memory_limit import CONTEXT_BYTES, SPARE_BYTES
 from convoy.measurement.processes.child import ChildRunner
 from convoy.measurement.protocol import Protocol
-from convoy.measurement.runner import Request, stamp
+from convoy.measurement.runner import Request, measurement_row
 from convoy.perfdb.record import to_record
 from convoy.perfdb.row import Status
 from convoy.problem import EngineConfig, Epilogue, LinearProblem, SubgraphProblem
@@ -181,7 +181,7 @@ def test_a_worker_that_has_lost_much_of_its_room_is_replaced(monkeypatch, gone, 
 
         def send(self, job):
             rows = [
-                stamp(CPU, PROBLEM, EngineConfig(*fields[:2]), PROTOCOL, Status.TIMEOUT, reason="late")
+                measurement_row(CPU, PROBLEM, EngineConfig(*fields[:2]), PROTOCOL, Status.TIMEOUT, reason="late")
                 for fields in job["configs"]
             ]
             self.messages += [*({"row": to_record(row)} for row in rows), {"done": True, "gone": next(said)}]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from convoy.measurement import Ahead, detect_target
+from convoy.measurement import ParallelCompile, detect_target
 from convoy.measurement.processes import builders, parallel_compile
 from convoy.problem import EngineConfig, Epilogue, Knobs, LinearProblem
 from convoy.settings import Settings
@@ -20,8 +20,8 @@ CUDA = replace(detect_target("cpu"), device="cuda")
 
 def test_what_is_left_is_built_in_another_process(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
-    monkeypatch.setattr(builders, "MOST_BUILDERS", 1)
-    with Ahead(CUDA, SETTINGS) as pools:
+    monkeypatch.setattr(builders, "MAX_BUILDERS", 1)
+    with ParallelCompile(CUDA, SETTINGS) as pools:
         assert pools.build(WANTED, each_s=parallel_compile.WORTHWHILE_S)
         built = [path.name.split("-") for path in tmp_path.iterdir()]
         assert sorted(tile for _, tile in built) == ["1", "2", "3"]
@@ -42,6 +42,6 @@ def test_what_is_left_is_built_in_another_process(tmp_path, monkeypatch):
 )
 def test_no_process_is_started_for_nothing(tmp_path, monkeypatch, target, settings, each_s):
     monkeypatch.setenv("CONVOY_TEST_BUILDS", str(tmp_path))
-    with Ahead(target, settings) as pools:
+    with ParallelCompile(target, settings) as pools:
         assert not pools.build(WANTED, each_s)
     assert not list(tmp_path.iterdir())

@@ -11,16 +11,16 @@ import torch
 from convoy.engines.activation_sparsity import sparsity_kind
 from convoy.engines.base import Engine, Executable, Packed
 from convoy.measurement.accuracy import check
-from convoy.measurement.data import Data, dense, fresh_constants, in_layout, make_data, with_zeros
-from convoy.measurement.failure import Failure, Found, first_lines, is_out_of_memory, survive
+from convoy.measurement.data import Data, dense, dynamic_constants, in_layout, make_data, with_zeros
+from convoy.measurement.failure import Failure, T, first_lines, is_out_of_memory, run_or_fail
 from convoy.measurement.guards import checksum, run_guarded
 from convoy.measurement.oracle import oracle
-from convoy.measurement.output_buffers import Landing
+from convoy.measurement.output_buffers import OutputBuffers
 from convoy.perfdb.row import Status
 from convoy.problem import ConvProblem, EngineConfig, LayoutProblem, LinearProblem, Pool, Problem, SubgraphProblem
 from convoy.target import Target
 
-KINDS: Final = ("integer", "normal")
+CHECKED_KINDS: Final = ("integer", "normal")
 """Data that every candidate is checked on; the last is what it is timed on."""
 
 SEED: Final = 20231
@@ -28,11 +28,11 @@ SEED: Final = 20231
 ORACLE_FLOPS: Final = {"cpu": 4e9, "cuda": 1e12}
 """Work above which the oracle computes some images of a batch alone: about half a second of float64 on either device."""
 
-LEAST_CHECKED: Final = 2
+MIN_CHECKED: Final = 2
 """Images that are always checked: the first and the last."""
 
 
-class Bench:
+class ReferenceData:
     """The data of one problem with the oracle's answers, made once for all its candidates.
 
     Of a batch whose oracle would take too long, or more memory than there is, the first images and the last are checked: a kernel
@@ -48,7 +48,7 @@ class Bench:
         landing: where launches write that are timed.
     """
 
-    def __init__(self, problem: Problem, target: Target, sibling: Bench | None = None) -> None:
+    def __init__(self, problem: Problem, target: Target, sibling: ReferenceData | None = None) -> None:
         self.problem = problem
         self.target = target
         self.checked = checked_images(problem, target.device)
@@ -56,8 +56,8 @@ class Bench:
         self._exact: dict[str, list[torch.Tensor]] = {}
         self._sums: dict[str, list[torch.Tensor]] = {}
         self._thinned: dict[tuple[str, int], Data] = {}
-        self.landing = Landing(problem, target.device)
-        if sibling is not None and shared_data(sibling.problem) == shared_data(problem):
+        self.landing = OutputBuffers(problem, target.device)
+        if sibling is not None and data_key(sibling.problem) == data_key(problem):
             layout = problem.source if isinstance(problem, LayoutProblem) else problem.layout
             for kind in list(sibling._data):
                 sibling._remake_if_spoilt(kind)
@@ -78,7 +78,7 @@ class Bench:
 
     def fill(self) -> None:
         """Make everything now."""
-        for kind in KINDS:
+        for kind in CHECKED_KINDS:
             self._sums[kind] = self._sums_now(kind)
 
     def of(self, kind: str) -> tuple[Data, list[torch.Tensor]]:
@@ -112,7 +112,7 @@ class Bench:
     def _answers(self, kind: str) -> list[torch.Tensor]:
         return self._with_room(kind, lambda: oracle(self._small, self._picked(self._data[kind])))
 
-    def _with_room(self, kind: str, attempt: Callable[[], Found]) -> Found:
+    def _with_room(self, kind: str, attempt: Callable[[], T]) -> T:
         """Try; where memory is used up without what can be made anew, then with fewer images checked, if they are independent.
 
         Where that does not help, as many are checked as before: it is no fault of the answers.
@@ -158,7 +158,7 @@ class Bench:
     def _picked(self, data: Data) -> Data:
         if not self.checked:
             return data
-        weights = range(1, 1 + fresh_constants(self.problem))
+        weights = range(1, 1 + dynamic_constants(self.problem))
         picked = [t if index in weights else self._pick(t) for index, t in enumerate(data.args)]
         return Data(tuple(picked), data.constants)
 
@@ -182,7 +182,7 @@ class Bench:
     def _verify(self, engine: Engine, executable: Executable, kind: str) -> tuple[float, Packed]:
         self._remake_if_spoilt(kind)
         data, exact = self.of(kind)
-        trial = survive(lambda: run_guarded(executable, self.problem, data), self.target.device)
+        trial = run_or_fail(lambda: run_guarded(executable, self.problem, data), self.target.device)
         if trial.fault:
             raise Failure(Status.WRONG_RESULT, trial.fault)
         results = trial.results
@@ -190,7 +190,7 @@ class Bench:
             results = [r if r is None or r.shape[0] != self.problem.n else self._pick(r) for r in results]  # type: ignore[union-attr]
         tf32 = self.target.device == "cuda" and not _is_strict(self.problem)
         small, picked = self._small, self._picked(data)
-        verdict = survive(
+        verdict = run_or_fail(
             lambda: check(small, engine.family, results, exact, kind, tf32=tf32, data=picked), self.target.device
         )
         if not verdict.ok:
@@ -207,24 +207,24 @@ def checked_images(problem: Problem, device: str) -> tuple[int, ...]:
 
 def _fewer(problem: Problem, checked: tuple[int, ...]) -> tuple[int, ...]:
     """Half as many images, the last among them; empty where there are no fewer."""
-    if not _has_images(problem) or len(checked) == LEAST_CHECKED:
+    if not _has_images(problem) or len(checked) == MIN_CHECKED:
         return ()
     return _first_and_last(problem.n, (len(checked) or problem.n) // 2)
 
 
 def _first_and_last(images: int, count: int) -> tuple[int, ...]:
     """So many of a batch's images, the last among them."""
-    return (*range(max(LEAST_CHECKED, count) - 1), images - 1)
+    return (*range(max(MIN_CHECKED, count) - 1), images - 1)
 
 
 def _has_images(problem: Problem) -> TypeGuard[ConvProblem | LinearProblem]:
     """Whether a result's images are computed one by one, and are so many that some may stand for all."""
     if isinstance(problem, ConvProblem) and problem.direction != "fprop":
         return False
-    return isinstance(problem, (ConvProblem, LinearProblem)) and problem.n > LEAST_CHECKED
+    return isinstance(problem, (ConvProblem, LinearProblem)) and problem.n > MIN_CHECKED
 
 
-def shared_data(problem: Problem) -> str:
+def data_key(problem: Problem) -> str:
     """Text that is the same for two problems with the same data: they differ in memory format, activation and pooling alone."""
     if isinstance(problem, LayoutProblem):
         return problem.key

@@ -12,7 +12,7 @@ from convoy.selection.problem import Candidate, Conversion, Selection, Selection
 
 
 @dataclass(slots=True)
-class Form:
+class LiveValue:
     """A value in one memory format: as it was made, or a converted copy.
 
     Attributes:
@@ -30,7 +30,7 @@ class Form:
     last: int
 
 
-def settle(
+def finalize_selection(
     problem: SelectionProblem, order: LaunchOrder, solver: str, chosen: Sequence[Candidate], bound_us: float = 0.0
 ) -> Selection:
     """Work out what a choice means.
@@ -51,7 +51,7 @@ def settle(
     launched = [by_region[index] for index in order.sort(sorted(by_region))]
     if len(launched) < len(chosen):
         raise SelectionError("the chosen regions wait for one another in a circle")
-    forms = value_forms(problem, launched)
+    forms = live_values(problem, launched)
     copied = sorted((f for f in forms if f.source), key=lambda f: f.first)
     conversions = [
         Conversion(f.value, f.source, f.layout, problem.convert_us[f.value, f.source, f.layout]) for f in copied
@@ -67,7 +67,7 @@ def settle(
     )
 
 
-def value_forms(problem: SelectionProblem, launched: Sequence[Candidate]) -> list[Form]:
+def live_values(problem: SelectionProblem, launched: Sequence[Candidate]) -> list[LiveValue]:
     """Every value that a choice makes, and every copy that it needs, with the launches between which it must be there.
 
     A conversion belongs to the launch that it comes before, so what it copies from stays until that launch is over;
@@ -77,22 +77,22 @@ def value_forms(problem: SelectionProblem, launched: Sequence[Candidate]) -> lis
     Raises:
         SelectionError: a value that is read is hidden inside a region, or a conversion cannot be done.
     """
-    native: dict[str, Form] = {
-        v: Form(v, problem.border_layout(v), "", -1, len(launched)) for v in dict.fromkeys(problem.inputs)
+    native: dict[str, LiveValue] = {
+        v: LiveValue(v, problem.border_layout(v), "", -1, len(launched)) for v in dict.fromkeys(problem.inputs)
     }
-    copies: dict[tuple[str, str], Form] = {}
+    copies: dict[tuple[str, str], LiveValue] = {}
     for index, candidate in enumerate(launched):
         region = problem.regions[candidate.region]
         for value in region.args:
             _use(problem, native, copies, value, problem.layout_of(value, candidate.layout), index)
         for value in region.results:
-            native[value] = Form(value, problem.layout_of(value, candidate.layout), "", index, index)
+            native[value] = LiveValue(value, problem.layout_of(value, candidate.layout), "", index, index)
     for value in problem.outputs:
         _use(problem, native, copies, value, problem.border_layout(value), len(launched))
     return [*native.values(), *copies.values()]
 
 
-def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], forms: Sequence[Form]) -> list[int]:
+def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], forms: Sequence[LiveValue]) -> list[int]:
     """Bytes in use during each launch and, last, when the net returns: live values, workspace, packed constants.
 
     Inputs belong to the caller and are there from the beginning to the end.
@@ -113,8 +113,8 @@ def memory_profile(problem: SelectionProblem, launched: Sequence[Candidate], for
 
 def _use(
     problem: SelectionProblem,
-    native: dict[str, Form],
-    copies: dict[tuple[str, str], Form],
+    native: dict[str, LiveValue],
+    copies: dict[tuple[str, str], LiveValue],
     value: str,
     layout: str,
     index: int,
@@ -128,7 +128,7 @@ def _use(
     if (value, layout) not in copies:
         if (value, made.layout, layout) not in problem.convert_us:
             raise SelectionError(f"value {value!r} cannot be converted from {made.layout} to {layout}")
-        copies[value, layout] = Form(value, layout, made.layout, index, index)
+        copies[value, layout] = LiveValue(value, layout, made.layout, index, index)
         made.last = max(made.last, index)
     copies[value, layout].last = index
 

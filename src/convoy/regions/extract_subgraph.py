@@ -9,17 +9,17 @@ from dataclasses import replace
 from convoy.graph.ir import Arg, Graph, Node, Ref, Value
 from convoy.graph.text import print_graph
 from convoy.problem import ANY_LAYOUT, SubgraphProblem
-from convoy.regions.epilogue import Chain
+from convoy.regions.epilogue import LayerChain
 from convoy.regions.region import Region
 
-Cut = tuple[SubgraphProblem, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+ExtractedSubgraph = tuple[SubgraphProblem, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 """A piece's problem; the values and the constants that it reads; and its results that somebody else reads or gets."""
 
-_LONGEST_LABEL = 60
+_MAX_LABEL = 60
 """Characters of a label, which stands in a table's column."""
 
 
-def cut(graph: Graph, nodes: Sequence[str], layout: str) -> Cut:
+def extract_subgraph(graph: Graph, nodes: Sequence[str], layout: str) -> ExtractedSubgraph:
     """The problem of computing some nodes together.
 
     before: %relu = aten.relu.default(%conv1); %pool = aten.max_pool2d.default(%relu, (2, 2))
@@ -59,17 +59,17 @@ def cut(graph: Graph, nodes: Sequence[str], layout: str) -> Cut:
 
 def subgraph_region(graph: Graph, pattern: str, nodes: tuple[str, ...], layouts: Sequence[str]) -> Region:
     """A region that stays the operators that it was: in every memory format, or in none where no 4-D value crosses its border."""
-    problem, args, constants, results = cut(graph, nodes, ANY_LAYOUT)
+    problem, args, constants, results = extract_subgraph(graph, nodes, ANY_LAYOUT)
     images = any(len(graph.values[name].spec.shape) == 4 for name in (*args, *results))
     offered = layouts if images else (ANY_LAYOUT,)
     return Region(pattern, nodes, args, constants, results, tuple(problem.with_layout(layout) for layout in offered))
 
 
-def chains_region(graph: Graph, pattern: str, group: Sequence[Chain], layout: str) -> Region:
+def chains_region(graph: Graph, pattern: str, group: Sequence[LayerChain], layout: str) -> Region:
     """A region of several layers' chains in one memory format, for an engine that does them together."""
     named = {name for chain in group for name in chain.names}
     names = tuple(node.name for node in graph.nodes if node.name in named)
-    problem, args, constants, results = cut(graph, names, layout)
+    problem, args, constants, results = extract_subgraph(graph, names, layout)
     return Region(pattern, names, args, constants, results, (problem,))
 
 
@@ -106,4 +106,4 @@ def _label(nodes: Sequence[Node]) -> str:
     """The operators, for people: `relu x2 + cat`."""
     counts = Counter(node.op.split(".")[1] if "." in node.op else node.op for node in nodes)
     label = " + ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items())
-    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 3]}..."
+    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 3]}..."

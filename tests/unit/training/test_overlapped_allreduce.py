@@ -103,7 +103,7 @@ def test_gradients_that_no_launch_makes_are_not_waited_for():
 
 
 def test_averages_keep_values_and_memory_formats(alone: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gradient_allreduce, "sent_together", lambda s, d: buckets(s, d, limit=300))
+    monkeypatch.setattr(gradient_allreduce, "allreduce_buckets", lambda s, d: buckets(s, d, limit=300))
     given = [
         torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
         torch.randn(5),
@@ -143,7 +143,7 @@ def test_with_nccl_the_sender_divides(alone: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_a_gradient_that_travels_alone_is_sent_from_where_it_lies(alone: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(gradient_allreduce, "sent_together", lambda s, d: buckets(s, d, limit=1))
+    monkeypatch.setattr(gradient_allreduce, "allreduce_buckets", lambda s, d: buckets(s, d, limit=1))
     copies: list[int] = []
     before = torch._foreach_copy_
 

@@ -7,7 +7,7 @@ of a tensor in another memory format become reshapes, so results do not depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import linear
@@ -114,7 +114,8 @@ class _Compiler:
         assert isinstance(x, Ref)
         assert isinstance(weight, Ref)
         source, kernel, result = self.slots[x.name], self.slots[weight.name], self.slots[self.node.outputs[0]]
-        convolve, sizes = torch.conv2d, (stride, padding, dilation, groups)
+        convolve: Callable[..., torch.Tensor] = torch.conv2d
+        sizes = (stride, padding, dilation, groups)
         if isinstance(bias, Ref):
             shift = self.slots[bias.name]
 
@@ -293,7 +294,7 @@ def _widened(call: Callable[[Slots], Any]) -> Callable[[Slots], Any]:
 
     def widened(slots: Slots) -> Any:
         made = call(slots)
-        return [wide(part) for part in made] if isinstance(made, (tuple, list)) else wide(made)
+        return [wide(part) for part in cast("Sequence[Any]", made)] if isinstance(made, (tuple, list)) else wide(made)
 
     return widened
 

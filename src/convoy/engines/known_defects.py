@@ -18,6 +18,7 @@ import torch
 
 from convoy.engines.compilers.instruction_sets import onednn_in_force
 from convoy.engines.support_checks import effective_dilation
+from convoy.engines.torch_flags import onednn_conv_flags
 from convoy.problem import ConvProblem
 from convoy.target import Target
 
@@ -182,7 +183,7 @@ def _product_dtype(problem: ConvProblem) -> str:
     """The dtype in which oneDNN multiplies: torch's flag may let it round fp32 operands to bf16."""
     if problem.x_dtype != "fp32" or problem.numerics == "strict" or not torch.backends.mkldnn.is_available():
         return problem.x_dtype
-    return "bf16" if torch.backends.mkldnn.conv.fp32_precision == "bf16" else "fp32"
+    return "bf16" if onednn_conv_flags().fp32_precision == "bf16" else "fp32"
 
 
 def _is_older(version: str, other: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -23,14 +24,17 @@ def products(numerics: str, device: torch.device) -> AbstractContextManager[None
     return _tightened(device)
 
 
-def _matmul(device: torch.device):
-    return torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul
+def _matmul_flags(device: torch.device) -> Any:
+    """`torch.backends.*.matmul`; PyTorch's type stubs lack oneDNN's."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
 
 
 def _loose(device: torch.device) -> bool:
-    setting = _matmul(device).fp32_precision
+    backends: Any = torch.backends
+    setting = _matmul_flags(device).fp32_precision
     if setting == "none":
-        setting = torch.backends.fp32_precision
+        setting = backends.fp32_precision
     if setting not in ("none", "ieee"):
         return True
     flags = torch.backends.cuda.matmul
@@ -39,9 +43,9 @@ def _loose(device: torch.device) -> bool:
 
 
 @contextmanager
-def _tightened(device: torch.device) -> Iterator[None]:
+def _tightened(device: torch.device) -> Generator[None]:
     flags = torch.backends.cuda.matmul
-    matmul = _matmul(device)
+    matmul = _matmul_flags(device)
     with _LOCK:
         precision = matmul.fp32_precision
         halves = flags.allow_fp16_reduced_precision_reduction, flags.allow_bf16_reduced_precision_reduction

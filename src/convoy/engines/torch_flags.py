@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -29,7 +29,7 @@ class HeldFlag:
         self._before: object = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         """A context in which the flag has the value."""
         with self._lock:
             if self._holders == 0:
@@ -45,11 +45,21 @@ class HeldFlag:
                     setattr(self._owner(), self._name, self._before)
 
 
+def cudnn_conv_flags() -> Any:
+    """`torch.backends.cudnn.conv`, which PyTorch's type stubs lack."""
+    return torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def onednn_conv_flags() -> Any:
+    """`torch.backends.mkldnn.conv`, which PyTorch's type stubs lack."""
+    return torch.backends.mkldnn.conv  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
 _BENCHMARK = HeldFlag(lambda: torch.backends.cudnn, "benchmark", True)
 _DETERMINISTIC = HeldFlag(lambda: torch.backends.cudnn, "deterministic", True)
-_CUDNN_EXACT = HeldFlag(lambda: torch.backends.cudnn.conv, "fp32_precision", "ieee")
+_CUDNN_EXACT = HeldFlag(cudnn_conv_flags, "fp32_precision", "ieee")
 _ONEDNN_OFF = HeldFlag(lambda: torch.backends.mkldnn, "enabled", False)
-_ONEDNN_EXACT = HeldFlag(lambda: torch.backends.mkldnn.conv, "fp32_precision", "ieee")
+_ONEDNN_EXACT = HeldFlag(onednn_conv_flags, "fp32_precision", "ieee")
 
 
 def convolutions(numerics: str, device: torch.device, *, deterministic: bool = False) -> AbstractContextManager[object]:
@@ -71,7 +81,7 @@ def convolutions(numerics: str, device: torch.device, *, deterministic: bool = F
         if numerics == "strict":
             stack.enter_context(_CUDNN_EXACT.held())
         return stack
-    if numerics == "strict" and torch.backends.mkldnn.conv.fp32_precision not in ("none", "ieee"):
+    if numerics == "strict" and onednn_conv_flags().fp32_precision not in ("none", "ieee"):
         return _ONEDNN_EXACT.held()
     return nullcontext()
 

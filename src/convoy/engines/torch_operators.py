@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -103,7 +103,7 @@ def resolve(op: str) -> Callable[..., Any]:
         raise InputError("operator", op, "an operator that opens no files")
     if name in _STRIDED:
         raise InputError("operator", op, "an operator whose result does not depend on its input's strides")
-    return _MENDED.get(op) or QUICK.get(op, found)
+    return cast("Callable[..., Any]", _MENDED.get(op) or QUICK.get(op, found))
 
 
 def returns_many(op: str) -> bool:

@@ -8,8 +8,8 @@ some; a dilated filter is as large as it spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
 import torch
 
@@ -35,6 +35,9 @@ SPECTRUM_PASSES: Final = 6
 
 UNKNOWN_MEMORY_BYTES: Final = 8 << 30
 """Taken for a machine that does not tell its memory."""
+
+_rfft2: Final[Callable[..., torch.Tensor]] = cast("Any", torch.fft).rfft2
+_irfft2: Final[Callable[..., torch.Tensor]] = cast("Any", torch.fft).irfft2
 
 
 class SpectralConvolution(TorchExecutable):
@@ -99,7 +102,7 @@ class SpectralConvolution(TorchExecutable):
             spread = part.new_zeros((*part.shape[:3], self._side_h, self._side_w))
             rows, columns = span(problem)
             spread[..., : rows : problem.dilation_h, : columns : problem.dilation_w] = part
-            found = torch.fft.rfft2(spread).conj().flatten(3)
+            found: torch.Tensor = _rfft2(spread).conj().flatten(3)
             spectrum[..., first : first + count].copy_(found.permute(3, 0, 2, 1))
         return spectrum.view(-1, per_group, outputs), *constants[1:]
 
@@ -120,14 +123,14 @@ class SpectralConvolution(TorchExecutable):
         padded, spectra, operand, product, folded, outputs, whole = pieces
         padded.zero_()
         padded[:, :, problem.pad_h :, problem.pad_w :][:, :, : problem.h, : problem.w].copy_(x)
-        torch.fft.rfft2(self._tiles(padded), out=spectra)
+        _rfft2(self._tiles(padded), out=spectra)
         tiles = len(x) * self._rows * self._columns
         by_group = spectra.view(tiles, groups, problem.c // groups, self._frequencies)
         operand.copy_(by_group.permute(3, 1, 0, 2))
         with products(problem.numerics, x.device):
             torch.bmm(operand.flatten(0, 1), weight, out=product.flatten(0, 1))
         folded.view(tiles, groups, problem.k // groups, self._frequencies).copy_(product.permute(2, 1, 3, 0))
-        torch.fft.irfft2(folded.view((*outputs.shape[:-1], -1)), s=(self._side_h, self._side_w), out=outputs)
+        _irfft2(folded.view((*outputs.shape[:-1], -1)), s=(self._side_h, self._side_w), out=outputs)
         if whole.numel():
             whole.copy_(outputs[..., : self._step_h, : self._step_w].permute(0, 3, 1, 4, 2, 5))
             found = whole.view(len(x), problem.k, self._rows * self._step_h, self._columns * self._step_w)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -208,9 +208,9 @@ def _stage(kernel: NativeExecutable, one: Native, rows: int, offset: int) -> _St
     settings.n = settings.threads = 1  # type: ignore[attr-defined]
     if hasattr(settings, "bands"):
         settings.groups, settings.bands = 1, -(-rows * settings.q // (PIXELS * BAND_BLOCKS))  # type: ignore[attr-defined]
-    words = (ctypes.c_int64 * MOST_WORDS)(*(getattr(settings, name) for name, _ in settings._fields_))
+    words = (ctypes.c_int64 * MOST_WORDS)(*(getattr(settings, field[0]) for field in settings._fields_))
     where = {operand: place for place, operand in enumerate(one.tensors) if isinstance(operand, tuple)}
-    call = ctypes.cast(kernel.call, ctypes.c_void_p)
+    call = ctypes.cast(cast("Any", kernel.call), ctypes.c_void_p)
     places = (where["arg", 0], where.get(("arg", 1), -1), where["result", 0])
     return _Stage(call, words, len(one.tensors), *places, offset)
 

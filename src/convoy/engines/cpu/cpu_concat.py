@@ -11,7 +11,7 @@ import torch
 from convoy.engines.base import Executable, Packed
 from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
 from convoy.engines.subgraph import parse_subgraph
 from convoy.problem import Knobs, Problem, SubgraphProblem, TensorSpec
 from convoy.regions.concat import concat_inputs
@@ -45,7 +45,7 @@ class _Concatenation(NativeExecutable):
     def native(self, constants: Packed) -> Native | None:
         """Copy."""
         del constants
-        tensors = (*(("arg", index) for index in self._order), ("result", 0))
+        tensors: tuple[Operand, ...] = (*(("arg", index) for index in self._order), ("result", 0))
         return None if self._empty else Native(self._settings, tensors)
 
 

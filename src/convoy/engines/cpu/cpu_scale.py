@@ -24,7 +24,7 @@ import torch
 from convoy.engines.base import Executable, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
 from convoy.engines.cpu.cpu_subgraph import CpuSubgraphEngine
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, FLAGS, VECTORS_H
 from convoy.engines.subgraph import parse_subgraph
 from convoy.graph.ir import Graph, Node, Ref
@@ -125,9 +125,13 @@ class _Scale(NativeExecutable):
     def native(self, constants: Packed) -> Native | None:
         """Multiply, add, activate."""
         scaling = self._scaling
-        args = (("arg", index) for index in scaling.args)
-        shift, scale = (None, ("arg", scaling.gate)) if scaling.gate >= 0 else constants
-        return None if self._empty else Native(self._settings, (*args, scale, shift, ("result", 0)))
+        scale: Operand = ("arg", scaling.gate)
+        shift: Operand = None
+        if scaling.gate < 0:
+            shift, scale = constants
+        args: list[Operand] = [("arg", index) for index in scaling.args]
+        tensors: tuple[Operand, ...] = (*args, scale, shift, ("result", 0))
+        return None if self._empty else Native(self._settings, tensors)
 
 
 class ScaleCpu(CpuSubgraphEngine):

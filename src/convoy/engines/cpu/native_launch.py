@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -38,7 +39,7 @@ class Native:
 class NativeExecutable(Executable):
     """An executable that is one such function."""
 
-    call: ctypes._CFuncPtr  # pyright: ignore[reportPrivateUsage]
+    call: Callable[..., object]
     """The function; `bound_call` gives it its form."""
 
     @abstractmethod
@@ -71,7 +72,7 @@ def address(tensor: torch.Tensor) -> int:
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
-def bound_call(library: ctypes.CDLL, name: str) -> ctypes._CFuncPtr:  # pyright: ignore[reportPrivateUsage]
+def bound_call(library: ctypes.CDLL, name: str) -> Callable[..., object]:
     """A function of a library, in that form."""
     function = library[name]
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

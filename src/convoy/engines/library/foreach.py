@@ -17,7 +17,8 @@ class _Casts(Executable):
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
-        torch._foreach_copy_(buffers.results, list(buffers.args))
+        results = [result for result in buffers.results if result is not None]
+        torch._foreach_copy_(results, list(buffers.args))  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Foreach(Engine):
@@ -36,7 +37,7 @@ class Foreach(Engine):
             return support
         graph = parse_subgraph(problem.text)
         if len(graph.nodes) < 2 or not all(map(is_cast, graph.nodes)):
-            return Support.no(f"does several changes of dtype, got {problem.label or graph.nodes[0].op}")
+            return Support.no(f"does several changes of dtype, got {problem.label or problem.text}")
         pairs = [(next(node.refs()), node.outputs[0]) for node in graph.nodes]
         if pairs != list(zip(graph.inputs, graph.outputs, strict=False)) or len(pairs) != len(graph.inputs):
             return Support.no("needs each argument cast once, and every result returned")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
 
 import torch
 
@@ -124,6 +125,7 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
         return Support.no(f"compiles what lies between the layers, got {layers[0]}")
     if all(map(is_cast, graph.nodes)):
         return Support.no("gains nothing over one multi-tensor copy, got casts alone")
+    first = next((node.op for node in graph.nodes), "nothing")
     halves = [node.op for node in graph.nodes if target.device == "cpu" and _halves_statistics(graph, node)]
     if halves:
         return Support.no(f"saves a batch norm's statistics in the input's precision, PyTorch in fp32: {halves[0]}")
@@ -132,11 +134,11 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
         return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")
     if any(value.spec.elements == 0 for value in graph.values.values()):
         return Support.no("needs tensors with elements, got an empty one")
-    if len(graph.nodes) > 1 or any(part in graph.nodes[0].op for part in _WORTHWHILE_ALONE):
+    if len(graph.nodes) > 1 or any(part in first for part in _WORTHWHILE_ALONE):
         return Support.yes()
     if nondeterminism.in_aten(graph, target.device) and not nondeterminism.in_inductor(graph, target.device):
         return Support.yes()
-    return Support.no(f"gains nothing over ATen by a lone {graph.nodes[0].op}")
+    return Support.no(f"gains nothing over ATen by a lone {first}")
 
 
 def _halves_statistics(graph: Graph, node: Node) -> bool:
@@ -182,8 +184,9 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     options = {"cpp.threads": target.units} if target.device == "cpu" else {"compile_threads": 1}
     if target.device == "cuda":
         _keep_triton_cache()
-    with _LOCK, torch.no_grad(), settings.patch({**_FOR_WHOLE_NETS, **options}):
-        return standalone_compile(traced, examples, dynamic_shapes="from_graph")
+    patch: Callable[..., AbstractContextManager[object]] = cast("Any", settings).patch
+    with _LOCK, torch.no_grad(), patch({**_FOR_WHOLE_NETS, **options}):
+        return standalone_compile(traced, [*examples], dynamic_shapes="from_graph")
 
 
 def _keep_triton_cache() -> None:

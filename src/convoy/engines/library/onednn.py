@@ -192,7 +192,11 @@ class Onednn(Engine):
             choices = ["packed", "plain"] if problem.layout == "nchw" else ["packed"]
         else:
             choices = ["packed", "plain"]
-            if problem.x_spec.dtype == "fp32" and torch.backends.mkl.is_available():
+            if (
+                isinstance(problem, LinearProblem)
+                and problem.x_spec.dtype == "fp32"
+                and torch.backends.mkl.is_available()
+            ):
                 choices.append("mkl")
         return [Knobs.of(weight=choice) for choice in choices]
 

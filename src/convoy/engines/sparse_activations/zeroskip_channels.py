@@ -93,7 +93,7 @@ class LiveExecutable(MarkingExecutable):
         return max(1, _SPLIT_VALUES // _power(32 * self.words))
 
     def _look_build(self, engine: str) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import look
+        from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import look  # pyright: ignore[reportUnknownVariableType]
 
         signature = {"x": "*fp32", "maxima": "*i32", "alive": "*i32", "pixels": "i32", "c": "i32", "words": "i32"}
         constants = {"BLOCK_P": block_pixels(self.problem.h * self.problem.w, self.slices), "WAIT": self._dependent}
@@ -102,7 +102,7 @@ class LiveExecutable(MarkingExecutable):
         )
 
     def _split_build(self, engine: str, slices: int) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import split_live
+        from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import split_live  # pyright: ignore[reportUnknownVariableType]
 
         problem, tile = self.problem, self.tile
         pointers = {"x": "*fp32", "maxima": "*i32", "alive": "*i32", "inverse": "*fp32", "planes": "*fp16"}
@@ -133,7 +133,7 @@ class LiveExecutable(MarkingExecutable):
         return ["c"] if self.problem.c % 16 == 0 else []
 
     def _build(self, engine: str, dtype: str) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import live_conv
+        from convoy.engines.sparse_activations.kernels.zeroskip_channels_kernels import live_conv  # pyright: ignore[reportUnknownVariableType]
 
         build = super()._build(engine, dtype)
         tile, dependent = self.tile, not interpreting()

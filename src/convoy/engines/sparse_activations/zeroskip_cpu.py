@@ -23,7 +23,7 @@ from convoy.engines.activation_sparsity import sparsity_percent
 from convoy.engines.base import Engine, Executable, Knobs, Packed
 from convoy.engines.compilers.host_compiler import lanes, library
 from convoy.engines.cost_model import KernelWork, estimate_us
-from convoy.engines.cpu.native_launch import Native, NativeExecutable, bound_call
+from convoy.engines.cpu.native_launch import Native, NativeExecutable, Operand, bound_call
 from convoy.engines.cpu.weight_tiles import ACTIVATIONS, CHEAP, FLAGS, VECTORS_H, in_tiles, taken
 from convoy.problem import ConvProblem, Problem
 from convoy.support import Support
@@ -162,8 +162,8 @@ class _ZeroskipConvolution(NativeExecutable):
         if not self._problem.n:
             return None
         weight, bias, finite = constants
-        residual = ("arg", 1) if self._problem.epilogue.residual else None
-        tensors = (("arg", 0), weight, bias, residual, ("result", 0), ("workspace", 0))
+        residual: Operand = ("arg", 1) if self._problem.epilogue.residual else None
+        tensors: tuple[Operand, ...] = (("arg", 0), weight, bias, residual, ("result", 0), ("workspace", 0))
         return Native(self._sizes if finite else self._dense, tensors)
 
 

@@ -85,7 +85,7 @@ class EcrExecutable(Executable):
         self.kernel = TritonKernel(self._build(engine, knobs.integer("warps")), target)
 
     def _look_build(self, engine: str) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.ecr_kernels import compress_windows
+        from convoy.engines.sparse_activations.kernels.ecr_kernels import compress_windows  # pyright: ignore[reportUnknownVariableType]
 
         dtype = self.problem.x_dtype
         signature = {"x": f"*{dtype}", "values": f"*{dtype}", "places": "*i32", "counts": "*i32"}
@@ -100,7 +100,7 @@ class EcrExecutable(Executable):
         return KernelBuild(engine, compress_windows, signature, constants, pointers, 4, 1, tensor_cores=False)
 
     def _build(self, engine: str, warps: int) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.ecr_kernels import multiply_windows
+        from convoy.engines.sparse_activations.kernels.ecr_kernels import multiply_windows  # pyright: ignore[reportUnknownVariableType]
 
         problem, dtype = self.problem, self.problem.x_dtype
         pool = problem.epilogue.pool or _ONE

@@ -160,7 +160,7 @@ class TileExecutable(Executable):
             self.reduce = ReduceSplits(engine, elements, problem.k, self.splits, problem.y_dtype, epilogue, target)
 
     def _look_build(self, engine: str) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.zeroskip_tile_kernels import find_live
+        from convoy.engines.sparse_activations.kernels.zeroskip_tile_kernels import find_live  # pyright: ignore[reportUnknownVariableType]
 
         signature = {"x": f"*{self.problem.x_dtype}", "live": "*i32", "counts": "*i32"} | dict.fromkeys(
             _LOOK_SIZES, "i32"
@@ -175,7 +175,7 @@ class TileExecutable(Executable):
         return KernelBuild(engine, find_live, signature, constants, pointers, LOOK_WARPS, 1, tensor_cores=False)
 
     def _build(self, engine: str, precision: str, warps: int, stages: int) -> KernelBuild:
-        from convoy.engines.sparse_activations.kernels.zeroskip_tile_kernels import tile_conv
+        from convoy.engines.sparse_activations.kernels.zeroskip_tile_kernels import tile_conv  # pyright: ignore[reportUnknownVariableType]
 
         problem, geometry, dtype = self.problem, self.geometry, self.problem.x_dtype
         split = self.splits > 1

@@ -20,6 +20,7 @@ from convoy.engines.gpu.device_tensors import checked, fits_tma, pitch_of
 from convoy.engines.hopper.igemm import reciprocal
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, swapped_source
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
 from convoy.engines.sparse_weights.mask_support_checks import hopper_convolution
@@ -182,7 +183,7 @@ class BlocksExecutable(Executable):
         text = swapped_source("blocks", form.macros(problem), problem.x_dtype)
         cubin, self.log = compile_cubin(BlockSparseEngine.id, text, target)
         self.function = Function(BlockSparseEngine.id, cubin, "blocks", form.shared_bytes)
-        self._mask = torch.from_numpy(positions(problem.mask))
+        self._mask = as_tensor(positions(problem.mask))
         self.lists = Lists(problem, form.filters)
 
     def pack(self, constants: Sequence[torch.Tensor]) -> Packed:

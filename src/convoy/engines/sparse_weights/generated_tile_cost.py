@@ -80,9 +80,10 @@ def counts_of(mask: WeightMask, filters: int) -> Counts:
     groups = partition(nonzero, filters)
     sizes = nonzero.sum(axis=(1, 2, 3))
     values = [int(sizes[group].sum()) for group in groups]
-    used = nonzero[groups[int(np.argmax(values))]].any(axis=0) if values else np.zeros((1, 1, 1), bool)
+    largest = nonzero[groups[int(np.argmax(values))]] if values else np.zeros((1, 1, 1, 1), bool)
+    used: NDArray[np.bool_] = np.any(largest, axis=0)
     words = tuple(_words(used, vectors) for vectors in VECTORS)
-    return Counts(len(groups), max(values, default=0), words, int(used.any(axis=(1, 2)).sum()))
+    return Counts(len(groups), max(values, default=0), words, int(np.any(used, axis=(1, 2)).sum()))
 
 
 def _words(used: NDArray[np.bool_], vectors: int) -> int:

@@ -21,6 +21,7 @@ from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.compilers import host_compiler
 from convoy.engines.cpu.native_launch import address
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.cpu_blocking import LANES, REGISTERS, plan, write
 from convoy.engines.sparse_weights.codegen.emit_c import FUSED, emit
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
@@ -66,8 +67,8 @@ class PrunedCExecutable(Executable):
         arch = target.arch if sys.platform == "linux" else ""
         source = emit(kernel, made.layout, bias=epilogue.bias, residual=epilogue.residual, activation=fused, arch=arch)
         self._following = "none" if fused == epilogue.activation else epilogue.activation
-        self._places = torch.from_numpy(places)
-        self._mask = torch.from_numpy(mask)
+        self._places = as_tensor(places)
+        self._mask = as_tensor(mask)
         self._epilogue = epilogue
         self._threads = max(1, min(knobs.integer("threads"), source.cost // SMALL_COST))
         self.workspace_bytes = made.thread_bytes * knobs.integer("threads")

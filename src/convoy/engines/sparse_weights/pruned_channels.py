@@ -15,11 +15,13 @@ from typing import ClassVar, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.delegating.delegating import delegate_workspace_bytes
 from convoy.engines.manifest import load_engine
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.scratch import Scratch
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
@@ -40,10 +42,10 @@ def kept(problem: ConvProblem) -> tuple[list[int], list[int]]:
     """Filters and input channels that the smaller convolution has, ascending."""
     assert problem.mask is not None
     mask = positions(problem.mask)
-    return _rounded(mask.any(axis=(1, 2, 3))), _rounded(mask.any(axis=(0, 2, 3)))
+    return _rounded(np.any(mask, axis=(1, 2, 3))), _rounded(np.any(mask, axis=(0, 2, 3)))
 
 
-def _rounded(live: np.ndarray) -> list[int]:
+def _rounded(live: NDArray[np.bool_]) -> list[int]:
     """Live places and as many dead ones as make a multiple, or all."""
     wanted = min(-(-max(int(live.sum()), 1) // MULTIPLE) * MULTIPLE, len(live))
     order = np.argsort(~live, kind="stable")[:wanted]
@@ -72,7 +74,7 @@ class SmallerConvolution(Executable):
     def __init__(self, problem: ConvProblem, knobs: Knobs, target: Target) -> None:
         assert problem.mask is not None
         self._problem = problem
-        self._mask = torch.from_numpy(positions(problem.mask))
+        self._mask = as_tensor(positions(problem.mask))
         filters, channels = kept(problem)
         self._filters, self._channels = torch.tensor(filters), torch.tensor(channels)
         self._gathers, self._scatters = len(channels) < problem.c, len(filters) < problem.k

@@ -18,6 +18,7 @@ from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.gpu.device_tensors import scratch
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer, structure
 from convoy.engines.hopper.nvrtc_source import ACTIVATIONS, plain_source
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.mask_check import check_zeros
 from convoy.engines.sparse_weights.mask_support_checks import cuda_convolution
@@ -73,9 +74,9 @@ class Rows:
         channel += filters // (problem.k // problem.groups) * (problem.c // problem.groups)
         offsets = (channel * height + r * problem.dilation_h) * width + s * problem.dilation_w
         counts = mask.sum(axis=(1, 2, 3))
-        self.starts = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-        self.offsets = torch.from_numpy(offsets.astype(np.int32))
-        self.places = torch.from_numpy(np.flatnonzero(mask))
+        self.starts = as_tensor(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        self.offsets = as_tensor(offsets.astype(np.int32))
+        self.places = as_tensor(np.flatnonzero(mask))
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Starts, and entries int32 [entries, 2]: an offset, and the bits of a value in fp32."""
@@ -92,7 +93,7 @@ class RowsExecutable(Executable):
         self.problem, self.pixels = problem, knobs.integer("pixels")
         cubin, self.log = compile_cubin(PrunedCsr.id, plain_source("csr", macros(problem, knobs)), target)
         self._pad, self._multiply = (Function(PrunedCsr.id, cubin, name, 0) for name in ("pad", "csr"))
-        self._mask = torch.from_numpy(positions(problem.mask))
+        self._mask = as_tensor(positions(problem.mask))
         self._rows = Rows(problem)
         self._sizes = structure("Sizes", sizes(problem))
         self.workspace_bytes = workspace_bytes(problem)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from convoy.engines.activations import finish
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, pointer
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.emit_cuda import ACTIVATIONS, ELEMENT, CudaSource, emit
 from convoy.engines.sparse_weights.codegen.kernel_ir import MaskKernel, verify
 from convoy.engines.sparse_weights.codegen.link_cubins import compile_units, unlinked
@@ -69,9 +70,11 @@ def write(problem: ConvProblem, form: GeneratedTile, values: Sequence[float] | N
     kernel, places = walk(positions(problem.mask), layout, form.lanes, cut)
     verify(kernel, problem.k)
     epilogue = problem.epilogue
+    order: list[int] = places.tolist()
+    immediates = None if values is None else [values[place] for place in order]
     source = emit(
         kernel, layout, bias=epilogue.bias, residual=epilogue.residual, activation=_fused(problem),
-        shared_bytes=form.shared_bytes, values=None if values is None else [values[place] for place in places],
+        shared_bytes=form.shared_bytes, values=immediates,
     )  # fmt: skip
     return Written(layout, kernel, places, source)
 
@@ -90,11 +93,11 @@ class PrunedCudaExecutable(Executable):
         source = written.source
         self._epilogue = problem.epilogue
         self._following = "none" if _fused(problem) == problem.epilogue.activation else problem.epilogue.activation
-        self._mask = torch.from_numpy(positions(problem.mask))
+        self._mask = as_tensor(positions(problem.mask))
         packed = np.array(source.packed, np.int64)
         last = problem.weight_spec.elements  # a zero is put behind the weight
         held = np.append(written.places, last)[packed] if len(packed) else np.full(1, last)
-        self._places = torch.from_numpy(held)
+        self._places = as_tensor(held)
         self._aligned = source.aligned
         self._bytes = form.vectors * ELEMENT[problem.x_dtype][1]
         self._dependent = target.capability >= 90

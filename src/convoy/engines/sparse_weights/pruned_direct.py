@@ -18,6 +18,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable, Knobs, Packed
 from convoy.engines.hopper.nvrtc_kernel import Function, absence, compile_cubin, pointer
 from convoy.engines.hopper.nvrtc_source import options, plain_source
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.sparse_weights.direct_sparse_cost import estimate_us, fits, forms
 from convoy.engines.sparse_weights.direct_sparse_entries import entries_of
@@ -51,9 +52,9 @@ class DirectConvolution(Executable):
         self.geometry, self._epilogue = DirectGeometry(problem, form), problem.epilogue
         mask = positions(problem.mask)
         entries = entries_of(mask, self.geometry)
-        self._mask = torch.from_numpy(mask)
+        self._mask = as_tensor(mask)
         self._words, self._begins, self._values, self._places = (
-            torch.from_numpy(a) for a in (entries.words, entries.begins, entries.values, entries.places)
+            as_tensor(a) for a in (entries.words, entries.begins, entries.values, entries.places)
         )
         cubin, self.log = _compiled(self.geometry, target)
         self._function = Function(

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from convoy.engines.hopper.igemm_swap_ab_tile_config import CHANNELS
+from convoy.engines.numpy_arrays import as_tensor
 
 VALUE_BYTES: Final = 64
 """Of a chunk's row: 32 values of two bytes."""
@@ -80,8 +81,8 @@ class Packing:
         )
         chosen[..., 1] = 1
         chosen[:k] = _PLACES[fours(mask)]
-        self._chosen = torch.from_numpy(chosen)
-        self.metadata = torch.from_numpy(self._words(chosen))
+        self._chosen = as_tensor(chosen)
+        self.metadata = as_tensor(self._words(chosen))
 
     @property
     def iterations(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from convoy.engines.numpy_arrays import as_tensor
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.problem import ConvProblem, WeightMask
 
@@ -34,9 +35,9 @@ def live_pieces(mask: NDArray[np.bool_], filters: int) -> NDArray[np.bool_]:
         filters: of a tile.
     """
     k, c, r, s = mask.shape
-    eights = mask.reshape(k, c // CHANNELS, CHANNELS, r * s).any(axis=2).transpose(0, 2, 1)
+    eights: NDArray[np.bool_] = np.any(mask.reshape(k, c // CHANNELS, CHANNELS, r * s), axis=2).transpose(0, 2, 1)
     padded = np.pad(eights, ((0, -k % filters), (0, 0), (0, 0)))
-    return padded.reshape(-1, filters, r * s, c // CHANNELS).any(axis=1)
+    return np.any(padded.reshape(-1, filters, r * s, c // CHANNELS), axis=1)
 
 
 @lru_cache(maxsize=256)
@@ -73,10 +74,8 @@ class Lists:
         order = np.argsort(-counts, kind="stable")
         ends = np.cumsum(counts[order])
         self.filters = filters
-        self.tiles = torch.from_numpy(
-            np.stack([ends - counts[order], ends, order * filters, ends * 0], 1).astype(np.int32)
-        )
-        self._tile_of = torch.from_numpy(np.repeat(order, counts[order]))
+        self.tiles = as_tensor(np.stack([ends - counts[order], ends, order * filters, ends * 0], 1).astype(np.int32))
+        self._tile_of = as_tensor(np.repeat(order, counts[order]))
         flat = np.full((int(ends[-1]), PIECES), NO_PIECE, np.int64)
         for tile, start in zip(order, ends - counts[order], strict=True):
             found = np.flatnonzero(live[tile])
@@ -84,8 +83,8 @@ class Lists:
         tap, eight = flat // (problem.c // CHANNELS), flat % (problem.c // CHANNELS)
         down, right = tap // problem.s * problem.dilation_h, tap % problem.s * problem.dilation_w
         words = down << (_RIGHT_BITS + _CHANNEL_BITS) | right << _CHANNEL_BITS | eight * CHANNELS
-        self.pieces = torch.from_numpy(np.where(flat < 0, NO_PIECE, words).astype(np.int32))
-        self._tap, self._eight = (torch.from_numpy(np.where(flat < 0, -1, part)) for part in (tap, eight))
+        self.pieces = as_tensor(np.where(flat < 0, NO_PIECE, words).astype(np.int32))
+        self._tap, self._eight = (as_tensor(np.where(flat < 0, -1, part)) for part in (tap, eight))
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Chunks [iterations, filters · 128] as bytes: rows of 128 bytes in the 128-byte swizzle of shared memory.

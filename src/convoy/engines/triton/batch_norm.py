@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -67,7 +68,7 @@ class BatchNormExecutable(Executable):
         }
         made = {role: self._result(role, t) for role, t in zip(norm.results, buffers.results, strict=True)}
         floats = workspace[: self.workspace_bytes].view(torch.float32)
-        parts, spare = floats[: 2 * self.parts * norm.c], iter(floats[2 * self.parts * norm.c :].split(norm.c))
+        parts, spare = floats[: 2 * self.parts * norm.c], iter(torch.split(floats[2 * self.parts * norm.c :], norm.c))
         statistics = ("mean", "rstd", "new_mean", "new_var") if norm.forward else ("dweight", "dbias")
         made |= {role: next(spare) for role in statistics if role not in made}
         each = -(-norm.rows // self.parts)
@@ -124,7 +125,7 @@ class BatchNormExecutable(Executable):
         return self._forward(shape, sums) if self.norm.forward else self._backward(shape, sums)
 
     def _forward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[KernelBuild]:
-        from convoy.engines.triton.kernels import batch_norm_kernels as kernels
+        from convoy.engines.triton.kernels.batch_norm_kernels import moments, normalise  # pyright: ignore[reportUnknownVariableType]
 
         norm, images = self.norm, f"*{self.norm.dtype}"
         fused = {"RELU": norm.relu, "RESIDUAL": "residual" in norm.args}
@@ -141,12 +142,12 @@ class BatchNormExecutable(Executable):
             **dict.fromkeys(("inverse", "unbiased", "momentum", "eps"), "fp32"),
         }
         return [
-            self._build(kernels.moments, {"x": images, "parts": "*fp32", **_ROWS}, shape),
-            self._build(kernels.normalise, rest, {**shape, **fused, **sums}),
+            self._build(moments, {"x": images, "parts": "*fp32", **_ROWS}, shape),
+            self._build(normalise, rest, {**shape, **fused, **sums}),
         ]
 
     def _backward(self, shape: Mapping[str, object], sums: Mapping[str, object]) -> list[KernelBuild]:
-        from convoy.engines.triton.kernels import batch_norm_kernels as kernels
+        from convoy.engines.triton.kernels.batch_norm_kernels import gradient_sums, gradients  # pyright: ignore[reportUnknownVariableType]
 
         norm, images = self.norm, f"*{self.norm.dtype}"
         fused = {"MORE": "more" in norm.args, "RELU": norm.relu}
@@ -177,11 +178,11 @@ class BatchNormExecutable(Executable):
             "inverse": "fp32",
         }
         return [
-            self._build(kernels.gradient_sums, first, {**shape, **fused, "MASKED": masked}),
-            self._build(kernels.gradients, rest, {**shape, **fused, **sums}),
+            self._build(gradient_sums, first, {**shape, **fused, "MASKED": masked}),
+            self._build(gradients, rest, {**shape, **fused, **sums}),
         ]
 
-    def _build(self, function: object, signature: Mapping[str, str], constants: Mapping[str, object]) -> KernelBuild:
+    def _build(self, function: Any, signature: Mapping[str, str], constants: Mapping[str, object]) -> KernelBuild:
         images = [name for name, kind in signature.items() if kind == f"*{self.norm.dtype}"]
         return KernelBuild(
             self._engine, function, signature, constants, [*images, "parts"], self._warps, 1, self._waits,

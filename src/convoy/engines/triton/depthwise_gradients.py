@@ -65,22 +65,20 @@ class DepthwiseDgradExecutable(_DepthwiseGradient):
         self.taps = problem.r * problem.s
         self.workspace_bytes = 4 * self.taps * problem.c
         if problem.x_spec.elements and problem.y_spec.elements:
-            from convoy.engines.triton.kernels import depthwise_gradients_kernels as kernels
+            from convoy.engines.triton.kernels.depthwise_gradients_kernels import arrange_weight, depthwise_dgrad  # pyright: ignore[reportUnknownVariableType]
 
             images = f"*{problem.x_dtype}"
             first = {"w": images, "arranged": "*fp32", "c": "i32", "taps": "i32"}
             shape = {"BLOCK_C": _ARRANGED, "VECTOR": vector(problem.c), "WAIT": self._waits}
             self.arrange = TritonKernel(
-                KernelBuild(
-                    engine, kernels.arrange_weight, first, shape, ["arranged"], 4, 1, self._waits, tensor_cores=False
-                ),
+                KernelBuild(engine, arrange_weight, first, shape, ["arranged"], 4, 1, self._waits, tensor_cores=False),
                 target,
             )
             sizes = dict.fromkeys(("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w"), "i32")
             signature = {"dy": images, "w": "*fp32", "dx": images, **sizes}
             self.kernel = TritonKernel(
                 KernelBuild(
-                    engine, kernels.depthwise_dgrad, signature, {"R": problem.r, **self._shape()}, ["dy", "w", "dx"],
+                    engine, depthwise_dgrad, signature, {"R": problem.r, **self._shape()}, ["dy", "w", "dx"],
                     self._warps, 1, self._waits, tensor_cores=False,
                 ),
                 target,
@@ -113,14 +111,14 @@ class DepthwiseWgradExecutable(_DepthwiseGradient):
         self.parts = knobs.integer("parts")
         self.workspace_bytes = 4 * self.parts * self.taps * problem.c
         if problem.x_spec.elements and problem.y_spec.elements:
-            from convoy.engines.triton.kernels import depthwise_gradients_kernels as kernels
+            from convoy.engines.triton.kernels.depthwise_gradients_kernels import add_parts, depthwise_wgrad  # pyright: ignore[reportUnknownVariableType]
 
             images = f"*{problem.x_dtype}"
             names = ("pixels", "each", "h", "width", "p", "q", "c", "taps", "pad_h", "pad_w")
             signature = {"x": images, "dy": images, "parts": "*fp32", **dict.fromkeys(names, "i32")}
             self.sums = TritonKernel(
                 KernelBuild(
-                    engine, kernels.depthwise_wgrad, signature, self._shape(), ["x", "dy", "parts"], self._warps, 1, self._waits,
+                    engine, depthwise_wgrad, signature, self._shape(), ["x", "dy", "parts"], self._warps, 1, self._waits,
                     tensor_cores=False,
                 ),
                 target,
@@ -128,7 +126,7 @@ class DepthwiseWgradExecutable(_DepthwiseGradient):
             last = {"parts": "*fp32", "dw": images, **dict.fromkeys(("programs", "c", "taps"), "i32")}
             shape = {"PARTS": _ADDED, "BLOCK_C": self.block_c, "VECTOR": vector(problem.c), "WAIT": self._waits}
             self.rest = TritonKernel(
-                KernelBuild(engine, kernels.add_parts, last, shape, ["parts"], 4, 1, self._waits, tensor_cores=False),
+                KernelBuild(engine, add_parts, last, shape, ["parts"], 4, 1, self._waits, tensor_cores=False),
                 target,
             )
 

@@ -58,7 +58,7 @@ class GemvExecutable(Executable):
         self.kernel = TritonKernel(self._build(engine, target), target)
 
     def _build(self, engine: str, target: Target) -> KernelBuild:
-        from convoy.engines.triton.kernels.gemv_kernel import gemv
+        from convoy.engines.triton.kernels.gemv_kernel import gemv  # pyright: ignore[reportUnknownVariableType]
 
         dtype, split = self.sizes.dtype, self.splits > 1
         fused = Epilogue() if split else self.epilogue

@@ -64,7 +64,7 @@ class ReduceSplits:
     def _build(
         self, engine: str, splits: int, dtype: str, epilogue: Epilogue, target: Target, *, pitched: bool
     ) -> TritonKernel:
-        from convoy.engines.triton.kernels.tile_epilogue import reduce_splits
+        from convoy.engines.triton.kernels.tile_epilogue import reduce_splits  # pyright: ignore[reportUnknownVariableType]
 
         channels = self.channels
         dependent = target.capability >= 90 and not interpreting()
@@ -134,7 +134,7 @@ class TritonSwapABExecutable(Executable):
     def _build(self, engine: str, dtype: str) -> KernelBuild:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.igemm_swap_ab_kernel import swapped_conv
+        from convoy.engines.triton.kernels.igemm_swap_ab_kernel import swapped_conv  # pyright: ignore[reportUnknownVariableType]
 
         tile, view, split = self.tile, self.view, self.splits > 1
         fetch = tile.prefetch and not interpreting()

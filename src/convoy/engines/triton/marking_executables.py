@@ -73,10 +73,10 @@ class MarkingExecutable(TritonSwapABExecutable):
         view, fused = self.view, self.epilogue
         if self.splits == 1:
             build = self.kernel.build
-            constants = build.constants | {"MARK_P": view.p, "MARK_Q": view.q, "MARK_K": view.k}
-            constants = {name: value for name, value in constants.items() if name != "marks"}
-            return replace(build, signature={**build.signature, "marks": "*i32"}, constants=constants)
-        from convoy.engines.triton.kernels.nonzero_marks import reduce_marking
+            marked = {**build.constants, "MARK_P": view.p, "MARK_Q": view.q, "MARK_K": view.k}
+            marked.pop("marks", None)
+            return replace(build, signature={**build.signature, "marks": "*i32"}, constants=marked)
+        from convoy.engines.triton.kernels.nonzero_marks import reduce_marking  # pyright: ignore[reportUnknownVariableType]
 
         dependent = not interpreting()
         signature = {

@@ -111,7 +111,7 @@ class MergedExecutable(Executable):
     def _build(self, engine: str) -> KernelBuild:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.merged_kernel import merged_conv
+        from convoy.engines.triton.kernels.merged_kernel import merged_conv  # pyright: ignore[reportUnknownVariableType]
 
         tile, merge, dtype = self.tile, self.merge, self.merge.dtype
         box = box_type(dtype, [tile.pixels, tile.block_k])

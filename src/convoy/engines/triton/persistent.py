@@ -162,7 +162,7 @@ class PersistentExecutable(TritonSwapABExecutable):
     def _build(self, engine: str, dtype: str) -> KernelBuild:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.persistent_kernel import persistent_conv
+        from convoy.engines.triton.kernels.persistent_kernel import persistent_conv  # pyright: ignore[reportUnknownVariableType]
 
         tile, view, fused = self.tile, self.view, self.epilogue
         signature = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -99,8 +100,9 @@ def _maximum(graph: Graph, node: Node, before: Sequence[Node]) -> PoolWindows | 
     sizes = _sizes(graph, roles)
     if sizes is None:
         return None
-    sides = [_pair(arg) for arg in (kernel, stride or kernel, padding, dilation)]
-    return PoolWindows(*sizes, *sides, tuple(roles[v] for v in graph.inputs), indices=graph.values[kept].spec.dtype)
+    window, step, pad = _pair(kernel), _pair(stride or kernel), _pair(padding)
+    order = tuple(roles[v] for v in graph.inputs)
+    return PoolWindows(*sizes, window, step, pad, _pair(dilation), order, indices=graph.values[kept].spec.dtype)
 
 
 def _average(graph: Graph, node: Node) -> PoolWindows | None:
@@ -111,14 +113,14 @@ def _average(graph: Graph, node: Node) -> PoolWindows | None:
     sizes = _sizes(graph, roles)
     if sizes is None:
         return None
-    sides = [_pair(arg) for arg in (kernel, stride or kernel, padding)]
+    window, step, pad = _pair(kernel), _pair(stride or kernel), _pair(padding)
     order = tuple(roles[v] for v in graph.inputs)
-    return PoolWindows(*sizes, *sides, (1, 1), order, divisor=int(divisor or 0), pads=bool(pads))  # type: ignore[arg-type]
+    return PoolWindows(*sizes, window, step, pad, (1, 1), order, divisor=cast("int", divisor or 0), pads=bool(pads))
 
 
 def _sizes(graph: Graph, roles: Mapping[str, str]) -> tuple[int, int, int, int, int, int, str] | None:
     """n, c, h, w, p, q and dtype of a piece whose inputs have these roles; None where it has others, or other images."""
-    if len(graph.inputs) != len(set(roles.values())) or roles.keys() != set(graph.inputs):
+    if len(graph.inputs) != len(set(roles.values())) or set(roles) != set(graph.inputs):
         return None
     names = {role: name for name, role in roles.items()}
     given, images = (graph.values[names[role]].spec for role in ("dy", "x"))
@@ -130,8 +132,8 @@ def _sizes(graph: Graph, roles: Mapping[str, str]) -> tuple[int, int, int, int, 
 
 def _pair(arg: object) -> tuple[int, int]:
     """Both sides of a setting that may be given as one."""
-    sides = arg if isinstance(arg, tuple) else (arg,)
-    return int(sides[0]), int(sides[-1])  # type: ignore[arg-type]
+    sides = cast("tuple[int, ...]", arg) if isinstance(arg, tuple) else (cast("int", arg),)
+    return int(sides[0]), int(sides[-1])
 
 
 class PoolBackwardExecutable(Executable):
@@ -145,7 +147,7 @@ class PoolBackwardExecutable(Executable):
             self.kernel = TritonKernel(self._build(engine, knobs.integer("warps"), dependent), target)
 
     def _build(self, engine: str, warps: int, dependent: bool) -> KernelBuild:
-        from convoy.engines.triton.kernels.pool_backward_kernels import avg_pool_backward, max_pool_backward
+        from convoy.engines.triton.kernels.pool_backward_kernels import avg_pool_backward, max_pool_backward  # pyright: ignore[reportUnknownVariableType]
 
         found = self.windows
         names = ("pixels", "h", "width", "p", "q", "c", "pad_h", "pad_w")
@@ -155,9 +157,9 @@ class PoolBackwardExecutable(Executable):
             "R": found.kernel[0], "S": found.kernel[1], "STRIDE_H": found.stride[0], "STRIDE_W": found.stride[1],
             "BLOCK_P": self.block_p, "BLOCK_C": self.block_c, "VECTOR": vector(found.c), "WAIT": dependent,
         }  # fmt: skip
-        kernel = max_pool_backward
+        kernel = cast("Any", max_pool_backward)
         if not found.indices:
-            kernel, signature = avg_pool_backward, {**signature, "share": "fp32"}
+            kernel, signature = cast("Any", avg_pool_backward), {**signature, "share": "fp32"}
             constants |= {"EVEN": found.even > 0, "PADS": found.pads}
         return KernelBuild(engine, kernel, signature, constants, [*pointers], warps, 1, dependent, tensor_cores=False)
 

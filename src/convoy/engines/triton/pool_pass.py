@@ -47,7 +47,7 @@ class ReduceWindows:
         self, engine: str, size: tuple[int, int, int, int], splits: int, dtypes: tuple[str, str], epilogue: Epilogue,
         target: Target,
     ) -> None:  # fmt: skip
-        from convoy.engines.triton.kernels.pooled_kernels import reduce_windows
+        from convoy.engines.triton.kernels.pooled_kernels import reduce_windows  # pyright: ignore[reportUnknownVariableType]
 
         pool = epilogue.pool
         assert pool is not None

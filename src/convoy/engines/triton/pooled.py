@@ -100,16 +100,18 @@ class _PoolingPass(TritonSwapABExecutable):
         build = super()._build(engine, dtype)
         if self.splits > 1:
             return build
-        from convoy.engines.triton.kernels import persistent_kernel, pooled_kernels, split_fp32_kernels
+        from convoy.engines.triton.kernels.persistent_kernel import persistent_conv  # pyright: ignore[reportUnknownVariableType]
+        from convoy.engines.triton.kernels.pooled_kernels import pooled_persistent, pooled_split, pooled_swapped  # pyright: ignore[reportUnknownVariableType]
+        from convoy.engines.triton.kernels.split_fp32_kernels import split_conv  # pyright: ignore[reportUnknownVariableType]
 
         pool = self.pool
         constants = {name: value for name, value in build.constants.items() if name not in _NOT_HERE}
         constants |= {"WINDOW_H": pool.window_h, "WINDOW_W": pool.window_w, "AVERAGE": pool.kind == "avg"}
-        forms = {
-            split_fp32_kernels.split_conv: pooled_kernels.pooled_split,
-            persistent_kernel.persistent_conv: pooled_kernels.pooled_persistent,
+        forms: dict[Any, Any] = {
+            split_conv: pooled_split,
+            persistent_conv: pooled_persistent,
         }
-        function = forms.get(build.function, pooled_kernels.pooled_swapped)
+        function = forms.get(build.function, pooled_swapped)
         signature = {**build.signature, "y": box_type(dtype, self.pooled_box)}
         return replace(build, function=function, signature=signature, constants=constants)
 
@@ -200,7 +202,9 @@ def _room(problem: ConvProblem, dense_bytes: int) -> Scratch:
 def dense_engines(problem: ConvProblem, target: Target) -> list[Engine]:
     """Whose kernels are pooled; `triton.implicit_gemm`, where no other takes the problem without its pooling."""
     plain = unpooled(problem)
-    wanted = (triton_split_fp32.ENGINE,) if is_strict(problem) else (triton_igemm_swap_ab.ENGINE, triton_stem.ENGINE)
+    dense: list[Engine] = [triton_igemm_swap_ab.ENGINE, triton_stem.ENGINE]
+    strict: list[Engine] = [triton_split_fp32.ENGINE]
+    wanted = strict if is_strict(problem) else dense
     found: list[Engine] = [engine for engine in wanted if engine.supports(plain, target)][:1]
     many = problem.conv_spec.elements >= target.units * _MANY
     if found == [triton_igemm_swap_ab.ENGINE] and many and persistent.ENGINE.supports(plain, target):

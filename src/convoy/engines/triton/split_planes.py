@@ -56,7 +56,7 @@ class PlaneSplit:
     """
 
     def __init__(self, engine: str, elements: int, target: Target) -> None:
-        from convoy.engines.triton.kernels import split_fp32_kernels
+        from convoy.engines.triton.kernels.split_fp32_kernels import absolute_maxima, split_planes  # pyright: ignore[reportUnknownVariableType]
 
         self.elements, self.target = elements, target
         dependent = not interpreting()
@@ -64,7 +64,7 @@ class PlaneSplit:
         even = ["elements"] if elements % 16 == 0 else []
         self.maxima = TritonKernel(
             KernelBuild(
-                engine, split_fp32_kernels.absolute_maxima,
+                engine, absolute_maxima,
                 {"x": "*fp32", "maxima": "*fp32", "w_bytes": "*i8" if dependent else "none", "elements": "i32",
                  "weight_bytes": "i32"},
                 {"BLOCK": self.block, "WAIT": dependent}, ["x", "maxima", "w_bytes", *even], dependent=dependent,
@@ -73,7 +73,7 @@ class PlaneSplit:
         )  # fmt: skip
         self.planes = TritonKernel(
             KernelBuild(
-                engine, split_fp32_kernels.split_planes,
+                engine, split_planes,
                 {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
                 {"w_bytes": None, "weight_bytes": 0, "VALID": _MAXIMA, "COUNT": _MAXIMA, "BLOCK": self.block,
                  "WAIT": dependent},

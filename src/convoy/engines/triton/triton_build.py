@@ -13,12 +13,12 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -124,7 +124,7 @@ def compile_kernel(build: KernelBuild, target: Target) -> Any:
     gpu = GPUTarget("cuda", target.capability, 32)
     try:
         with _listening() as said:
-            compiled = triton.compile(source, target=gpu, options=options)
+            compiled: Any = cast("Any", triton).compile(source, target=gpu, options=options)
     except (RuntimeError, triton.CompilationError, AssertionError, ValueError, IndexError) as error:
         raise CompileError(build.engine, "Triton could not compile the kernel", str(error)) from error
     if said:
@@ -143,7 +143,7 @@ _LOG = "ptxas.log"
 
 
 @contextmanager
-def _listening() -> Iterator[list[str]]:
+def _listening() -> Generator[list[str]]:
     """What ptxas says while Triton compiles, which prints that where it is asked to and keeps it nowhere.
 
     A name in its module stands in for `print` meanwhile: the standard output is not touched, which belongs to others too. To
@@ -163,9 +163,14 @@ def _listening() -> Iterator[list[str]]:
 
 
 def _keep_log(compiled: Any, log: str) -> None:
-    from triton.runtime.cache import get_cache_manager
+    _cache_of(compiled).put(log, _LOG, binary=False)
 
-    get_cache_manager(compiled.hash).put(log, _LOG, binary=False)
+
+def _cache_of(compiled: Any) -> Any:
+    """Triton's cache entry of a compiled kernel."""
+    from triton.runtime import cache
+
+    return cast("Any", cache).get_cache_manager(compiled.hash)
 
 
 _TFLOAT32 = 11
@@ -178,7 +183,7 @@ def _round_descriptors(build: KernelBuild, compiled: Any) -> None:
     The same is done for fp32 operands by CUTLASS (sm90_mma_tma_gmma_ss, `ConvertF32toTF32A`). It costs nothing.
     """
     descriptors = [name for name, kind in build.signature.items() if kind.startswith("tensordesc")]
-    described = getattr(compiled.metadata, "tensordesc_meta", None) or []
+    described: Sequence[dict[str, Any]] = getattr(compiled.metadata, "tensordesc_meta", None) or []
     for name, description in zip(descriptors, described, strict=False):
         if name in build.rounded:
             description["elem_type"] = _TFLOAT32
@@ -209,9 +214,8 @@ def _refuse_slow(build: KernelBuild, compiled: Any) -> None:
 def assembler_log(compiled: Any) -> str:
     """What `ptxas -v` says of a compiled kernel; kept beside the binary in Triton's cache, else it is asked again."""
     from triton import knobs
-    from triton.runtime.cache import get_cache_manager
 
-    kept = get_cache_manager(compiled.hash).get_file(_LOG)
+    kept = _cache_of(compiled).get_file(_LOG)
     if kept is not None:
         return Path(kept).read_text()
     ptx = compiled.asm["ptx"]

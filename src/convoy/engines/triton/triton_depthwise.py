@@ -31,7 +31,7 @@ class TritonDepthwiseExecutable(Executable):
             self.kernel = TritonKernel(self._build(engine, knobs.integer("warps"), dependent), target)
 
     def _build(self, engine: str, warps: int, dependent: bool) -> KernelBuild:
-        from convoy.engines.triton.kernels.depthwise_kernel import depthwise_conv
+        from convoy.engines.triton.kernels.depthwise_kernel import depthwise_conv  # pyright: ignore[reportUnknownVariableType]
 
         problem, dtype = self.problem, self.problem.x_dtype
         signature = {

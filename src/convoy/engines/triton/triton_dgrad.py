@@ -136,7 +136,7 @@ class DgradExecutable(Executable):
     def _build(self, engine: str) -> KernelBuild:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.gradient_kernels import dgrad_conv
+        from convoy.engines.triton.kernels.gradient_kernels import dgrad_conv  # pyright: ignore[reportUnknownVariableType]
 
         problem, tile, dtype = self.problem, self.tile, self.problem.x_dtype
         signature = {

@@ -60,7 +60,7 @@ class GatherExecutable(Executable):
             )
 
     def _build(self, engine: str, target: Target) -> KernelBuild:
-        from convoy.engines.triton.kernels.gather_kernel import gather_conv
+        from convoy.engines.triton.kernels.gather_kernel import gather_conv  # pyright: ignore[reportUnknownVariableType]
 
         problem, tile, split = self.problem, self.tile, self.splits > 1
         dtype = problem.x_dtype

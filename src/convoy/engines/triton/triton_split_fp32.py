@@ -48,7 +48,7 @@ class TritonSplitFp32Executable(MarkingExecutable):
         self.x = PlaneSplit(engine, self.elements, target)
 
     def _build(self, engine: str, dtype: str) -> KernelBuild:
-        from convoy.engines.triton.kernels.split_fp32_kernels import split_conv
+        from convoy.engines.triton.kernels.split_fp32_kernels import split_conv  # pyright: ignore[reportUnknownVariableType]
 
         build = super()._build(engine, dtype)
         tile, dependent = self.tile, not interpreting()

@@ -75,7 +75,7 @@ class TritonStemExecutable(TritonSwapABExecutable):
         if self.view.pixels == 0:
             return
         self.workspace_bytes += self.padded.bytes(problem)
-        from convoy.engines.triton.kernels.stem_kernel import pad_image
+        from convoy.engines.triton.kernels.stem_kernel import pad_image  # pyright: ignore[reportUnknownVariableType]
 
         dependent = not interpreting()
         signature = {"x": f"*{problem.x_dtype}", "padded": f"*{problem.x_dtype}"}

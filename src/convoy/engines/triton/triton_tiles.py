@@ -189,7 +189,7 @@ def boxes(view: ConvView, sizes: Iterable[int], whole_images: bool = False) -> I
     Of equals, the squarest: it reads the smallest halo. With `whole_images` a box's images divide the batch.
     """
     for pixels in sizes:
-        found = []
+        found: list[tuple[int, int, int, int, int, int]] = []
         for bits_w in range(pixels.bit_length()):
             for bits_h in range(pixels.bit_length() - bits_w):
                 b_w, b_h = 1 << bits_w, 1 << bits_h

@@ -210,7 +210,7 @@ class WgradExecutable(Executable):
     def _build(self, engine: str) -> KernelBuild:
         import triton.language as tl
 
-        from convoy.engines.triton.kernels.gradient_kernels import wgrad_conv
+        from convoy.engines.triton.kernels.gradient_kernels import wgrad_conv  # pyright: ignore[reportUnknownVariableType]
 
         share, view, dtype = self.share, self.view, self.problem.x_dtype
         split = self.split_count > 1

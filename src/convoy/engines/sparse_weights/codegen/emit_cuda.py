@@ -230,7 +230,7 @@ class _Writer:
 
     def _tables(self, at: int, group: Group) -> list[str]:
         """Constants of a group: filters and planes that are not neighbours."""
-        lines = []
+        lines: list[str] = []
         if not _is_run(group.filters):
             lines.append(f"{self.table} int filters_{at}[] = {{{', '.join(map(str, group.filters))}}};")
         rows = [(step.packed, step.floats, step.stage[0], len(step.stage)) for step in self.steps[at]]

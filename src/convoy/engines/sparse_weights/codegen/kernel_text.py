@@ -55,7 +55,7 @@ def parse_kernel(text: str) -> MaskKernel:
     words = [line.split(" ") for line in lines[:-2]]
     if not words or words[0] != ["kernel", "1"]:
         raise InputError("kernel line 1", lines[0], "kernel 1")
-    header = {}
+    header: dict[str, int] = {}
     for at, name in enumerate(_HEADER, 1):
         if at >= len(words) or words[at][0] != name or len(words[at]) != 2:
             raise _wrong(at, words, f"{name} NUMBER")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any, cast
 
 from convoy.engines.compilers.device_binaries import cached
 from convoy.engines.hopper.nvrtc_kernel import compile_cubin
 from convoy.errors import CompileError
 from convoy.target import Target
+
+
+def _bindings(name: str) -> Any:
+    """A module of cuda-bindings, which has no types."""
+    return importlib.import_module(f"cuda.bindings.{name}")
 
 
 @cache
@@ -20,10 +27,8 @@ def unlinked() -> str:
     try:
         if importlib.util.find_spec("cuda.bindings") is None:
             return "needs cuda-bindings"
-        from cuda.bindings import nvjitlink, nvrtc
-
-        linker = nvjitlink.version()
-        _, *compiler = nvrtc.nvrtcVersion()
+        linker: tuple[int, ...] = _bindings("nvjitlink").version()
+        _, *compiler = cast("tuple[int, ...]", _bindings("nvrtc").nvrtcVersion())
     except (
         ImportError,
         RuntimeError,
@@ -53,18 +58,19 @@ def compile_units(engine: str, head: str, bodies: Sequence[str], target: Target,
         return compile_cubin(engine, head + "".join(bodies), target, options)[0]
     units = [head + body for body in bodies]
     options = (*options, "--relocatable-device-code=true")
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        cubins = list(pool.map(lambda unit: compile_cubin(engine, unit, target, options)[0], units))
-    from cuda.bindings import nvjitlink
 
+    def compiled(unit: str) -> bytes:
+        return compile_cubin(engine, unit, target, options)[0]
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        cubins = list(pool.map(compiled, units))
     arch = f"sm_{target.capability}a" if target.capability >= 90 else f"sm_{target.capability}"
-    version = ".".join(map(str, nvjitlink.version()))
+    version = ".".join(map(str, _bindings("nvjitlink").version()))
     return cached(engine, (*units, *options, arch, "nvjitlink", version), lambda: _link(engine, cubins, arch))
 
 
 def _link(engine: str, cubins: Sequence[bytes], arch: str) -> bytes:
-    from cuda.bindings import nvjitlink
-
+    nvjitlink = _bindings("nvjitlink")
     handle = nvjitlink.create(1, [f"-arch={arch}"])
     try:
         for at, cubin in enumerate(cubins):

@@ -146,7 +146,7 @@ def _pieces(
         more = sum(LOAD_BYTES + USE_BYTES * len(load) for load in channel)
         if piece and (len(channels) == cut.channels or size + more > cut.code_bytes):
             yield piece, _stage(piece, cut)
-            piece, channels, size = [], set(), 0
+            piece, channels, size = [], set[int](), 0
         piece += channel
         channels.add(int(channel[0][0, _PLANE]) // phases)
         size += more

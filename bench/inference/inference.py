@@ -40,7 +40,7 @@ from torch import nn
 import convoy
 from convoy import plan as plans
 from convoy.compare.child_session import ChildFailedError
-from convoy.engines.manifest import MERGING
+from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave
@@ -139,7 +139,7 @@ def stages(model: nn.Module, x: torch.Tensor, case: Case, run: Run, plan: Plan |
     if plan is None:
         return found
     if run.ablation and any(step.pattern == "merge" for step in plan.steps):
-        apart = tuned(model, x, case, run, deny=(MERGING,))
+        apart = tuned(model, x, case, run, deny=(MERGED.id,))
         if apart is not None and apart.plan is not None:
             found["convoy.admission"], plan = apart, apart.plan
     if found or any(step.stream for step in plan.steps):

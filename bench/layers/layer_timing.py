@@ -19,7 +19,7 @@ import torch
 from bench.layers.layer_data import Data, Layer, check
 
 from convoy.engines.base import Engine, Executable
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import ConvoyError
 from convoy.problem import Knobs
 from convoy.target import Target
@@ -28,16 +28,15 @@ LAUNCHES = 40
 ROUNDS = 15
 PEERS = ("cudnn", "aten")
 
-EXTRA = waiting()
 """Engines that are not offered yet: they wait for their first run on a device."""
 
-OURS = [engine for engine in (*MANIFEST, *WAITING) if engine.startswith(("triton.", "cuda."))]
+OURS = [engine for engine in MANIFEST if engine.startswith(("triton.", "cuda."))]
 """Ids of our own kernels."""
 
 
 def engine_of(engine_id: str) -> Engine:
-    """An engine by id, of the manifest or one of `EXTRA`."""
-    return load_engine(engine_id, EXTRA)
+    """An engine by id."""
+    return load_engine(engine_id)
 
 
 @dataclass(frozen=True)

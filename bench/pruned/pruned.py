@@ -35,7 +35,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from convoy.engines.manifest import engine_ids, waiting
+from convoy.engines.manifest import engine_ids, entry
 from convoy.measurement import detect_target, protocol_for
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement
@@ -230,7 +230,7 @@ def main() -> None:
     options = parser.parse_args()
     target = detect_target(options.device)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    extra = ("sparse_csr=bench.pruned.sparse_csr:SparseCsr", *(waiting() if options.device == "cuda" else ()))
+    extra = ("sparse_csr=bench.pruned.sparse_csr:SparseCsr", *((entry("pruned.csr"),) if options.device == "cuda" else ()))
     database = options.db or Path(tempfile.mkdtemp(prefix="convoy-pruned-")) / "rows.db"
     settings = Settings(effort=options.effort, engines=extra, timeout_s=300.0, db=database)
     recorder = Recorder(

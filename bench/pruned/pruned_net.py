@@ -30,12 +30,13 @@ import torch
 from torch import nn
 
 from convoy import Settings
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.competition import competing_engines
+from convoy.engines.manifest import entry, load_engine
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import errors_against, exact_outputs, interleave
-from convoy.pipeline.net import capture_net, competing_engines, make_runner
+from convoy.pipeline.net import capture_net, make_runner
 from convoy.pipeline.optimize import OptimizeResult
 from convoy.pipeline.search_pruning import subsumed_problems
 from convoy.problem import ConvProblem
@@ -96,7 +97,7 @@ def runs_of(program: OptimizedModule, x: torch.Tensor) -> Callable[[], object]:
 def choose(models: dict[str, nn.Module], x: torch.Tensor, options: argparse.Namespace, target: Target) -> Results:
     """Both plans; raises TimeIsUpError."""
     numerics = "strict" if options.dtype == "fp32" else "half"
-    extra = waiting("pruned.") if options.device == "cuda" else ()
+    extra = (entry("pruned.csr"),) if options.device == "cuda" else ()
     settings = Settings(
         numerics=numerics, db=options.db, timeout_s=120.0, engines=extra, deny_engines=tuple(options.without)
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 import convoy
 from convoy.capture import capture_training
 from convoy.engines.base import Engine
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine
+from convoy.engines.manifest import entry, load_engine
 from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
 from convoy.perfdb.row import Measurement
 from convoy.pipeline.net import Net, capture_net, make_net
@@ -36,15 +36,10 @@ PEERS = ("aten", "inductor")
 ROUNDS = 7
 
 
-def extra(engines: list[str]) -> tuple[str, ...]:
-    """Entries for those of the engines that wait outside the manifest."""
-    return tuple(f"{engine}={WAITING[engine]}:ENGINE" for engine in engines if engine not in MANIFEST)
-
-
 def net_of(case: Case, engines: list[str], *, training: bool) -> Net:
     """A training step, or the net for inference, in nhwc."""
     model, batch = case.model(), case.data()
-    settings = convoy.Settings(engines=extra(engines), layout="nhwc")
+    settings = convoy.Settings(engines=tuple(map(entry, engines)), layout="nhwc")
     target = detect_target(case.device)
     if not training:
         return capture_net(case.net, model.eval(), batch[:1], {}, settings, target)
@@ -69,7 +64,7 @@ def offered(net: Net) -> Iterator[tuple[str, Piece]]:
 def pieces(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple[str, Piece, int]]:
     """By key: what the first piece that some engine can do is called, the piece, and how often it occurs."""
     target = detect_target(case.device)
-    known = [load_engine(engine, extra(engines)) for engine in engines]
+    known = [load_engine(engine) for engine in engines]
     found: dict[str, tuple[str, Piece, int]] = {}
     for named, problem in offered(net_of(case, engines, training=training)):
         if any(one.accepts(problem, target) for one in known):
@@ -108,8 +103,8 @@ def main() -> None:
         protocol=protocol.id,
         folder=options.folder,
     )
-    runner = ChildRunner(target, extra_engines=extra(options.engines))
-    engines = [load_engine(name, extra(options.engines)) for name in (*PEERS, *options.engines)]
+    runner = ChildRunner(target)
+    engines = [load_engine(name) for name in (*PEERS, *options.engines)]
     sums: dict[tuple[str, str], float] = {}
     try:
         for net in options.nets.split(","):

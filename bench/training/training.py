@@ -40,7 +40,7 @@ from torch.nn.functional import cross_entropy
 
 import convoy
 from convoy import plan as plans
-from convoy.engines.manifest import MERGING
+from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline.end_to_end import Latency, interleave
 from convoy.pipeline.net import CUT
@@ -389,7 +389,7 @@ def add_stages(table: Table, run: Run, plan: Plan) -> None:
     """What each part of Convoy gives: with one update at the end, without merged convolutions, admission, streams."""
     first = plan
     if any(step.pattern == "merge" for step in plan.steps):
-        plan = add_ours(table, run, "convoy.admission", deny_engines=(MERGING,)) or plan
+        plan = add_ours(table, run, "convoy.admission", deny_engines=(MERGED.id,)) or plan
     for name, stage in {**stages(plan), "convoy.late_update": first}.items():
         if run.left_s > LEAST_S / 2 and not stage.baseline:
             table.add(name, lambda stage=stage: replayed(table.case, run, stage))

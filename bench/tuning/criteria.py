@@ -38,9 +38,9 @@ from typing import Any
 from convoy.compare.runs.manifest import commit
 from convoy.compare.study.learn_criteria import Check, Known, known_layers, learn, sizes_of
 from convoy.engines.base import Engine
+from convoy.engines.competition import competing_engines
 from convoy.engines.manifest import BASELINE, load_engine
 from convoy.perfdb import Measurement
-from convoy.pipeline.net import competing_engines
 from convoy.problem import ConvProblem, EngineConfig
 from convoy.settings import Settings
 from convoy.target import Target

@@ -45,7 +45,7 @@ import torch
 
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Executable
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.engines.triton.pool_pass import ReduceWindows, window_support
 from convoy.errors import ConvoyError
 from convoy.measurement.accuracy import judge, make_data
@@ -86,7 +86,6 @@ SLACK = 2.0
 
 ROUNDS = 15
 LAUNCHES = 20
-EXTRA = waiting()
 
 
 @dataclass(frozen=True)
@@ -238,14 +237,14 @@ def _captured(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
 def engines(*, skipping: bool) -> list[str]:
     """Ids of the engines that skip zeros, or of the others but the peers and the oracle."""
     others = ("aten", "reference", "inductor", "cudnn")
-    found = [engine for engine in (*MANIFEST, *WAITING) if engine not in others and not engine.startswith("pruned")]
-    return [engine for engine in found if load_engine(engine, EXTRA).skips_zeros == skipping]
+    found = [engine for engine in MANIFEST if engine not in others and not engine.startswith("pruned")]
+    return [engine for engine in found if load_engine(engine).skips_zeros == skipping]
 
 
 def candidates(case: Case, target: Target, ids: Sequence[str], keep: int) -> Iterator[tuple[str, Knobs, Executable]]:
     """Built configs of some engines, the likely best of each."""
     for engine_id in ids:
-        engine = load_engine(engine_id, EXTRA)
+        engine = load_engine(engine_id)
         if engine.supports(case.problem, target):
             for knobs in list(engine.space(case.problem, target))[:keep]:
                 try:

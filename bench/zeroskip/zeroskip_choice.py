@@ -10,7 +10,7 @@ than the dense engine by over 3 %.
     python bench/zeroskip/zeroskip_choice.py [--device cuda|cpu] [--batch 1] [--layers 12] [--keep 4] [--seconds S] [--folder DIR]
                                     [--data FOLDER --nets resnet20_cifar10 ...] [--all]
 
---all counts the engines that are not offered too (`convoy.engines.manifest.waiting`).
+--all counts the engines that are not offered too by default (`Engine.offered_by_default`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Tuner:
     ) -> Iterator[tuple[str, Knobs, Executable]]:
         """Configs; of an engine that skips zeros its cost model's favourites for that share, as in the search."""
         for engine_id in ids:
-            engine = load_engine(engine_id, zeroskip.EXTRA)
+            engine = load_engine(engine_id)
             if not engine.skips_zeros:
                 yield from candidates(case, self.target, [engine_id], self.keep)
             elif engine.supports(case.problem, self.target):
@@ -111,7 +111,7 @@ class Tuner:
         dense = self.best(problem, self.dense, "zeros", 0)
         offered = []
         for engine in self.skipping:
-            kind = load_engine(engine, zeroskip.EXTRA).zeros_kind
+            kind = load_engine(engine).zeros_kind
             if (found := self.best(problem, [engine], kind, levels.at(kind))) is not None:
                 offered.append(found)
         fastest = min(offered, key=lambda found: found[2], default=None)
@@ -173,11 +173,11 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     target = device_facts()[0] if options.device == "cuda" else detect_target("cpu")
-    skipping = [e for e in zeroskip.engines(skipping=True) if options.all or e in MANIFEST]
+    skipping = [e for e in zeroskip.engines(skipping=True) if options.all or load_engine(e).offered_by_default]
     tuner = Tuner(target, options.keep, skipping, zeroskip.engines(skipping=False))
     if not options.data:
         problems = layers(options.layers, options.batch)
-        building = zeroskip.precompile(problems, target, options.keep, [] if options.all else waiting_providers())
+        building = zeroskip.precompile(problems, target, options.keep, [] if options.all else unoffered_providers())
         for futures in building.values():
             for future in futures:
                 future.result()
@@ -209,9 +209,9 @@ def main() -> None:
     print(recorder.write())
 
 
-def waiting_providers() -> list[str]:
+def unoffered_providers() -> list[str]:
     """The engines that are not offered, as `bench/zeroskip/zeroskip.py` names providers."""
-    return [f"convoy.{entry.partition('=')[0]}" for entry in zeroskip.EXTRA]
+    return [f"convoy.{name}" for name in MANIFEST if not load_engine(name).offered_by_default]
 
 
 def count(case: Case, shares: SparsityShares, tuner: Tuner, target: Target, counted: dict[str, Any]) -> None:

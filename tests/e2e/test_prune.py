@@ -71,7 +71,7 @@ def test_channels_and_nothing_written(convoy_command: Command) -> None:
 
 
 def test_advice_where_no_engine_reads_masks(convoy_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convoy.pipeline.net.engine_ids", lambda *_: ["aten"])
+    monkeypatch.setattr("convoy.engines.competition.engine_ids", lambda *_: ["aten"])
     assert "no engine reads masks" in convoy_command.works(*SMALL, "--advise")
     assert json.loads(convoy_command.works(*SMALL, "--advise", "--json"))["layers"] == []
 

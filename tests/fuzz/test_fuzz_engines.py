@@ -17,7 +17,7 @@ from torch.nn.functional import conv2d as torch_conv2d
 from convoy import UnsupportedError, conv2d
 from convoy.engines.base import Engine
 from convoy.engines.dynamic_weight import build
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import Data, check, judge, make_data, oracle
 from convoy.measurement.data import with_zeros
@@ -36,7 +36,7 @@ GPU_SHARE = 10  # kernels compiled for each problem cost a second: fewer problem
 MOST_OWN = max(LEAST_OWN, CASES // 100)  # of an engine's own problems in a direction
 OWN = [
     pytest.param(name, direction, "cuda", id=f"{name}-{direction}-cuda", marks=pytest.mark.gpu)
-    for name in (*MANIFEST, *WAITING)
+    for name in MANIFEST
     for direction in claims(name)
 ]
 OWN += [pytest.param(name, "fprop", "cpu", id=f"{name}-fprop-cpu") for name in ("pruned.c", "pruned.channels")]
@@ -148,7 +148,7 @@ def test_engines_on_random_problems(name, device, cases):
 @pytest.mark.timeout(900)  # a kernel for each problem, and many where one has to be made smaller
 @pytest.mark.parametrize(("name", "direction", "device"), OWN)
 def test_engines_on_problems_of_their_own(name, direction, device):
-    engine, target = load_engine(name, waiting()), detect_target(device)
+    engine, target = load_engine(name), detect_target(device)
     problems = list(islice(own_problems(engine, target, SEED, TRIES, (direction,)), MOST_OWN))
     able = target.capability == 90 if device == "cuda" else target.version("cxx")
     if not problems and not able:

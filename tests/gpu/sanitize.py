@@ -18,7 +18,7 @@ import torch
 
 from convoy.engines import dynamic_weight
 from convoy.engines.base import Buffers, Engine, Executable, Knobs
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.manifest import load_engine
 from convoy.engines.sparse_weights.codegen.lower_mask import positions
 from convoy.engines.subgraph import parse_subgraph
 from convoy.errors import CompileError
@@ -130,7 +130,7 @@ def launch_all(names: Sequence[str]) -> int:
     target = detect_target("cuda")
     launches, shapes = 0, set()
     for name in names:
-        engine = load_engine(name, waiting())
+        engine = load_engine(name)
         for problem, knobs in launches_of(engine, target):
             executable = build(engine, problem, knobs, target)
             if executable is not None:

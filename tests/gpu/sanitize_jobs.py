@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from convoy.engines.manifest import MANIFEST, WAITING
+from convoy.engines.manifest import MANIFEST
 
 _ROOT: Final = str(Path(__file__).parents[2])
 
@@ -23,9 +23,7 @@ TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
 _ON_CPU: Final = ("pruned.c", "pruned.channels", "zeroskip.cpu")
 
 ENGINES: Final = tuple(
-    name
-    for name in (*MANIFEST, *WAITING)
-    if name.startswith(("triton.", "cuda.", "pruned.", "zeroskip.")) and name not in _ON_CPU
+    name for name in MANIFEST if name.startswith(("triton.", "cuda.", "pruned.", "zeroskip.")) and name not in _ON_CPU
 )
 """All that launch kernels of ours."""
 

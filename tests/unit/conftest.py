@@ -17,7 +17,7 @@ def database(tmp_path):
 def fakes(monkeypatch):
     """Engines that the search finds in place of Convoy's, by name."""
     found = {}
-    monkeypatch.setattr(sys.modules["convoy.tune.search"], "load_engine", lambda engine, extra: found[engine])
+    monkeypatch.setattr(sys.modules["convoy.tune.search"], "load_competitor", lambda engine, extra: found[engine])
 
     def make(*engines):
         found.update((engine.id, engine) for engine in engines)

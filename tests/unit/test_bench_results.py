@@ -21,7 +21,7 @@ from bench.shared import rows as shared_rows
 from convoy.compare.scaling.scaling_jobs import DIFFERENCES
 from convoy.compare.scaling.scaling_jobs import UNITS as SCALING_UNITS
 from convoy.compare.study.study_strategies import SOLVERS
-from convoy.engines.manifest import MANIFEST, RETIRED, WAITING
+from convoy.engines.manifest import MANIFEST, RETIRED
 from convoy.problem import DTYPE_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ NUMERICS = {"strict", "as_torch", "half"}
 
 def defects(row: dict[str, str], file: Path, peers: set[str]) -> list[str]:
     """What is wrong with a row."""
-    ours = {"convoy", *(f"convoy.{engine}" for engine in (*MANIFEST, *WAITING, *RETIRED)), *WAYS}
+    ours = {"convoy", *(f"convoy.{engine}" for engine in (*MANIFEST, *RETIRED)), *WAYS}
     word = re.sub(r"[^a-z0-9]+", "-", row["device"].lower()).strip("-")
     p20, p50, p80 = (float(row[name]) for name in ("p20", "p50", "p80"))
     rules = {

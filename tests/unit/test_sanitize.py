@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convoy.engines.base import Executable, Knobs
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.errors import CompileError
 from convoy.target import Target
 
@@ -19,7 +19,7 @@ H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 <<
 LAUNCHED = "7 launches over 5 shapes\n"
 OURS = sorted(
     name
-    for name in (*MANIFEST, *WAITING)
+    for name in MANIFEST
     if name.startswith(("cuda.", "pruned.", "triton.", "zeroskip."))
     and name not in ("pruned.c", "pruned.channels", "zeroskip.cpu")
 )
@@ -154,7 +154,7 @@ def dtype_of(problem):
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_engine_is_launched_over_many_shapes_in_every_dtype_and_kind_of_setting(load, name):
-    found, engine = load("sanitize_problems"), load_engine(name, waiting())
+    found, engine = load("sanitize_problems"), load_engine(name)
     launches = list(found.launches_of(engine, H100))
     problems = dict.fromkeys(problem for problem, _ in launches)
     assert len({found.shape_of(problem) for problem, _ in launches}) >= 30

@@ -45,9 +45,10 @@ def run(
 
     from convoy.capture import capture_inference
     from convoy.cli.progress import Bar
+    from convoy.engines.competition import competing_engines
     from convoy.measurement import detect_target
     from convoy.perfdb import Database
-    from convoy.pipeline.net import competing_engines, make_runner
+    from convoy.pipeline.net import make_runner
 
     target = detect_target(where)
     with Bar() as bar, options.fitting(module, args), Database.open(settings.db) as database:

@@ -41,7 +41,8 @@ class StudySession:
     ) -> None:
         from convoy.cli.progress import Bar
         from convoy.compare.study.algorithm_study import Study
-        from convoy.pipeline.net import competing_engines, make_runner
+        from convoy.engines.competition import competing_engines
+        from convoy.pipeline.net import make_runner
 
         self.target, self.settings, self.database, self.output = target, settings, database, output
         self.run = run
@@ -49,7 +50,7 @@ class StudySession:
         self._deadline = time.monotonic() + seconds if seconds else math.inf
         self.left: list[str] = []
         self._runner = make_runner(target, settings)
-        self.study: Study = Study(target, settings, database, self._runner, competing_engines(settings))
+        self.study: Study = Study(target, settings, database, self._runner, competing_engines(settings, published=True))
 
     def __enter__(self) -> Self:
         self._bar.__enter__()

@@ -21,13 +21,15 @@ right answer, for any contents of the input buffers, the output buffers and the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
 
+from convoy.graph.ir import Graph
 from convoy.problem import ConvProblem, EngineConfig, Knobs, Problem, TensorSpec
+from convoy.settings import Settings
 from convoy.support import Support
 from convoy.target import Target
 
@@ -134,8 +136,40 @@ class Engine(ABC):
     family: ClassVar[str]
     """The algorithm, in the field's words: gemm, implicit_gemm, direct, winograd, fft, library, compiler, reference."""
 
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """Devices that it has code for. On others `supports` says no, and its patterns propose no regions."""
+
     trusted: ClassVar[bool] = True
     """False for kernels generated or compiled here: their first runs are made in a child process with a time limit."""
+
+    offered_by_default: ClassVar[bool] = True
+    """False for an engine that competes only where the user names it (`Settings.only_engines`, `Settings.engines`), and in
+    `convoy study`: for example a published algorithm that no measurement on a current device favours."""
+
+    only_numerics: ClassVar[tuple[str, ...]] = ()
+    """Numerics (`convoy.settings.Numerics`) under which it competes; empty: all. Under the others another engine always wins."""
+
+    only_under_memory_budget: ClassVar[bool] = False
+    """True for an engine that saves memory and never time: it competes where there is a memory budget."""
+
+    writes_slices: ClassVar[bool] = False
+    """Whether its executables can write a result into channels of a larger NHWC tensor (`Executable.accept_slice`). Selection
+    counts on it where a concatenation follows."""
+
+    native: ClassVar[bool] = False
+    """Whether all its executables are `NativeExecutable`s (`convoy.engines.cpu.native_launch`), whose launches need no Python.
+    A program on a CPU calls chains of them at once, and selection adds no interpreter time to theirs."""
+
+    patterns: ClassVar[tuple[str, ...]] = ()
+    """Patterns of `convoy.regions.PATTERNS` that it has kernels for. Their regions are proposed only where such an engine
+    competes on the device. For a pattern of its own, see `fusions`."""
+
+    fuses_subgraphs: ClassVar[bool] = False
+    """Whether it computes a subgraph of several operators in one pass over memory: what predictions take it to need."""
+
+    takes_all_nhwc: ClassVar[bool] = False
+    """Whether it takes every forward convolution in nhwc that tensor cores compute, whatever its sizes: where such an engine
+    competes, the quick search leaves nchw out."""
 
     skips_zeros: ClassVar[bool] = False
     """Whether its time depends on the zeros in its input: it is then measured for the shares that layers have
@@ -165,6 +199,21 @@ class Engine(ABC):
         if not self.competes(problem):
             return Support.no("computes dense weights: its rows are those of the problem without the mask")
         return self.supports(problem, target)
+
+    def is_offered(self, settings: Settings) -> bool:
+        """Whether it competes under settings that do not name it."""
+        numerics_fit = not self.only_numerics or str(settings.numerics) in self.only_numerics
+        budget_fits = not self.only_under_memory_budget or settings.memory_budget_bytes is not None
+        return self.offered_by_default and numerics_fit and budget_fits
+
+    def fusions(self, graph: Graph) -> Iterable[Sequence[str]]:
+        """Groups of nodes, by name, that it computes together: a pattern of its own.
+
+        Each group becomes a region (`fused`), whose problem is a `SubgraphProblem` of these nodes; `supports` is then asked about
+        it as about any other. A group has at least two nodes, and no path between two of them leaves it. Groups may overlap.
+        """
+        del graph
+        return ()
 
     @abstractmethod
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -1,5 +1,7 @@
 """Every engine's id and the module that holds it. Imports no engine: an id is enough to list, store and compare.
 
+What an engine can do, and when it competes, it says itself (`convoy.engines.base.Engine`).
+
 Ids are never reused: one that is withdrawn moves to `RETIRED`, with the reason, and rows and plans that name it fall back
 to the baseline with that reason in the report.
 """
@@ -29,6 +31,9 @@ MANIFEST: Final[dict[str, str]] = {
     "fft_tiled": "convoy.engines.algorithms.fft_tiled",
     "zeroskip.cpu": "convoy.engines.sparse_activations.zeroskip_cpu",
     "zeroskip.channels": "convoy.engines.sparse_activations.zeroskip_channels",
+    "zeroskip.ecr": "convoy.engines.sparse_activations.zeroskip_ecr",
+    "zeroskip.gather": "convoy.engines.sparse_activations.zeroskip_gather",
+    "zeroskip.blocks": "convoy.engines.sparse_activations.zeroskip_blocks",
     "cpu.direct": "convoy.engines.cpu.cpu_direct",
     "cpu.depthwise": "convoy.engines.cpu.cpu_depthwise",
     "cpu.pooling": "convoy.engines.cpu.cpu_pooling",
@@ -38,6 +43,7 @@ MANIFEST: Final[dict[str, str]] = {
     "cpu.winograd": "convoy.engines.cpu.cpu_winograd",
     "cpu.banded": "convoy.engines.cpu.cpu_banded",
     "pruned.c": "convoy.engines.sparse_weights.pruned_c",
+    "pruned.csr": "convoy.engines.sparse_weights.pruned_csr",
     "pruned.channels": "convoy.engines.sparse_weights.pruned_channels",
     "pruned.cuda": "convoy.engines.sparse_weights.pruned_cuda",
     "pruned.sparse24": "convoy.engines.sparse_weights.sparse24",
@@ -77,71 +83,8 @@ MANIFEST: Final[dict[str, str]] = {
 }
 """Engine id → module with an `ENGINE`; the order in which engines are listed."""
 
-WAITING: Final[dict[str, str]] = {
-    "pruned.csr": "convoy.engines.sparse_weights.pruned_csr",
-    "zeroskip.ecr": "convoy.engines.sparse_activations.zeroskip_ecr",
-    "zeroskip.gather": "convoy.engines.sparse_activations.zeroskip_gather",
-    "zeroskip.blocks": "convoy.engines.sparse_activations.zeroskip_blocks",
-}
-"""Engines that are not offered: they have not run on a device yet, or were measured there and never win (their pages say so).
-Benchmarks and tests name them as `id=module:ENGINE`."""
-
 RETIRED: Final[dict[str, str]] = {}
 """Withdrawn id → why."""
-
-SLICING: Final = frozenset(
-    {
-        "triton.implicit_gemm",
-        "triton.swapped",
-        "triton.pointwise",
-        "triton.stem",
-        "triton.split_fp32",
-        "triton.persistent",
-        "triton.merged",
-        "triton.batch_norm",
-        "cuda.first_layer",
-        "cuda.first_layer_tf32",
-        "cuda.fresh",
-        "cuda.implicit_gemm",
-        "cuda.split_fp32",
-        "cuda.stem",
-        "cuda.swapped",
-        "pruned.sparse24",
-        "pruned.blocks",
-    }
-)
-"""Engines whose executables write a result into channels of a larger tensor where they are asked to
-(`Executable.accept_slice`): what selection may count on where a concatenation follows."""
-
-NATIVE: Final = frozenset(
-    {
-        "cpu.banded",
-        "cpu.concat",
-        "cpu.depthwise",
-        "cpu.direct",
-        "cpu.layout",
-        "cpu.pooling",
-        "cpu.scale",
-        "cpu.winograd",
-        "zeroskip.cpu",
-    }
-)
-"""Engines whose launches need no Python (`convoy.engines.cpu.native_launch`): a program on a CPU has chains of them."""
-
-MERGING: Final = "triton.merged"
-"""Takes parallel convolutions as one: such regions are proposed on a GPU where it is among the engines."""
-
-BANDED: Final = "cpu.banded"
-"""Takes convolutions that follow each other: such regions are proposed on a CPU where it is among the engines."""
-
-NORMS: Final = "triton.batch_norm"
-"""Takes a batch norm with what stands beside it: such regions are proposed on a GPU where it is among the engines."""
-
-POOLING: Final = "cpu.pooling"
-"""Takes a pooling by itself: such regions are proposed on a CPU where it is among the engines."""
-
-FRUGAL: Final = frozenset({"batches"})
-"""Engines that save memory and never time: they compete where there is a memory budget."""
 
 BASELINE: Final = "aten"
 """What PyTorch does today: always competes."""
@@ -149,12 +92,12 @@ BASELINE: Final = "aten"
 
 def engine_ids(extra: Iterable[str] = ()) -> list[str]:
     """All ids, those of `extra` entries (`id=module:Class`) last."""
-    return [*MANIFEST, *(entry.partition("=")[0] for entry in extra)]
+    return list(dict.fromkeys([*MANIFEST, *(entry.partition("=")[0] for entry in extra)]))
 
 
-def waiting(beginning: str = "") -> tuple[str, ...]:
-    """Extra entries for the engines that wait, those whose id has a beginning."""
-    return tuple(f"{engine}={module}:ENGINE" for engine, module in WAITING.items() if engine.startswith(beginning))
+def entry(engine: str) -> str:
+    """`id=module:ENGINE`: an entry of `Settings.engines`, by which an engine competes that is not offered by default."""
+    return f"{engine}={MANIFEST[engine]}:ENGINE"
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from convoy.engines.manifest import NATIVE
+from convoy.engines.manifest import load_engine
 from convoy.problem import EngineConfig
 from convoy.selection import Selection, SelectionProblem
 
@@ -15,19 +15,23 @@ memory, and so does a result in new memory. ResNet-50 at batch 1 took 53.1 ms wi
 chains (two cores of an EPYC 9004)."""
 
 
-def launch_us(config: EngineConfig, device: str) -> float:
+def launch_us(config: EngineConfig, device: str, extra_engines: tuple[str, ...] = ()) -> float:
     """Microseconds of a config's launch beside its own time: on a GPU they lie in one graph."""
-    return INTERPRETED_US if device == "cpu" and config.engine not in NATIVE else 0.0
+    return INTERPRETED_US if device == "cpu" and not load_engine(config.engine, extra_engines).native else 0.0
 
 
-def with_launch_costs(problem: SelectionProblem, device: str) -> SelectionProblem:
+def with_launch_costs(
+    problem: SelectionProblem, device: str, extra_engines: tuple[str, ...] = ()
+) -> SelectionProblem:
     """A problem with what launches cost in every time, for the solvers."""
     if device != "cpu":
         return problem
-    candidates = tuple(replace(c, median_us=c.median_us + launch_us(c.config, device)) for c in problem.candidates)
-    copies = {
-        name: time_us + launch_us(problem.copies[name].config, device) for name, time_us in problem.convert_us.items()
-    }
+
+    def beside(config: EngineConfig) -> float:
+        return launch_us(config, device, extra_engines)
+
+    candidates = tuple(replace(c, median_us=c.median_us + beside(c.config)) for c in problem.candidates)
+    copies = {name: time_us + beside(problem.copies[name].config) for name, time_us in problem.convert_us.items()}
     return replace(problem, candidates=candidates, convert_us=copies)
 
 

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from convoy.capture import Captured, capture_with_original
 from convoy.capture.weight_masks import weight_masks
 from convoy.engines.activation_sparsity import SparsityShares
-from convoy.engines.manifest import BANDED, BASELINE, FRUGAL, MERGING, NORMS, POOLING, engine_ids
+from convoy.engines.base import Engine
+from convoy.engines.competition import competing_engines, load_competitor
 from convoy.errors import CaptureError, InputError, PlanError
 from convoy.measurement import ChildRunner, InProcessRunner, Runner, detect_target, zero_shares
 from convoy.measurement.device.memory_limit import refresh_memory_limit
@@ -32,11 +33,10 @@ from convoy.pipeline.search_pruning import (
 from convoy.pipeline.selection_input import distinct_problems, layout_problems, zeros_by_problem
 from convoy.plan import Plan
 from convoy.problem import LayoutProblem
-from convoy.regions import Region, propose
+from convoy.regions import Region, fused_regions, propose
 from convoy.settings import LayoutChoice, Settings
 from convoy.target import Target
 from convoy.tune import SearchResult, search
-from convoy.tune.search import load_competitor
 from convoy.user_warning import warn_user
 
 Observer = Callable[[str, int, int], None]
@@ -160,20 +160,29 @@ def make_net(
     given = dict.fromkeys(border.values())  # what comes or is wanted in a format needs no leave to have it
     quick = skips_layout_search(settings, target)
     layouts = tuple(given) if quick and set(given) == {"nhwc"} else tuple(dict.fromkeys((*layouts, *given)))
-    engines = engine_ids(settings.engines)
+    engines = engines_on(target, settings)
     regions = propose(
         graph,
         layouts=layouts,
         numerics=str(settings.numerics),
         masks=weight_masks(captured),
-        merges=target.device == "cuda" and MERGING in engines,
-        norms=target.device == "cuda" and NORMS in engines,
-        pools=target.device == "cpu" and POOLING in engines,
-        bands=_least_inside(target) if target.device == "cpu" and BANDED in engines else 0,
+        patterns={pattern for engine in engines for pattern in engine.patterns},
+        band_bytes=_least_inside(target),
         buckets=buckets,
     )
+    known = {region.id for region in regions}
+    for engine in engines:
+        own = fused_regions(graph, engine.fusions(graph), layouts, engine.id)
+        regions += [region for region in own if region.id not in known]
+        known.update(region.id for region in own)
     copies = layout_problems(graph, layouts)
     return Net(name, captured, regions, layouts, border, copies, target, next(iter(graph.inputs), ""))
+
+
+def engines_on(target: Target, settings: Settings) -> list[Engine]:
+    """The engines that compete and have code for the target's device."""
+    found = [load_competitor(engine, settings.engines) for engine in competing_engines(settings)]
+    return [engine for engine in found if target.device in engine.devices]
 
 
 LEAST_INSIDE: Final = 1 << 20
@@ -206,19 +215,6 @@ def allowed_layouts(choice: LayoutChoice, first: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((first, str(choice))))
 
 
-def competing_engines(settings: Settings) -> list[str]:
-    """Engine ids that may compete under these settings; the baseline always does. Unknown ids are refused."""
-    known = engine_ids(settings.engines)
-    for argument, wanted in (("only_engines", settings.only_engines), ("deny_engines", settings.deny_engines)):
-        for engine in wanted:
-            if engine not in known:
-                raise InputError(argument, engine, "one of " + ", ".join(known))
-    only = settings.only_engines
-    known = [e for e in known if e not in FRUGAL or settings.memory_budget_bytes is not None or e in only]
-    allowed = [e for e in known if not only or e in (*only, BASELINE)]
-    return [e for e in allowed if e == BASELINE or e not in settings.deny_engines]
-
-
 def make_runner(target: Target, settings: Settings) -> Runner:
     """The runner that the settings ask for; it starts nothing until something is to be measured."""
     kind = ChildRunner if settings.isolate else InProcessRunner
@@ -244,11 +240,8 @@ def measure(
     """
     engines = competing_engines(settings)
     zeros_uncounted = False
-    if (
-        net.inputs
-        and not net.zeros
-        and any(load_competitor(engine, settings.engines).skips_zeros for engine in engines)
-    ):
+    loaded = [load_competitor(engine, settings.engines) for engine in engines]
+    if net.inputs and not net.zeros and any(engine.skips_zeros for engine in loaded):
         observer("counting zeros", 0, 0)
         zeros_uncounted = not _count_zeros(net)
     runner = make_runner(net.target, settings)
@@ -260,7 +253,7 @@ def measure(
             settings=settings,
             database=database,
             runner=runner,
-            baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, engines, settings, net.target),
+            baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, loaded, settings, net.target),
             zeros=zeros_by_problem(net.regions, net.zeros),
             on_progress=lambda done, total, message: observer(message, done, total),
         )

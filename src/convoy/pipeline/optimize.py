@@ -14,6 +14,7 @@ from torch import nn
 
 from convoy import plan as plans
 from convoy.capture.user_hooks import user_hook
+from convoy.engines.competition import competing_engines
 from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
@@ -31,7 +32,6 @@ from convoy.pipeline.net import (
     Observer,
     Stopwatch,
     check_target,
-    competing_engines,
     device_of,
     ignore_progress,
     measure,
@@ -289,8 +289,9 @@ def _program_for(
         warn_user(f"{hook}: PyTorch runs {plan.model} as it is")
     if hook or plan.graph_digest == NO_GRAPH:
         return Program(dataclasses.replace(plan, baseline=True, steps=()), None, None)
-    settings = dataclasses.replace(settings, numerics=Numerics(plan.numerics))
-    net = captured_net(plan.model, isolate(model, args, kwargs), settings, target)
+    # Regions of all engines' patterns: the plan has made its choice.
+    whole = dataclasses.replace(settings, numerics=Numerics(plan.numerics), only_engines=(), deny_engines=())
+    net = captured_net(plan.model, isolate(model, args, kwargs), whole, target)
     shapes = tuple(str(net.captured.graph.values[name].spec) for name in net.captured.graph.inputs)
     if shapes != plan.inputs:
         raise PlanError("plan.inputs", plan.inputs, f"the shapes given, {shapes}", "Tune for these shapes.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
+from convoy.engines.base import Engine
 from convoy.engines.manifest import BASELINE
 from convoy.problem import ConvProblem, Problem
 from convoy.regions import Region
@@ -16,9 +17,6 @@ from convoy.tune import SearchResult
 SKIPPING_SETTINGS: Final = frozenset({(LayoutChoice.AUTO, Effort.QUICK), (LayoutChoice.AUTO, Effort.NONE)})
 """Layout and efforts with which a caller's channels_last is taken as it is on a GPU: on an H100 nchw won 48 of 610 layers (fp16,
 batch 1), those alone for which no kernel of ours had been measured, and looking costs half of the tuning time."""
-
-NHWC_KERNELS: Final = "triton.implicit_gemm"
-"""Takes every convolution in nhwc, whatever its sizes."""
 
 
 def skips_layout_search(settings: Settings, target: Target) -> bool:
@@ -52,10 +50,10 @@ def subsumed_problems(regions: Sequence[Region]) -> set[str]:
     return shorter - longest
 
 
-def nchw_to_skip(regions: Sequence[Region], engines: Sequence[str], settings: Settings, target: Target) -> set[str]:
+def nchw_to_skip(regions: Sequence[Region], engines: Sequence[Engine], settings: Settings, target: Target) -> set[str]:
     """Convolutions in nchw that are offered in nhwc too, where looking at them is not worth its time."""
     quick = skips_layout_search(settings, target) and target.capability >= 80
-    return nchw_duplicates(regions, target) if quick and NHWC_KERNELS in engines else set()
+    return nchw_duplicates(regions, target) if quick and any(engine.takes_all_nhwc for engine in engines) else set()
 
 
 def nchw_duplicates(regions: Sequence[Region], target: Target) -> set[str]:

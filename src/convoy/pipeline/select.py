@@ -54,6 +54,7 @@ def offered_candidates(net: Net, found: SearchResult, settings: Settings) -> Sel
         memory_budget_bytes=settings.memory_budget_bytes,
         zeros=net.zeros,
         wary=settings.solver is not Solver.SINGLE,
+        extra_engines=settings.engines,
     )
 
 
@@ -66,7 +67,7 @@ def select(net: Net, found: SearchResult, settings: Settings) -> Choice:
     problem = offered_candidates(net, found, settings)
     notes = _steadiness(net, found, problem) if settings.deterministic else []
     device = net.target.device
-    with_launches = with_launch_costs(problem, device)
+    with_launches = with_launch_costs(problem, device, settings.engines)
     chosen = solve(with_launches, _solver_name(settings))
     strategies: dict[str, float] = {}
     engines = sorted(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from convoy.engines.activation_sparsity import MARGIN, SparsityBucket, SparsityShares, matches_bucket, sparsity_kind
-from convoy.engines.manifest import BASELINE, SLICING
+from convoy.engines.manifest import BASELINE, load_engine
 from convoy.graph.ir import Graph
 from convoy.perfdb.row import Measurement
 from convoy.problem import ANY_LAYOUT, ConvProblem, LayoutProblem, Problem
@@ -56,6 +56,7 @@ def selection_problem(
     memory_budget_bytes: int | None = None,
     zeros: Mapping[str, SparsityShares] | None = None,
     wary: bool = True,
+    extra_engines: tuple[str, ...] = (),
 ) -> SelectionProblem:
     """Put measurements beside the regions that they are for.
 
@@ -70,10 +71,11 @@ def selection_problem(
         zeros: what the values that convolutions read could spare, by name: an engine that skips zeros is offered with what it
             takes for that share of what it leaves out. None: with what it takes where there are none.
         wary: leave out what holds for a share of zeros alone and is not clearly faster (`MARGIN`).
+        extra_engines: the user's own, as `Settings.engines` names them.
     """
     shares = zeros or {}
     fastest = _fastest_copies(copies, rows)
-    in_place = _written_in_place(graph, regions, rows)
+    in_place = _written_in_place(graph, regions, rows, extra_engines)
     candidates: list[Candidate] = []
     for index, region in enumerate(regions):
         constant_bytes = sum(graph.values[name].spec.size_bytes for name in region.constants)
@@ -144,7 +146,9 @@ def clearly_faster(rows: Sequence[Measurement]) -> list[Measurement]:
     return [row for row in rows if sparsity_kind(row.config.knobs) is None or row.median_us < (1 - MARGIN) * always]
 
 
-def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> dict[str, set[str]]:
+def _written_in_place(
+    graph: Graph, regions: Sequence[Region], rows: Rows, extra_engines: tuple[str, ...]
+) -> dict[str, set[str]]:
     """Problems of concatenations, by region, that may cost nothing: the fastest makers of the pieces write to their places.
 
     Selection weighs regions one by one, so this looks ahead. Should it choose other makers after all, the concatenation is run
@@ -157,12 +161,12 @@ def _written_in_place(graph: Graph, regions: Sequence[Region], rows: Rows) -> di
     found: dict[str, set[str]] = {}
     for region in regions:
         named = writable_in_place(graph, graph.node(region.nodes[0])) if len(region.nodes) == 1 else ()
-        if named and all(_fastest_writes_slices(makers.get(value, ()), rows) for value in named):
+        if named and all(_fastest_writes_slices(makers.get(value, ()), rows, extra_engines) for value in named):
             found[region.id] = {problem.key for problem in region.problems if problem.layout == "nhwc"}
     return found
 
 
-def _fastest_writes_slices(regions: Sequence[Region], rows: Rows) -> bool:
+def _fastest_writes_slices(regions: Sequence[Region], rows: Rows, extra_engines: tuple[str, ...]) -> bool:
     """Whether the fastest way to make a value, in NHWC, is by an engine that writes slices."""
     times = [
         (row.median_us, row.config.engine)
@@ -172,7 +176,7 @@ def _fastest_writes_slices(regions: Sequence[Region], rows: Rows) -> bool:
         for row in rows_at(rows.get(problem.key, ()), None)
         if row.ok
     ]
-    return bool(times) and min(times)[1] in SLICING
+    return bool(times) and load_engine(min(times)[1], extra_engines).writes_slices
 
 
 def frugal_and_fast(rows: Sequence[Measurement]) -> list[Measurement]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from convoy.graph.ir import GRADIENTS, LAYERS, Graph
 from convoy.problem import WeightMask
@@ -20,6 +21,10 @@ from convoy.regions.op import op_region
 from convoy.regions.pool import pool_regions
 from convoy.regions.region import Region
 
+PATTERNS: Final = ("merge", "banded", "norm", "pool")
+"""Patterns that are proposed only for engines that ask for them (`Engine.patterns`): parallel convolutions as one, a depthwise
+convolution with its neighbours, each batch norm of a training step with what stands beside it, and poolings apart from it."""
+
 
 def propose(
     graph: Graph,
@@ -27,10 +32,8 @@ def propose(
     layouts: tuple[str, ...],
     numerics: str,
     masks: Mapping[str, WeightMask] | None = None,
-    merges: bool = False,
-    norms: bool = False,
-    pools: bool = False,
-    bands: int = 0,
+    patterns: Collection[str] = (),
+    band_bytes: int = 0,
     buckets: Sequence[Collection[str]] = (),
 ) -> list[Region]:
     """Regions that selection may cover a graph with: in graph order of their first node, glue and casts last.
@@ -43,11 +46,8 @@ def propose(
         layouts: memory formats to offer for 4-D values, the caller's first.
         numerics: the rounding that the user allows; part of every layer's problem.
         masks: positions of pruned weights' values by constant name: their convolutions are offered with the mask too.
-        merges: whether to offer parallel convolutions as one, for which there is an engine of its own.
-        norms: whether to offer each batch norm of a training step with what stands beside it, likewise.
-        pools: whether to offer poolings apart from what stands beside them, likewise.
-        bands: bytes of a value from which to offer a depthwise convolution with the convolutions before and behind it, likewise;
-            0: not at all.
+        patterns: those of `PATTERNS` that some engine has kernels for.
+        band_bytes: least size of a value inside a `banded` region.
         buckets: names of results that travel to other processes together.
     """
     found: list[Region] = []
@@ -71,13 +71,13 @@ def propose(
         if node.op == "conv2d":
             found += pool_regions(graph, own, layouts, numerics)
     found = [with_mask(region, masks or {}) for region in found]
-    if merges:
+    if "merge" in patterns:
         found += merge_regions(graph, layouts)
-    if bands:
-        found += banded_regions(graph, layouts, bands)
-    chains_of_norms = norm_regions(graph, layouts) if norms else []
+    if "banded" in patterns:
+        found += banded_regions(graph, layouts, band_bytes)
+    chains_of_norms = norm_regions(graph, layouts) if "norm" in patterns else []
     with_norms = {name for region in chains_of_norms for name in region.nodes}
-    glue = glue_regions(graph, epilogues, layouts, with_norms, pools=pools)
+    glue = glue_regions(graph, epilogues, layouts, with_norms, pools="pool" in patterns)
     grouped = {region.nodes for region in glue}
     alone = [region for region in chains_of_norms if region.nodes not in grouped]
     return [*found, *glue, *alone, *cast_regions(graph, layouts, buckets)]

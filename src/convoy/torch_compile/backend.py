@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 from torch._guards import TracingContext, tracing
 
+from convoy.engines.competition import competing_engines
 from convoy.errors import InputError
-from convoy.pipeline.net import competing_engines
 from convoy.program.recording import first_line
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes

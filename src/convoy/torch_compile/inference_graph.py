@@ -168,7 +168,7 @@ class InferenceGraph:
 
     def _bind(self, plan: Plan, closed: GraphWithWeights, free: tuple[Any, ...]) -> Program:
         target = target_for(device_of(closed, free, {}))
-        settings = dataclasses.replace(self._settings, numerics=plan.numerics)
+        settings = dataclasses.replace(self._settings, numerics=plan.numerics, only_engines=(), deny_engines=())
         net = capture_net(plan.model, closed, free, {}, settings, target)
         return build_program(plan, net.captured, net.regions_by_nodes, target, self._settings)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -49,9 +49,6 @@ MAX_NEIGHBOURS: Final = 6
 MIN_SAMPLES: Final = 2
 """A row of one sample was pruned after its first run, which on a GPU holds the launch itself."""
 
-FUSING_ENGINE: Final = "inductor"
-"""The engine that does a piece of several operators in one pass."""
-
 ATEN_PASSES: Final = 2.0
 """Passes that ATen is taken to need for an operator that the compiler may do better: of 168 such pieces on an H200 (poolings,
 batch norms and their gradients) ATen was faster on 9; the median of an operator was 1.1 to 8.8 times the compiler's time."""
@@ -85,6 +82,7 @@ class TimePredictor:
         measurements: how many rows it rests on.
         unsteady: configs that gave other bits from run to run on some problem of a kind.
         model: the engines' cost models.
+        fusing: ids of the engines that compute a subgraph in one pass (`Engine.fuses_subgraphs`).
     """
 
     roofline: Roofline
@@ -96,16 +94,19 @@ class TimePredictor:
         default_factory=set[tuple[LayerKind | None, EngineConfig]]
     )
     model: CostModel = field(default=no_cost_model, compare=False)
+    fusing: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(rows: Iterable[Measurement], model: CostModel = no_cost_model) -> TimePredictor:
+    def of(
+        rows: Iterable[Measurement], model: CostModel = no_cost_model, fusing: Collection[str] = frozenset()
+    ) -> TimePredictor:
         """Arrange rows; failures and problems that cannot be read from their key are left out."""
         known: list[tuple[Problem, Measurement]] = []
         for row in rows:
             problem = _read(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
             if problem is not None:
                 known.append((problem, row))
-        found = TimePredictor(fit_roofline(known), measurements=len(known), model=model)
+        found = TimePredictor(fit_roofline(known), measurements=len(known), model=model, fusing=frozenset(fusing))
         for problem, row in known:
             kind = kind_of(problem)
             if not row.deterministic:
@@ -123,7 +124,7 @@ class TimePredictor:
         if kind_of(problem) is None:
             return self
         gone = sizes_key(problem)
-        kept = TimePredictor(self.roofline, measurements=self.measurements, unsteady=self.unsteady, model=self.model)
+        kept = replace(self, seen={})
         for kind, configs in self.seen.items():
             left = {config: [s for s in seen if s.problem != gone] for config, seen in configs.items()}
             kept.seen[kind] = {config: seen for config, seen in left.items() if seen}
@@ -213,7 +214,8 @@ class TimePredictor:
         ATen is taken to need two where the compiler is on offer, for a lone operator too.
         """
         operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
-        passes = {FUSING_ENGINE: 1.0, BASELINE: max(operators, ATEN_PASSES if FUSING_ENGINE in space else 1.0)}
+        fusing = self.fusing & space.keys()
+        passes = dict.fromkeys(fusing, 1.0) | {BASELINE: max(operators, ATEN_PASSES if fusing else 1.0)}
         once = self.roofline.time_us(problem)
         return {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
 

@@ -112,9 +112,10 @@ class PredictorSource:
     """
 
     def __init__(
-        self, models: CostModel, target: Target, protocol: Protocol, database: RowStore, path: Path | None
+        self, engines: Sequence[Engine], target: Target, protocol: Protocol, database: RowStore, path: Path | None
     ) -> None:
-        self._models, self._database, self._path = models, database, path
+        self._models, self._database, self._path = cost_models(engines, target), database, path
+        self._fusing = frozenset(engine.id for engine in engines if engine.fuses_subgraphs)
         self._target, self._protocol = target, protocol
         self._rows: Sequence[Measurement] | None = None
 
@@ -122,7 +123,8 @@ class PredictorSource:
         """Experience of the rows that were there, and of those that were measured since."""
         if self._rows is None:
             self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
-        return TimePredictor.of(chain(self._rows, fresh), self._models), find_criteria(self._target, self._path)
+        predictor = TimePredictor.of(chain(self._rows, fresh), self._models, self._fusing)
+        return predictor, find_criteria(self._target, self._path)
 
 
 def cost_models(engines: Sequence[Engine], target: Target) -> CostModel:

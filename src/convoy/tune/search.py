@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
-from convoy.engines.manifest import BASELINE, load_engine
-from convoy.errors import InputError
+from convoy.engines.competition import load_competitor
+from convoy.engines.manifest import BASELINE
 from convoy.measurement.protocol import protocol_for
 from convoy.measurement.reference_data import data_key
 from convoy.measurement.runner import Runner
@@ -23,7 +23,6 @@ from convoy.tune.prior_rows import (
     SearchProgress,
     add_predictions,
     add_transfer_hints,
-    cost_models,
     known_rows,
     set_priors,
 )
@@ -102,7 +101,7 @@ def search(
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
     tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
-    knowledge = PredictorSource(cost_models(engines, target), target, protocol, database, settings.db)
+    knowledge = PredictorSource(engines, target, protocol, database, settings.db)
     alike = equivalent_targets(target, database.targets().values())
     for task in tasks:
         task.take_known(known_rows(task.problem, target, alike, protocol, database))
@@ -162,12 +161,3 @@ def _competitors(engine_ids: Sequence[str], settings: Settings) -> list[Engine]:
     wanted = [e for e in engine_ids if e == BASELINE or ((not only or e in only) and e not in deny)]
     engines = [load_competitor(engine, settings.engines) for engine in dict.fromkeys(wanted)]
     return [engine for engine in engines if engine.family != "reference"]
-
-
-def load_competitor(engine: str, extra: tuple[str, ...]) -> Engine:
-    """Import an engine; one of the user's that cannot be imported is the user's input."""
-    try:
-        return load_engine(engine, extra)
-    except (ImportError, AttributeError) as error:
-        expected = "an engine that can be imported"
-        raise InputError("engine", engine, expected, f"{type(error).__name__}: {error}.") from error

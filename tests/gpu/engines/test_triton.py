@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from convoy.engines import manifest
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import MANIFEST, WAITING, waiting
+from convoy.engines.manifest import MANIFEST
 from convoy.errors import CompileError
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem
 from convoy.target import Target
@@ -16,16 +16,14 @@ from convoy.target import Target
 pytestmark = pytest.mark.gpu
 
 OTHERS = ("triton.dgrad", "triton.wgrad", "triton.stem_wgrad", "triton.merged", "cuda.wgrad")
-ENGINES = [
-    n for n in (*MANIFEST, *WAITING) if n.startswith(("triton.", "cuda.")) and n not in OTHERS and ".pool" not in n
-]
+ENGINES = [n for n in MANIFEST if n.startswith(("triton.", "cuda.")) and n not in OTHERS and ".pool" not in n]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 GUARD = 4096
 
 
 def load_engine(engine_id):
-    return manifest.load_engine(engine_id, waiting())
+    return manifest.load_engine(engine_id)
 
 
 def conv(*sizes, **rest):
@@ -261,7 +259,9 @@ def test_parallel_convolutions_in_one_launch(batch, target):
         for i, k in enumerate(filters)
     ]
     graph = parse_graph("\n".join([*lines, "return %y0, %y1, %y2"]) + "\n")
-    (region,) = [r for r in propose(graph, layouts=("nhwc",), numerics="half", merges=True) if r.pattern == "merge"]
+    (region,) = [
+        r for r in propose(graph, layouts=("nhwc",), numerics="half", patterns=("merge",)) if r.pattern == "merge"
+    ]
     engine, problem = load_engine("triton.merged"), region.problems[0]
     assert engine.supports(problem, target)
     torch.manual_seed(0)

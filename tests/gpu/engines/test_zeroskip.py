@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from convoy.capture import capture_inference
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.manifest import load_engine
 from convoy.errors import CompileError
 from convoy.measurement.accuracy import judge, make_data, oracle
 from convoy.measurement.data import Data, with_zeros
@@ -59,7 +59,7 @@ def typed(problem, dtype, numerics, pool):
 
 
 def executables(name, problem, target, tried=TRIED):
-    engine = load_engine("triton.pooled" if name == "pooled" else f"zeroskip.{name}", waiting())
+    engine = load_engine("triton.pooled" if name == "pooled" else f"zeroskip.{name}")
     support = engine.supports(problem, target)
     if not support:
         return
@@ -298,7 +298,7 @@ POOLINGS = {
 
 @pytest.mark.parametrize("name", POOLINGS)
 def test_a_pooling_by_itself_agrees_with_pytorch(name, target):
-    engine = load_engine("triton.pooling", waiting())
+    engine = load_engine("triton.pooling")
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for shape in ((1, 512, 7, 7), (3, 20, 7, 8), (2, 7, 8, 5)):
             x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).cuda().to(dtype)

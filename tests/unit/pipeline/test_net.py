@@ -9,23 +9,28 @@ import pytest
 import torch
 from torch import nn
 
-from convoy.engines.manifest import FRUGAL, MANIFEST
+from convoy.engines.competition import competing_engines
+from convoy.engines.manifest import MANIFEST, entry, load_engine
 from convoy.errors import InputError
 from convoy.measurement.device import memory_limit
-from convoy.pipeline.net import allowed_layouts, competing_engines, device_of, memory_format
+from convoy.pipeline.net import allowed_layouts, device_of, memory_format
 from convoy.pipeline.optimize import optimize_model
 from convoy.settings import LayoutChoice, Settings
 
 
 def test_who_competes() -> None:
-    assert competing_engines(Settings(engines=())) == [engine for engine in MANIFEST if engine not in FRUGAL]
+    usual = [name for name in MANIFEST if load_engine(name).is_offered(Settings())]
+    assert competing_engines(Settings(engines=())) == usual
     assert competing_engines(Settings(engines=(), only_engines=("gemm",))) == ["aten", "gemm"]
     assert competing_engines(Settings(engines=("x=y:Z",), only_engines=("x",))) == ["aten", "x"]
     assert "batches" not in competing_engines(Settings())
     assert "batches" in competing_engines(Settings(memory_budget_bytes=1 << 20))
     assert "batches" in competing_engines(Settings(only_engines=("batches",)))
+    assert "pruned.csr" not in usual
+    assert "pruned.csr" in competing_engines(Settings(engines=(entry("pruned.csr"),)))
+    assert "pruned.csr" in competing_engines(Settings(), published=True)
     without = competing_engines(Settings(engines=(), deny_engines=("gemm", "aten")))
-    assert set(MANIFEST) - FRUGAL - set(without) == {"gemm"}  # the baseline always competes
+    assert set(usual) - set(without) == {"gemm"}  # the baseline always competes
     for words in ({"only_engines": ("nobody",)}, {"deny_engines": ("nobody",)}):
         with pytest.raises(InputError, match=next(iter(words))):
             competing_engines(Settings(engines=(), **words))

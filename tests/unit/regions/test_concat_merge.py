@@ -30,7 +30,7 @@ WEIGHTS = ((8, 8), (16, 8))
 
 
 def merges(net, layouts=("nchw", "nhwc")):
-    return [r for r in propose(net, layouts=layouts, numerics="half", merges=True) if r.pattern == "merge"]
+    return [r for r in propose(net, layouts=layouts, numerics="half", patterns=("merge",)) if r.pattern == "merge"]
 
 
 def test_parallel_convolutions_with_their_activations_are_one_region():

@@ -16,10 +16,10 @@ from convoy.regions.activation import activation_of
 LAYOUTS = ("nchw", "nhwc")
 
 
-def proposed(text: str, layouts: tuple[str, ...] = LAYOUTS, *, pools: bool = False) -> dict[str, Region]:
+def proposed(text: str, layouts: tuple[str, ...] = LAYOUTS, *, patterns: tuple[str, ...] = ()) -> dict[str, Region]:
     graph = parse_graph("graph 1\n" + text)
     verify(graph)
-    found = propose(graph, layouts=layouts, numerics="strict", pools=pools)
+    found = propose(graph, layouts=layouts, numerics="strict", patterns=patterns)
     assert len({region.id for region in found}) == len(found)
     return {region.id: region for region in found}
 
@@ -202,7 +202,7 @@ def test_a_pooling_may_stay_apart_with_what_flattens_it():
     )
     stays = ["glue(a+p+n+t+q+f)", "glue(p+n+t+q+f)"]
     assert [region for region in proposed(text) if region.startswith("glue")] == stays
-    apart = [region for region in proposed(text, pools=True) if region.startswith("glue")]
+    apart = [region for region in proposed(text, patterns=("pool",)) if region.startswith("glue")]
     assert apart == [*stays, "glue(n+t)", "glue(q+f)"]
 
 
@@ -210,7 +210,7 @@ def test_a_pooling_may_stay_apart_with_what_flattens_it():
 def test_another_view_is_not_taken_with_a_pooling(view: str):
     shape = view.strip("()").replace(" ", "")
     text = f"{POOLED}%f: fp32[{shape}] = aten.view.default(%p, {view})\nreturn %f, %r\n"
-    found = [region for region in proposed(text, pools=True) if region.startswith("glue")]
+    found = [region for region in proposed(text, patterns=("pool",)) if region.startswith("glue")]
     assert found == ["glue(a+p+f)", "glue(p+f)"]
 
 
@@ -379,7 +379,7 @@ input %p3: fp32[4]
 )
 def test_batch_norms_are_offered_with_what_stands_beside_them(returned, wanted):
     graph = parse_graph(f"graph 1\n{NORM}return {returned}\n")
-    found = propose(graph, layouts=LAYOUTS, numerics="strict", norms=True)
+    found = propose(graph, layouts=LAYOUTS, numerics="strict", patterns=("norm",))
     assert [region.id for region in found if region.pattern == "norm"] == wanted
     assert not any(region.pattern == "norm" for region in propose(graph, layouts=LAYOUTS, numerics="strict"))
 
@@ -404,6 +404,6 @@ input %p4: fp32[4]
 (%m, %x, %p0, %p1, %p2, %p3, %p4, True, 1e-05, (True, True, True))
 return %dx, %dw, %db, %t
 """
-    found = propose(parse_graph("graph 1\n" + text), layouts=LAYOUTS, numerics="strict", norms=True)
+    found = propose(parse_graph("graph 1\n" + text), layouts=LAYOUTS, numerics="strict", patterns=("norm",))
     assert [region.id for region in found if region.pattern == "norm"] == ["norm(m+dx)", "norm(s+m+dx)"]
     assert [region.id for region in found if region.pattern == "glue"] == ["glue(a+b+s+t+m+dx)", "glue(a+b+t)"]

@@ -35,7 +35,8 @@ def law(problem, config):
 
 
 def experience(problems, **rest):
-    return TimePredictor.of(row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO))
+    rows = [row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO)]
+    return TimePredictor.of(rows, fusing=("inductor",))
 
 
 KNOWN = [conv(c=c, k=k, side=side) for c in (32, 128, 512) for k in (32, 64, 256, 512) for side in (7, 14, 28)]

@@ -219,6 +219,9 @@ class CpuBanded(CpuSubgraphEngine):
     """Convolutions in fp32 whose inner values are large."""
 
     id = "cpu.banded"
+    devices = ("cpu",)
+    native = True
+    patterns = ("banded",)
     does = "does convolutions that follow each other"
     layouts = (LAYOUT,)
 

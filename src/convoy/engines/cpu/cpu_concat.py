@@ -53,6 +53,8 @@ class ConcatCpu(CpuSubgraphEngine):
     """Copies of any dtype."""
 
     id = "cpu.concat"
+    devices = ("cpu",)
+    native = True
     does = "concatenates"
     layouts = ("nhwc", "nchw")
 

@@ -69,6 +69,8 @@ class CpuDepthwise(Engine):
 
     id = "cpu.depthwise"
     family = "direct"
+    devices = ("cpu",)
+    native = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -148,6 +148,8 @@ class CpuDirect(Engine):
 
     id = "cpu.direct"
     family = "direct"
+    devices = ("cpu",)
+    native = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

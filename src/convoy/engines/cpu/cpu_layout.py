@@ -42,6 +42,8 @@ class CpuLayout(Engine):
 
     id = "cpu.layout"
     family = "direct"
+    devices = ("cpu",)
+    native = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

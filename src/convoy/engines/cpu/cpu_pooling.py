@@ -70,6 +70,9 @@ class PoolingCpu(CpuSubgraphEngine):
     """Maximum and average, any stride and padding, in fp32, with the view behind it that makes images rows."""
 
     id = "cpu.pooling"
+    devices = ("cpu",)
+    native = True
+    patterns = ("pool",)
     does = "pools"
     layouts = ("nhwc",)
 

@@ -138,6 +138,8 @@ class ScaleCpu(CpuSubgraphEngine):
     """fp32 values with four dimensions."""
 
     id = "cpu.scale"
+    devices = ("cpu",)
+    native = True
     does = "scales channels"
     layouts = ("nhwc",)
 

@@ -142,6 +142,8 @@ class CpuWinograd(Engine):
 
     id = "cpu.winograd"
     family = "winograd"
+    devices = ("cpu",)
+    native = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -104,6 +104,7 @@ class ChannelPaddedEngine(Engine):
 
     id = "padded"
     family = "implicit_gemm"
+    devices = ("cuda",)
     trusted = False
     quick_settings = 1
 

@@ -79,6 +79,8 @@ class MicroBatchedEngine(Engine):
 
     id = "batches"
     family = "library"
+    devices = ("cuda",)
+    only_under_memory_budget = True
     trusted = False
     builds_on_device = True
     quick_settings = 2

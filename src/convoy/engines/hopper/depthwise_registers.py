@@ -240,6 +240,7 @@ class DepthwiseEngine(TiledKernelEngine[Form]):
 
     id = "cuda.depthwise"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
     quick_settings = 8
     tile_config = Form

@@ -230,6 +230,7 @@ class DepthwiseTileEngine(TiledKernelEngine[Form]):
 
     id = "cuda.depthwise_tile"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
     quick_settings = 8
     tile_config = Form

@@ -76,6 +76,8 @@ class FirstLayerEngine(TiledKernelEngine[Form]):
     """Windows that overlap in shared memory, and a maximum in registers; see `first.cu`."""
 
     id = "cuda.first_layer"
+    devices = ("cuda",)
+    writes_slices = True
     version = 1
     family = "implicit_gemm"
     trusted = False

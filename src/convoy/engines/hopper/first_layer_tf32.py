@@ -11,6 +11,8 @@ class FirstLayerTf32Engine(FirstLayerEngine):
     """A unit is one pixel; x is rounded as it is put down, results stay fp32 from the sum to the store."""
 
     id = "cuda.first_layer_tf32"
+    devices = ("cuda",)
+    writes_slices = True
     dtypes: ClassVar[frozenset[str]] = frozenset({"fp32"})
     strides: ClassVar[frozenset[int]] = frozenset({1, 2, 4})
 

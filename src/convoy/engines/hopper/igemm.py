@@ -313,6 +313,8 @@ class ImplicitGemmEngine(TiledKernelEngine[Form]):
     """Copies in im2col mode, warpgroups that copy or multiply, tiles that fit the problem; see `implicit_gemm.cu`."""
 
     id = "cuda.implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     version = 3
     family = "implicit_gemm"
     trusted = False

@@ -52,6 +52,7 @@ class GradientEngine(SwappedForms):
     """Data gradients of stride 1."""
 
     id = "cuda.dgrad"
+    devices = ("cuda",)
     tile_config = TurnedForm
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -56,6 +56,8 @@ class FreshEngine(SwappedForms):
     """Convolutions whose weight changes from call to call."""
 
     id = "cuda.fresh"
+    devices = ("cuda",)
+    writes_slices = True
     tile_config = UnpackedForm
 
     def supports(self, problem: Problem, target: Target) -> Support:

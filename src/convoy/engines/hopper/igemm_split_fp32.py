@@ -65,6 +65,8 @@ class SplitFp32Engine(SwappedForms):
     """fp16x3 with short sums; see `swapped.cu`."""
 
     id = "cuda.split_fp32"
+    devices = ("cuda",)
+    writes_slices = True
     tile_config = PlanesForm
 
     def supports(self, problem: Problem, target: Target) -> Support:

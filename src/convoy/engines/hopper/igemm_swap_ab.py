@@ -154,6 +154,8 @@ class SwappedEngine(SwappedForms):
     """Filters as rows, copies that wait for nothing, splits and halos; see `swapped.cu`."""
 
     id = "cuda.swapped"
+    devices = ("cuda",)
+    writes_slices = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Dense NHWC convolutions on Hopper, c and k multiples of 16 bytes; fp32 as TF32 where the numerics allow."""

@@ -80,6 +80,7 @@ class WeightGradientEngine(TiledKernelEngine[Form]):
     """Weight gradients in half types."""
 
     id = "cuda.wgrad"
+    devices = ("cuda",)
     version = 1
     family = "implicit_gemm"
     trusted = False

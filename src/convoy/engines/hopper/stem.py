@@ -169,6 +169,8 @@ class StemEngine(Engine):
 
     id = "cuda.stem"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
     quick_settings = 3
 

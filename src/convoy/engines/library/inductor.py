@@ -75,6 +75,7 @@ class InductorEngine(Engine):
 
     id = "inductor"
     family = "compiler"
+    fuses_subgraphs = True
     trusted = False
     builds_on_device = True
 

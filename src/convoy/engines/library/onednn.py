@@ -164,6 +164,7 @@ class Onednn(Engine):
 
     id = "onednn"
     family = "library"
+    devices = ("cpu",)
     version = 2
 
     def supports(self, problem: Problem, target: Target) -> Support:

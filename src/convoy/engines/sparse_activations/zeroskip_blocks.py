@@ -22,6 +22,8 @@ class ZeroskipBlocksEngine(Engine):
 
     id = "zeroskip.blocks"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    offered_by_default = False
     trusted = False
     skips_zeros = True
     zeros_kind = "dead_blocks"

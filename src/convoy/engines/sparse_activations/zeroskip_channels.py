@@ -210,6 +210,7 @@ class ChannelsEngine(Engine):
 
     id = "zeroskip.channels"
     family = "implicit_gemm"
+    devices = ("cuda",)
     trusted = False
     skips_zeros = True
     zeros_kind = "dead_channels"

@@ -197,6 +197,8 @@ class ZeroSkipCpu(Engine):
 
     id = "zeroskip.cpu"
     family = "direct"
+    devices = ("cpu",)
+    native = True
     trusted = False
     skips_zeros = True
 

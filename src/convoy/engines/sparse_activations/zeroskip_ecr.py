@@ -149,6 +149,8 @@ class EcrEngine(Engine):
     """fp32, fp16 and bf16; products and sums in fp32."""
 
     id = "zeroskip.ecr"
+    devices = ("cuda",)
+    offered_by_default = False
     version = 2
     family = "direct"
     trusted = False

@@ -25,6 +25,8 @@ class GatherEngine(Engine):
 
     id = "zeroskip.gather"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    offered_by_default = False
     trusted = False
     skips_zeros = True
     zeros_kind = "dead_tiles"

@@ -216,6 +216,8 @@ class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
 
     id = "pruned.blocks"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
     reads_mask = True
     tile_config = BlockSparseTile

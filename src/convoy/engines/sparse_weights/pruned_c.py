@@ -126,6 +126,7 @@ class PrunedC(Engine):
 
     id = "pruned.c"
     family = "direct"
+    devices = ("cpu",)
     trusted = False
     reads_mask = True
 

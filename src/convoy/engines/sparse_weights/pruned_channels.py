@@ -148,16 +148,16 @@ class PrunedChannels(Engine):
 
     id = "pruned.channels"
     family = "library"
+    devices = ("cpu",)
     reads_mask = True
 
-    device: ClassVar[str] = "cpu"
     inner: ClassVar[tuple[str, ...]] = ("onednn", "aten")
     """Engines for the smaller convolution."""
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Masked forward convolutions that become a tenth smaller."""
-        if target.device != self.device:
-            return Support.no(f"needs a {'CPU' if self.device == 'cpu' else 'GPU'}, got {target.device}")
+        if target.device not in self.devices:
+            return Support.no(f"needs a {'CPU' if self.devices == ('cpu',) else 'GPU'}, got {target.device}")
         if not (support := masked_convolution(problem, empty=True)):
             return support
         assert isinstance(problem, ConvProblem)

@@ -12,8 +12,8 @@ class PrunedChannelsGpu(PrunedChannels):
     """Any forward convolution without groups whose mask has dead filters or channels."""
 
     id = "pruned.channels_gpu"
+    devices = ("cuda",)
     trusted = False
-    device = "cuda"
     inner = ("aten", "cudnn", "triton.persistent", "cuda.implicit_gemm", "triton.swapped", "triton.split_fp32")
 
 

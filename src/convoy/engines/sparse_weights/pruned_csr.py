@@ -135,6 +135,8 @@ class PrunedCsr(Engine):
 
     id = "pruned.csr"
     family = "direct"
+    devices = ("cuda",)
+    offered_by_default = False
     trusted = False
     reads_mask = True
 

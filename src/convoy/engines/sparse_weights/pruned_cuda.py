@@ -144,6 +144,7 @@ class PrunedCuda(Engine):
     """Specialised CUDA C for forward convolutions in fp32 and fp16, nchw."""
 
     id = "pruned.cuda"
+    devices = ("cuda",)
     version = 4
     family = "direct"
     trusted = False

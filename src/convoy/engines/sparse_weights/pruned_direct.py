@@ -106,6 +106,7 @@ class PrunedDirect(Engine):
 
     id = "pruned.direct"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
     reads_mask = True
     quick_settings = 6

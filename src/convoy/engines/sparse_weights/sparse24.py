@@ -52,6 +52,8 @@ class Sparse24Engine(SwappedForms):
     """Sparse products of compressed weights; see `cuda/swapped.cu`."""
 
     id = "pruned.sparse24"
+    devices = ("cuda",)
+    writes_slices = True
     version = 3
     quick_settings = 32
     """All of a space: half of these are tried before any is taken for the best."""

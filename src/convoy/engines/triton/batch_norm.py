@@ -200,6 +200,9 @@ class BatchNormEngine(Engine):
 
     id = "triton.batch_norm"
     family = "direct"
+    devices = ("cuda",)
+    writes_slices = True
+    patterns = ("norm",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

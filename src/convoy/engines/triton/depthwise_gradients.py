@@ -163,6 +163,7 @@ class DepthwiseGradients(Engine):
 
     id = "triton.depthwise_gradients"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

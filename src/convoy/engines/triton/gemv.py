@@ -109,6 +109,7 @@ class GemvEngine(Engine):
 
     id = "triton.gemv"
     family = "gemm"
+    devices = ("cuda",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -173,6 +173,9 @@ class MergedEngine(Engine):
 
     id = "triton.merged"
     family = "gemm"
+    devices = ("cuda",)
+    writes_slices = True
+    patterns = ("merge",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

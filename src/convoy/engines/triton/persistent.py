@@ -216,6 +216,8 @@ class PersistentEngine(TiledKernelEngine[PersistentTile]):
 
     id = "triton.persistent"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
     tile_config = PersistentTile
     quick_settings = 3

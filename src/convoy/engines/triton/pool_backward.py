@@ -191,6 +191,7 @@ class PoolBackwardEngine(Engine):
 
     id = "triton.pool_backward"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

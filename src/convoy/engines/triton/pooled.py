@@ -267,6 +267,7 @@ class PooledEngine(Engine):
 
     id = "triton.pooled"
     family = "implicit_gemm"
+    devices = ("cuda",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

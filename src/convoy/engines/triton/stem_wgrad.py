@@ -93,6 +93,7 @@ class StemWgradEngine(Engine):
 
     id = "triton.stem_wgrad"
     family = "implicit_gemm"
+    devices = ("cuda",)
     trusted = False
     quick_settings = 3
 

@@ -78,6 +78,7 @@ class TritonDepthwiseEngine(Engine):
 
     id = "triton.depthwise"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

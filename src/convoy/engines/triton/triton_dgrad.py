@@ -203,6 +203,7 @@ class DgradEngine(Engine):
 
     id = "triton.dgrad"
     family = "implicit_gemm"
+    devices = ("cuda",)
     trusted = False
     quick_settings = 3
 

@@ -61,6 +61,8 @@ class TritonSwapABEngine(Engine):
 
     id = "triton.swapped"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

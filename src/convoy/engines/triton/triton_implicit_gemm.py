@@ -151,6 +151,9 @@ class TritonImplicitGemmEngine(Engine):
 
     id = "triton.implicit_gemm"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
+    takes_all_nhwc = True
     trusted = False
     version = 2
 

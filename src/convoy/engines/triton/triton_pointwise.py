@@ -19,6 +19,8 @@ class PointwiseEngine(Engine):
 
     id = "triton.pointwise"
     family = "gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -38,6 +38,7 @@ class PoolingEngine(Engine):
 
     id = "triton.pooling"
     family = "direct"
+    devices = ("cuda",)
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

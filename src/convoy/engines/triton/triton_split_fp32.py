@@ -99,6 +99,8 @@ class TritonSplitFp32Engine(Engine):
 
     id = "triton.split_fp32"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -125,6 +125,8 @@ class TritonStemEngine(Engine):
 
     id = "triton.stem"
     family = "implicit_gemm"
+    devices = ("cuda",)
+    writes_slices = True
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:

@@ -325,6 +325,7 @@ class WgradEngine(Engine):
 
     id = "triton.wgrad"
     family = "implicit_gemm"
+    devices = ("cuda",)
     trusted = False
     quick_settings = 3
 

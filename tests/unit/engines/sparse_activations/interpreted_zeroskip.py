@@ -15,7 +15,7 @@ import torch
 from triton.runtime.interpreter import interpreter_builder
 
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.manifest import load_engine
 from convoy.engines.triton import split_planes
 from convoy.engines.triton.pooled import unpooled
 from convoy.measurement.data import Data, make_data
@@ -28,7 +28,6 @@ split_planes._MAXIMA = 4  # thread blocks that look for the largest value: here 
 object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
 
 TARGET = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20)
-EXTRA = waiting()
 NAMES = {"pooled": "triton.pooled"}
 FULL = Epilogue(bias=True, residual=True, activation="relu")
 RELU = Epilogue(bias=True, activation="relu")
@@ -195,7 +194,7 @@ def thinned(x, kind):
 
 
 def launch(engine_id, problem, knobs, data):
-    engine = load_engine(NAMES.get(engine_id, f"zeroskip.{engine_id}"), EXTRA)
+    engine = load_engine(NAMES.get(engine_id, f"zeroskip.{engine_id}"))
     support = engine.supports(problem, TARGET)
     assert support, support.reason
     space = engine.space(problem, TARGET)
@@ -256,7 +255,7 @@ def reads_no_dead_weights():
     x[:, torch.arange(40) % 4 > 0] = 0
     x[:, torch.arange(40) % 4 > 1] = -0.0
     (wanted,) = oracle(problem, Data((x,), data.constants))
-    executable = load_engine("zeroskip.channels", EXTRA).build(problem, knobs, TARGET)
+    executable = load_engine("zeroskip.channels").build(problem, knobs, TARGET)
     packed = list(executable.pack(data.constants))
     packed[0] = torch.full_like(packed[0], torch.nan)  # the tiles of a dense input
     packed[-2][:, :, :, torch.arange(40) % 4 > 0] = torch.nan
@@ -274,7 +273,7 @@ def reads_dense_as_it_lies():
     x[:, ::9] = 0  # fewer than an eighth
     x = x.contiguous(memory_format=torch.channels_last)
     (wanted,) = oracle(problem, Data((x,), data.constants))
-    executable = load_engine("zeroskip.channels", EXTRA).build(problem, knobs, TARGET)
+    executable = load_engine("zeroskip.channels").build(problem, knobs, TARGET)
     packed = list(executable.pack(data.constants))
     packed[-2] = torch.full_like(packed[-2], torch.nan)
     y = torch.empty(problem.y_spec.shape).contiguous(memory_format=torch.channels_last)
@@ -285,7 +284,7 @@ def reads_dense_as_it_lies():
 
 def marked(engine_id, problem, knobs):
     """Error of marks that a producer writes, and of a reader that is given them instead of looking: 0 and 0."""
-    producer = load_engine(engine_id, EXTRA).build(problem, knobs, TARGET)
+    producer = load_engine(engine_id).build(problem, knobs, TARGET)
     data = make_data(problem, 5, "integer")
     bias = torch.where(torch.arange(40) % 3 == 0, data.constants[1], -999.0)  # two of three channels die
     bias[39] = torch.inf
@@ -344,7 +343,7 @@ def pooling(call, shape, dtype):
     sizes = ",".join(map(str, made.shape))
     text = f"graph 1\ninput %x: {dtype}[{','.join(map(str, shape))}]\n%y: {dtype}[{sizes}] = aten.{call}\nreturn %y\n"
     problem = SubgraphProblem(text, "nhwc")
-    engine = load_engine("triton.pooling", EXTRA)
+    engine = load_engine("triton.pooling")
     support = engine.supports(problem, TARGET)
     assert support, support.reason
     x = x.to(torch.float16 if dtype == "fp16" else torch.float32).contiguous(memory_format=torch.channels_last)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 
 from convoy.engines.activation_sparsity import with_sparsity
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.manifest import load_engine
 from convoy.engines.sparse_activations.zeroskip_tiles import TileGeometry, tile_space
 from convoy.engines.triton.pooled import way_of, window_box
 from convoy.engines.triton.triton_build import assembler_log
@@ -30,7 +30,7 @@ OVERLAP = Pool("max", 3, 3, 2, 2, 1, 1)
 
 
 def engine(name):
-    return load_engine("triton.pooled" if name == "pooled" else f"zeroskip.{name}", waiting())
+    return load_engine("triton.pooled" if name == "pooled" else f"zeroskip.{name}")
 
 
 def conv(*sizes, dtype="fp32", pool=None, **rest):
@@ -215,7 +215,7 @@ POOLING = "graph 1\ninput %x: fp16[1,64,8,8]\n%y: fp16[1,64,4,4] = aten.max_pool
 
 
 def test_a_pooling_by_itself_is_built_with_wide_loads():
-    pooling, problem = load_engine("triton.pooling", waiting()), SubgraphProblem(POOLING, "nhwc")
+    pooling, problem = load_engine("triton.pooling"), SubgraphProblem(POOLING, "nhwc")
     assert pooling.supports(problem, TARGET)
     assert 1.2 < pooling.estimate_us(problem, Knobs(), TARGET) < 1.3
     large = SubgraphProblem(POOLING.replace(",8,8]", ",224,224]").replace(",4,4]", ",112,112]"), "nhwc")
@@ -234,11 +234,11 @@ def test_a_pooling_by_itself_is_built_with_wide_loads():
     ],
 )  # fmt: skip
 def test_pieces_that_are_no_small_pooling_are_refused(text, layout, reason):
-    assert reason in load_engine("triton.pooling", waiting()).supports(SubgraphProblem(text, layout), TARGET).reason
+    assert reason in load_engine("triton.pooling").supports(SubgraphProblem(text, layout), TARGET).reason
 
 
 def test_a_convolution_is_no_pooling():
-    assert "pools, got ConvProblem" in load_engine("triton.pooling", waiting()).supports(BUILDS[0][1], TARGET).reason
+    assert "pools, got ConvProblem" in load_engine("triton.pooling").supports(BUILDS[0][1], TARGET).reason
 
 
 # ---- what they expect to take

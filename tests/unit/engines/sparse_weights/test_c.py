@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import host_compiler
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.engines.sparse_weights.codegen.cpu_blocking import REGISTERS
 from convoy.engines.sparse_weights.codegen.emit_x86 import SETS, fits
 from convoy.engines.sparse_weights.codegen.kernel_ir import Group, MaskKernel, Piece
@@ -227,7 +227,7 @@ def test_refusals_say_why(problem, target, words):
 
 def test_dense_engines_leave_masked_problems_to_others():
     problem = pruned(SMALL, "tenth")
-    engines = [load_engine(name, waiting()) for name in (*MANIFEST, *WAITING)]
+    engines = [load_engine(name) for name in MANIFEST]
     assert ENGINE in [engine for engine in engines if engine.reads_mask]
     for engine in engines:
         assert engine.competes(problem) is engine.reads_mask is engine.id.startswith("pruned.")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from convoy.engines.activations import pool2d
 from convoy.engines.base import Buffers
-from convoy.engines.manifest import load_engine, waiting
+from convoy.engines.manifest import load_engine
 from convoy.problem import ConvProblem, Epilogue, Knobs, LinearProblem, Pool
 from convoy.target import Target
 
@@ -74,7 +74,7 @@ def gradient(problem, first, second):
 
 def backward(engine_id, problem, knobs=None):
     """Largest error of one gradient against float64; operands and results in channels_last."""
-    engine = load_engine(engine_id, waiting(engine_id))
+    engine = load_engine(engine_id)
     support = engine.supports(problem, TARGET)
     if not support:
         return {"refused": support.reason}
@@ -358,7 +358,7 @@ def merged(text, knobs=None):
     from convoy.regions import propose
 
     graph = parse_graph(text)
-    regions = propose(graph, layouts=("nhwc",), numerics="half", merges=True)
+    regions = propose(graph, layouts=("nhwc",), numerics="half", patterns=("merge",))
     (region,) = [region for region in regions if region.pattern == "merge"]
     (problem,) = region.problems
     engine = load_engine("triton.merged")

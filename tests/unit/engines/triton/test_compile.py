@@ -170,7 +170,7 @@ return %a, %b, %c
 
 
 def test_parallel_convolutions_compile_to_one_kernel_of_tensor_core_instructions():
-    (region,) = [r for r in propose(parse_graph(MERGE), layouts=("nhwc",), numerics="half", merges=True) if
+    (region,) = [r for r in propose(parse_graph(MERGE), layouts=("nhwc",), numerics="half", patterns=("merge",)) if
                  r.pattern == "merge"]  # fmt: skip
     engine, problem = load_engine("triton.merged"), region.problems[0]
     assert engine.supports(problem, TARGET)

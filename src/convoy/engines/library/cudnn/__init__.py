@@ -43,6 +43,7 @@ class Cudnn(Engine):
 
     id = "cudnn"
     family = "library"
+    devices = ("cuda",)
     builds_on_device = True
     quick_settings = 2
     """With an epilogue these are its first separate and second fused plan. The first of cuDNN's list is 0.3 % behind the

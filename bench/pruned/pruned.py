@@ -230,7 +230,10 @@ def main() -> None:
     options = parser.parse_args()
     target = detect_target(options.device)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    extra = ("sparse_csr=bench.pruned.sparse_csr:SparseCsr", *((entry("pruned.csr"),) if options.device == "cuda" else ()))
+    extra = (
+        "sparse_csr=bench.pruned.sparse_csr:SparseCsr",
+        *((entry("pruned.csr"),) if options.device == "cuda" else ()),
+    )
     database = options.db or Path(tempfile.mkdtemp(prefix="convoy-pruned-")) / "rows.db"
     settings = Settings(effort=options.effort, engines=extra, timeout_s=300.0, db=database)
     recorder = Recorder(

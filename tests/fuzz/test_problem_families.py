@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from convoy.engines.dynamic_weight import build
-from convoy.engines.manifest import MANIFEST, WAITING, load_engine, waiting
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, parse_problem

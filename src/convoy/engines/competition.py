@@ -38,7 +38,11 @@ def competing_engines(settings: Settings, *, published: bool = False) -> list[st
     def competes(engine: str) -> bool:
         if engine in settings.deny_engines or (only and engine not in only):
             return False
-        return engine in only or engine in own or _is_offered(load_competitor(engine, settings.engines), settings, published)
+        return (
+            engine in only
+            or engine in own
+            or _is_offered(load_competitor(engine, settings.engines), settings, published)
+        )
 
     return [engine for engine in dict.fromkeys(known) if engine == BASELINE or competes(engine)]
 

@@ -153,6 +153,7 @@ class Reference(Engine):
 
     id = "reference"
     family = "reference"
+    writes_slices = True
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """Everything of moderate size, on any device."""

@@ -20,9 +20,7 @@ def launch_us(config: EngineConfig, device: str, extra_engines: tuple[str, ...] 
     return INTERPRETED_US if device == "cpu" and not load_engine(config.engine, extra_engines).native else 0.0
 
 
-def with_launch_costs(
-    problem: SelectionProblem, device: str, extra_engines: tuple[str, ...] = ()
-) -> SelectionProblem:
+def with_launch_costs(problem: SelectionProblem, device: str, extra_engines: tuple[str, ...] = ()) -> SelectionProblem:
     """A problem with what launches cost in every time, for the solvers."""
     if device != "cpu":
         return problem

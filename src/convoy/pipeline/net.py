@@ -33,7 +33,7 @@ from convoy.pipeline.search_pruning import (
 from convoy.pipeline.selection_input import distinct_problems, layout_problems, zeros_by_problem
 from convoy.plan import Plan
 from convoy.problem import LayoutProblem
-from convoy.regions import Region, fused_regions, propose
+from convoy.regions import PATTERNS, Region, fused_regions, propose
 from convoy.settings import LayoutChoice, Settings
 from convoy.target import Target
 from convoy.tune import SearchResult, search
@@ -182,6 +182,10 @@ def make_net(
 def engines_on(target: Target, settings: Settings) -> list[Engine]:
     """The engines that compete and have code for the target's device."""
     found = [load_competitor(engine, settings.engines) for engine in competing_engines(settings)]
+    for engine in found:
+        for pattern in engine.patterns:
+            if pattern not in PATTERNS:
+                raise InputError(f"patterns of engine {engine.id}", pattern, "one of " + ", ".join(PATTERNS))
     return [engine for engine in found if target.device in engine.devices]
 
 

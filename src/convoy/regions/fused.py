@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from convoy.errors import InputError
 from convoy.graph.ir import Graph
-from convoy.regions.cut import subgraph_region
+from convoy.regions.extract_subgraph import subgraph_region
 from convoy.regions.region import Region
 
 

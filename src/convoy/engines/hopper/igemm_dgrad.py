@@ -52,6 +52,7 @@ class GradientEngine(SwappedForms):
     """Data gradients of stride 1."""
 
     id = "cuda.dgrad"
+    writes_slices = True
     devices = ("cuda",)
     tile_config = TurnedForm
 

@@ -210,6 +210,7 @@ class ChannelsEngine(Engine):
 
     id = "zeroskip.channels"
     family = "implicit_gemm"
+    writes_slices = True
     devices = ("cuda",)
     trusted = False
     skips_zeros = True

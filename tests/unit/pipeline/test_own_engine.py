@@ -49,6 +49,7 @@ class Own(Engine):
     family = "gemm"
     writes_slices = True
     native = True
+    fuses_subgraphs = True
     patterns = ("merge",)
 
     def fusions(self, graph):

@@ -3,11 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import norm_cases
 import numpy as np
 import pytest
-from conv_cases import LINEAR, OTHERS
-from pruned_cases import mask_of
 
 from convoy.engines.cpu.native_launch import NativeExecutable
 from convoy.engines.hopper.nvrtc_kernel import absence
@@ -18,6 +15,9 @@ from convoy.measurement.device.detect import detect_target
 from convoy.problem import ConvProblem, LayoutProblem, SubgraphProblem
 from convoy.regions import PATTERNS
 from convoy.target import Target
+from tests.unit.engines import norm_cases
+from tests.unit.engines.conv_cases import LINEAR, OTHERS
+from tests.unit.engines.pruned_cases import mask_of
 
 H100 = Target("cuda", "an H100 that is not there", "sm_90", 132, 80 << 30, 50 << 20, (("torch", "2.13.0"),))
 CPU = detect_target("cpu")

@@ -53,7 +53,7 @@ def problems():
     yield from (typed("fp16", r=1, s=1, pad_h=0, pad_w=0), typed("fp32", r=1, s=1, pad_h=0, pad_w=0, h=1, w=1))
     yield from (typed("fp16", **few), typed("fp32", **few))
     yield from (typed("fp16", c=64, groups=64), typed("fp32", c=64, groups=64))
-    yield from (replace(half, fresh_weight=True), typed("fp16", c=3, k=64), typed("fp16", c=60, k=61))
+    yield from (replace(half, dynamic_weight=True), typed("fp16", c=3, k=64), typed("fp16", c=60, k=61))
     for direction in ("dgrad", "wgrad"):
         yield from (
             replace(p, direction=direction) for p in (half, full, typed("fp16", c=64, groups=64), typed("fp16", **few))

@@ -172,7 +172,7 @@ def left_out(measured: Measured, sizes: set[str]) -> Iterator[tuple[Known, dict[
     rows = measured.without(sizes)
     if not rows:
         return
-    known = TimePredictor.of(rows, measured.model)
+    known = TimePredictor.from_rows(rows, measured.model)
     criteria = learn(rows, measured.target, protocol=rows[0].protocol)
     for layer in measured.layers:
         if sizes_of(layer.problem) in sizes and measured.is_asked(layer):

@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     target, found = measurements(options.db, options.target)
     rows = [row for row in found if row.ok]
-    experience = TimePredictor.of(rows)
+    experience = TimePredictor.from_rows(rows)
     recorder = Recorder(
         "prediction",
         device=target.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -264,10 +264,8 @@ def measure(
     finally:
         runner.close()
     refresh_memory_limit()
-    found.zeros_uncounted = zeros_uncounted
-    if found.predicted:
-        prefer_measured(net.regions, found)
-    return found
+    found = replace(found, zeros_uncounted=zeros_uncounted)
+    return prefer_measured(net.regions, found) if found.predicted else found
 
 
 def _count_zeros(net: Net) -> bool:

@@ -147,7 +147,8 @@ def tune_whole(
             job = _Job(model, (args, kwargs), isolated, net, found, settings, ceilings, NetCheck(net, isolated))
             net.original = None  # the check has run it
             build = partial(job.build, database, clock, watch)
-            return job.conclude(rebuild_until_verified(build, net, found, settings, database, watch))
+            built, found = rebuild_until_verified(build, net, found, settings, database, watch)
+            return dataclasses.replace(job, found=found).conclude(built)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +164,19 @@ class _Job:
     ceilings: Peaks | None
     check: NetCheck
 
-    def build(self, database: Database, clock: Stopwatch, watch: Observer) -> BuiltPlan:
+    def build(self, database: Database, clock: Stopwatch, watch: Observer, found: SearchResult) -> BuiltPlan:
         """Select, build, and check against float64 and the clock."""
         net, settings = self.net, self.settings
-        choice = select(net, self.found, settings)
+        choice = select(net, found, settings)
         seen = [line for line in (self.check.wrong, self.check.note) if line]
-        notes = [*seen, *prediction_notes(self.found), *ceiling_notes(self.ceilings), *database.warnings]
+        notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
         planned = make_plan(net, choice, settings, notes)
         tuned_s = clock.seconds
         watch("checking the whole net", 0, 0)
         plan, program, outcome = build_and_check(
             self.check,
             lambda: build_fastest(planned, net, settings, choice.problem),
-            lambda found: build_program(found, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
+            lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
         )
         least = end_to_end.least_error(str(settings.numerics))
         wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)

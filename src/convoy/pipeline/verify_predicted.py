@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from convoy.engines.manifest import BASELINE
@@ -71,35 +71,41 @@ TRIES = 4
 
 
 def rebuild_until_verified(
-    build: Callable[[], Found],
+    build: Callable[[SearchResult], Found],
     net: Net,
     found: SearchResult,
     settings: Settings,
     database: Database,
     observer: Observer,
-) -> Found:
-    """What was built, chosen anew where it is wrong as a whole and steps that were only predicted turn out to be.
+) -> tuple[Found, SearchResult]:
+    """Build; while the result is wrong as a whole, measure the steps that were only predicted, and select and build again.
 
     Args:
-        build: selects from what is known by then, builds and checks.
+        build: selects from a search's result, builds and checks.
         net: what it is for.
-        found: what is known.
+        found: the search's result.
         settings: effort and limits.
         database: where rows are kept.
         observer: told of the progress.
+
+    Returns:
+        What the last build made, and the search's result with the measured rows in place of the predicted ones.
     """
-    built = build()
+    built = build(found)
     for _ in range(TRIES):
-        if not built.wrong or not count_wrong(built.plan, net, found, settings, database, observer):
+        if not built.wrong:
             break
-        built = build()
-    return built
+        before, found = found.wrong_predictions, measure_predicted(built.plan, net, found, settings, database, observer)
+        if found.wrong_predictions == before:
+            break
+        built = build(found)
+    return built, found
 
 
-def count_wrong(
+def measure_predicted(
     plan: Plan, net: Net, found: SearchResult, settings: Settings, database: Database, observer: Observer
-) -> int:
-    """Measure the steps of a plan that predictions alone speak for; PyTorch's own need no proof.
+) -> SearchResult:
+    """Measure the steps of a plan whose candidates were only predicted, except PyTorch's own.
 
     Args:
         plan: what turned out to be wrong as a whole.
@@ -110,7 +116,8 @@ def count_wrong(
         observer: told of the progress.
 
     Returns:
-        How many of them failed: with any, selection must choose again; with none, their sum is what is wrong.
+        The result with the measured rows; its `wrong_predictions` count those that failed. If there are none, the steps are
+        right one by one, and selecting again changes nothing.
     """
     predicted = {
         (row.problem, row.config) for rows in found.rows.values() for row in rows if row.ok and not row.samples
@@ -118,9 +125,10 @@ def count_wrong(
     wanted = dict.fromkeys((step.problem, step.config) for step in plan.steps if step.config.engine != BASELINE)
     unproven = [key for key in wanted if key in predicted]
     if not unproven:
-        return 0
+        return found
     problems = {problem.key: problem for problem in distinct_problems(net.regions, net.copies)}
     protocol = protocol_for(settings.effort, net.target.device)
+    measured = dict(found.rows)
     failed = 0
     with closing(make_runner(net.target, settings)) as runner:
         requests = [Request(problems[key], (config,), protocol.few) for key, config in unproven]
@@ -130,8 +138,7 @@ def count_wrong(
             rows = list(runner.measure(request, protocol))
             database.put(rows, subgraph_texts([request.problem]), targets=(net.target,))
             key = request.problem.key
-            kept = [row for row in found.rows[key] if row.config not in request.configs]
-            found.rows[key] = [*kept, *rows]
+            kept = [row for row in measured[key] if row.config not in request.configs]
+            measured[key] = [*kept, *rows]
             failed += sum(not row.ok for row in rows)
-    found.wrong_predictions += failed
-    return failed
+    return replace(found, rows=measured, wrong_predictions=found.wrong_predictions + failed)

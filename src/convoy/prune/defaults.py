@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from convoy.engines.base import Engine
 from convoy.measurement import Request, Runner, protocol_for
 from convoy.measurement.engine_space import query_engine
-from convoy.perfdb import Database
+from convoy.perfdb import Database, Measurement
 from convoy.problem import Problem
 from convoy.settings import Settings
 from convoy.target import Target
@@ -40,7 +40,9 @@ def measure_defaults(
         on_progress: told (done, total, what is looked at).
     """
     protocol = protocol_for(settings.effort, target.device)
-    found = SearchResult()
+    found: dict[str, list[Measurement]] = {}
+    refusals: dict[str, dict[str, str]] = {}
+    from_database = measured = 0
     requests: list[Request] = []
     for problem in {p.key: p for p in problems}.values():
         offers = {engine: query_engine(engine, problem, target) for engine in engines}
@@ -48,8 +50,8 @@ def measure_defaults(
         spaces = [[engine.config(knobs) for knobs in space] for engine, (_, space) in offers.items() if space]
         valid = {config for space in spaces for config in space}
         rows = [row for row in database.lookup(problem.key, target.digest, protocol.id) if row.config in valid]
-        found.rows[problem.key], found.refusals[problem.key] = rows, refused
-        found.from_database += len(rows)
+        found[problem.key], refusals[problem.key] = rows, refused
+        from_database += len(rows)
         known = {row.config for row in rows}
         missing = tuple(space[0] for space in spaces if space[0] not in known)
         if missing:
@@ -58,7 +60,7 @@ def measure_defaults(
     for done, request in enumerate(requests):
         on_progress(done, len(requests), describe_problem(request.problem))
         for row in runner.measure(request, protocol):
-            found.rows[request.problem.key].append(row)
-            found.measured += 1
+            found[request.problem.key].append(row)
+            measured += 1
             database.put([row], {}, targets=(target,))
-    return found
+    return SearchResult(found, refusals, measured, from_database)

@@ -135,8 +135,8 @@ class TracedGraph:
             with torch.no_grad(), convolutions("as_torch", args[0].device):
                 exact, theirs = self._reference(captured, args)
                 stock = end_to_end.errors_against(theirs, exact)
-            build = partial(self._build, net, found, database, args, exact, stock)
-            built = rebuild_until_verified(build, net, found, self._settings, database, ignore_progress)
+            build = partial(self._build, net, database, args, exact, stock)
+            built, _ = rebuild_until_verified(build, net, found, self._settings, database, ignore_progress)
         best, slow = self._fastest(built.ways, args)
         slow = "" if built.wrong else slow
         stock_wrong = bool(stock_is_wrong(convolutions_of(net.regions), net.target))
@@ -150,11 +150,11 @@ class TracedGraph:
     def _build(
         self,
         net: Net,
-        found: SearchResult,
         database: Database,
         args: list[torch.Tensor],
         exact: list[torch.Tensor],
         stock: end_to_end.OutputErrors,
+        found: SearchResult,
     ) -> _Built:
         """Select, build, and check against what PyTorch's own run was held to."""
         choice = select(net, found, self._settings)

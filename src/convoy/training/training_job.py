@@ -168,12 +168,12 @@ class TrainingJob:
             ceilings = measure_ceilings(self.target)
             clock = Stopwatch()
             found = measure(self.net, settings, database, watch)
-            build = partial(self._build, found, ceilings, database, clock, watch)
-            built = rebuild_until_verified(build, self.net, found, settings, database, watch)
+            build = partial(self._build, ceilings, database, clock, watch)
+            built, found = rebuild_until_verified(build, self.net, found, settings, database, watch)
         return self._conclude(built, found, ceilings)
 
     def _build(
-        self, found: SearchResult, ceilings: Peaks | None, database: Database, clock: Stopwatch, watch: Observer
+        self, ceilings: Peaks | None, database: Database, clock: Stopwatch, watch: Observer, found: SearchResult
     ) -> BuiltPlan:
         """Select, build, check."""
         choice = select(self.net, found, self.settings)

@@ -1,7 +1,4 @@
-"""The search: which candidates of each problem are measured, in which order, and what is predicted.
-
-See docs/concepts/measurement.md.
-"""
+"""The search: which candidates are measured, in which order, and which times are predicted (docs/concepts/measurement.md)."""
 
 from __future__ import annotations
 

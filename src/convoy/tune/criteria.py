@@ -1,30 +1,30 @@
-"""Criteria: which engine wins on what kind of layer, as a small tree of questions that a person can read.
+"""Criteria: which engine wins on which kind of layer, as a small decision tree that a person can read.
 
-Learned from measurements by `convoy.compare.study.learn_criteria`, stored as JSON (`criteria_file`). Effort `none` asks them
-(`convoy.tune.predict`), of a device of the same name first, else of one of the same architecture. After the criteria of
-Kim et al., ISPASS 2017, and the choice per layer of Xu et al., ICA3PP 2018.
+`convoy.compare.study.learn_criteria` learns them from measurements; `criteria_file` stores them as JSON. Effort `none` uses
+them (`convoy.tune.predict`): those of a device of the same name first, else of a device of the same architecture. They follow
+the criteria of Kim et al., ISPASS 2017, and the choice per layer of Xu et al., ICA3PP 2018.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from convoy.problem import ConvProblem, LinearProblem, Problem
+from convoy.problem import ConvProblem, EngineConfig, LinearProblem, Problem
 from convoy.target import Target
 from convoy.tune.problem_distance import kind_of
 
 MAX_REGRET: Final = 1.0
-"""Regret of an engine that never came near: at this distance, a natural logarithm, more makes no difference."""
+"""Regret of an engine that never came near, a natural logarithm: a larger value makes no difference."""
 
 LayerProblem = ConvProblem | LinearProblem
 Feature = Callable[[LayerProblem], float]
 
 
 def _gemm(problem: LayerProblem) -> tuple[int, int, int]:
-    """Sizes of a group's implicit GEMM: pixels, filters, reduction."""
+    """Sizes of one group's implicit GEMM: pixels, filters, reduction."""
     if isinstance(problem, LinearProblem):
         return problem.n, problem.k, problem.c
     per_group = problem.c // problem.groups
@@ -60,9 +60,10 @@ FEATURES: Final[dict[str, Feature]] = {
     "epilogue": lambda p: float(str(p.epilogue) != "none"),
     "residual": lambda p: float(p.epilogue.residual),
 }
-"""What a question may be about, in natural units. `gemm_m gemm_n gemm_k` are pixels, filters and reduction of one group;
-`channels` are those of one group, `pixels` those of one image's result, `taps` is filter height times width; 1 stands for yes in
-`nhwc`, `half`, `fprop`, `wgrad`, `fresh` (the weight changes from call to call), `epilogue` (there is any) and `residual`."""
+"""Features that a split may compare, in natural units. `gemm_m gemm_n gemm_k` are pixels, filters and reduction of one group;
+`channels` are those of one group, `pixels` those of one image's result; `taps` is filter height times width. 1 means yes
+in `nhwc`, `half`, `fprop`, `wgrad`, `fresh` (the weight is dynamic; the name stands in stored files), `epilogue` (there is
+one) and `residual`."""
 
 BOOLEAN_FEATURES: Final = ("nhwc", "half", "fprop", "wgrad", "fresh", "epilogue", "residual")
 
@@ -73,9 +74,9 @@ def features_of(problem: LayerProblem) -> dict[str, float]:
 
 
 def kind_name(problem: Problem) -> str:
-    """The kind that a layer is of (`predict.kind_of`) as a text; empty for what is not covered.
+    """A layer's kind (`problem_distance.kind_of`) as a text; empty for problems that the criteria do not cover.
 
-    That is what is no layer, and a layer with a weight mask: no feature tells its zeros.
+    Those are problems that are not layers, and layers with a weight mask, because no feature describes a mask.
     """
     masked = isinstance(problem, ConvProblem) and problem.weight_mask
     return "" if masked else "/".join(map(str, kind_of(problem) or ()))
@@ -83,11 +84,11 @@ def kind_name(problem: Problem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TreeLeaf:
-    """The end of the questions.
+    """A leaf of the decision tree.
 
     Attributes:
-        problems: how many measured layers came here.
-        regret: by engine, mean of log(its time / the best engine's), at most `MAX_REGRET`.
+        problems: how many measured layers reached it.
+        regret: by engine, the mean of log(its time / the best engine's time), at most `MAX_REGRET`.
     """
 
     problems: int
@@ -96,13 +97,13 @@ class TreeLeaf:
 
 @dataclass(frozen=True, slots=True)
 class TreeSplit:
-    """A question: whether a feature is at most a number.
+    """An inner node of the decision tree: whether a feature is at most a number.
 
     Attributes:
         feature: one of `FEATURES`.
         at_most: the number, in natural units.
-        yes: where to go if so.
-        no: where to go if not.
+        yes: the subtree if it is.
+        no: the subtree if it is not.
     """
 
     feature: str
@@ -116,17 +117,17 @@ TreeNode = TreeLeaf | TreeSplit
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """The questions of one target.
+    """The decision tree of one target.
 
     Attributes:
         target: where the measurements were taken.
-        protocol: id of the protocol that they were taken by.
-        engines: versions of the engines that competed, by id; an engine that is of another version now is not judged.
-        kinds: kinds of layers that they cover; of others they say nothing.
-        root: the first question.
-        problems: layers that they were learned from.
-        date: when, ISO 8601.
-        commit: the commit that learned them; empty where it is not known.
+        protocol: id of their protocol.
+        engines: versions of the engines that competed, by id; an engine of another version is not ranked.
+        kinds: the kinds of layers that are covered.
+        root: the tree's root.
+        problems: number of layers that it was learned from.
+        date: when it was learned, ISO 8601.
+        commit: the commit that learned it; empty if unknown.
     """
 
     target: Target
@@ -139,18 +140,18 @@ class Criteria:
     commit: str = ""
 
     def leaf(self, problem: LayerProblem) -> TreeLeaf:
-        """Where the questions lead."""
+        """The leaf that a layer reaches."""
         node = self.root
         while isinstance(node, TreeSplit):
             node = node.yes if FEATURES[node.feature](problem) <= node.at_most else node.no
         return node
 
     def regrets(self, problem: Problem, versions: Mapping[str, int]) -> dict[str, float] | None:
-        """How far behind the best each engine is expected to be, as a natural logarithm; None for what is not covered.
+        """Each engine's expected log ratio to the best engine's time; None for a problem that is not covered.
 
         Args:
-            problem: what is to be computed.
-            versions: the engines that can do it, with their versions now.
+            problem: the problem.
+            versions: the engines that support it, with their present versions.
         """
         if not isinstance(problem, (ConvProblem, LinearProblem)) or kind_name(problem) not in self.kinds:
             return None
@@ -158,12 +159,40 @@ class Criteria:
         return {e: regret.get(e, MAX_REGRET) for e, version in versions.items() if self.engines.get(e) == version}
 
     def ranking(self, problem: Problem, versions: Mapping[str, int]) -> list[str]:
-        """Engines by what is expected of them, the best first; empty for what is not covered."""
+        """Engines by expected regret, the best first; empty for a problem that is not covered."""
         regrets = self.regrets(problem, versions) or {}
         return sorted(regrets, key=regrets.__getitem__)
 
 
-# --- for people -------------------------------------------------------------------------------------------------------------
+CRITERIA_WEIGHT: Final = 0.5
+"""Weight of the criteria in an engine's predicted time. On the layers of six nets on an H100, net by net left out, all
+weights from 0.5 to 0.8 chose equally well (bench/tuning/criteria.py)."""
+
+
+def blend_with_criteria(
+    times: dict[EngineConfig, float], judged: Collection[str], regrets: Mapping[str, float]
+) -> dict[EngineConfig, float]:
+    """Times in which every engine's best is moved to the mean, in logarithms, of its prediction and the criteria's.
+
+    For an engine without a prediction (not in `judged`), the criteria alone decide.
+    """
+    best: dict[str, float] = {}
+    for config, time_us in times.items():
+        best[config.engine] = min(time_us, best.get(config.engine, math.inf))
+    least = min(best[engine] for engine in judged)
+
+    def factor(engine: str) -> float:
+        if engine not in regrets:
+            return 1.0
+        behind = math.log(best[engine] / least)
+        share = CRITERIA_WEIGHT if engine in judged else 1.0
+        return math.exp(share * (regrets[engine] - behind))
+
+    factors = {engine: factor(engine) for engine in best}
+    return {config: time_us * factors[config.engine] for config, time_us in times.items()}
+
+
+# --- text -------------------------------------------------------------------------------------------------------------------
 
 
 def rules(criteria: Criteria) -> list[str]:
@@ -185,7 +214,7 @@ def _rules(node: TreeNode, depth: int) -> Iterator[str]:
 
 
 def question(split: TreeSplit) -> str:
-    """A question in words."""
+    """A split in words."""
     if split.feature in BOOLEAN_FEATURES:
         return f"not {split.feature}"
     return (
@@ -194,5 +223,5 @@ def question(split: TreeSplit) -> str:
 
 
 def leaves(node: TreeNode) -> list[TreeLeaf]:
-    """All leaves, from the first."""
+    """All leaves, first to last."""
     return [node] if isinstance(node, TreeLeaf) else [*leaves(node.yes), *leaves(node.no)]

@@ -1,4 +1,4 @@
-"""Criteria as JSON: one file a target ships with the package, and `convoy study` writes the user's own beside the database."""
+"""Criteria as JSON files: the package ships one for each target; `convoy study` writes the user's beside the database."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _node_json(node: TreeNode) -> dict[str, Any]:
 
 
 def read_criteria(text: str, source: str) -> Criteria:
-    """Inverse of `criteria_json`, every field checked; raises InputError naming the field, with `source` as the file's name."""
+    """Inverse of `criteria_json`. Every field is checked; InputError names the field, with `source` as the file's name."""
     if len(text) > MAX_BYTES:
         raise InputError(source, len(text), f"at most {MAX_BYTES} characters")
     data = parse_json(text, source)
@@ -56,11 +56,13 @@ def read_criteria(text: str, source: str) -> Criteria:
         data, source, ("schema", "target", "protocol", "date", "commit", "problems", "engines", "kinds", "root")
     )
     if fields["schema"] != SCHEMA:
-        raise InputError(f"{source}: schema", fields["schema"], str(SCHEMA), "Learn them again with `convoy study`.")
+        raise InputError(f"{source}: schema", fields["schema"], str(SCHEMA), "Run `convoy study` to learn them again.")
     try:
         target = Target.from_dict(fields["target"])
     except InputError as error:
-        raise InputError(f"{source}: target", fields["target"], "a target's fields", f"It says: {error}") from None
+        raise InputError(
+            f"{source}: target", fields["target"], "a target's fields", f"Reading it failed: {error}"
+        ) from None
     engines = {
         _engine(name, f"{source}: engines"): _integer(version, f"{source}: engines.{name}", 0)
         for name, version in _object(fields["engines"], f"{source}: engines").items()
@@ -69,7 +71,7 @@ def read_criteria(text: str, source: str) -> Criteria:
     if not isinstance(kinds, list) or not all(
         isinstance(k, str) and 0 < len(k) < 100 for k in cast("list[Any]", kinds)
     ):
-        raise InputError(f"{source}: kinds", kinds, "a list of kinds of layers")
+        raise InputError(f"{source}: kinds", cast("object", kinds), "a list of kinds of layers")
     return Criteria(
         target=target,
         protocol=_text(fields["protocol"], f"{source}: protocol"),
@@ -84,7 +86,7 @@ def read_criteria(text: str, source: str) -> Criteria:
 
 def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> TreeNode:
     if depth > MAX_DEPTH:
-        raise InputError(where, depth, f"at most {MAX_DEPTH} questions one below the other")
+        raise InputError(where, depth, f"a tree of at most {MAX_DEPTH} levels")
     if isinstance(data, dict) and "regret" in data:
         fields = _object(cast("object", data), where, ("problems", "regret"))
         regret = {
@@ -94,7 +96,7 @@ def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> T
         if not regret:
             raise InputError(f"{where}.regret", regret, "at least one engine")
         return TreeLeaf(_integer(fields["problems"], f"{where}.problems", 1), regret)
-    fields = _object(data, where, ("feature", "at_most", "yes", "no"))
+    fields = _object(cast("object", data), where, ("feature", "at_most", "yes", "no"))
     if not isinstance(fields["feature"], str) or fields["feature"] not in FEATURES:
         raise InputError(f"{where}.feature", fields["feature"], "one of " + ", ".join(FEATURES))
     return TreeSplit(
@@ -107,7 +109,7 @@ def _node(data: object, where: str, engines: Mapping[str, int], depth: int) -> T
 
 def _object(data: object, where: str, names: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(data, dict) or (names and set(cast("dict[str, Any]", data)) != set(names)):
-        raise InputError(where, data, "an object" + (" with " + ", ".join(names) if names else ""))
+        raise InputError(where, cast("object", data), "an object" + (" with " + ", ".join(names) if names else ""))
     return cast("dict[str, Any]", data)
 
 
@@ -119,7 +121,7 @@ def _text(data: object, where: str) -> str:
 
 def _engine(name: str, where: str, known: Mapping[str, int] | None = None) -> str:
     if not re.fullmatch(r"[a-z0-9_.]{1,60}", name, re.ASCII) or (known is not None and name not in known):
-        raise InputError(where, name, "an engine's id" + ("" if known is None else " that `engines` names"))
+        raise InputError(where, name, "an engine's id" + ("" if known is None else " listed in `engines`"))
     return name
 
 
@@ -141,35 +143,35 @@ def _number(data: object, where: str, least: float, most: float) -> float:
 
 
 def user_file(target: Target, database: Path | None) -> Path:
-    """Where a user's own criteria of a target lie: beside the database.
+    """Path of a user's own criteria for a target: beside the database.
 
     Args:
         target: the device.
-        database: the database's path; None: the default one.
+        database: the database's path; None for the default one.
     """
     path = (database or default_path()).expanduser()
     return path.with_name(f"{path.stem}-{target.digest}{SUFFIX}")
 
 
 def find_criteria(target: Target, database: Path | None = None, folder: Traversable | None = None) -> Criteria | None:
-    """The criteria that fit a target best: its own, those of a device of that name, else of that architecture.
+    """The criteria that fit a target best: its own, else those of the same device, else those of the same architecture.
 
-    The user's come before the shipped ones where they fit as well.
+    If both fit equally well, the user's criteria come before the shipped ones.
 
     Args:
         target: the device.
-        database: the database's path; None: the default one.
-        folder: the shipped files; the package's own by default.
+        database: the database's path; None for the default one.
+        folder: the shipped files; by default the package's own.
 
     Raises:
-        InputError: a file is damaged; it is named.
+        InputError: a file is damaged; the error names it.
     """
     found: list[tuple[int, Criteria]] = []
     for rank, path in enumerate((*_user_paths(database), *_shipped(folder))):
         try:
             criteria = read_criteria(_content(path), str(path))
         except InputError as error:
-            todo = f"It says: {error} Remove it, or learn it again with `convoy study`."
+            todo = f"Reading it failed: {error} Remove it, or run `convoy study` to learn it again."
             raise InputError("criteria", str(path), "a criteria file", todo) from error
         fit = _match_rank(criteria.target, target)
         if fit is not None:
@@ -178,7 +180,7 @@ def find_criteria(target: Target, database: Path | None = None, folder: Traversa
 
 
 def _content(path: Path | Traversable) -> str:
-    """A file's text; raises InputError where it is no regular file, too large or no UTF-8."""
+    """A file's text; raises InputError for a file that is not regular, too large or not UTF-8."""
     if isinstance(path, Path):
         return read_text(path, MAX_BYTES, "criteria")
     with path.open("rb") as file:
@@ -197,7 +199,7 @@ def _shipped(folder: Traversable | None) -> list[Traversable]:
 
 
 def _match_rank(known: Target, target: Target) -> int | None:
-    """0 for the same target, 1 for the same device, 2 for the same architecture; None for others."""
+    """0 for the same target, 1 for the same device, 2 for the same architecture, None for any other."""
     if known.digest == target.digest:
         return 0
     if known.is_same_device(target):

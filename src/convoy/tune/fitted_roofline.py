@@ -1,4 +1,4 @@
-"""A roofline fitted to measurements: the best rates that any of them shows."""
+"""A roofline fitted to measurements: the best rates that any measurement reached."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from convoy.problem import Problem
 from convoy.tune.problem_distance import LAYERS, dtype_class
 
 LAUNCH_US: Final = 1.5
-"""Time of a launch that does nothing, where no measurement says better: about what a kernel of a captured graph costs."""
+"""Time of an empty launch, used without measurements: about the cost of a kernel in a captured graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The best rates that any measurement shows: operations and bytes a microsecond, by dtype."""
+    """The best rates that any measurement reached: operations and bytes a microsecond, by dtype class."""
 
     flops_per_us: Mapping[str, float]
     bytes_per_us: float
     launch_us: float
 
     def time_us(self, problem: Problem) -> float:
-        """Time of a problem at these rates, never under a launch."""
+        """Time of a problem at these rates, never less than a launch."""
         rate = self.flops_per_us.get(dtype_class(problem.x_spec.dtype)) if isinstance(problem, LAYERS) else None
         work_us = problem.flops / rate if rate else 0.0
         moved_us = problem.bytes_min / self.bytes_per_us if self.bytes_per_us else 0.0
@@ -32,12 +32,12 @@ class Roofline:
 
 
 def fit_roofline(known: Sequence[tuple[Problem, Measurement]]) -> Roofline:
-    """The best rates seen, above the shortest time seen."""
+    """The best rates of all measurements, and the shortest time."""
     launch_us = min((row.median_us for _, row in known), default=LAUNCH_US)
     flops: dict[str, float] = {}
     moved = 0.0
     for problem, row in known:
-        if sparsity_percent(row.config.knobs):  # operations that were skipped are no rate
+        if sparsity_percent(row.config.knobs):  # skipped operations would count as a rate
             continue
         moved = max(moved, problem.bytes_min / row.median_us)
         if isinstance(problem, LAYERS):

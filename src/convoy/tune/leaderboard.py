@@ -1,4 +1,4 @@
-"""Standing: what was measured of one problem so far, and who leads."""
+"""The rows of one problem so far, and the fastest of them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from convoy.problem import EngineConfig
 
 
 class Leaderboard:
-    """Rows of a problem.
+    """Rows of one problem, with the fastest config of each sparsity bucket.
 
     Args:
-        classes: the kinds of input that there is a winner for.
-        deterministic: whether what may give different bits from run to run can win.
+        buckets: the sparsity buckets of the inputs; each has a winner of its own.
+        deterministic: whether only configs that give the same bits in every run can win.
 
     Attributes:
-        rows: by config.
+        rows: the rows, by config.
     """
 
-    def __init__(self, classes: Sequence[SparsityBucket], *, deterministic: bool) -> None:
+    def __init__(self, buckets: Sequence[SparsityBucket], *, deterministic: bool) -> None:
         self.rows: dict[EngineConfig, Measurement] = {}
-        self.classes = classes
+        self.buckets = buckets
         self._deterministic = deterministic
 
     def is_usable(self, row: Measurement) -> bool:
-        """Whether it may win."""
+        """Whether a row's config may win."""
         return row.ok and (row.deterministic or not self._deterministic)
 
-    def usable(self, levels: SparsityBucket | None = None) -> list[Measurement]:
-        """What may win; on inputs of some levels, or on any."""
+    def usable(self, bucket: SparsityBucket | None = None) -> list[Measurement]:
+        """Rows whose config may win: on inputs of one bucket, or (None) on any input."""
         found = filter(self.is_usable, self.rows.values())
-        return [row for row in found if levels is None or matches_bucket(row.config.knobs, levels)]
+        return [row for row in found if bucket is None or matches_bucket(row.config.knobs, bucket)]
 
-    def best(self, levels: SparsityBucket | None = None) -> Measurement | None:
-        """The fastest of them."""
-        return min(self.usable(levels), key=lambda row: row.median_us, default=None)
+    def best(self, bucket: SparsityBucket | None = None) -> Measurement | None:
+        """The fastest usable row; None if there is none."""
+        return min(self.usable(bucket), key=lambda row: row.median_us, default=None)
 
-    def bests(self) -> list[Measurement]:
-        """The fastest on each kind of input."""
-        return [row for levels in self.classes if (row := self.best(levels)) is not None]
+    def best_per_bucket(self) -> list[Measurement]:
+        """The fastest usable row of each bucket that has one."""
+        return [row for bucket in self.buckets if (row := self.best(bucket)) is not None]
 
     def limit_us(self) -> float | None:
-        """What a candidate must come near to be worth a look: the best time, on the kind of input on which it is longest."""
-        return max((row.median_us for row in self.bests()), default=None)
+        """The best time of the slowest bucket; a candidate far above it cannot win. None without usable rows."""
+        return max((row.median_us for row in self.best_per_bucket()), default=None)
 
     def baseline(self) -> Measurement | None:
-        """PyTorch's own row."""
+        """PyTorch's own row, if it is usable."""
         own = (row for row in self.rows.values() if row.config.engine == BASELINE and self.is_usable(row))
         return next(own, None)
 
     def result_rows(self) -> list[Measurement]:
-        """All rows; one that the settings exclude is `unsupported`, with the reason."""
+        """All rows; a row that the settings exclude becomes `unsupported`, with the reason."""
         return [row if self.is_usable(row) or not row.ok else _excluded(row) for row in self.rows.values()]
 
 

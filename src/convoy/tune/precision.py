@@ -1,4 +1,4 @@
-"""Torch's precision settings: part of a target, for they change what fp32 products cost; and which problems do not heed them."""
+"""PyTorch's precision settings, which are part of a target because they change the cost of fp32 products."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from convoy.problem import ConvProblem, LinearProblem, Problem, SubgraphProblem
 from convoy.target import Target
 
 PRECISION_SETTINGS: Final = ("cudnn_tf32", "fp32_matmul", "fp32_precision")
-"""Names among a target's versions (`convoy.measurement.device.detect.precision_flags`)."""
+"""Their names among a target's versions (`convoy.measurement.device.detect.precision_flags`)."""
 
 _PRODUCTS: Final = ("mm.", "mm_", "addmm", "baddbmm", "conv", "linear", "matmul", "einsum")
 """Parts of the names of operators that multiply matrices."""
 
 
 def depends_on_precision(problem: Problem) -> bool:
-    """Whether torch's precision settings may change what a problem takes: where products of fp32 are rounded as they say."""
+    """Whether PyTorch's precision settings may change a problem's time: they decide how fp32 products are rounded."""
     if isinstance(problem, ConvProblem):
         return problem.numerics == "as_torch" and problem.x_dtype == "fp32"
     if isinstance(problem, LinearProblem):
@@ -29,16 +29,16 @@ def depends_on_precision(problem: Problem) -> bool:
 
 
 def equivalent_targets(target: Target, others: Collection[Target]) -> list[Target]:
-    """Targets that differ in precision settings alone: rows of theirs are this one's too, of problems that heed none."""
+    """Targets that differ only in precision settings; their rows hold here for problems that do not depend on those settings."""
     plain = _without_settings(target)
     found = [other for other in others if other.digest != target.digest and _without_settings(other) == plain]
     return sorted(found, key=lambda other: other.digest)
 
 
-def reuse_rows(own: Iterable[Measurement], twins_rows: Iterable[Measurement], target: Target) -> list[Measurement]:
-    """A target's rows, and those of its twins that it has none of itself, as its own: of problems that heed no setting."""
+def reuse_rows(own: Iterable[Measurement], equivalent_rows: Iterable[Measurement], target: Target) -> list[Measurement]:
+    """A target's rows, completed by the rows of equivalent targets for configs without a row of its own."""
     found = {(row.problem, row.config): row for row in own}
-    for row in twins_rows:
+    for row in equivalent_rows:
         found.setdefault((row.problem, row.config), replace(row, target=target.digest))
     return list(found.values())
 

@@ -1,12 +1,11 @@
-"""Predict times from what was measured on other problems: effort `none`, which may measure nothing.
+"""Predicts times from measurements of other problems, for effort `none`, which measures nothing.
 
-Nearest neighbours: what a config took on problems of the same kind, as a ratio to its engine's cost model, or to a roofline
-fitted to all measurements where it has none, is taken over, the nearer the problem the more: the model knows of tiles and of
-waves, the neighbours how far it is off. A layer's kind is what decides which code runs (filter, stride, dilation, groups,
-memory format, dtype); distance is in the sizes of its implicit GEMM, in powers of two. Where an engine was never measured on
-such a layer its cost model speaks, and the criteria (`convoy.tune.criteria`) have their say on every engine. How well
-this picks is measured by `bench/tuning/prediction.py` and `bench/tuning/criteria.py`: on layers that are left out, against the
-best that was measured on them.
+The method is nearest neighbours. A config's time on problems of the same kind is taken as a ratio to its engine's cost model,
+or to a roofline fitted to all measurements if the engine has no cost model. Nearer problems weigh more. The cost model knows
+about tiles and waves; the neighbours say how far off it is. A layer's kind is what decides which code runs (filter, stride,
+dilation, groups, memory format, dtype). Distance is measured in the sizes of its implicit GEMM, in powers of two. For an
+engine that was never measured on such a layer, its cost model decides. The criteria (`convoy.tune.criteria`) adjust every
+engine's time. `bench/tuning/prediction.py` and `bench/tuning/criteria.py` measure how well this chooses, on layers left out.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from convoy.problem import (
     is_subgraph_key,
     parse_problem,
 )
+from convoy.tune.criteria import blend_with_criteria
 from convoy.tune.fitted_roofline import Roofline, fit_roofline
 from convoy.tune.problem_distance import (
     LAYERS,
@@ -41,30 +41,31 @@ from convoy.tune.problem_distance import (
 )
 
 MAX_DISTANCE: Final = 8.0
-"""Powers of two, all sizes together, from which a neighbour says nothing more."""
+"""Powers of two, summed over all sizes, beyond which a neighbour is ignored."""
 
 MAX_NEIGHBOURS: Final = 6
-"""Neighbours of a config that count, the nearest."""
+"""Nearest neighbours of a config that count."""
 
 MIN_SAMPLES: Final = 2
-"""A row of one sample was pruned after its first run, which on a GPU holds the launch itself."""
+"""Rows of one sample are ignored: they were pruned after their first run, which on a GPU includes the launch on the host."""
 
 ATEN_PASSES: Final = 2.0
-"""Passes that ATen is taken to need for an operator that the compiler may do better: of 168 such pieces on an H200 (poolings,
-batch norms and their gradients) ATen was faster on 9; the median of an operator was 1.1 to 8.8 times the compiler's time."""
+"""Passes that ATen is assumed to need for one operator that the compiler may do better. Of 168 such subgraphs on an H200
+(poolings, batch norms and their gradients), ATen was faster on 9; an operator's median was 1.1 to 8.8 times the compiler's
+time."""
 
 CostModel = Callable[[Problem, EngineConfig], float | None]
-"""An engine's cost model, microseconds; None where it has none."""
+"""An engine's cost model, microseconds; None if it has none."""
 
 
 def no_cost_model(problem: Problem, config: EngineConfig) -> float | None:
-    """Where no engine has a cost model."""
+    """The cost model of engines without one."""
     del problem, config
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sample:
-    """One measurement of a config: on traits, so many times the roofline, and so many times the cost model, if there is one."""
+    """One measurement of a config: the layer's coordinates, and its log time over the roofline and over the cost model."""
 
     problem: str
     traits: LayerCoordinates
@@ -72,15 +73,15 @@ class _Sample:
     log_model: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TimePredictor:
-    """What is known of a device, arranged for prediction.
+    """Predicts times on a device from its measurements.
 
     Attributes:
         roofline: fitted to all rows.
-        seen: by kind and config.
-        measurements: how many rows it rests on.
-        unsteady: configs that gave other bits from run to run on some problem of a kind.
+        seen: the measurements by layer kind and config.
+        measurements: how many rows it was made from.
+        nondeterministic: configs that gave different bits from run to run on some problem of a kind.
         model: the engines' cost models.
         fusing: ids of the engines that compute a subgraph in one pass (`Engine.fuses_subgraphs`).
     """
@@ -90,17 +91,17 @@ class TimePredictor:
         default_factory=dict[LayerKind, dict[EngineConfig, list[_Sample]]]
     )
     measurements: int = 0
-    unsteady: set[tuple[LayerKind | None, EngineConfig]] = field(
+    nondeterministic: set[tuple[LayerKind | None, EngineConfig]] = field(
         default_factory=set[tuple[LayerKind | None, EngineConfig]]
     )
     model: CostModel = field(default=no_cost_model, compare=False)
     fusing: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(
+    def from_rows(
         rows: Iterable[Measurement], model: CostModel = no_cost_model, fusing: Collection[str] = frozenset()
     ) -> TimePredictor:
-        """Arrange rows; failures and problems that cannot be read from their key are left out."""
+        """Make a predictor from rows. Failures, and problems that their key does not describe, are left out."""
         known: list[tuple[Problem, Measurement]] = []
         for row in rows:
             problem = _read(row.problem) if row.ok and row.samples >= MIN_SAMPLES else None
@@ -110,7 +111,7 @@ class TimePredictor:
         for problem, row in known:
             kind = kind_of(problem)
             if not row.deterministic:
-                found.unsteady.add((kind, row.config))
+                found.nondeterministic.add((kind, row.config))
             if kind is not None and isinstance(problem, LAYERS):
                 ratio = math.log(row.median_us / found.roofline.time_us(problem))
                 expected_us = model(problem, row.config)
@@ -120,7 +121,7 @@ class TimePredictor:
         return found
 
     def without(self, problem: Problem) -> TimePredictor:
-        """The same, had this problem never been measured, in any memory format and with any epilogue: for honest tests."""
+        """The predictor without the rows of this problem, in any memory format and with any epilogue: for tests."""
         if kind_of(problem) is None:
             return self
         gone = sizes_key(problem)
@@ -131,10 +132,10 @@ class TimePredictor:
         return kept
 
     def predict(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
-        """Times in microseconds of those configs of a problem's space that something is known of; the baseline's always.
+        """Predicted times, microseconds, of the configs that have neighbours; the baseline always has one.
 
         Args:
-            problem: what is to be computed.
+            problem: the problem.
             space: every supporting engine's configs, the default first.
         """
         return self._with_baseline(problem, space, self._evidence(problem, space))
@@ -147,7 +148,7 @@ class TimePredictor:
         return times
 
     def _evidence(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
-        """Times of the configs that something is known of."""
+        """Times of the configs that have neighbours."""
         if not self.measurements:
             return {}
         return self._layer(problem, space) if isinstance(problem, LAYERS) else self._pass(problem, space)
@@ -160,15 +161,15 @@ class TimePredictor:
         regrets: Mapping[str, float] | None = None,
         estimate: Callable[[EngineConfig], float | None] = lambda config: None,  # noqa: ARG005
     ) -> dict[EngineConfig, float]:
-        """`predict`, with what else can be known without measuring.
+        """`predict`, completed by the cost models and the criteria.
 
-        An engine that was never measured on anything like the problem is taken at its cost model's word and something on top.
-        Then each engine's time is moved towards what the criteria expect: both are wrong now and then, in different places.
+        An engine without neighbours gets its cost model's time and a margin. Then the criteria adjust each engine's time:
+        predictions and criteria are both wrong at times, in different places.
 
         Args:
-            problem: what is to be computed.
+            problem: the problem.
             space: every supporting engine's configs, the default first.
-            regrets: what the criteria expect of each engine (`Criteria.regrets`); None: they do not cover the problem.
+            regrets: the criteria's regret of each engine (`Criteria.regrets`); None if they do not cover the problem.
             estimate: an engine's cost model.
         """
         times = self._evidence(problem, space)
@@ -181,7 +182,7 @@ class TimePredictor:
                     times[likely] = UNMEASURED_FACTOR * promised[likely]
         judged = {config.engine for config in times}
         times = self._with_baseline(problem, space, times)
-        return _blend_with_criteria(times, judged, regrets) if regrets and judged else times
+        return blend_with_criteria(times, judged, regrets) if regrets and judged else times
 
     def _layer(
         self, problem: ConvProblem | LinearProblem, space: Mapping[str, Sequence[EngineConfig]]
@@ -204,14 +205,14 @@ class TimePredictor:
             weights = [2.0 ** -(2 * far) for far, _, _ in near]
             mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True)) / sum(weights)
             times_us = expected_us if expected_us and modelled else reference
-            # A config known from afar alone must promise more: what is nearer is surer.
+            # Distant neighbours say less, so a config that has only those is penalised.
             found[config] = times_us * math.exp(mean) * (1 + DISTANCE_PENALTY * near[0][0])
         return found
 
     def _pass(self, problem: Problem, space: Mapping[str, Sequence[EngineConfig]]) -> dict[EngineConfig, float]:
-        """Copies and pieces of the graph: passes over memory, one an operator where nothing fuses them.
+        """Times of copies and subgraphs: one pass over memory for each operator, or a single one if an engine fuses them.
 
-        ATen is taken to need two where the compiler is on offer, for a lone operator too.
+        ATen is assumed to need two passes if the compiler is offered, also for a single operator.
         """
         operators = problem.text.count(" = ") if isinstance(problem, SubgraphProblem) else 1
         fusing = self.fusing & space.keys()
@@ -220,51 +221,24 @@ class TimePredictor:
         return {configs[0]: once * passes.get(engine, max(1, operators)) for engine, configs in space.items()}
 
 
-def _blend_with_criteria(
-    times: dict[EngineConfig, float], judged: Collection[str], regrets: Mapping[str, float]
-) -> dict[EngineConfig, float]:
-    """Times with every engine's best moved to the mean, in logarithms, of what is predicted and what the criteria expect.
-
-    Of an engine that nothing else is known of (`judged` does not hold it) the criteria alone decide.
-    """
-    best: dict[str, float] = {}
-    for config, time_us in times.items():
-        best[config.engine] = min(time_us, best.get(config.engine, math.inf))
-    least = min(best[engine] for engine in judged)
-
-    def factor(engine: str) -> float:
-        if engine not in regrets:
-            return 1.0
-        behind = math.log(best[engine] / least)
-        share = CRITERIA_WEIGHT if engine in judged else 1.0
-        return math.exp(share * (regrets[engine] - behind))
-
-    factors = {engine: factor(engine) for engine in best}
-    return {config: time_us * factors[config.engine] for config, time_us in times.items()}
-
-
-CRITERIA_WEIGHT: Final = 0.5
-"""Share of the criteria in what is expected of an engine. On the layers of six nets on an H100, net by net left out, any share
-from 0.5 to 0.8 picked equally well (bench/tuning/criteria.py)."""
-
 UNMEASURED_FACTOR: Final = 1.3
-"""What an engine is taken to need of what its cost model says, where nothing like the problem was measured: the models of the
-Triton engines were 10 % too low on average on an H100, those of torch's operations 30 to 60 %."""
+"""Factor on a cost model's time without any neighbour: the models of the Triton engines were 10 % too low on average on an
+H100, those of PyTorch's operators 30 to 60 %."""
 
 DISTANCE_PENALTY: Final = 0.1
 """Share added for each power of two between a problem and its nearest neighbour."""
 
 _BASELINE_FACTOR: Final = 4.0
-"""What the baseline is taken to be of the roofline where nothing like the problem was ever measured: it was 3 to 6 times on
-the layers of five nets at batch 1 on an H100."""
+"""The baseline's time over the roofline without any neighbour: it was 3 to 6 on the layers of five nets at batch 1 on an
+H100."""
 
 
 @lru_cache(maxsize=1 << 10)
 def _read(key: str) -> Problem | None:
-    """The problem of a key, where its times say something of others'.
+    """The problem of a key, if its times say anything about other problems; else None.
 
-    A piece of the graph cannot be read from its own key, and a layer on pruned weights does only some of its operations: the
-    rates that it seems to reach are nobody else's, not those of another mask either.
+    A subgraph cannot be read from its key. A layer with pruned weights does only part of its operations, so its rates hold
+    for no other layer, not even for one with another mask.
     """
     if is_subgraph_key(key):
         return None
@@ -276,7 +250,7 @@ def _read(key: str) -> Problem | None:
 
 
 def predicted_rows(
-    experience: TimePredictor,
+    predictor: TimePredictor,
     problem: Problem,
     space: Mapping[str, Sequence[EngineConfig]],
     target: str,
@@ -288,17 +262,17 @@ def predicted_rows(
     """Predictions as rows without samples; they are never stored.
 
     Args:
-        experience: what is known.
-        problem: what is to be computed.
+        predictor: predicts the times.
+        problem: the problem.
         space: every supporting engine's configs, the default first.
         target: the target's digest.
         protocol: the protocol's id.
-        regrets: what the criteria expect of each engine; None: they do not cover the problem.
+        regrets: the criteria's regret of each engine; None if they do not cover the problem.
         estimate: an engine's cost model.
     """
-    reason = f"predicted from {experience.measurements} measurements of other problems"
+    reason = f"predicted from {predictor.measurements} measurements of other problems"
     reason += " and the criteria" if regrets else ""
-    times = experience.predict_with(problem, space, regrets=regrets, estimate=estimate)
+    times = predictor.predict_with(problem, space, regrets=regrets, estimate=estimate)
     return [
         Measurement(
             problem.key,
@@ -307,7 +281,7 @@ def predicted_rows(
             protocol,
             Status.OK,
             median_us=time_us,
-            deterministic=(kind_of(problem), config) not in experience.unsteady,
+            deterministic=(kind_of(problem), config) not in predictor.nondeterministic,
             reason=reason,
         )
         for config, time_us in times.items()

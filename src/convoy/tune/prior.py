@@ -1,4 +1,4 @@
-"""Expectation: what predictions hold to be the fastest of one problem, and how far they turned out to be wrong."""
+"""The configs that predictions expect to be fastest, and how far measurements contradict the predictions."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from convoy.perfdb.row import Measurement
 from convoy.problem import EngineConfig
 
 MAX_PRIOR_CONFIGS: Final = 2
-"""Settings that are compiled and measured first, of all engines': those predicted to be the fastest. On four nets on an H200 that
-were left out in turn, the better of the two beside what needs no compiler came to 1.022 times the best of a whole search, one
-alone to 1.037, four to 1.019 (replay of shipped rows, 1082 layers)."""
+"""Configs that are compiled and measured first, of all engines together: those predicted to be fastest. On four nets on an
+H200, left out in turn, the better of two such configs and the engines that do not compile reached 1.022 times the best
+time of a full search; one config reached 1.037, four 1.019 (replay of shipped rows, 1082 layers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is likely to be the fastest.
+    """The likely winners of one problem.
 
     Attributes:
-        times_us: what those settings are expected to take, microseconds, the fastest first.
+        times_us: predicted times of these configs, microseconds, the fastest first.
     """
 
     times_us: Mapping[EngineConfig, float] = field(default_factory=dict[EngineConfig, float])
 
     @staticmethod
-    def of(predicted: Sequence[Measurement], compiled: Collection[EngineConfig], hopeless: float) -> Prior:
-        """The likeliest of those that must be compiled.
+    def from_predictions(
+        predicted: Sequence[Measurement], compiled: Collection[EngineConfig], hopeless: float
+    ) -> Prior:
+        """The likely winners among the configs that must be compiled.
 
         Args:
-            predicted: a problem's predictions.
+            predicted: the problem's predicted rows.
             compiled: the configs of engines that compile.
-            hopeless: a setting that is expected to take this many times the best prediction is not worth compiling.
+            hopeless: a config predicted to take this many times the best prediction is not worth compiling.
         """
         least_us = min((row.median_us for row in predicted), default=0.0)
         ranked = sorted(
@@ -43,16 +45,17 @@ class Prior:
         )
         return Prior({predicted[index].config: time_us for time_us, index in ranked[:MAX_PRIOR_CONFIGS]})
 
-    def open(self, rows: Collection[EngineConfig]) -> list[EngineConfig]:
-        """Those that were not tried yet."""
+    def untried(self, rows: Collection[EngineConfig]) -> list[EngineConfig]:
+        """The configs without a row."""
         return [config for config in self.times_us if config not in rows]
 
-    def disappointment(self, rows: Mapping[EngineConfig, Measurement]) -> float:
-        """How many times longer than expected the likeliest took, in the geometric mean; 1 where they did not.
+    def underestimate(self, rows: Mapping[EngineConfig, Measurement]) -> float:
+        """How many times longer than predicted these configs took (geometric mean); 1 if they were not slower.
 
         The best of many predictions is biased low. Where the predicted winners were measured, all other predictions of the
-        problem are scaled by the same error. On layers of four nets left out in turn, after `MAX_PRIOR_CONFIGS` measurements,
-        choices took 1.145 times the best time with this scaling and 1.366 times without it (1520 layers, H200, replay).
+        problem are scaled by the same factor. On layers of four nets left out in turn, after `MAX_PRIOR_CONFIGS`
+        measurements, choices took 1.145 times the best time with this scaling and 1.366 times without it (1520 layers, H200,
+        replay).
         """
         measured = [row for config in self.times_us if (row := rows.get(config)) is not None and row.ok]
         if not measured:

@@ -1,4 +1,4 @@
-"""What is known before anything is measured: a problem's own rows, what other devices hint at, and what predictions rest on."""
+"""What is known before the search measures: the problem's own rows, other devices' hints, and the rows that predictions use."""
 
 from __future__ import annotations
 
@@ -21,55 +21,56 @@ from convoy.tune.transfer_hints import related_targets
 from convoy.tune.tuning_task import TuningTask
 
 SearchProgress = Callable[[int, int, str], None]
-"""Told (done, total, what is looked at)."""
+"""Called with (done, total, a description of the current problem)."""
 
 
 class RowStore(Interface):
-    """What the search wants of a database."""
+    """The part of a database that the search uses."""
 
     def lookup(self, problem: str, target: str, protocol: str, /) -> Sequence[Measurement]:
-        """Rows of a problem on a target."""
+        """Rows of a problem on a target by a protocol."""
         ...
 
     def put(
         self, rows: Sequence[Measurement], texts: Mapping[str, str] = ..., /, *, targets: Sequence[Target] = ...
     ) -> object:
-        """Keep rows, and what their targets' digests stand for."""
+        """Store rows, subgraph texts, and the descriptions of targets."""
         ...
 
     def related(self, target: Target, protocols: Sequence[str], /) -> Sequence[Measurement]:
-        """Good rows of devices like this one."""
+        """Good rows of devices related to this one."""
         ...
 
     def targets(self) -> Mapping[str, Target]:
-        """Targets that are described, by digest."""
+        """The described targets, by digest."""
         ...
 
 
 def known_rows(
-    problem: Problem, target: Target, alike: Sequence[Target], protocol: Protocol, database: RowStore
+    problem: Problem, target: Target, equivalent: Sequence[Target], protocol: Protocol, database: RowStore
 ) -> list[Measurement]:
-    """A problem's rows on a target, and on its twins where torch's precision settings do not matter; its own come first."""
+    """A problem's rows on a target, and on equivalent targets if it does not depend on precision settings."""
     own = database.lookup(problem.key, target.digest, protocol.id)
     others = (
         []
         if depends_on_precision(problem)
-        else [database.lookup(problem.key, twin.digest, protocol.id) for twin in alike]
+        else [database.lookup(problem.key, other.digest, protocol.id) for other in equivalent]
     )
     return reusable_rows(reuse_rows(own, chain.from_iterable(others), target), target)
 
 
 def reusable_rows(rows: Iterable[Measurement], target: Target) -> list[Measurement]:
-    """Rows that say something of another day too.
+    """Rows that still hold on another day.
 
-    What had no room on a GPU may have it when others do not use it, or more is allowed (`Settings.tuning_memory_bytes`), and
-    trying it costs next to nothing. On a CPU the system ends a process that takes too much: nobody wants to see that twice.
+    A config that ran out of memory on a GPU may fit later: other processes may use less, or the limit may be higher
+    (`Settings.tuning_memory_bytes`), and trying again costs little. On a CPU the system kills a process that takes too much
+    memory, so the row is kept.
     """
     return [row for row in rows if target.device != "cuda" or row.status is not Status.OUT_OF_MEMORY]
 
 
 def add_transfer_hints(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
-    """Let tasks know what other devices of the kind, or earlier protocols, found out about their problems."""
+    """Give tasks the hints from related devices' rows, and from rows of earlier protocols."""
     kin = related_targets(target, database.targets().values())
     sources = [(source, protocol.id) for source in kin]
     sources += [(source, earlier) for earlier in protocol.earlier for source in (target, *kin)]
@@ -81,34 +82,34 @@ def add_transfer_hints(tasks: Sequence[TuningTask], target: Target, protocol: Pr
 
 
 def add_predictions(
-    tasks: Sequence[TuningTask], knowledge: PredictorSource, protocol: Protocol, report: SearchProgress
+    tasks: Sequence[TuningTask], source: PredictorSource, protocol: Protocol, report: SearchProgress
 ) -> None:
-    """Give times to the problems that no row answers, from rows of other problems on devices like this one."""
+    """Add predicted times to the problems without a complete answer, from rows of other problems on related devices."""
     unknown = [task for task in tasks if not task.is_known()]
     if unknown:
         report(0, len(tasks), "predicting from the database")
         fresh = (task.rows[config] for task in tasks for config in task.measured)
-        experience, criteria = knowledge.with_rows(fresh)
+        predictor, criteria = source.with_rows(fresh)
         for task in unknown:
-            task.predict(experience, protocol.id, criteria)
+            task.predict(predictor, protocol.id, criteria)
     report(len(tasks), len(tasks), "from the database")
 
 
-def set_priors(tasks: Sequence[TuningTask], knowledge: PredictorSource, protocol: Protocol, target: Target) -> None:
-    """Let predictions say what is compiled first, where there is a choice of compilers: on a GPU."""
+def set_priors(tasks: Sequence[TuningTask], source: PredictorSource, protocol: Protocol, target: Target) -> None:
+    """Choose by prediction what each task compiles first. Only on a GPU: there are several compilers to choose from."""
     if target.device != "cuda":
         return
-    unknown = [t for t in tasks if t.wants_expectation() and not t.is_done(protocol, Effort.QUICK)]
+    unknown = [t for t in tasks if t.needs_prior() and not t.is_done(protocol, Effort.QUICK)]
     if unknown:
-        experience, criteria = knowledge.with_rows()
+        predictor, criteria = source.with_rows()
         for task in unknown:
-            task.expect(experience, criteria)
+            task.set_prior(predictor, criteria)
 
 
 class PredictorSource:
-    """What predictions rest on: all that was measured on devices like this one, and the criteria beside a database.
+    """The rows and criteria that predictions use: those of related devices, and the criteria beside the database.
 
-    It is read once, and only where something is to be predicted: tens of thousands of rows take seconds.
+    They are read once, and only if something is predicted: reading tens of thousands of rows takes seconds.
     """
 
     def __init__(
@@ -120,15 +121,15 @@ class PredictorSource:
         self._rows: Sequence[Measurement] | None = None
 
     def with_rows(self, fresh: Iterable[Measurement] = ()) -> tuple[TimePredictor, Criteria | None]:
-        """Experience of the rows that were there, and of those that were measured since."""
+        """A predictor made from the stored rows and the rows measured since, and the criteria."""
         if self._rows is None:
             self._rows = self._database.related(self._target, (self._protocol.id, *self._protocol.earlier))
-        predictor = TimePredictor.of(chain(self._rows, fresh), self._models, self._fusing)
+        predictor = TimePredictor.from_rows(chain(self._rows, fresh), self._models, self._fusing)
         return predictor, find_criteria(self._target, self._path)
 
 
 def cost_models(engines: Sequence[Engine], target: Target) -> CostModel:
-    """What the engines' cost models say of any problem; None of an engine that is not here, and of one that raises."""
+    """The engines' cost models as one; None for a missing engine, another version, or a cost model that raises."""
     by_id = {engine.id: engine for engine in engines}
 
     def estimate(problem: Problem, config: EngineConfig) -> float | None:
@@ -137,7 +138,7 @@ def cost_models(engines: Sequence[Engine], target: Target) -> CostModel:
             return None
         try:
             return engine.estimate_us(problem, config.knobs, target)
-        except Exception:  # a broken cost model is no cost model
+        except Exception:  # a broken cost model counts as none
             return None
 
     return estimate

@@ -1,4 +1,4 @@
-"""search: what every engine takes for every problem, from the database, by measuring in stages, or predicted."""
+"""The search: every engine's time for every problem, from the database, by measuring in stages, or predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from convoy.engines.activation_sparsity import CURVE, SparsityBucket
 from convoy.engines.base import Engine
 from convoy.engines.competition import load_competitor
 from convoy.engines.manifest import BASELINE
-from convoy.measurement.protocol import protocol_for
+from convoy.measurement.protocol import Protocol, protocol_for
 from convoy.measurement.reference_data import data_key
 from convoy.measurement.runner import Runner
 from convoy.perfdb.row import Measurement
@@ -31,24 +31,24 @@ from convoy.tune.staged_search import StagedSearch
 from convoy.tune.tuning_task import TuningTask
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What was found.
+    """What a search found.
 
     Attributes:
         rows: by problem key, every row that the settings allow, failures too.
-        refusals: by problem key, each engine that said no, with its reason.
-        measured: candidates that were measured now.
-        from_database: candidates whose rows were there already and served.
-        predicted: problems whose times are predicted, because effort `none` measures nothing, time was up, or there was no room.
-        without_room: problems that there was no memory to measure PyTorch's own on.
-        disproved: predictions of a plan's steps that turned out to be of wrong kernels (`convoy.pipeline.verify_predicted`).
-        cut: where time was up, what had been done by then; empty where the search was whole.
-        uncounted: whether there was no memory to count the zeros of the net's values (`convoy.measurement.count_zeros`).
+        refusals: by problem key, the reason of each engine that has no row.
+        measured: number of candidates that this search measured.
+        from_database: number of candidates whose stored rows were used.
+        predicted: number of problems with predicted times: at effort `none`, after the time was up, or for lack of memory.
+        baseline_out_of_memory: number of problems on which PyTorch's own operators ran out of memory.
+        wrong_predictions: number of a plan's predicted steps that turned out to be wrong (`convoy.pipeline.verify_predicted`).
+        cut: how far the search came if its time was up; else empty.
+        zeros_uncounted: whether there was no memory to count the zeros of the net's values (`convoy.measurement.count_zeros`).
     """
 
-    rows: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
-    refusals: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    rows: Mapping[str, Sequence[Measurement]] = field(default_factory=dict[str, Sequence[Measurement]])
+    refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     measured: int = 0
     from_database: int = 0
     predicted: int = 0
@@ -70,27 +70,27 @@ def search(
     baseline_only: Collection[str] = (),
     zeros: Mapping[str, Collection[SparsityBucket]] | None = None,
 ) -> SearchResult:
-    """Find out what every engine takes for every problem.
+    """Find the time of every engine for every problem.
 
-    A candidate with a row for this target and protocol, a failure too, is not tried again. New rows are kept as they come,
-    so that an interruption loses nothing that was finished. Stages: every engine's default knobs, with few samples;
-    other knobs of the engines that come near the best; all samples for the best and the baseline.
+    A candidate with a row for this target and protocol, a failure too, is not measured again. New rows are stored at once, so
+    an interrupt loses none that was finished. The stages are: every engine's default knobs with few samples; other knobs of
+    engines near the best; all samples for the best few and the baseline.
 
-    On a CPU one problem goes through all stages before the next, so that its data is made once. On a GPU each stage goes
-    through all problems, so that kernels are compiled in parallel for all of them while the first are measured; at effort
-    `quick` those that are predicted to win come before all else (`TuningTask.set_priors`).
+    On a CPU one problem passes all stages before the next, so its data is made once. On a GPU each stage passes all problems,
+    so kernels of later problems compile while the first are measured; at effort `quick` the predicted winners come first
+    (`TuningTask.set_prior`).
 
     Args:
-        problems: each is searched once, however often it occurs.
-        engine_ids: engines that compete; those that the settings exclude and the oracle are left out.
+        problems: the problems; duplicates are searched once.
+        engine_ids: engines that compete; those that the settings exclude are left out, and so is the oracle.
         target: the device.
         settings: effort, time, and what is allowed.
-        database: where rows come from and go to.
-        runner: who measures; not called where the database knows everything.
-        on_progress: told (done, total, what is looked at).
-        baseline_only: keys of problems that the baseline alone need be measured on.
-        zeros: by problem key, what the inputs of its layers could spare (`convoy.engines.activation_sparsity`); engines that skip
-            zeros are measured for these, and for none where nothing is said.
+        database: where rows are read and stored.
+        runner: measures; not called if the database has every row.
+        on_progress: called with (done, total, description).
+        baseline_only: keys of problems for which only the baseline is measured.
+        zeros: by problem key, the sparsity buckets of its layers' inputs (`convoy.engines.activation_sparsity`); engines that
+            skip zeros are measured for these, and without zeros for other problems.
 
     Raises:
         InputError: an unknown engine id, an extra engine that cannot be imported, or a damaged criteria file.
@@ -101,26 +101,34 @@ def search(
     distinct = _by_shared_data({problem.key: problem for problem in problems}.values())
     engines = _competitors(engine_ids, settings)
     tasks = [TuningTask(_space(p, engines, target, settings, baseline_only, zeros or {})) for p in distinct]
-    knowledge = PredictorSource(engines, target, protocol, database, settings.db)
-    alike = equivalent_targets(target, database.targets().values())
-    for task in tasks:
-        task.take_known(known_rows(task.problem, target, alike, protocol, database))
+    source = PredictorSource(engines, target, protocol, database, settings.db)
+    _take_stored_rows(tasks, target, protocol, database)
     if settings.effort is Effort.QUICK:
         add_transfer_hints(tasks, target, protocol, database)
-        set_priors(tasks, knowledge, protocol, target)
+        set_priors(tasks, source, protocol, target)
     cut = ""
     if settings.effort is not Effort.NONE:
         cut = StagedSearch(tasks, protocol, settings, target, database, runner, report).run()
-    crowded = [task for task in tasks if task.baseline_ran_out_of_memory()]
-    if wanting := tasks if cut or settings.effort is Effort.NONE else crowded:
-        add_predictions(wanting, knowledge, protocol, report)
+    without_memory = [task for task in tasks if task.baseline_ran_out_of_memory()]
+    if unanswered := tasks if cut or settings.effort is Effort.NONE else without_memory:
+        add_predictions(unanswered, source, protocol, report)
+    return _result(tasks, settings.effort, cut)
+
+
+def _take_stored_rows(tasks: Sequence[TuningTask], target: Target, protocol: Protocol, database: RowStore) -> None:
+    equivalent = equivalent_targets(target, database.targets().values())
+    for task in tasks:
+        task.take_known(known_rows(task.problem, target, equivalent, protocol, database))
+
+
+def _result(tasks: Sequence[TuningTask], effort: Effort, cut: str) -> SearchResult:
     return SearchResult(
         rows={task.problem.key: task.result_rows() for task in tasks},
-        refusals={task.problem.key: task.refusals for task in tasks},
+        refusals={task.problem.key: task.refusals(effort) for task in tasks},
         measured=sum(len(task.measured) for task in tasks),
         from_database=sum(len(task.rows.keys() - task.measured - task.predicted) for task in tasks),
         predicted=sum(bool(task.predicted) for task in tasks),
-        baseline_out_of_memory=len(crowded),
+        baseline_out_of_memory=sum(task.baseline_ran_out_of_memory() for task in tasks),
         cut=cut,
     )
 
@@ -149,7 +157,7 @@ def _space(
 
 
 def _by_shared_data(problems: Iterable[Problem]) -> list[Problem]:
-    """In order of first mention, but those that can use the same data side by side."""
+    """Problems in order of first mention, except that those which share test data stand side by side."""
     groups: dict[str, list[Problem]] = {}
     for problem in problems:
         groups.setdefault(data_key(problem), []).append(problem)

@@ -1,4 +1,4 @@
-"""Space: every setting that the engines offer for one problem, and what is known of each before it has run."""
+"""Every config that the engines offer for one problem, and what is known of each before it runs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from convoy.target import Target
 
 
 class SearchSpace:
-    """What may be chosen for a problem.
+    """The configs that may be chosen for one problem.
 
     Args:
-        problem: what is computed.
-        engines: all that compete.
+        problem: the problem.
+        engines: the competing engines.
         target: the device.
-        deterministic: whether settings that may give different bits from run to run are out.
-        baseline_only: whether the baseline alone is on offer, because a larger region does the same and more.
-        zeros: what the inputs of the layers with this problem could spare: engines that skip zeros are on offer for each share
-            of what they leave out (`convoy.engines.activation_sparsity`).
-        curve: further percentages of it for such engines.
+        deterministic: whether configs that may give different bits from run to run are excluded.
+        baseline_only: whether only the baseline is offered, because a larger region covers the same work.
+        zeros: sparsity buckets of the inputs of the layers with this problem; engines that skip zeros are offered for each
+            bucket's percentage (`convoy.engines.activation_sparsity`).
+        curve: further percentages to offer for such engines.
 
     Attributes:
         problem: as given.
         target: as given.
         deterministic: as given.
         baseline_only: as given.
-        engines: by id, those that offer something.
-        configs: by their ids, what they offer, the default first.
-        refusals: by id of the others, why not.
-        levels: `zeros` in order.
+        engines: the engines that offer a config, by id.
+        configs: their configs by engine id, the default first.
+        refusals: the reasons of the other engines, by id.
+        buckets: `zeros`, sorted.
     """
 
     def __init__(
@@ -55,22 +55,24 @@ class SearchSpace:
         self.engines: dict[str, Engine] = {}
         self.configs: dict[str, list[EngineConfig]] = {}
         self.refusals: dict[str, str] = {}
-        self.levels = sorted(zeros)
+        self.buckets = sorted(zeros)
         for engine in engines:
             if baseline_only and engine.id != BASELINE:
-                self.refusals[engine.id] = "not measured: the same with its activation, or in nhwc, is on offer"
+                self.refusals[engine.id] = (
+                    "not measured: the same convolution with its activation, or in nhwc, is offered"
+                )
                 continue
             if not engine.competes(problem):
-                continue  # it competes on the problem without the mask, which is always offered beside this one
+                continue  # it competes on the problem without the mask, which is always offered too
             space, reason = offered_knobs(engine, problem, target, deterministic=deterministic)
             if not space:
                 self.refusals[engine.id] = reason
                 continue
             self.engines[engine.id] = engine
-            shares = dict.fromkeys((*self._shares(engine), *curve)) if engine.skips_zeros else (None,)
+            percentages = dict.fromkeys((*self._percentages(engine), *curve)) if engine.skips_zeros else (None,)
             self.configs[engine.id] = [
-                engine.config(k if share is None else with_sparsity(k, share, engine.zeros_kind))
-                for share in shares
+                engine.config(k if percent is None else with_sparsity(k, percent, engine.zeros_kind))
+                for percent in percentages
                 for k in space
             ]
 
@@ -86,38 +88,38 @@ class SearchSpace:
         return {name: engine.version for name, engine in self.engines.items()}
 
     def defaults(self) -> list[EngineConfig]:
-        """Every engine's default: of one that skips zeros, for every share."""
+        """Every engine's default config; for an engine that skips zeros, one for each percentage."""
         first: dict[tuple[str, int | None], EngineConfig] = {}
         for config in self:
             first.setdefault((config.engine, sparsity_percent(config.knobs)), config)
         return list(first.values())
 
-    def classes(self) -> list[SparsityBucket]:
-        """The kinds of input that there is a winner for: one where no engine skips zeros."""
-        return self.levels if any(engine.skips_zeros for engine in self.engines.values()) else self.levels[:1]
+    def winning_buckets(self) -> list[SparsityBucket]:
+        """The sparsity buckets that have a winner each; a single one if no engine skips zeros."""
+        return self.buckets if any(engine.skips_zeros for engine in self.engines.values()) else self.buckets[:1]
 
     def estimate_us(self, config: EngineConfig) -> float | None:
-        """What the engine's cost model expects, microseconds; None where it has none."""
+        """The time that the engine's cost model predicts, microseconds; None without a cost model."""
         try:
             return self.engines[config.engine].estimate_us(self.problem, config.knobs, self.target)
-        except Exception:  # a broken cost model is no cost model: the clock decides, and its rows tell
+        except Exception:  # a broken cost model counts as none: measurements decide
             return None
 
     def workspace_bytes(self, config: EngineConfig) -> int | None:
-        """None where the engine finds that it cannot have these knobs here: a plan of another layer that a library refuses."""
+        """Workspace of a config; None if the engine finds the config impossible here, such as another layer's library plan."""
         try:
             return self.engines[config.engine].workspace_bytes(self.problem, config.knobs)
         except InputError:
             return None
 
     def must_build(self, config: EngineConfig) -> bool:
-        """Whether it must be compiled first."""
+        """Whether the config must be compiled first."""
         return not self.engines[config.engine].trusted
 
     def skips_zeros(self, config: EngineConfig) -> bool:
-        """Whether what it takes depends on the data."""
+        """Whether the config's time depends on the data."""
         return self.engines[config.engine].skips_zeros
 
-    def _shares(self, engine: Engine) -> list[int]:
-        """The percentages that the layers have of what an engine leaves out."""
-        return sorted({levels.at(engine.zeros_kind) for levels in self.levels})
+    def _percentages(self, engine: Engine) -> list[int]:
+        """The percentages of what an engine skips, over all buckets."""
+        return sorted({bucket.at(engine.zeros_kind) for bucket in self.buckets})

@@ -1,4 +1,4 @@
-"""The stages of a search, as far as there is time: few samples for many candidates, then many samples for few."""
+"""The stages of a search within its time: few samples of many candidates, then many samples of few."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from convoy.tune.prior_rows import RowStore, SearchProgress, reusable_rows
 from convoy.tune.tuning_task import TuningTask
 
 SearchStage = Callable[[TuningTask, Protocol, Effort], Request | None]
-"""What a stage wants to know next of a problem; None: nothing more."""
+"""Returns what a stage wants to measure next of a problem; None if nothing."""
 
 STAGES: Final[tuple[SearchStage, ...]] = (TuningTask.first_look, TuningTask.widen, TuningTask.finals)
 
 
 class StagedSearch:
-    """One search on its way."""
+    """One running search."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class StagedSearch:
         self._done = 0
 
     def run(self) -> str:
-        """All stages of all tasks, or as many as there is time for: then what was done, else nothing."""
+        """Run all stages of all tasks until the time is up; returns how far it came, or an empty text if it completed."""
         if not self._run_likely():
             return self._cut()
         chunks = [self.tasks] if self.target.device == "cuda" else [[task] for task in self.tasks]
@@ -58,18 +58,18 @@ class StagedSearch:
         return f"after {self._seconds:g} s, with {self._done} of {self._total} stages of the search done"
 
     def _run_likely(self) -> bool:
-        """Measure what is predicted to win as soon as it is compiled, and what needs no compiler meanwhile.
+        """Measure the predicted winners as soon as they are compiled; meanwhile, configs that need no compiler.
 
-        A search that is cut short has then seen the likeliest of every layer, where the compilers kept up. What needs no compiler
-        takes longer: PyTorch lets cuDNN search, 45 ms of a layer, where a kernel of ours takes 17 ms with all checks (H100).
+        A search that is cut short then has the likely winner of every layer, if the compilers kept up. Configs that need no
+        compiler take longer: cuDNN's own search takes 45 ms of a layer, a compiled kernel with all checks 17 ms (H100).
 
         Returns:
-            Whether there was time for all of it.
+            Whether the time sufficed.
         """
         if self.target.device != "cuda" or self.effort is Effort.FULL:
             return True
         open_ = [task for task in self.tasks if not task.is_done(self.protocol, self.effort)]
-        requests = {task: request for task in open_ if (request := task.likely(self.protocol)) is not None}
+        requests = {task: request for task in open_ if (request := task.likely_request(self.protocol)) is not None}
         if requests:
             self.runner.prepare(list(requests.values()))
         meanwhile = deque(requests)
@@ -77,13 +77,13 @@ class StagedSearch:
             task = next((task for task, request in requests.items() if self.runner.is_ready(request)), None)
             if task is not None:
                 request = requests.pop(task)
-            elif meanwhile:  # nothing is compiled yet
+            elif meanwhile:  # no build has finished
                 task = meanwhile.popleft()
-                request = task.uncompiled(self.protocol)
+                request = task.uncompiled_request(self.protocol)
             else:
                 task = next(iter(requests))
                 request = requests.pop(task)
-            if request is not None and not self._look(task, request):
+            if request is not None and not self._measure_in_time(task, request):
                 return False
         return True
 
@@ -92,37 +92,37 @@ class StagedSearch:
         return len(self.tasks) * len(STAGES)
 
     def _run_stage(self, chunk: list[TuningTask], stage: SearchStage) -> bool:
-        """Ask every task for its next request until none has any; whether there was time for it."""
+        """Ask every task for its next request until none has any; returns whether the time sufficed."""
         for task in chunk:
             if task.is_done(self.protocol, self.effort):
                 self._step()
-        waiting = [task for task in chunk if not task.is_done(self.protocol, self.effort)]
+        waiting: list[TuningTask] = [task for task in chunk if not task.is_done(self.protocol, self.effort)]
         while waiting:
             asked = [(task, stage(task, self.protocol, self.effort)) for task in waiting]
-            waiting = []
-            asked.sort(key=self._place)
+            waiting = list[TuningTask]()
+            asked.sort(key=self._order)
             self.runner.prepare([request for _, request in asked if request is not None])
             for task, request in asked:
                 if request is None:
                     self._step()
                     continue
-                if not self._look(task, request):
+                if not self._measure_in_time(task, request):
                     return False
                 waiting.append(task)
         return True
 
-    def _look(self, task: TuningTask, request: Request) -> bool:
-        """Measure, if there is time."""
+    def _measure_in_time(self, task: TuningTask, request: Request) -> bool:
+        """Measure a request; returns False without measuring if the time is up."""
         if time.monotonic() > self._end:
             return False
         self._report(self._done, self._total, describe_problem(task.problem))
         self._measure(task, request)
         return True
 
-    def _place(self, asked: tuple[TuningTask, Request | None]) -> tuple[bool, bool]:
-        """Where a request stands in its turn: what wants no compiler is measured while the builders start and compile the rest.
+    def _order(self, asked: tuple[TuningTask, Request | None]) -> tuple[bool, bool]:
+        """Sort key of a request: those without compiling come first, while the builders start and compile the others.
 
-        Where time is short, what PyTorch takes of a problem that is there for the comparison alone comes last.
+        If the time is limited, problems that only need their baseline come last.
         """
         task, request = asked
         return task.baseline_only and math.isfinite(self._seconds), request is not None and task.compiles(request)
@@ -131,19 +131,19 @@ class StagedSearch:
         self._done += 1
 
     def _measure(self, task: TuningTask, request: Request) -> None:
-        """Measure, and keep what was found, when interrupted too."""
-        fresh: list[Measurement] = []
+        """Measure, and store the rows, also after an interrupt."""
+        measured: list[Measurement] = []
         try:
             for row in self.runner.measure(request, self.protocol):
-                fresh.append(row)
+                measured.append(row)
                 task.take(row)
         finally:
-            if kept := reusable_rows(fresh, self.target):
+            if kept := reusable_rows(measured, self.target):
                 self.database.put(kept, subgraph_texts([task.problem]), targets=(self.target,))
 
 
 def describe_problem(problem: Problem) -> str:
-    """A problem in a few words, for people who wait."""
+    """A problem in a few words, for the progress bar."""
     if isinstance(problem, SubgraphProblem):
         return f"{problem.label or 'operations'}, {problem.layout}"
     if isinstance(problem, ConvProblem):

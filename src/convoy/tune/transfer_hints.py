@@ -1,9 +1,8 @@
-"""What another device of the same kind found out about a problem: there the search need not begin anew.
+"""What the rows of a related device say about a problem, so that the search need not start from nothing.
 
-An H200 has the cores of an H100 and other memory; a new driver leaves the kernels as they were. A row of such a kin is never
-taken for one's own, but it says what is worth measuring: at effort `quick` the settings that came near the best there are
-measured, and the engines that were far behind there are passed over. Where libraries or compilers differ too, nothing is
-passed over: then it is only known what to look at besides.
+An H200 has the cores of an H100 and different memory; a new driver leaves the kernels unchanged. Rows of a related device are
+never used as this device's own. At effort `quick` they select what to measure: configs near the best there are measured here,
+and engines that were far behind there are skipped. If libraries or compilers differ too, no engine is skipped.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from convoy.problem import EngineConfig
 from convoy.target import Target
 
 NEAR_BEST_RATIO: Final = 1.15
-"""A setting is worth measuring here that came within this factor of the best there: what differs between kin (memory, clock)
-moves the settings of one problem alike, and few samples order those within some percent by chance. A guess until full searches
-of two kin have been laid side by side."""
+"""A config is worth measuring if it came within this factor of the best time on the related device. Differences between
+related devices (memory, clock) affect one problem's configs alike, and few samples order configs within some percent at
+random. The value is a guess: no full searches of two related devices have been compared yet."""
 
 MAX_HINTS: Final = 6
-"""Settings taken over for one problem at most, the nearest to the best."""
+"""Most configs taken over for one problem, the fastest ones."""
 
 KERNEL_LIBRARIES: Final = ("torch", "cudnn", "cudnn_frontend", "triton", "cuda", "compiler")
-"""Versions that decide which kernels there are and how they are compiled."""
+"""Versions that decide which kernels exist and how they are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferHints:
-    """What is known of a problem from a kin.
+    """What a related device's rows say about one problem.
 
     Attributes:
-        source: the kin's name.
-        favourites: settings that came near the best there, the nearest first.
-        behind: engines that were searched there and need no search here, by their best time over the best of all. Empty where the
-            kin has other software.
+        source: the related device's name.
+        configs: configs that came near the best there, the fastest first.
+        slowdowns: engines that were searched there and need no search here, with their best time over the overall best. Empty
+            if the related device has other software.
     """
 
     source: str = ""
-    favourites: tuple[EngineConfig, ...] = ()
-    behind: dict[str, float] = field(default_factory=dict[str, float])
+    configs: tuple[EngineConfig, ...] = ()
+    slowdowns: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def related_targets(target: Target, others: Collection[Target]) -> list[Target]:
-    """The targets whose rows say something of this one: those with the same software first, the same device's before others'."""
+    """Targets whose rows give hints for this one: those with the same software first, then the same device's."""
     found = [other for other in others if other.digest != target.digest and target.has_same_cores(other)]
     return sorted(
         found, key=lambda other: (not same_software(target, other), not target.is_same_device(other), other.digest)
@@ -54,7 +53,7 @@ def related_targets(target: Target, others: Collection[Target]) -> list[Target]:
 
 
 def same_software(target: Target, other: Target) -> bool:
-    """Whether both have the same kernels."""
+    """Whether both targets have the same kernels."""
     return all(target.version(name) == other.version(name) for name in KERNEL_LIBRARIES)
 
 
@@ -66,23 +65,23 @@ def hints_from_rows(
     *,
     same_clock: bool = True,
 ) -> TransferHints:
-    """What a kin's rows of a problem say.
+    """The hints that a related device's rows give for one problem.
 
     Args:
-        rows: all of the kin's rows of it.
-        valid: settings that there are here; a row of another is passed over.
-        source: the kin, or this device itself for rows of an earlier protocol.
+        rows: all rows of the problem on the related device.
+        valid: configs that exist on this device; rows of other configs are ignored.
+        source: the related device, or this device for rows of an earlier protocol.
         target: this device.
-        same_clock: whether the rows are of this protocol; those of an earlier one rule nothing out.
+        same_clock: whether the rows have this protocol; rows of an earlier protocol rule nothing out.
     """
     known = sorted((row for row in rows if row.ok and row.config in valid), key=lambda row: row.median_us)
     if len({row.config.engine for row in known} - {BASELINE}) == 0:
         return TransferHints()
     best_us = known[0].median_us
     near = tuple(row.config for row in known if row.median_us <= NEAR_BEST_RATIO * best_us)[:MAX_HINTS]
-    behind: dict[str, float] = {}
+    slowdowns: dict[str, float] = {}
     if same_clock and same_software(target, source):
         for row in known:
             if row.config.engine != BASELINE:
-                behind.setdefault(row.config.engine, row.median_us / best_us)
-    return TransferHints(source.name, near, behind)
+                slowdowns.setdefault(row.config.engine, row.median_us / best_us)
+    return TransferHints(source.name, near, slowdowns)

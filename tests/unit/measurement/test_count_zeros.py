@@ -320,4 +320,6 @@ def test_a_time_at_many_zeros_teaches_nothing_about_other_inputs():
     ]
     (layer,) = known_layers(rows)
     assert layer.best_us == {"aten": 500.0, "onednn": 400.0, "skip": 450.0}
-    assert TimePredictor.of(rows).roofline.flops_per_us == TimePredictor.of(rows[:3]).roofline.flops_per_us
+    assert (
+        TimePredictor.from_rows(rows).roofline.flops_per_us == TimePredictor.from_rows(rows[:3]).roofline.flops_per_us
+    )

@@ -54,7 +54,7 @@ def test_what_was_measured_outdoes_what_is_predicted_in_another_format() -> None
 
     measured, predicted = sorted(whole.problems, key=lambda problem: problem.layout == "nchw")
     found = SearchResult({p.key: rows(p, 5 if p is measured else 0) for p in (*whole.problems, *alone.problems)})
-    prefer_measured([alone, whole], found)
+    found = prefer_measured([alone, whole], found)
     engines = {key: [row.config.engine for row in kept] for key, kept in found.rows.items()}
     assert engines[measured.key] == ["aten", "gemm"]
     assert engines[predicted.key] == ["aten"]
@@ -70,7 +70,7 @@ def test_pytorchs_own_time_alone_outdoes_nothing() -> None:
 
     nhwc, nchw = sorted(whole.problems, key=lambda problem: problem.layout == "nchw")
     found = SearchResult({nchw.key: [row(nchw, "aten", 5)], nhwc.key: [row(nhwc, "aten", 5), row(nhwc, "gemm", 0)]})
-    prefer_measured([whole], found)
+    found = prefer_measured([whole], found)
     assert [one.config.engine for one in found.rows[nhwc.key]] == ["aten", "gemm"]
 
 

@@ -87,7 +87,8 @@ def steady_net(*, others: bool) -> tuple[Net, SearchResult]:
     """A loss whose baseline is refused for the same bits' sake, and what was found for it, by others too or by nobody."""
     graph = parse_graph(LOSS)
     regions = propose(graph, layouts=("nchw",), numerics="as_torch")
-    found = SearchResult({}, {}, 0, 0, 0)
+    rows: dict[str, list[Measurement]] = {}
+    refusals: dict[str, dict[str, str]] = {}
     reason = (
         "aten.nll_loss2d_forward.default may give different bits from run to run, and `deterministic` was asked for"
     )
@@ -96,10 +97,10 @@ def steady_net(*, others: bool) -> tuple[Net, SearchResult]:
             lost = region.nodes == ("l",)
             taker = EngineConfig("inductor" if lost else "aten", 1, Knobs())
             row = Measurement(problem.key, taker, "t", "p", Status.OK, samples=9, median_us=1.0)
-            found.rows[problem.key] = [row] if len(region.nodes) == 1 and (others or not lost) else []
-            found.refusals[problem.key] = {"aten": reason} if lost else {}
+            rows[problem.key] = [row] if len(region.nodes) == 1 and (others or not lost) else []
+            refusals[problem.key] = {"aten": reason} if lost else {}
     captured = SimpleNamespace(graph=graph)
-    return Net("loss", captured, regions, ("nchw",), {}, {}, TARGET, "x"), found  # type: ignore[arg-type]
+    return Net("loss", captured, regions, ("nchw",), {}, {}, TARGET, "x"), SearchResult(rows, refusals)  # type: ignore[arg-type]
 
 
 def test_an_operator_that_nobody_computes_with_the_same_bits_is_named() -> None:

@@ -36,7 +36,7 @@ def law(problem, config):
 
 def experience(problems, **rest):
     rows = [row(p, config, law(p, config), **rest) for p in problems for config in (ATEN, ONE, TWO)]
-    return TimePredictor.of(rows, fusing=("inductor",))
+    return TimePredictor.from_rows(rows, fusing=("inductor",))
 
 
 KNOWN = [conv(c=c, k=k, side=side) for c in (32, 128, 512) for k in (32, 64, 256, 512) for side in (7, 14, 28)]
@@ -80,15 +80,15 @@ def test_cost_models_carry_what_neighbours_cannot_know():
         row(conv(k=k), ATEN, 80.0) for k in sizes
     ]
     problem = conv(k=205)
-    modelled = TimePredictor.of(rows, waves).predict(problem, SPACE)[TWO]
-    plain = TimePredictor.of(rows).predict(problem, SPACE)[TWO]
+    modelled = TimePredictor.from_rows(rows, waves).predict(problem, SPACE)[TWO]
+    plain = TimePredictor.from_rows(rows).predict(problem, SPACE)[TWO]
     assert modelled == pytest.approx(45.0, rel=0.1)
     assert abs(plain - 45.0) > abs(modelled - 45.0)
-    other = TimePredictor.of(
+    other = TimePredictor.from_rows(
         rows, lambda p, c: waves(p, c) if p.k in sizes else None
     )  # no word on this one: as without
     assert other.predict(problem, SPACE)[TWO] == pytest.approx(plain)
-    assert TimePredictor.of(rows, waves).without(problem).predict(problem, SPACE)[TWO] == modelled
+    assert TimePredictor.from_rows(rows, waves).without(problem).predict(problem, SPACE)[TWO] == modelled
 
 
 def test_a_cost_model_of_another_version_or_one_that_raises_says_nothing():
@@ -115,7 +115,7 @@ def test_failures_single_runs_and_unreadable_problems_teach_nothing():
     problem = conv()
     rows = [row(problem, ONE, 0.0, samples=0, status=Status.WRONG_RESULT), row(problem, TWO, 1.0, samples=1)]
     rows += [Measurement("subgraph:nhwc:" + "0" * 24, ATEN, "0" * 16, "v", Status.OK, samples=9, median_us=3.0)]
-    known = TimePredictor.of(rows)
+    known = TimePredictor.from_rows(rows)
     assert known.measurements == 0
     assert set(known.predict(problem, SPACE)) == {ATEN}
 
@@ -126,7 +126,7 @@ def test_nothing_known_gives_the_baseline_alone():
         SubgraphProblem(PASS, "nhwc", 1 << 14),
         LayoutProblem(TensorSpec((1, 64, 8, 8), "fp32"), "nchw", "nhwc"),
     ):
-        assert set(TimePredictor.of([]).predict(problem, SPACE)) == {ATEN}
+        assert set(TimePredictor.from_rows([]).predict(problem, SPACE)) == {ATEN}
 
 
 def test_far_neighbours_and_other_kinds_say_nothing():
@@ -166,7 +166,7 @@ def test_a_lone_operator_that_the_compiler_may_do_better_is_not_left_to_aten():
 
 def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
     rows = [row(conv(), ATEN, 9.0), row(conv(), ONE, 5.0, deterministic=False)]
-    found = {r.config: r for r in predicted_rows(TimePredictor.of(rows), conv(c=65), SPACE, "1" * 16, "v")}
+    found = {r.config: r for r in predicted_rows(TimePredictor.from_rows(rows), conv(c=65), SPACE, "1" * 16, "v")}
     assert {r.samples for r in found.values()} == {0}
     assert found[ATEN].deterministic
     assert not found[ONE].deterministic
@@ -176,7 +176,9 @@ def test_predicted_rows_have_no_samples_and_keep_what_is_not_deterministic():
 def test_a_gradient_that_is_not_deterministic_says_nothing_of_forward_passes():
     dgrad = conv(direction="dgrad")
     known = experience([conv()])
-    known.unsteady.update(TimePredictor.of([row(dgrad, ATEN, 9.0, deterministic=False)]).unsteady)
+    known.nondeterministic.update(
+        TimePredictor.from_rows([row(dgrad, ATEN, 9.0, deterministic=False)]).nondeterministic
+    )
     found = {
         problem: {r.config: r for r in predicted_rows(known, problem, {"aten": [ATEN]}, "t", "p")}[ATEN].deterministic
         for problem in (conv(side=28), conv(side=28, direction="dgrad"))
@@ -190,13 +192,13 @@ def models(config):
 
 def test_an_engine_that_was_never_measured_is_taken_at_its_cost_models_word():
     known = experience(KNOWN)
-    without = TimePredictor.of(row(p, c, law(p, c)) for p in KNOWN for c in (ATEN, ONE))
+    without = TimePredictor.from_rows(row(p, c, law(p, c)) for p in KNOWN for c in (ATEN, ONE))
     problem = conv(c=256, k=48)
     assert known.predict_with(problem, SPACE, estimate=models) == known.predict(problem, SPACE)
     times = without.predict_with(problem, SPACE, estimate=models)
     assert times[TWO] == pytest.approx(UNMEASURED_FACTOR)
     assert {c: t for c, t in times.items() if c != TWO} == without.predict(problem, SPACE)
-    assert TimePredictor.of([]).predict_with(problem, SPACE, estimate=models).keys() == {ATEN}
+    assert TimePredictor.from_rows([]).predict_with(problem, SPACE, estimate=models).keys() == {ATEN}
 
 
 def test_criteria_move_a_choice_that_neighbours_leave_open():
@@ -214,17 +216,19 @@ def test_criteria_move_a_choice_that_neighbours_leave_open():
 
 def test_criteria_cannot_make_up_for_a_clear_measurement():
     slow = [row(p, c, law(p, c) * (40 if c == TWO else 1)) for p in KNOWN for c in (ATEN, ONE, TWO)]
-    times = TimePredictor.of(slow).predict_with(conv(c=256, k=96), SPACE, regrets={"one": 1.0, "two": 0.0, "aten": 1.0})
+    times = TimePredictor.from_rows(slow).predict_with(
+        conv(c=256, k=96), SPACE, regrets={"one": 1.0, "two": 0.0, "aten": 1.0}
+    )
     assert min(times, key=times.__getitem__) != TWO
 
 
 def test_on_a_device_without_rows_criteria_and_cost_models_decide():
     regrets = {"aten": 0.7, "two": 0.0, "one": 0.1}
-    times = TimePredictor.of([]).predict_with(conv(), SPACE, regrets=regrets, estimate=models)
+    times = TimePredictor.from_rows([]).predict_with(conv(), SPACE, regrets=regrets, estimate=models)
     assert times[TWO] == pytest.approx(UNMEASURED_FACTOR)
     assert times[ATEN] == pytest.approx(UNMEASURED_FACTOR * math.exp(0.7))
     assert ONE not in times  # without a cost model there is nothing to base a time on
-    assert set(TimePredictor.of([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}
+    assert set(TimePredictor.from_rows([]).predict_with(conv(), SPACE, regrets=regrets)) == {ATEN}
 
 
 def test_times_on_pruned_weights_say_nothing_of_others():
@@ -234,5 +238,5 @@ def test_times_on_pruned_weights_say_nothing_of_others():
         Measurement(problem.key, EngineConfig(engine), "0" * 16, "p", Status.OK, samples=9, median_us=time)
         for problem, engine, time in ((plain, "aten", 100.0), (pruned, "pruned.c", 5.0))
     ]
-    assert TimePredictor.of(rows).measurements == 1
-    assert TimePredictor.of(rows) == TimePredictor.of(rows[:1])
+    assert TimePredictor.from_rows(rows).measurements == 1
+    assert TimePredictor.from_rows(rows) == TimePredictor.from_rows(rows[:1])

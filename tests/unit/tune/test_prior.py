@@ -222,14 +222,14 @@ def row(config, us, status=Status.OK):
 
 def test_disappointment_is_a_mean_of_those_that_ran_and_never_below_one():
     a, b, c = (EngineConfig("fast", 1, Knobs.of(k=k)) for k in range(3))
-    hopes = Prior.of([row(a, 10.0), row(b, 20.0), row(c, 30.0)], {a, b, c}, 4.0)
+    hopes = Prior.from_predictions([row(a, 10.0), row(b, 20.0), row(c, 30.0)], {a, b, c}, 4.0)
     assert dict(hopes.times_us) == {a: 10.0, b: 20.0}
-    assert hopes.open([a]) == [b]
-    assert hopes.disappointment({}) == 1.0
-    assert hopes.disappointment({a: row(a, 40.0), b: row(b, 20.0)}) == pytest.approx(2.0)
-    assert hopes.disappointment({a: row(a, 40.0), b: row(b, 0.0, Status.WRONG_RESULT)}) == pytest.approx(4.0)
-    assert hopes.disappointment({a: row(a, 5.0)}) == 1.0
-    assert Prior().disappointment({a: row(a, 5.0)}) == 1.0
+    assert hopes.untried([a]) == [b]
+    assert hopes.underestimate({}) == 1.0
+    assert hopes.underestimate({a: row(a, 40.0), b: row(b, 20.0)}) == pytest.approx(2.0)
+    assert hopes.underestimate({a: row(a, 40.0), b: row(b, 0.0, Status.WRONG_RESULT)}) == pytest.approx(4.0)
+    assert hopes.underestimate({a: row(a, 5.0)}) == 1.0
+    assert Prior().underestimate({a: row(a, 5.0)}) == 1.0
 
 
 def test_what_another_device_hints_at_is_measured_before_what_needs_no_compiler(database, fakes, now):
@@ -247,4 +247,4 @@ def test_what_is_hopeless_or_needs_no_compiler_is_not_expected():
         EngineConfig("slow", 1, Knobs.of(k=0)),
         EngineConfig("aten", 1),
     )
-    assert list(Prior.of([row(plain, 9.0), row(a, 10.0), row(b, 50.0)], {a, b}, 4.0).times_us) == [a]
+    assert list(Prior.from_predictions([row(plain, 9.0), row(a, 10.0), row(b, 50.0)], {a, b}, 4.0).times_us) == [a]

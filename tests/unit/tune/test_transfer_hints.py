@@ -55,11 +55,11 @@ def test_hints_are_the_settings_near_the_best():
         row("aten", 0, 10.0 * NEAR_BEST_RATIO + 1),
     ]
     found = hints_from_rows(rows, valid, KIN, GPU)
-    assert [config.knobs["k"] for config in found.favourites] == list(range(MAX_HINTS))
-    assert found.behind == {"e": 1.0}
-    assert hints_from_rows(rows, valid, replace(KIN, versions=(("torch", "1"),)), GPU).behind == {}
-    assert hints_from_rows(rows[-1:], valid, KIN, GPU).favourites == ()
-    assert hints_from_rows([row("e", 1, 0.0, status=Status.WRONG_RESULT)], valid, KIN, GPU).favourites == ()
+    assert [config.knobs["k"] for config in found.configs] == list(range(MAX_HINTS))
+    assert found.slowdowns == {"e": 1.0}
+    assert hints_from_rows(rows, valid, replace(KIN, versions=(("torch", "1"),)), GPU).slowdowns == {}
+    assert hints_from_rows(rows[-1:], valid, KIN, GPU).configs == ()
+    assert hints_from_rows([row("e", 1, 0.0, status=Status.WRONG_RESULT)], valid, KIN, GPU).configs == ()
 
 
 def test_only_what_was_near_the_best_there_is_measured_here_and_engines_unknown_there(known, fakes):

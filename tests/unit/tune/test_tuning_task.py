@@ -130,13 +130,13 @@ def test_rows_that_mean_nothing_any_more_are_passed_over():
     stale = Measurement(PROBLEM.key, EngineConfig("a", 9, Knobs.of(k=0)), "t", "p", Status.OK, 9, 1.0)
     task.take_known([stale, row("a", 7), row("no"), row("gone"), row("a", 1)])
     assert set(task.rows) == {config("a", 1)}
-    assert task.refusals == {"no": "never"}
+    assert task.refusals(Effort.QUICK) == {"no": "never"}
 
 
 def test_a_fused_twin_leaves_the_baseline_alone():
     task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Fake("a")], TARGET, baseline_only=True))
     assert names(task.first_look(PROTOCOL, Effort.FULL)) == [("aten", 0)]
-    assert "not measured" in task.refusals["a"]
+    assert "not measured" in task.refusals(Effort.QUICK)["a"]
 
 
 def test_only_engines_near_the_best_are_widened():
@@ -167,7 +167,7 @@ def test_engines_without_hope_are_not_tried_at_effort_quick():
     assert names(second) == [("hopeful", 0)]
     answer(task, second, lambda *_: 100.0)
     assert task.first_look(PROTOCOL, Effort.QUICK) is None
-    assert task.refusals["hopeless"].startswith(
+    assert task.refusals(Effort.QUICK)["hopeless"].startswith(
         "not tried at effort quick: its cost model expects 999 us, the best takes 100"
     )
     assert task.widen(PROTOCOL, Effort.QUICK) is None
@@ -179,12 +179,12 @@ def test_engines_without_hope_are_not_tried_at_effort_quick():
     again = TuningTask(SearchSpace(PROBLEM, engines(), TARGET))
     again.take_known([row(r.config.engine, us=400.0, samples=9) for r in known])
     assert again.is_done(PROTOCOL, Effort.QUICK)
-    assert "hopeless" in again.refusals
+    assert "hopeless" in again.refusals(Effort.QUICK)
     full = TuningTask(SearchSpace(PROBLEM, engines(), TARGET))
     full.take_known(known)
     assert not full.is_done(PROTOCOL, Effort.FULL)
     assert names(full.first_look(PROTOCOL, Effort.FULL)) == [("hopeless", 0)]
-    assert not full.refusals
+    assert not full.refusals(Effort.FULL)
 
 
 def test_where_all_others_fail_hopeless_engines_are_tried():
@@ -308,14 +308,14 @@ def test_what_is_known_to_differ_from_run_to_run_is_not_measured_where_that_is_o
     task.take_known([row("aten", us=1.0), row("a", 0, us=1.0)])
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == ([("a", 1), ("b", 0)] if asked else [("b", 0)])
     assert {r.config.engine for r in task.result_rows()} == (set() if asked else {"aten", "a"})
-    assert list(task.refusals) == (["aten"] if asked else [])
-    assert "aten.cumsum.default" in task.refusals.get("aten", "aten.cumsum.default")
-    assert "deterministic" in task.refusals.get("aten", "deterministic")
+    assert list(task.refusals(Effort.QUICK)) == (["aten"] if asked else [])
+    assert "aten.cumsum.default" in task.refusals(Effort.QUICK).get("aten", "aten.cumsum.default")
+    assert "deterministic" in task.refusals(Effort.QUICK).get("aten", "deterministic")
 
 
 def test_nothing_that_is_known_to_differ_is_predicted():
     task = TuningTask(SearchSpace(PROBLEM, [Unsteady("aten")], TARGET, deterministic=True))
-    task.predict(TimePredictor.of([]), PROTOCOL.id)
+    task.predict(TimePredictor.from_rows([]), PROTOCOL.id)
     assert task.result_rows() == []
 
 
@@ -326,7 +326,7 @@ def test_an_engine_that_raises_about_its_bits_is_out():
 
     task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), Raises("a")], TARGET, deterministic=True))
     assert names(task.first_look(PROTOCOL, Effort.QUICK)) == [("aten", 0)]
-    assert "raised KeyError" in task.refusals["a"]
+    assert "raised KeyError" in task.refusals(Effort.QUICK)["a"]
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -395,7 +395,7 @@ def test_a_predicted_setting_that_an_engine_does_not_have_here_is_left_out():
     rows = [replace(row(name, k, us, 9), problem=other.key) for (name, k), us in times.items()]
     for engine, expected in ((Fake("a", 4), {0, 1}), (Picky("a", 4), {0})):
         task = TuningTask(SearchSpace(PROBLEM, [Fake("aten"), engine], TARGET))
-        task.predict(TimePredictor.of(rows), PROTOCOL.id)
+        task.predict(TimePredictor.from_rows(rows), PROTOCOL.id)
         assert {found.knobs["k"] for found in task.predicted if found.engine == "a"} == expected
 
 

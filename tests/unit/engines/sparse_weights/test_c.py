@@ -299,7 +299,7 @@ def test_times_on_pruned_weights_are_not_predicted():
     plain = ConvProblem(1, 4, 9, 9, 8, 3, 3)
     rows = [Measurement(plain.key, EngineConfig("aten"), "0" * 16, "p", Status.OK, samples=9, median_us=5.0)]
     task = TuningTask(SearchSpace(pruned(plain, "tenth"), [ENGINE], CPU))
-    task.predict(TimePredictor.of(rows), "p")
+    task.predict(TimePredictor.from_rows(rows), "p")
     assert (task.rows, task.predicted) == ({}, set())
 
 

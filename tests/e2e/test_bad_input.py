@@ -60,7 +60,7 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
     if not path.exists():
         with monkeypatch.context() as patch:
             patch.setattr(end_to_end, "is_faster", lambda *_: True)
-            convoy_command.works("optimize", *SMALL, "--engine", "onednn", "--plan", path)
+            convoy_command.works("optimize", *SMALL, "--only-engines", "onednn", "--plan", path)
     return path
 
 
@@ -106,13 +106,13 @@ def plan(convoy_command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
         (("net.py:small", "--trust", "--input", "absent.png"), "input: got 'absent.png'"),
         (("net.py:small", "--trust", "--input", "empty"), "a folder with images in it"),
         ((*SMALL, "--batch", "0"), "batch: got 0"),
-        (("net.py:small", "--trust", "--size", "-3"), "size: got -3"),
+        (("net.py:small", "--trust", "--size", "-3"), "--size: got '-3'"),
         ((*SMALL, "--dtype", "fp8"), "dtype: got 'fp8', expected one of bf16, fp16, fp32"),
         ((*SMALL, "--device", "tpu"), "device: got 'tpu', expected one of cpu, cuda"),
-        ((*SMALL, "--memory-budget", "lots"), "memory_budget: got 'lots', expected a size such as 256MiB"),
-        ((*SMALL, "--memory-budget", "-1"), "memory_budget: got '-1'"),
-        ((*SMALL, "--tuning-memory", "much"), "tuning_memory: got 'much', expected a size such as 256MiB"),
-        ((*SMALL, "--engine", "nobody"), "only_engines: got 'nobody', expected one of aten"),
+        ((*SMALL, "--memory-budget-bytes", "lots"), "memory_budget_bytes: got 'lots', expected a size such as 256MiB"),
+        ((*SMALL, "--memory-budget-bytes", "-1"), "memory_budget_bytes: got '-1'"),
+        ((*SMALL, "--tuning-memory-bytes", "much"), "tuning_memory_bytes: got 'much', expected a size such as 256MiB"),
+        ((*SMALL, "--only-engines", "nobody"), "only_engines: got 'nobody', expected one of aten"),
         ((*SMALL, "--numerics", "loose"), "numerics: got 'loose', expected one of strict, as_torch, half"),
         ((*SMALL, "--effort", "heroic"), "effort: got 'heroic', expected one of none, quick, full"),
         ((*SMALL, "--solver", "magic"), "solver: got 'magic', expected one of exact, greedy, single, baseline"),
@@ -168,7 +168,7 @@ def test_a_dtype_that_the_device_lacks(convoy_command: Command, monkeypatch: pyt
 
 
 def test_a_budget_too_small_says_what_would_do(convoy_command: Command, plan: Path) -> None:
-    budget = ("--engine", "onednn", "--memory-budget", "1KiB")
+    budget = ("--only-engines", "onednn", "--memory-budget-bytes", "1KiB")
     assert "at least" in convoy_command.refused("optimize", *SMALL, *budget, *OUTPUTS)
 
 

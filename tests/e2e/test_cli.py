@@ -74,8 +74,11 @@ def test_optimize_run_explain(folder: Path) -> None:
         (("optimize", "net.py:small", "--trust", "--input", "no_image.png"), "no_image.png"),
         (("optimize", "net.py:small", "--trust", "--size", "16", "--device", "cuda"), "device"),
         (("optimize", "net.py:small", "--trust", "--size", "16", "--dtype", "fp8"), "dtype"),
-        (("optimize", "net.py:small", "--trust", "--size", "16", "--memory-budget", "lots"), "memory_budget"),
-        (("optimize", "net.py:small", "--trust", "--size", "16", "--engine", "nobody"), "only_engines"),
+        (
+            ("optimize", "net.py:small", "--trust", "--size", "16", "--memory-budget-bytes", "lots"),
+            "memory_budget_bytes",
+        ),
+        (("optimize", "net.py:small", "--trust", "--size", "16", "--only-engines", "nobody"), "only_engines"),
         (("optimize", "net.py:small", "--trust", "--size", "16", "--plan", "missing/p.json"), "--plan"),
         (("optimize", "net.py:small", "--trust", "--size", "0"), "size"),
         (("run", "net.py:small", "--trust", "--plan", "bad.plan.json"), "plan"),

@@ -22,7 +22,7 @@ from convoy.zoo import load_model
 from tests.e2e.command import Command, summary
 
 SMALL = ("net.py:small", "--trust", "--size", "16", "--device", "cpu")
-ONE = ("--engine", "onednn")
+ONE = ("--only-engines", "onednn")
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "json.md").read_text(encoding="utf-8")
 
 
@@ -84,7 +84,7 @@ def test_effort_none_measures_nothing(convoy_command: Command, folder: Path) -> 
 
 
 def test_a_budget_that_fits_is_kept(convoy_command: Command, folder: Path) -> None:
-    convoy_command.works("optimize", *SMALL, *ONE, "--memory-budget", "1MiB", "--json", "budget.json")
+    convoy_command.works("optimize", *SMALL, *ONE, "--memory-budget-bytes", "1MiB", "--json", "budget.json")
     assert summary(folder / "budget.json")["memory"]["peak_bytes"] <= 1 << 20
 
 
@@ -217,7 +217,9 @@ def fields(data: list[Any] | dict[str, Any]) -> set[str]:
 
 
 def test_every_field_is_documented_and_every_documented_field_is_there(convoy_command: Command, folder: Path) -> None:
-    convoy_command.works("optimize", *SMALL, "--engine", "onednn", "--engine", "gemm", "--json", "fields.json")
+    convoy_command.works(
+        "optimize", *SMALL, "--only-engines", "onednn", "--only-engines", "gemm", "--json", "fields.json"
+    )
     found, page = summary(folder / "fields.json"), documented()
     assert set(found) == page[""]
     for name in ("baseline", "optimized", "tuning", "memory"):

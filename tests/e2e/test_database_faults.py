@@ -12,7 +12,7 @@ from convoy.perfdb import Database, Measurement, sql
 from convoy.pipeline import end_to_end
 from tests.e2e.command import Command, summary
 
-WORDS = ("--size", "16", "--engine", "onednn")
+WORDS = ("--size", "16", "--only-engines", "onednn")
 OUTPUTS = ("--plan", "fault.plan.json", "--report", "fault.html", "--json", "fault.json")
 
 

@@ -105,7 +105,7 @@ COMMANDS = {
     "run": ("run", "net.py:small", "--trust", "--plan", "given.json", "--size", "16", "--device", "cpu"),
 }
 
-WORDS = ("optimize", "net.py:small", "--trust", "--size", "16", "--engine", "onednn")
+WORDS = ("optimize", "net.py:small", "--trust", "--size", "16", "--only-engines", "onednn")
 
 
 def convoy(
@@ -130,7 +130,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET, encoding="utf-8")
     (tmp_path / "p.json").write_text("mine", encoding="utf-8")
     mark = tmp_path / "stalled"
-    words = (*WORDS, "--engine", "planted.stalls", "--plan", "p.json")
+    words = (*WORDS, "--only-engines", "planted.stalls", "--plan", "p.json")
     process = convoy(tmp_path, *words, CONVOY_ENGINES=planted.STALLS, PLANTED_MARK=str(mark))
     try:
         wait_for(mark.exists, process)  # the 3x3 convolution is measured, the 1x1 one is being measured

@@ -20,7 +20,7 @@ NET = (
     "2",
     "--size",
     "8",
-    "--engine",
+    "--only-engines",
     "gemm",
     "--effort",
     "none",

@@ -75,7 +75,7 @@ def test_wrong_words_are_one_line(convoy_command: Command, words: tuple[str, ...
 
 
 def test_optimize_train_tunes_all_directions(convoy_command: Command, folder: Path) -> None:
-    words = ("--train", "--batch", "4", "--size", "12", "--engine", "gemm", "--solver", "baseline")
+    words = ("--train", "--batch", "4", "--size", "12", "--only-engines", "gemm", "--solver", "baseline")
     convoy_command.works("optimize", *NET, *words, "--json", "step.json", "--plan", "step.plan.json")
     layers = summary(folder / "step.json")["layers"]
     directions = {layer["problem"].split(":")[1] for layer in layers if layer["problem"].startswith("conv:")}

@@ -36,7 +36,7 @@ def test_a_pickled_error_is_the_same(error: ConvoyError) -> None:
 
 
 def _refuse() -> None:
-    raise InputError("tuning_memory", "10 MiB", "as much as the net takes while it runs", "Allow more.")
+    raise InputError("tuning_memory_bytes", "10 MiB", "as much as the net takes while it runs", "Allow more.")
 
 
 def test_another_processs_error_does_not_break_its_pool() -> None:

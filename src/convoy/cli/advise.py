@@ -29,7 +29,7 @@ def run(
     pattern: str | None,
     settings: Settings,
     batch: int | None,
-    size: int | None,
+    size: str | None,
     dtype: str,
     device: str | None,
     *,

@@ -26,6 +26,7 @@ from convoy.cli import (
     study,
     train,
 )
+from convoy.cli.command import Command
 from convoy.cli.output import say
 from convoy.errors import ConvoyError
 
@@ -37,18 +38,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("optimize")(optimize.optimize)
+app.command("optimize", cls=Command)(optimize.optimize)
 app.command("run")(run.run)
-app.command("train")(train.train)
-app.command("prune")(prune.prune)
+app.command("train", cls=Command)(train.train)
+app.command("prune", cls=Command)(prune.prune)
 app.command("sparsity")(sparsity.sparsity)
 app.command("explain")(explain.explain)
 app.command("layers")(layers.layers)
 app.command("engines")(engines.engines)
 app.add_typer(db.app, name="db")
-app.command("compare")(compare.compare)
-app.command("study")(study.study)
-app.command("scale")(scale.scale)
+app.command("compare", cls=Command)(compare.compare)
+app.command("study", cls=Command)(study.study)
+app.command("scale", cls=Command)(scale.scale)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from convoy.cli import interrupt, options
+from convoy.cli.command_options import compare_options as given
 from convoy.cli.output import say
 from convoy.errors import InputError
 from convoy.settings import Effort, parse_bytes
@@ -17,83 +19,64 @@ from convoy.settings import Effort, parse_bytes
 if TYPE_CHECKING:
     from convoy.compare.runs.runfile import Run
 
-ALL = "torch,inductor,jax,tensorflow,onnxruntime,openvino,convoy"
-
 
 def compare(
     model: options.Model,
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1",
-    train: Annotated[bool, typer.Option("--train", help="Time training steps: forward, backward, SGD update.")] = False,
-    frameworks: Annotated[
-        str | None, typer.Option("--frameworks", help=f"Names separated by commas, by default {ALL}.")
-    ] = None,
-    option_names: Annotated[
-        str | None,
-        typer.Option("--options", help="What options of PyTorch are worth, alone and together: all, or their names."),
-    ] = None,
+    batch: given.Batch = "1",
     size: options.Size = None,
     dtype: options.Dtype = "fp32",
     device: options.Device = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads of a CPU for each framework; by default PyTorch's own.")
-    ] = None,
-    effort: Annotated[str, typer.Option("--effort", help="How much Convoy may tune: none, quick or full.")] = "quick",
-    rounds: Annotated[int, typer.Option("--rounds", help="Interleaved rounds; slow calls get fewer.")] = 15,
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout", help="Most seconds for a framework to start, to build one way, or for a round."),
-    ] = 900.0,
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="Begin nothing new after so long; the same command goes on. 0: no limit.")
-    ] = 0.0,
-    tune_seconds: Annotated[
-        float, typer.Option("--tune-seconds", help="Convoy measures at most so long a case, and predicts the rest.")
-    ] = 0.0,
-    jobs: Annotated[
-        int, typer.Option("--jobs", help="Frameworks built side by side; by default 1 on a CPU, some on a GPU.")
-    ] = 0,
-    memory_limit: Annotated[
-        str | None, typer.Option("--memory-limit", help="Most memory of a framework's process: 8GiB.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json."
-        ),
-    ] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Another name of --output.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure anew although the run file has rows.")] = False,
-    report: options.Report = None,
+    frameworks: given.Frameworks = None,
+    option_names: given.OptionNames = None,
+    train: given.Train = False,
+    effort: given.Effort = "quick",
+    tune_s: given.TuneS = 0.0,
     db: options.Db = None,
+    threads: given.Threads = None,
+    rounds: given.Rounds = 15,
+    timeout_s: given.TimeoutS = 900.0,
+    seconds: given.Seconds = 0.0,
+    jobs: given.Jobs = 0,
+    memory_limit: given.MemoryLimit = None,
+    output: given.Output = None,
+    run: given.RunFile = None,
+    again: given.Again = False,
+    report: options.Report = None,
 ) -> None:
     """Run MODEL in every framework, each in a process of its own, outputs checked first; or try PyTorch's options on it."""
     kind = _kind(option_names, frameworks)
     name, path = _run_file(output, run, f"{kind}-{file_word(model)}.json")
     options.check_outputs({name: path, "--report": report})
     batches = _batches(batch)
-    _check(rounds, effort, timeout, {"--seconds": seconds, "--tune-seconds": tune_seconds, "--jobs": jobs})
+    _check(rounds, effort, timeout_s, {"--seconds": seconds, "--tune-s": tune_s, "--jobs": jobs})
     _check_dtype(dtype, kind)
-    names = options.words_of(frameworks or ALL) if kind == "compare" else []
+    names = options.words_of(frameworks or given.ALL) if kind == "compare" else []
 
     from convoy.compare.case import Case
     from convoy.compare.limits import Limits
 
-    where, count = options.pick_target(device, dtype).device, _threads(threads)
-    mode = "training" if train else "inference"
-    cases = [
-        Case(model, weights or "", n, size or 0, dtype, mode, where, count, effort, tune_seconds, str(db or ""), trust)
-        for n in batches
-    ]
+    first = Case(
+        model=model,
+        weights=weights or "",
+        size=options.image_size(size) or 0,
+        dtype=dtype,
+        mode="training" if train else "inference",
+        device=options.pick_target(device, dtype).device,
+        threads=_threads(threads),
+        effort=effort,
+        tune_s=tune_s,
+        db=str(db or ""),
+        trust=trust,
+    )
+    cases = [replace(first, batch=n) for n in batches]
     memory = parse_bytes(memory_limit, "--memory-limit") if memory_limit else 0
-    limits = Limits(timeout, memory, rounds, seconds, jobs)
+    limits = Limits(timeout_s, memory, rounds, seconds, jobs)
     request = requested(kind, cases, rounds)
     interrupt.unwinds()  # ends the frameworks' processes
-    if option_names is not None:
-        found = _options(cases, option_names, path, request, limits, again)
-    else:
-        found = _frameworks(cases, names, path, request, limits, again)
+    asked = (path, request, limits, again)
+    found = _frameworks(cases, names, *asked) if option_names is None else _options(cases, option_names, *asked)
     _show(found, path, report)
     if not worked(found, batches, names):
         raise typer.Exit(1)
@@ -123,12 +106,12 @@ def _kind(option_names: str | None, frameworks: str | None) -> str:
     return "options"
 
 
-def _check(rounds: int, effort: str, timeout: float, least_zero: Mapping[str, float]) -> None:
+def _check(rounds: int, effort: str, timeout_s: float, least_zero: Mapping[str, float]) -> None:
     """Refuse numbers and words that are none of those that there are."""
     if rounds < 3:
         raise InputError("--rounds", rounds, "at least 3")
-    if not 0 < timeout < math.inf:
-        raise InputError("--timeout", timeout, "a number of seconds above 0")
+    if not 0 < timeout_s < math.inf:
+        raise InputError("--timeout-s", timeout_s, "a number of seconds above 0")
     for name, value in least_zero.items():
         if not 0 <= value < math.inf:
             raise InputError(name, value, "at least 0")
@@ -160,7 +143,7 @@ def _frameworks(
 
     entries = [find(word) for word in names]
     if not entries:
-        raise InputError("--frameworks", "", f"names among {ALL}")
+        raise InputError("--frameworks", "", f"names among {given.ALL}")
     _load(cases[0])
     # The frameworks are no part of the request: a run goes on with others, and those that are there stay.
     return run_comparison(cases, entries, path, request=request, limits=limits, again=again, observer=_observe)

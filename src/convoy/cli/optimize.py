@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from convoy.cli import options
+from convoy.cli.command_options import optimize_options as given
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,59 +28,35 @@ def optimize(
     batch: options.Batch = None,
     size: options.Size = None,
     dtype: options.Dtype = "fp32",
-    numerics: options.Numerics = "as_torch",
     device: options.Device = None,
-    layout: Annotated[
-        str, typer.Option("--layout", help="auto, nchw or nhwc: memory formats inside the net.")
-    ] = "auto",
-    memory_budget: Annotated[
-        str | None, typer.Option("--memory-budget", help="Most bytes for values, workspace and packed weights: 256MiB.")
-    ] = None,
-    tuning_memory: Annotated[
-        str | None, typer.Option("--tuning-memory", help="Most bytes of a GPU that tuning may take: 2GiB.")
-    ] = None,
-    effort: options.Effort = "quick",
-    tune_seconds: Annotated[
-        float | None, typer.Option("--tune-seconds", help="Measure at most so long, and predict the rest.")
-    ] = None,
-    solver: Annotated[str, typer.Option("--solver", help="exact, greedy, single or baseline.")] = "exact",
-    engine: Annotated[
-        list[str] | None, typer.Option("--engine", help="Only this engine beside the baseline; repeatable.")
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only candidates that give the same bits in every run.")
-    ] = False,
-    streams: Annotated[
-        int | None, typer.Option("--streams", help="Most CUDA streams to try; 1 keeps the net serial.")
-    ] = None,
-    train: Annotated[
-        bool, typer.Option("--train", help="Tune a training step: forward and backward pass, random labels.")
-    ] = False,
-    amp: Annotated[str | None, typer.Option("--amp", help="With --train: bf16 or fp16, run under autocast.")] = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan to this file.")] = None,
-    report: Annotated[Path | None, typer.Option("--report", help="Write the HTML report to this file.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything found out to this file.")] = None,
-    timeline: Annotated[
-        Path | None, typer.Option("--timeline", help="Write when each step runs, for Perfetto, to this file.")
-    ] = None,
+    numerics: options.Numerics = "as_torch",
+    layout: given.Layout = "auto",
+    memory_budget_bytes: given.MemoryBudgetBytes = None,
+    deterministic: given.Deterministic = False,
+    train: given.Train = False,
+    amp: given.Amp = None,
+    effort: options.Effort = "quick",
+    tune_s: options.TuneS = None,
+    tuning_memory_bytes: given.TuningMemoryBytes = None,
+    timeout_s: given.TimeoutS = None,
     db: options.Db = None,
+    only_engines: options.OnlyEngines = None,
+    deny_engines: given.DenyEngines = None,
+    solver: given.Solver = "exact",
+    streams: given.Streams = None,
+    plan: given.PlanFile = None,
+    report: options.Report = None,
+    json_path: given.JsonFile = None,
+    timeline: given.TimelineFile = None,
 ) -> None:
     """Tune MODEL on this machine: measure every engine for every layer, choose the best set, check it, report it."""
     settings = options.settings_from(
-        numerics=numerics,
-        layout=layout,
-        memory_budget=memory_budget,
-        tuning_memory=tuning_memory,
-        effort=effort,
-        tune_s=tune_seconds,
-        solver=solver,
-        only_engines=tuple(engine) if engine else None,
-        deterministic=deterministic,
-        streams=streams,
-        db=db,
-    )
+        numerics=numerics, layout=layout, memory_budget_bytes=memory_budget_bytes, deterministic=deterministic,
+        effort=effort, tune_s=tune_s, tuning_memory_bytes=tuning_memory_bytes, timeout_s=timeout_s, db=db,
+        only_engines=only_engines, deny_engines=deny_engines, solver=solver, streams=streams,
+    )  # fmt: skip
     if amp is not None and not train:
         raise InputError("--amp", amp, "nothing without --train")
     named = {"plan": plan, "report": report, "json": json_path, "timeline": timeline}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convoy.cli.command import ENGINES, GOAL, MODEL, OUTPUT, TUNING
 from convoy.cli.output import say
 from convoy.errors import CaptureError, ConvoyError, InputError
 from convoy.settings import Settings, parse_bytes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from convoy.pipeline.net import Observer
     from convoy.target import Target
     from convoy.training import TrainingResult
+    from convoy.zoo.image_size import ImageSize
 
 Model = Annotated[
     str,
@@ -32,29 +34,92 @@ Model = Annotated[
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Allow the file that MODEL names to run code: any .py file, a .pt2 that holds pickles."
+        "--trust",
+        help="Allow the file that MODEL names to run code: any .py file, a .pt2 that holds pickles.",
+        rich_help_panel=MODEL,
     ),
 ]
 Input = Annotated[
-    list[Path] | None, typer.Option("--input", help="Images, or folders of images, to run on; repeatable.")
+    list[Path] | None,
+    typer.Option(
+        "--input", metavar="PATH", help="Images, or folders of images, to run on; repeatable.", rich_help_panel=MODEL
+    ),
 ]
-Batch = Annotated[int | None, typer.Option("--batch", help="Batch size; by default 1, or the number of images.")]
-Size = Annotated[int | None, typer.Option("--size", help="Height and width of the images; by default the model's own.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="fp32, fp16 or bf16.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is one.")]
-Numerics = Annotated[str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.")]
-Effort = Annotated[str, typer.Option("--effort", help="none (database only), quick or full.")]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", help="Batch size; by default 1, or the number of images.", rich_help_panel=MODEL),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        "--size",
+        metavar="HxW",
+        help="Height and width of the images in pixels: 224x320, or 224 for 224x224; by default the model's own.",
+        rich_help_panel=MODEL,
+    ),
+]
+Dtype = Annotated[str, typer.Option("--dtype", help="fp32, fp16 or bf16.", rich_help_panel=MODEL)]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu or cuda; by default cuda where there is one.", rich_help_panel=MODEL),
+]
 Weights = Annotated[
-    str | None, typer.Option("--weights", help="A .safetensors file, or DEFAULT for the library's own; else random.")
+    str | None,
+    typer.Option(
+        "--weights",
+        help="A .safetensors file, or DEFAULT for the library's own; else random.",
+        rich_help_panel=MODEL,
+    ),
 ]
-Db = Annotated[Path | None, typer.Option("--db", help="The performance database; CONVOY_DB moves it too.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the run to this JSON file.")]
-Report = Annotated[Path | None, typer.Option("--report", help="Write the HTML page to this file.")]
+Numerics = Annotated[
+    str, typer.Option("--numerics", help="strict, as_torch or half: which rounding is allowed.", rich_help_panel=GOAL)
+]
+Effort = Annotated[str, typer.Option("--effort", help="none (database only), quick or full.", rich_help_panel=TUNING)]
+TuneS = Annotated[
+    float | None,
+    typer.Option(
+        "--tune-s",
+        help="Seconds that measuring may take; Convoy predicts the rest. By default no limit.",
+        rich_help_panel=TUNING,
+    ),
+]
+OnlyEngines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only-engines",
+        metavar="IDS",
+        help="Only these engines beside the baseline; separated by commas, or repeated.",
+        rich_help_panel=ENGINES,
+    ),
+]
+Db = Annotated[
+    Path | None,
+    typer.Option("--db", help="The performance database; CONVOY_DB moves it too.", rich_help_panel=TUNING),
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", help="Write the HTML page to this file.", rich_help_panel=OUTPUT)
+]
 
 
-def words_of(text: str | None) -> list[str]:
-    """The words of an option that takes several, separated by commas."""
-    return [word for part in (text or "").split(",") if (word := part.strip())]
+def words_of(text: str | Sequence[str] | None) -> list[str]:
+    """The words of an option that takes several: separated by commas, or the option repeated."""
+    parts = (text,) if isinstance(text, str) else text or ()
+    return [word for part in parts for piece in part.split(",") if (word := piece.strip())]
+
+
+def image_size(text: str | None) -> ImageSize | None:
+    """Read `--size`: `224x320` as height and width, `224` as both; None where the option was not given.
+
+    Raises:
+        InputError: anything else, or a side below 1.
+    """
+    if text is None:
+        return None
+    height, separator, width = text.strip().lower().partition("x")
+    both = (height, width) if separator else (height, height)
+    if not all(side.isascii() and side.isdecimal() and int(side) > 0 for side in both):
+        raise InputError("--size", text, "HxW in pixels, such as 224x320, or one number for both")
+    return int(both[0]) if both[0] == both[1] else (int(both[0]), int(both[1]))
 
 
 def tell(message: str) -> None:
@@ -83,15 +148,15 @@ def pick_target(device: str | None, dtype: str) -> Target:
 
 
 def settings_from(**words: Any) -> Settings:
-    """Settings from option words; None means the default."""
-    for name in ("memory_budget", "tuning_memory"):
-        size = words.pop(name, None)
-        if size is not None:
-            words[f"{name}_bytes"] = parse_bytes(size, name)
-    db = words.pop("db", None)
-    if db is not None:
-        words["db"] = db
-    return Settings(**{name: value for name, value in words.items() if value is not None})
+    """Settings from option words, each by the name of its field; None means the default."""
+    given = {name: value for name, value in words.items() if value is not None}
+    for name in ("memory_budget_bytes", "tuning_memory_bytes"):
+        if name in given:
+            given[name] = parse_bytes(given[name], name)
+    for name in ("only_engines", "deny_engines"):
+        if name in given:
+            given[name] = tuple(words_of(given[name]))
+    return Settings(**given)
 
 
 def load(model: str, weights: str | None, dtype: str, device: str, *, trust: bool) -> nn.Module:
@@ -103,17 +168,17 @@ def load(model: str, weights: str | None, dtype: str, device: str, *, trust: boo
 
 
 def example(
-    model: nn.Module, name: str, images: list[Path] | None, batch: int | None, size: int | None, dtype: str, device: str
+    model: nn.Module, name: str, images: list[Path] | None, batch: int | None, size: str | None, dtype: str, device: str
 ) -> tuple[torch.Tensor, ...]:
     """The inputs: images where they are given, else random ones of the model's size."""
     from convoy.zoo import example_args, load_images, preprocessing
 
     wanted = preprocessing(name)
     if images:
-        pixels = size or wanted.size
+        pixels = image_size(size) or wanted.size
         tensor = load_images(images, size=pixels, batch=batch, dtype=dtype, mean=wanted.mean, std=wanted.std)
         return (tensor.to(device),)
-    args = example_args(model, batch=batch, size=size, dtype=dtype, default_size=wanted.size)
+    args = example_args(model, batch=batch, size=image_size(size), dtype=dtype, default_size=wanted.size)
     return tuple(a.to(device) if hasattr(a, "to") else a for a in args)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from convoy.cli import options
+from convoy.cli.command_options import prune_options as given
 from convoy.cli.output import say
 from convoy.errors import InputError
 
@@ -21,55 +20,34 @@ if TYPE_CHECKING:
 
 def prune(
     model: options.Model,
-    sparsity: Annotated[
-        float | None, typer.Option("--sparsity", help="Share of weights to make zero, such as 0.9.")
-    ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option("--pattern", help="unstructured (default), N:M (2:4), block:RxC (block:1x8) or channel."),
-    ] = None,
-    scope: Annotated[
-        str, typer.Option("--scope", help="Rank weights within each layer, or in all layers together: global.")
-    ] = "layer",
-    skip: Annotated[
-        str | None, typer.Option("--skip", help="Layers to leave as they are: names, first, last; with commas.")
-    ] = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write the pruned weights to this .safetensors file.")
-    ] = None,
-    finetune: Annotated[
-        str | None,
-        typer.Option("--finetune", help="Train on this data afterwards: a folder, cifar10:PATH, a file or synthetic."),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="How often to go through it; by default once.")] = None,
-    evaluate: Annotated[
-        str | None,
-        typer.Option("--evaluate", help="Data to take the accuracy on; by default what --finetune held out."),
-    ] = None,
-    images: Annotated[int | None, typer.Option("--images", help="Use no more images of each than this.")] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", help="Images in a step, by default 128; with --advise in a call, 1.")
-    ] = None,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the first step; it falls to 0.")] = 0.01,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the order of images and of their augmentation.")] = 0,
-    advise: Annotated[
-        bool, typer.Option("--advise", help="Write nothing: measure from which sparsity each layer would be faster.")
-    ] = False,
-    effort: Annotated[str, typer.Option("--effort", help="With --advise: quick or full.")] = "quick",
-    dtype: Annotated[str, typer.Option("--dtype", help="With --advise: fp32, fp16 or bf16.")] = "fp32",
-    numerics: Annotated[str, typer.Option("--numerics", help="With --advise: strict, as_torch or half.")] = "as_torch",
-    db: options.Db = None,
+    batch: given.Batch = None,
     size: options.Size = None,
     device: options.Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    sparsity: given.Sparsity = None,
+    pattern: given.Pattern = None,
+    scope: given.Scope = "layer",
+    skip: given.Skip = None,
+    finetune: given.Finetune = None,
+    epochs: given.Epochs = None,
+    evaluate: given.Evaluate = None,
+    images: given.Images = None,
+    lr: given.Lr = 0.01,
+    seed: given.Seed = 0,
+    advise: given.Advise = False,
+    effort: given.Effort = "quick",
+    dtype: given.Dtype = "fp32",
+    numerics: given.Numerics = "as_torch",
+    db: given.Db = None,
+    output: given.Output = None,
+    as_json: given.Json = False,
 ) -> None:
     """Set weights of MODEL to zero by magnitude; fine-tune it, the zeros kept; write plain weights with true zeros."""
     if advise:
         from convoy.cli import advise as measured
 
-        measured.refuse({"--sparsity": sparsity, "--out": out, "--finetune": finetune, "--evaluate": evaluate})
+        measured.refuse({"--sparsity": sparsity, "--output": output, "--finetune": finetune, "--evaluate": evaluate})
         settings = options.settings_from(effort=effort, numerics=numerics, db=db)
         advice = measured.run(model, weights, pattern, settings, batch, size, dtype, device, trust=trust)
         measured.show(advice, as_json)
@@ -85,25 +63,25 @@ def prune(
         raise InputError("--epochs", epochs, "nothing without --finetune DATA")
     if images is not None and images < 1:
         raise InputError("--images", images, "an integer of at least 1")
-    check_files(out, weights)
+    check_files(output, weights)
     check_weights_given(model, weights)
     where = options.pick_device(device)
     module = options.load(model, weights, "fp32", where, trust=trust)
     summary = run(module, model, recipe, schedule, finetune, evaluate, images, size, where)
-    save(module, out, summary)
-    show(summary, out, as_json)
+    save(module, output, summary)
+    show(summary, output, as_json)
 
 
-def check_files(out: Path | None, weights: str | None) -> None:
+def check_files(output: Path | None, weights: str | None) -> None:
     """Refuse an output that cannot be written, read again, or that is the weights themselves."""
     from convoy.prune import check_weights_path
 
-    options.check_outputs({"--out": out})
-    if out is None:
+    options.check_outputs({"--output": output})
+    if output is None:
         return
-    check_weights_path(out)
-    if weights is not None and out.resolve() == Path(weights).resolve():
-        raise InputError("--out", str(out), "another file than --weights names")
+    check_weights_path(output)
+    if weights is not None and output.resolve() == Path(weights).resolve():
+        raise InputError("--output", str(output), "another file than --weights names")
 
 
 def check_weights_given(model: str, weights: str | None) -> None:
@@ -123,7 +101,7 @@ def run(
     finetune_on: str | None,
     evaluate_on: str | None,
     images: int | None,
-    size: int | None,
+    size: str | None,
     device: str,
 ) -> PruneSummary:
     """Prune in place, fine-tune, and take the accuracy before, between and after."""
@@ -167,7 +145,7 @@ def datasets(
     finetune_on: str | None,
     evaluate_on: str | None,
     images: int | None,
-    size: int | None,
+    size: str | None,
 ) -> tuple[Dataset | None, Dataset | None]:
     """What to train on and what to take the accuracy on; the model is run once to count its classes."""
     if finetune_on is None and evaluate_on is None:
@@ -179,7 +157,8 @@ def datasets(
     from convoy.prune.accuracy import class_scores
     from convoy.zoo import load_dataset, own_splits, preprocessing
 
-    wanted = preprocessing(name) if size is None else replace(preprocessing(name), size=size)
+    wanted = preprocessing(name)
+    wanted = replace(wanted, size=options.image_size(size) or wanted.size)
     with torch.no_grad():
         classes = class_scores(module(*args)).shape[1]
     of = {"preprocessing": wanted, "classes": classes, "limit": images}
@@ -189,15 +168,15 @@ def datasets(
     return training, load_dataset(evaluate_on, "test" if own_splits(evaluate_on) else "all", **of)
 
 
-def save(module: nn.Module, out: Path | None, summary: PruneSummary) -> None:
+def save(module: nn.Module, output: Path | None, summary: PruneSummary) -> None:
     """Write the weights where they are wanted, with how they were pruned."""
     from convoy.prune import save_weights
 
-    if out is not None:
-        save_weights(module, out, summary.about())
+    if output is not None:
+        save_weights(module, output, summary.about())
 
 
-def show(summary: PruneSummary, out: Path | None, as_json: bool) -> None:
+def show(summary: PruneSummary, output: Path | None, as_json: bool) -> None:
     """The layers, what was asked for and what it cost; or all of it as JSON."""
     import json
 
@@ -234,4 +213,4 @@ def show(summary: PruneSummary, out: Path | None, as_json: bool) -> None:
         )
     for note in summary.notes:
         say(f"note: {note}")
-    say(f"weights:   {out}" if out is not None else "nothing is written: give --out FILE.safetensors")
+    say(f"weights:   {output}" if output is not None else "nothing is written: give --output FILE.safetensors")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from convoy.cli import interrupt, options
+from convoy.cli.command_options import scale_options as given
 from convoy.cli.compare import file_word
 from convoy.cli.output import say
 from convoy.errors import InputError
@@ -21,45 +22,25 @@ if TYPE_CHECKING:
 
 def scale(
     model: options.Model,
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", help="Numbers of GPUs (on a CPU: processes) of a host, separated by commas: 1,2,4,8."),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", help="Images of a GPU and step; with --strong, of all GPUs together.")
-    ] = 128,
-    weak: Annotated[bool, typer.Option("--weak", help="Each GPU keeps its batch; this is the default.")] = False,
-    strong: Annotated[bool, typer.Option("--strong", help="All GPUs share one batch; with --weak, both.")] = False,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="fp32; or fp16 or bf16: autocast with fp32 parameters.")
-    ] = "fp32",
+    batch: given.Batch = 128,
     size: options.Size = None,
-    trust: options.Trust = False,
-    providers: Annotated[
-        str, typer.Option("--providers", help="Who trains, separated by commas: torch.ddp, convoy.")
-    ] = "torch.ddp,convoy",
-    nodes: Annotated[int, typer.Option("--nodes", help="Hosts; the same command is run on each.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", help="Which host this is, from 0.")] = 0,
-    endpoint: Annotated[
-        str, typer.Option("--endpoint", help="HOST:PORT of the first host, where there is more than one.")
-    ] = "",
+    dtype: given.Dtype = "fp32",
     device: options.Device = None,
-    effort: Annotated[
-        str, typer.Option("--effort", help="How much Convoy's step tunes: none, quick or full.")
-    ] = "quick",
-    timeout: Annotated[
-        float, typer.Option("--timeout", help="Most seconds of one number of GPUs and provider.")
-    ] = 900.0,
-    seconds: Annotated[float, typer.Option("--seconds", help="Least seconds of one of the 7 timed rounds.")] = 0.3,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="The run file (JSON); by default scale-MODEL.json. The first host writes it."
-        ),
-    ] = None,
-    report: options.Report = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure anew what the file has already.")] = False,
+    trust: options.Trust = False,
+    providers: given.Providers = "torch.ddp,convoy",
+    weak: given.Weak = False,
+    strong: given.Strong = False,
+    gpus: given.Gpus = None,
+    nodes: given.Nodes = 1,
+    node_rank: given.NodeRank = 0,
+    endpoint: given.Endpoint = "",
+    effort: given.Effort = "quick",
     db: options.Db = None,
+    timeout_s: given.TimeoutS = 900.0,
+    round_s: given.RoundS = 0.3,
+    output: given.Output = None,
+    report: options.Report = None,
+    again: given.Again = False,
 ) -> None:
     """Train MODEL on several GPUs: throughput, efficiency, and time in computation, communication, launches and input."""
     settings = options.settings_from(effort=effort, db=db)
@@ -71,27 +52,14 @@ def scale(
     from convoy.compare.scaling.scaling_jobs import ScaleRequest
 
     request = ScaleRequest(
-        model=model,
-        gpus=_counts(gpus, where),
-        batch=batch,
-        scalings=(*(["weak"] if weak or not strong else []), *(["strong"] if strong else [])),
-        providers=tuple(options.words_of(providers)),
-        dtype=dtype,
-        device=where,
-        size=size or 0,
-        nodes=nodes,
-        node_rank=node_rank,
-        endpoint=endpoint,
-        timeout_s=timeout,
-        round_s=seconds,
-        effort=str(settings.effort),
-        db=str(db or ""),
-        trust=trust,
-    )
+        model=model, gpus=_counts(gpus, where), batch=batch, scalings=_scalings(weak, strong),
+        providers=tuple(options.words_of(providers)), dtype=dtype, device=where, size=options.image_size(size) or 0,
+        nodes=nodes, node_rank=node_rank, endpoint=endpoint, timeout_s=timeout_s, round_s=round_s,
+        effort=str(settings.effort), db=str(db or ""), trust=trust,
+    )  # fmt: skip
     request.check(_available(where))
-    options.load(
-        model, None, "fp32", "cpu", trust=trust
-    )  # a name that is none is the user's error, and not four processes'
+    # A name that is no model's is the user's error: it is reported once, and not by each process.
+    options.load(model, None, "fp32", "cpu", trust=trust)
 
     from convoy.compare.runs.device_lock import claim
     from convoy.measurement import detect_target
@@ -99,6 +67,10 @@ def scale(
     interrupt.unwinds()  # ends torchrun
     with claim(detect_target(where), options.tell, count=max(request.gpus)) as notes:
         _measure(request, _start(request, path, notes, again=again), path, report, notes)
+
+
+def _scalings(weak: bool, strong: bool) -> tuple[str, ...]:
+    return (*(("weak",) if weak or not strong else ()), *(("strong",) if strong else ()))
 
 
 def _available(device: str) -> int:
@@ -127,9 +99,10 @@ def _start(request: ScaleRequest, output: Path | None, notes: Sequence[str], *, 
     from convoy.compare.runs.runfile import resumed
 
     # Numbers of GPUs and providers are no part of the request: a run goes on with others, and those that are there stay.
+    size = list(request.size) if isinstance(request.size, tuple) else request.size  # as JSON gives it back
     asked = {
         "command": "scale", "model": request.model, "batch": request.batch, "dtype": request.dtype,
-        "size": request.size, "nodes": request.nodes, "effort": request.effort, "seconds": request.round_s,
+        "size": size, "nodes": request.nodes, "effort": request.effort, "seconds": request.round_s,
     }  # fmt: skip
     protocol = (
         f"torchrun, {request.rounds} rounds in turn of at least {request.round_s:g} s, the slowest process counts"

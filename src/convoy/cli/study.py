@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from convoy.cli import interrupt, options
+from convoy.cli.command_options import study_options as given
 from convoy.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,72 +21,36 @@ if TYPE_CHECKING:
 
     Kind = Callable[[ConvProblem], ConvProblem]
 
-SWEPT = "batch,channels,filters,size,kernel,stride"
-
 
 def study(
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep", help=f"Sizes to sweep, separated by commas: {SWEPT} (these are the default), sparsity."
-        ),
-    ] = None,
-    layers: Annotated[Path | None, typer.Option("--layers", help="A CSV file of layers, as in bench/layers.")] = None,
-    base: Annotated[
-        str, typer.Option("--base", help="What stays while a size is swept: c=64,h=56,w=56 (names of ConvProblem).")
-    ] = "",
-    strategies: Annotated[
-        str | None, typer.Option("--strategies", help="Nets, separated by commas, to compare strategies on.")
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", help="Images of the nets of --strategies, by default 1. For layers: --base n=8."),
-    ] = None,
-    direction: Annotated[
-        str, typer.Option("--direction", help="fprop, dgrad and wgrad, separated by commas.")
-    ] = "fprop",
-    engines: Annotated[
-        str | None, typer.Option("--engines", help="Only these engines beside the baseline, separated by commas.")
-    ] = None,
-    trust: options.Trust = False,
+    sweep: given.Sweep = None,
+    layers: given.Layers = None,
+    base: given.Base = "",
+    strategies: given.Strategies = None,
+    direction: given.Direction = "fprop",
+    batch: given.Batch = None,
     dtype: options.Dtype = "fp32",
-    numerics: options.Numerics = "as_torch",
     device: options.Device = None,
+    trust: options.Trust = False,
+    numerics: options.Numerics = "as_torch",
     effort: options.Effort = "quick",
-    energy: Annotated[
-        bool,
-        typer.Option("--energy", help="Take the energy of each algorithm too: a second for each, on an NVIDIA GPU."),
-    ] = False,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", help="Measure nothing new after so long; the same command goes on. 0: no limit."),
-    ] = 0.0,
-    no_criteria: Annotated[
-        bool, typer.Option("--no-criteria", help="Do not learn criteria for `--effort none` from what was measured.")
-    ] = False,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The run file (JSON), by default study.json; the same command goes on."),
-    ] = Path("study.json"),
-    report: options.Report = None,
-    again: Annotated[
-        bool,
-        typer.Option("--again", help="Begin the run file anew, whatever is in it; the database serves all the same."),
-    ] = False,
+    no_criteria: given.NoCriteria = False,
     db: options.Db = None,
+    only_engines: options.OnlyEngines = None,
+    energy: given.Energy = False,
+    seconds: given.Seconds = 0.0,
+    output: given.Output = Path("study.json"),
+    report: options.Report = None,
+    again: given.Again = False,
 ) -> None:
     """Measure convolution algorithms over swept layers, say where the winner changes, and learn criteria from it."""
     if seconds < 0:
         raise InputError("--seconds", seconds, "at least 0")
-    names, nets, directions = options.words_of(engines), options.words_of(strategies), _directions(direction)
+    names, nets, directions = options.words_of(only_engines), options.words_of(strategies), _directions(direction)
     _check_batch(batch, nets)
-    settings = options.settings_from(numerics=numerics, effort=effort, only_engines=tuple(names) or None, db=db)
+    settings = options.settings_from(numerics=numerics, effort=effort, only_engines=names or None, db=db)
     options.check_outputs({"--output": output, "--report": report})
     target = options.pick_target(device, dtype)
-
-    from convoy.cli.study_session import StudySession
-    from convoy.compare.runs.device_lock import claim
-    from convoy.perfdb import Database
 
     about = {"dtype": dtype, "numerics": str(settings.numerics)}
     kinds = [partial(_of_kind, **about, direction=word) for word in directions]
@@ -100,18 +63,43 @@ def study(
         "strategies": nets, "direction": directions, "engines": names, **about, "effort": str(settings.effort),
         "batch": batch or 0, "energy": energy,
     }  # fmt: skip
+    asked = _Asked(target, settings, request, output, seconds, points, again, not no_criteria)
+    options.write_report(_measure(asked, nets, batch, trust=trust), report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A study as the options ask for it."""
+
+    target: Target
+    settings: Settings
+    request: dict[str, Any]
+    output: Path
+    seconds: float
+    points: dict[str, list[Point]]
+    again: bool
+    criteria: bool
+
+
+def _measure(asked: _Asked, nets: Sequence[str], batch: int | None, *, trust: bool) -> Run:
+    """Measure layers and nets, and print the results."""
+    from convoy.cli.study_session import StudySession
+    from convoy.compare.runs.device_lock import claim
+    from convoy.perfdb import Database
+
+    target, settings = asked.target, asked.settings
     interrupt.unwinds()  # writes the run file
     with claim(target, options.tell) as notes, Database.open(settings.db) as database:
         for note in database.warnings:
             options.tell(f"warning: {note}")
-        run = _start(target, settings, request, output, notes, again=again)
-        with StudySession(target, settings, database, run, output, seconds) as session:
-            session.layers(points, energy=energy)
-            session.nets(nets, dtype, batch, trust=trust)
+        run = _start(target, settings, asked.request, asked.output, notes, again=asked.again)
+        with StudySession(target, settings, database, run, asked.output, asked.seconds) as session:
+            session.layers(asked.points, energy=asked.request["energy"])
+            session.nets(nets, asked.request["dtype"], batch, trust=trust)
         notes.look()
         session.note(notes)
-        session.tell(points, criteria=not no_criteria)
-    options.write_report(session.run, report)
+        session.tell(asked.points, criteria=asked.criteria)
+    return session.run
 
 
 def _check_batch(batch: int | None, nets: Sequence[str]) -> None:
@@ -149,7 +137,7 @@ def _swept(sweep: str | None, base: str, kinds: Sequence[Kind], device: str, *, 
     """The swept points: all sweeps where nothing else was asked for."""
     from convoy.compare.study.study_sweep import parse_base, sweep_points
 
-    names = options.words_of(SWEPT if sweep is None and only else sweep)
+    names = options.words_of(given.SWEPT if sweep is None and only else sweep)
     middle = parse_base(base)
     return [point for kind in kinds for point in sweep_points(names, kind(middle), device)]
 

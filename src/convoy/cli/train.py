@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from convoy.cli import interrupt, options
+from convoy.cli.command_options import train_options as given
 from convoy.cli.output import say
 from convoy.errors import InputError
 
@@ -23,38 +22,35 @@ if TYPE_CHECKING:
     from convoy.training.fit import EpochResult
     from convoy.training.recipe import TrainingRecipe
     from convoy.training.step import TrainingStep
+    from convoy.zoo.image_size import ImageSize
 
 
 def train(
     model: options.Model,
-    data: Annotated[
-        str, typer.Option("--data", help="A folder of class folders, cifar10, cifar10:PATH, a file, or synthetic.")
-    ] = "synthetic",
-    epochs: Annotated[int, typer.Option("--epochs", help="Passes over the images.")] = 1,
-    batch: Annotated[int, typer.Option("--batch", help="Images in a step of one process.")] = 128,
+    data: given.Data = "synthetic",
+    images: given.Images = None,
+    batch: given.Batch = 128,
     size: options.Size = None,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the first step; it falls to 0.")] = 0.1,
-    momentum: Annotated[float, typer.Option("--momentum", help="Momentum of the optimizer.")] = 0.9,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Weight decay of the optimizer.")] = 1e-4,
-    amp: Annotated[str | None, typer.Option("--amp", help="bf16: run under autocast.")] = None,
-    clip: Annotated[float | None, typer.Option("--clip", help="Largest joint L2 norm of the gradients.")] = None,
-    accumulate: Annotated[int, typer.Option("--accumulate", help="Batches to an update.")] = 1,
-    images: Annotated[int | None, typer.Option("--images", help="Train on no more images than this.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of order, augmentation and dropout.")] = 0,
     device: options.Device = None,
     weights: options.Weights = None,
     trust: options.Trust = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Write the state to this file after each epoch.")
-    ] = None,
-    every: Annotated[int, typer.Option("--checkpoint-every", help="And every so many steps; 0: not.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint where it is there.")] = False,
-    plan: Annotated[Path | None, typer.Option("--plan", help="Replay this plan; measure nothing.")] = None,
-    save_plan: Annotated[Path | None, typer.Option("--save-plan", help="Write the plan to this file.")] = None,
-    stock: Annotated[bool, typer.Option("--stock", help="Use PyTorch's own step, to compare with.")] = False,
-    effort: options.Effort = "quick",
+    epochs: given.Epochs = 1,
+    lr: given.Lr = 0.1,
+    momentum: given.Momentum = 0.9,
+    weight_decay: given.WeightDecay = 1e-4,
+    amp: given.Amp = None,
+    clip_grad_norm: given.ClipGradNorm = None,
+    accumulate: given.Accumulate = 1,
+    seed: given.Seed = 0,
+    stock: given.Stock = False,
     numerics: options.Numerics = "as_torch",
+    effort: options.Effort = "quick",
     db: options.Db = None,
+    checkpoint: given.Checkpoint = None,
+    every: given.CheckpointEvery = 0,
+    resume: given.Resume = False,
+    plan: given.Plan = None,
+    save_plan: given.SavePlan = None,
 ) -> None:
     """Train MODEL on labelled images: loss, accuracy and images a second of each epoch. Under torchrun: on all its GPUs."""
     from convoy.training.recipe import TrainingRecipe, with_amp
@@ -66,7 +62,7 @@ def train(
         momentum=momentum,
         weight_decay=weight_decay,
         seed=seed,
-        clip_grad_norm=clip,
+        clip_grad_norm=clip_grad_norm,
         accumulate=accumulate,
         stock=stock,
         plan=plan,
@@ -74,12 +70,12 @@ def train(
         every=every,
         resume=resume,
     )
-    recipe = with_amp(recipe, amp)
+    recipe, wanted = with_amp(recipe, amp), options.image_size(size)
     settings = options.settings_from(effort=effort, numerics=numerics, db=db)
     options.check_outputs({"--checkpoint": checkpoint, "--save-plan": save_plan})
 
     with _interruptible(checkpoint, resume=resume), processes(options.pick_device(device)) as place:
-        source = Source(model, weights, data, size, images, trust)
+        source = Source(model, weights, data, wanted, images, trust)
         run(source, recipe, settings, save_plan, *place)  # what it holds is gone before the processes part
 
 
@@ -128,7 +124,7 @@ class Source:
     model: str
     weights: str | None
     data: str
-    size: int | None
+    size: ImageSize | None
     images: int | None
     trust: bool
 
@@ -181,7 +177,7 @@ def line(epoch: EpochResult) -> str:
     return f"epoch {epoch.number}: loss {epoch.loss:.4f}{right}{rate}"
 
 
-def needs_of(module: nn.Module, name: str, size: int | None, device: str) -> dict[str, Any]:
+def needs_of(module: nn.Module, name: str, size: ImageSize | None, device: str) -> dict[str, Any]:
     """What a data set is read for: the model's own preprocessing, of the size asked for, and its classes."""
     from convoy.zoo import preprocessing
 
@@ -190,15 +186,16 @@ def needs_of(module: nn.Module, name: str, size: int | None, device: str) -> dic
     return {"preprocessing": shape, "classes": outputs_of(module, shape.size, device)}
 
 
-def outputs_of(module: nn.Module, size: int, device: str) -> int:
+def outputs_of(module: nn.Module, size: ImageSize, device: str) -> int:
     """How many classes a classifier tells apart."""
     import torch
 
     from convoy.prune.accuracy import class_scores
+    from convoy.zoo.image_size import sides
 
     module.eval()
     with torch.no_grad():
-        return class_scores(module(torch.zeros(1, 3, size, size, device=device))).shape[1]
+        return class_scores(module(torch.zeros(1, 3, *sides(size), device=device))).shape[1]
 
 
 def distributed(module: nn.Module, device: str) -> nn.Module:

@@ -22,7 +22,7 @@ class Case:
         model: as `convoy.zoo.load_model` takes it.
         weights: a .safetensors file, `DEFAULT`, or empty for the seeded random ones.
         batch: images of one call.
-        size: height and width of the images, pixels; 0: the model's own.
+        size: of the images, pixels; one number for square images, or (height, width); 0: the model's own.
         dtype: `fp32`, `fp16` or `bf16`; in training, the type of autocast (parameters stay fp32).
         mode: `inference` or `training` (forward, backward and an SGD step).
         device: `cpu` or `cuda`.
@@ -36,7 +36,7 @@ class Case:
     model: str
     weights: str = ""
     batch: int = 1
-    size: int = 0
+    size: int | tuple[int, int] = 0
     dtype: str = "fp32"
     mode: str = "inference"
     device: str = "cpu"
@@ -51,15 +51,23 @@ class Case:
         """Whether whole steps are run."""
         return self.mode == "training"
 
+    @property
+    def axes(self) -> dict[str, int | float | str]:
+        """What rows of this case have under `axes`: the size of the images, where it is not the model's own."""
+        if not self.size:
+            return {}
+        return {"size": "x".join(map(str, self.size)) if isinstance(self.size, tuple) else self.size}
+
     def label(self) -> str:
         """The case in words: `resnet50 batch 1 inference`."""
         return f"{self.model} batch {self.batch} {self.mode}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON's types."""
-        return asdict(self)
+        return {**asdict(self), "size": list(self.size) if isinstance(self.size, tuple) else self.size}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Case:
         """Inverse of `to_dict`."""
-        return Case(**data)
+        size = data.get("size", 0)
+        return Case(**{**data, "size": tuple(size) if isinstance(size, list) else size})

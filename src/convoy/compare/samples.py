@@ -95,5 +95,5 @@ def row_of(case: Case, provider: str, status: str, reason: str = "") -> Row:
         mode=case.mode,
         batch=case.batch,
         dtype=case.dtype,
-        axes={"size": case.size} if case.size else {},
+        axes=case.axes,
     )

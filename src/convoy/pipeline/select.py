@@ -117,7 +117,7 @@ def _solver_name(settings: Settings) -> str:
         return str(settings.solver)
     if len(settings.only_engines) != 1:
         expected = "exactly one engine id with solver single"
-        raise InputError("only_engines", settings.only_engines, expected, "Name it with --engine ID.")
+        raise InputError("only_engines", settings.only_engines, expected, "Name it with --only-engines ID.")
     return f"single:{settings.only_engines[0]}"
 
 

@@ -222,7 +222,7 @@ def _refusal(problem: SelectionProblem, time_limit_s: float, *, proven: bool = T
         return SelectionError(_NO_COVER)
     least = minimum_memory(problem, time_limit_s=time_limit_s).peak_bytes
     wanted = f"{least} bytes ({math.ceil(least / (1 << 20))} MiB)"
-    given = f"memory_budget: {problem.memory_budget_bytes} bytes are too few for any choice"
+    given = f"memory_budget_bytes: {problem.memory_budget_bytes} bytes are too few for any choice"
     if proven:
         return SelectionError(f"{given}; at least {wanted} are needed")
     return SelectionError(f"{given} that was found in {time_limit_s:g} s; {wanted} would do")

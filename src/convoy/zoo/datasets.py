@@ -48,7 +48,7 @@ class Dataset:
     def batches(
         self, batch: int, *, seed: int | None = None, augment: bool = False, drop_last: bool = False, start: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """One pass over all images: x, fp32 [b, 3, size, size], contiguous, normalised by channel; y, int64 [b].
+        """One pass over all images: x, fp32 [b, 3, height, width], contiguous, normalised by channel; y, int64 [b].
 
         Args:
             batch: images at a time; the last batch may be smaller.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from convoy.errors import InputError
+from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.initial import clip_shape
 from convoy.zoo.models import TIMM, is_exported, parse_dtype, split_factory, unknown_model
 from convoy.zoo.torchvision_import import import_torchvision
@@ -21,9 +22,15 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """How images become a model's input: square crops of `size` pixels, (x - mean) / std by channel, RGB in [0, 1]."""
+    """How images become a model's input: crops of `size`, (x - mean) / std by channel, RGB in [0, 1].
 
-    size: int = 224
+    Attributes:
+        size: pixels; the side of a square crop, or (height, width).
+        mean: of each channel.
+        std: of each channel.
+    """
+
+    size: ImageSize = 224
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
 
@@ -69,7 +76,7 @@ def preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing
         raise unknown_model(name) from error
     chosen = [offers.DEFAULT] if weights == "DEFAULT" else list(offers)
     found = [_of_transforms(getattr(entry.transforms, "keywords", {})) for entry in chosen]
-    return min(found, key=lambda p: p.size, default=Preprocessing())
+    return min(found, key=lambda p: sides(p.size), default=Preprocessing())
 
 
 def _of_transforms(options: dict[str, Any]) -> Preprocessing:
@@ -79,34 +86,40 @@ def _of_transforms(options: dict[str, Any]) -> Preprocessing:
 
 
 def example_args(
-    model: nn.Module, *, batch: int | None = None, size: int | None = None, dtype: str = "fp32", default_size: int = 224
+    model: nn.Module,
+    *,
+    batch: int | None = None,
+    size: ImageSize | None = None,
+    dtype: str = "fp32",
+    default_size: ImageSize = 224,
 ) -> tuple[Any, ...]:
     """Inputs without images: standard normal, seeded.
 
     A model with an attribute `example_input_array` (a tensor or a tuple, the name that PyTorch Lightning gave it; an
-    exported program has one too) is fed with that when neither batch nor size is given. Else one tensor [batch, c, size,
-    size] is made, with c as the model's first convolution wants it.
+    exported program has one too) is fed with that when neither batch nor size is given. Else one tensor
+    [batch, c, height, width] is made, with c as the model's first convolution wants it.
 
     Args:
         model: what will be called.
         batch: images; None: 1.
-        size: height and width, pixels; None: `default_size`.
+        size: pixels; one number for square images, or (height, width); None: `default_size`.
         dtype: of the tensor.
         default_size: `input_size(name)` of the model.
 
     Raises:
         InputError: naming `batch` or `size`.
     """
-    for name, value in (("batch", batch), ("size", size)):
-        if value is not None and value < 1:
-            raise InputError(name, value, "an integer of at least 1")
+    if batch is not None and batch < 1:
+        raise InputError("batch", batch, "an integer of at least 1")
+    wanted = default_size if size is None else size
+    sides(wanted)
     kind = parse_dtype(dtype)
     own = getattr(model, "example_input_array", None)
     if own is not None and batch is None and size is None:
         args = own if isinstance(own, tuple) else (own,)
         return tuple(a.to(kind) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
     generator = torch.Generator().manual_seed(0)
-    shape = clip_shape(model, batch or 1, input_channels(model), size or default_size)
+    shape = clip_shape(model, batch or 1, input_channels(model), wanted)
     return (torch.randn(shape, generator=generator).to(kind),)
 
 

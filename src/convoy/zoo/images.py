@@ -14,6 +14,7 @@ import torch
 from convoy.errors import InputError
 from convoy.untrusted import escape_controls, open_file
 from convoy.zoo.example import IMAGENET_MEAN, IMAGENET_STD
+from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.models import parse_dtype
 from convoy.zoo.npz import MOST_BYTES, read_npz
 
@@ -45,21 +46,21 @@ CROP_FRACTION = 0.875
 def load_images(
     paths: Sequence[str | Path],
     *,
-    size: int,
+    size: ImageSize,
     batch: int | None = None,
     dtype: str = "fp32",
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> torch.Tensor:
-    """Read images as one batch [n, 3, size, size], contiguous, normalised by channel.
+    """Read images as one batch [n, 3, height, width], contiguous, normalised by channel.
 
-    Each image is turned upright (EXIF), made RGB, resized so that its short side is size / 0.875 (bilinear), and cropped
-    in the middle; one that is size x size already is taken as it is.
+    Each image is turned upright (EXIF), made RGB, resized (bilinear, its proportions kept) so that both sides are at least
+    those of the result divided by 0.875, and cropped in the middle. An image of the right size is taken as it is.
 
     Args:
         paths: image files; folders (all images below, in order of their paths); .npz or .safetensors with `images`
             (uint8, [n, 3, h, w]) or with `jpeg` (uint8, all files' bytes) and `offsets` (integers, [n + 1]).
-        size: height and width of the result, pixels.
+        size: of the result, pixels; one number for square images, or (height, width).
         batch: take the first so many; None: all.
         dtype: of the result; the arithmetic is fp32.
         mean: by channel, of RGB in [0, 1].
@@ -69,13 +70,13 @@ def load_images(
         InputError: naming the file that is not there or is no image, or too few images.
     """
     kind = parse_dtype(dtype)
-    for name, value in (("size", size), ("batch", batch)):
-        if value is not None and value < 1:
-            raise InputError(name, value, "an integer of at least 1")
+    sides(size)
+    if batch is not None and batch < 1:
+        raise InputError("batch", batch, "an integer of at least 1")
     if len(mean) != 3 or len(std) != 3 or not all(s > 0 for s in std):
         raise InputError("mean, std", (tuple(mean), tuple(std)), "three numbers each, std above 0")
     images = itertools.chain.from_iterable(_images(Path(path)) for path in paths)
-    arrays = [square(image, size) for image in itertools.islice(images, batch or MOST_IMAGES + 1)]
+    arrays = [center_crop(image, size) for image in itertools.islice(images, batch or MOST_IMAGES + 1)]
     if not arrays:
         raise InputError("input", [str(p) for p in paths], "at least one image")
     if batch is not None and len(arrays) < batch:
@@ -134,19 +135,20 @@ def _decoded(file: IO[bytes], name: str) -> Image:
     raise InputError("input", name, f"an image of at most {MOST_PIXELS // 1_000_000} megapixels", f"It is {shown}.")
 
 
-def square(image: Image, size: int) -> np.ndarray:
-    """Resized and cropped in the middle, uint8 [size, size, 3]; one of that size is taken as it is."""
+def center_crop(image: Image, size: ImageSize) -> np.ndarray:
+    """The image resized and cropped in the middle, uint8 [height, width, 3]; one of that size is taken as it is."""
     from PIL.Image import Resampling
 
-    if image.size != (size, size):
-        short = max(size, round(size / CROP_FRACTION))
-        scale = short / min(image.size)
-        width, height = (max(short, round(side * scale)) for side in image.size)
+    wanted_h, wanted_w = sides(size)
+    if image.size != (wanted_w, wanted_h):
+        least = tuple(max(side, round(side / CROP_FRACTION)) for side in (wanted_w, wanted_h))
+        scale = max(lower / side for lower, side in zip(least, image.size, strict=True))
+        width, height = (max(lower, round(side * scale)) for lower, side in zip(least, image.size, strict=True))
         if width * height > MOST_PIXELS:
             expected = f"images that have at most {MOST_PIXELS // 1_000_000} megapixels when they are resized"
             raise InputError("input", f"{image.width}x{image.height}", expected, f"It would be {width}x{height}.")
-        left, top = (width - size) // 2, (height - size) // 2
-        image = image.resize((width, height), Resampling.BILINEAR).crop((left, top, left + size, top + size))
+        left, top = (width - wanted_w) // 2, (height - wanted_h) // 2
+        image = image.resize((width, height), Resampling.BILINEAR).crop((left, top, left + wanted_w, top + wanted_h))
     return np.asarray(image, dtype=np.uint8)
 
 

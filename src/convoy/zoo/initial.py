@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from convoy.zoo.image_size import ImageSize, sides
+
 NEAR_ZERO = 1e-4
 """Parameters that are constant and no larger than this switch a branch off (zero-initialised residuals, layer scales)."""
 
@@ -38,7 +40,7 @@ def initialise(model: nn.Module) -> None:
                 parameter.uniform_(0.1, 0.3)
 
 
-def calibrate(model: nn.Module, size: int) -> None:
+def calibrate(model: nn.Module, size: ImageSize) -> None:
     """Set every batch norm's running statistics to those of one random image, layer by layer, in one forward pass.
 
     Args:
@@ -58,11 +60,11 @@ def calibrate(model: nn.Module, size: int) -> None:
             hook.remove()
 
 
-def clip_shape(model: nn.Module, batch: int, channels: int, size: int) -> tuple[int, ...]:
+def clip_shape(model: nn.Module, batch: int, channels: int, size: ImageSize) -> tuple[int, ...]:
     """Shape of an input: [n, c, h, w], or [n, c, 16, h, w] where the first convolution is over time too."""
     first = next((m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d))), None)
     frames = (16,) if isinstance(first, nn.Conv3d) else ()
-    return (batch, channels, *frames, size, size)
+    return (batch, channels, *frames, *sides(size))
 
 
 def _set_statistics(norm: nn.Module, args: tuple[torch.Tensor, ...]) -> None:

@@ -17,6 +17,7 @@ from convoy.errors import InputError
 from convoy.zoo import weights as checkpoints
 from convoy.zoo.cifar import CIFAR_NETS
 from convoy.zoo.exported import load_program
+from convoy.zoo.image_size import sides
 from convoy.zoo.initial import calibrate, initialise
 from convoy.zoo.torchvision_import import import_torchvision
 
@@ -115,7 +116,7 @@ def input_size(name: str, weights: str | Path | None = None) -> int:
     """Height and width, pixels, of the images that a model is meant for: 224 where nothing else is known."""
     from convoy.zoo.example import preprocessing
 
-    return preprocessing(name, weights).size
+    return sides(preprocessing(name, weights).size)[0]
 
 
 def unknown_model(name: str) -> InputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch
 from PIL import Image
 
 from convoy.zoo.example import Preprocessing
-from convoy.zoo.images import decode, images_of_arrays, square
+from convoy.zoo.image_size import ImageSize, sides
+from convoy.zoo.images import center_crop, decode, images_of_arrays
 
 IN_MEMORY_BYTES: Final = 1 << 30
 """Images whose pixels take no more than this are decoded once and kept."""
@@ -31,13 +33,13 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, indices: Sequence[int]) -> torch.Tensor:
-        """uint8 [len(indices), 3, size, size], RGB."""
+        """uint8 [len(indices), 3, height, width], RGB."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """Images in memory, uint8 [n, 3, size, size]."""
+    """Images in memory, uint8 [n, 3, height, width]."""
 
     pixels: torch.Tensor
 
@@ -56,7 +58,7 @@ class Arrays:
     arrays: dict[str, np.ndarray]
     path: Path
     indices: Sequence[int]
-    size: int
+    size: ImageSize
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -64,7 +66,7 @@ class Arrays:
     def read(self, indices: Sequence[int]) -> torch.Tensor:
         """Decode, resize, crop."""
         wanted = [self.indices[i] for i in indices]
-        return _stacked([square(image, self.size) for image in images_of_arrays(self.arrays, self.path, wanted)])
+        return _stacked([center_crop(image, self.size) for image in images_of_arrays(self.arrays, self.path, wanted)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Files:
     """Image files, read anew each time: a folder may be larger than memory."""
 
     paths: tuple[Path, ...]
-    size: int
+    size: ImageSize
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -83,7 +85,7 @@ class Files:
             return _stacked(list(pool.map(self._one, indices)))
 
     def _one(self, index: int) -> np.ndarray:
-        return square(decode(self.paths[index], str(self.paths[index])), self.size)
+        return center_crop(decode(self.paths[index], str(self.paths[index])), self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,16 @@ class Resized:
     """Images in memory, uint8 [n, 3, h, w], for a model that wants another size."""
 
     pixels: torch.Tensor
-    size: int
+    size: ImageSize
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def read(self, indices: Sequence[int]) -> torch.Tensor:
         """Resize, crop."""
-        return _stacked([square(Image.fromarray(self.pixels[i].permute(1, 2, 0).numpy()), self.size) for i in indices])
+        return _stacked(
+            [center_crop(Image.fromarray(self.pixels[i].permute(1, 2, 0).numpy()), self.size) for i in indices]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +129,10 @@ class Synthetic:
     noise: torch.Tensor
 
     @staticmethod
-    def of(count: int, classes: int, size: int, seed: int) -> Synthetic:
+    def of(count: int, classes: int, size: ImageSize, seed: int) -> Synthetic:
         """The patterns are the same for every seed; the noise is not."""
         patterns = torch.randint(0, 256, (classes, 3, CELLS, CELLS), generator=seeded(0), dtype=torch.uint8)
-        noise = torch.randint(0, 256, (NOISES, 3, size, size), generator=seeded(seed), dtype=torch.uint8)
+        noise = torch.randint(0, 256, (NOISES, 3, *sides(size)), generator=seeded(seed), dtype=torch.uint8)
         return Synthetic(count, patterns, noise)
 
     def __len__(self) -> int:
@@ -137,15 +141,14 @@ class Synthetic:
     def read(self, indices: Sequence[int]) -> torch.Tensor:
         """Make them."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        size = self.noise.shape[-1]
-        cells = torch.arange(size) * CELLS // size
-        pattern = self.patterns[index % len(self.patterns)][:, :, cells][:, :, :, cells]
+        rows, columns = (torch.arange(side) * CELLS // side for side in self.noise.shape[-2:])
+        pattern = self.patterns[index % len(self.patterns)][:, :, rows][:, :, :, columns]
         return (pattern // 2) + (self.noise[index % NOISES] // 2)
 
 
-def kept(images: Images, size: int) -> Images:
+def kept(images: Images, size: ImageSize) -> Images:
     """The same images, in memory where they are small together."""
-    if len(images) * 3 * size * size > IN_MEMORY_BYTES or len(images) == 0:
+    if len(images) * 3 * math.prod(sides(size)) > IN_MEMORY_BYTES or len(images) == 0:
         return images
     return Pixels(images.read(range(len(images))))
 

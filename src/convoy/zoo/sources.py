@@ -14,6 +14,7 @@ import torch
 
 from convoy.errors import InputError
 from convoy.untrusted import read_bytes
+from convoy.zoo.image_size import ImageSize, sides
 from convoy.zoo.images import ARRAY_FILES, IMAGE_ARRAYS, extensions, read_arrays
 from convoy.zoo.pixels import Arrays, Files, Images, Pixels, Resized, Synthetic
 
@@ -39,7 +40,7 @@ Found = tuple[Images, torch.Tensor, int]
 """Images, their labels, the number of classes."""
 
 
-def synthetic(source: str, count: str, split: str, size: int, classes: int) -> Found:
+def synthetic(source: str, count: str, split: str, size: ImageSize, classes: int) -> Found:
     """`synthetic` and `synthetic:count`; noise of its own for each split."""
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise InputError("data", source, "synthetic:N with N of at least 1")
@@ -48,7 +49,7 @@ def synthetic(source: str, count: str, split: str, size: int, classes: int) -> F
     return made, torch.arange(total) % classes, classes
 
 
-def cifar10(source: str, place: str, split: str, size: int) -> Found:
+def cifar10(source: str, place: str, split: str, size: ImageSize) -> Found:
     """`cifar10` and `cifar10:place`: the binary version, or files of arrays."""
     path = Path(place) if place else next((p for p in map(Path, CIFAR10_PLACES) if p.is_dir()), None)
     if path is None:
@@ -64,7 +65,7 @@ def cifar10(source: str, place: str, split: str, size: int) -> Found:
     if any((folder / name).is_file() for names in CIFAR10_FILES.values() for name in names):
         rows = np.concatenate([_cifar10_rows(folder / name) for part in wanted for name in CIFAR10_FILES[part]])
         pixels = torch.from_numpy(rows[:, 1:].reshape(-1, 3, 32, 32).copy())
-        images = Pixels(pixels) if size == 32 else Resized(pixels, size)
+        images = Pixels(pixels) if sides(size) == (32, 32) else Resized(pixels, size)
         return images, torch.from_numpy(rows[:, 0].astype(np.int64)), CIFAR10_CLASSES
     if split == "all":
         raise InputError("split", split, "train or test with a folder of two .safetensors files")
@@ -95,13 +96,13 @@ def _cifar10_file(source: str, folder: Path, split: str) -> Path:
     return found[0]
 
 
-def _of_cifar10_file(path: Path, split: str, size: int) -> Found:
+def _of_cifar10_file(path: Path, split: str, size: ImageSize) -> Found:
     images, labels, total = _of_arrays(path, split, size)
     _check_cifar10(total - 1, path)
     return images, labels, CIFAR10_CLASSES
 
 
-def of_path(path: Path, split: str, size: int) -> Found:
+def of_path(path: Path, split: str, size: ImageSize) -> Found:
     """A folder of classes, or a file of arrays."""
     if path.is_dir():
         return _of_folder(path, split, size)
@@ -111,7 +112,7 @@ def of_path(path: Path, split: str, size: int) -> Found:
     raise InputError("data", str(path), expected)
 
 
-def _of_arrays(path: Path, split: str, size: int) -> Found:
+def _of_arrays(path: Path, split: str, size: ImageSize) -> Found:
     if not path.exists():
         raise InputError("data", str(path), "a file that is there")
     arrays = read_arrays(path, (*IMAGE_ARRAYS, "labels"))
@@ -125,7 +126,7 @@ def _of_arrays(path: Path, split: str, size: int) -> Found:
     return Arrays(arrays, path, chosen, size), own[chosen], int(own.max()) + 1
 
 
-def _of_folder(path: Path, split: str, size: int) -> Found:
+def _of_folder(path: Path, split: str, size: ImageSize) -> Found:
     own = split_folders(path)
     if own:
         classes = sorted({name for folder in own.values() for name in _class_folders(folder)})

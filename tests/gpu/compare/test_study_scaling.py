@@ -65,9 +65,9 @@ def test_training_scales_over_the_gpus_that_are_there(tmp_path: Path, dtype: str
     words += [
         "--effort",
         "none",
-        "--seconds",
+        "--round-s",
         "0.05",
-        "--timeout",
+        "--timeout-s",
         "280",
         "--db",
         str(tmp_path / "perf.db"),

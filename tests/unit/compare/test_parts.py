@@ -237,3 +237,10 @@ def test_a_child_whose_material_is_missing_says_so(tmp_path: Path, monkeypatch: 
     child.serve(json.loads(json.dumps(hello)), said.append, io.StringIO("").readline)
     assert said[0] == {"stage": "build"}
     assert "facts.json" in said[1]["failed"]["reason"]
+
+
+def test_a_case_keeps_height_and_width_through_json() -> None:
+    case = Case("net", size=(12, 20))
+    assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+    assert case.axes == {"size": "12x20"}
+    assert (Case("net", size=12).axes, Case("net").axes) == ({"size": 12}, {})

@@ -127,5 +127,5 @@ def test_time_that_is_up_gives_a_choice_that_fits_and_an_honest_bound(densenet20
 
 @pytest.mark.xdist_group("densenet201")
 def test_a_budget_that_is_too_small_is_refused_in_the_time_given(densenet201: SelectionProblem) -> None:
-    with pytest.raises(SelectionError, match=r"memory_budget: 1000 bytes are too few.*at least \d+ bytes"):
+    with pytest.raises(SelectionError, match=r"memory_budget_bytes: 1000 bytes are too few.*at least \d+ bytes"):
         solve(replace(densenet201, memory_budget_bytes=1000), time_limit_s=2.0)

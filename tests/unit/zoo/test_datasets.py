@@ -299,3 +299,10 @@ def test_offsets_that_point_past_the_bytes_are_refused(tmp_path: Path) -> None:
     save_file(arrays | {"offsets": arrays["offsets"] + 9}, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="rising positions"):
         load_dataset(str(tmp_path / "a.safetensors"), "all", preprocessing=PLAIN)
+
+
+def test_images_of_a_data_set_may_be_rectangles() -> None:
+    found = load_dataset("synthetic:6", preprocessing=Preprocessing((8, 12)), classes=3)
+    (x, y), *_ = found.batches(6)
+    assert x.shape == (6, 3, 8, 12)
+    assert y.shape == (6,)

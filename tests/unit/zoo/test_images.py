@@ -45,6 +45,15 @@ def test_normalised_by_channel(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0, :, 0, 0], torch.tensor([0.0, 0.6, 1.2]))
 
 
+@pytest.mark.parametrize("image", [(40, 20), (20, 40), (7, 9), (12, 8), (1, 1)])
+def test_any_image_becomes_a_rectangle(tmp_path: Path, image: tuple[int, int]) -> None:
+    found = load_images([flat(tmp_path / "a.png", (10, 20, 30), image)], size=(8, 12), **PLAIN)
+    assert found.shape == (1, 3, 8, 12)
+    assert torch.equal(found[0, :, 0, 0] * 255, torch.tensor([10.0, 20.0, 30.0]))
+    with pytest.raises(InputError, match=r"size: got \(8, 0\)"):
+        load_images([tmp_path / "a.png"], size=(8, 0), **PLAIN)
+
+
 @pytest.mark.parametrize("size", [(40, 20), (20, 40), (300, 7), (3, 3), (1, 1), (8, 9)])
 def test_any_size_becomes_a_square(tmp_path: Path, size: tuple[int, int]) -> None:
     found = load_images([flat(tmp_path / "a.png", (10, 20, 30), size)], size=8, **PLAIN)

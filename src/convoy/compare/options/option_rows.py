@@ -30,7 +30,7 @@ def option_row(case: Case, provider: str, role: str, status: str = "ok", reason:
         mode=case.mode,
         batch=case.batch,
         dtype=case.dtype,
-        axes={"size": case.size} if case.size else {},
+        axes=case.axes,
         detail={"role": role, "option": option},
     )
 

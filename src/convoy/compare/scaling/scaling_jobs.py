@@ -63,7 +63,7 @@ class ScaleRequest:
         providers: of `PROVIDERS`.
         dtype: `fp32`, or `fp16` or `bf16` for autocast with fp32 parameters.
         device: `cpu` or `cuda`.
-        size: height and width of the images; 0: the model's own.
+        size: of the images, pixels; one number for square images, or (height, width); 0: the model's own.
         nodes: hosts.
         node_rank: which of them this is.
         endpoint: `HOST:PORT` of the first host, for more than one.
@@ -82,7 +82,7 @@ class ScaleRequest:
     providers: tuple[str, ...] = PROVIDERS
     dtype: str = "fp32"
     device: str = "cuda"
-    size: int = 0
+    size: int | tuple[int, int] = 0
     nodes: int = 1
     node_rank: int = 0
     endpoint: str = ""
@@ -120,9 +120,9 @@ class ScaleRequest:
                 "--node-rank", self.node_rank, f"a number from 0 to {self.nodes - 1}: --nodes is {self.nodes}"
             )
         if not self.timeout_s > 0:
-            raise InputError("--timeout", self.timeout_s, "a positive number of seconds")
+            raise InputError("--timeout-s", self.timeout_s, "a positive number of seconds")
         if not 0 < self.round_s <= self.timeout_s:
-            raise InputError("--seconds", self.round_s, "a positive number of seconds, at most --timeout")
+            raise InputError("--round-s", self.round_s, "a positive number of seconds, at most --timeout-s")
         self._check_hosts()
 
     def _check_hosts(self) -> None:

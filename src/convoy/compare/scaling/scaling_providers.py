@@ -78,8 +78,9 @@ class Setup:
         """What a request trains, made on a device."""
         name = request["model"]
         model = load_model(name, trust=request["trust"]).to(device).to(memory_format=torch.channels_last)
-        wanted = preprocessing(name)
-        args = example_args(model, batch=batch, size=request["size"] or None, default_size=wanted.size)
+        wanted, size = preprocessing(name), request["size"]
+        size = tuple(size) if isinstance(size, list) else size or None  # JSON has no tuples
+        args = example_args(model, batch=batch, size=size, default_size=wanted.size)
         host = args[0].contiguous(memory_format=torch.channels_last)
         if device.type == "cuda":
             host = host.pin_memory()

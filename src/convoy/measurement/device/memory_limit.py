@@ -73,7 +73,7 @@ class MemorySplit:
             return cls(0, limit - SPARE_BYTES, limit - SPARE_BYTES)
         if limit < MIN_ISOLATED_BYTES:
             raise InputError(
-                "tuning_memory",
+                "tuning_memory_bytes",
                 f"{limit / 2**20:.0f} MiB",
                 f"at least {MIN_ISOLATED_BYTES >> 20} MiB where a process of its own measures: "
                 f"its CUDA context takes {CONTEXT_BYTES >> 20}",
@@ -208,7 +208,7 @@ def memory_limited(device: str, limit: int | None, *, isolate: bool) -> Iterator
         expected = (
             f"as much as the net takes while it runs ({next(iter(str(error).splitlines()), type(error).__name__)})"
         )
-        raise InputError("tuning_memory", f"{limit / 2**20:.0f} MiB", expected, "Allow more.") from error
+        raise InputError("tuning_memory_bytes", f"{limit / 2**20:.0f} MiB", expected, "Allow more.") from error
     finally:
         _limits.pop()
         torch.cuda.set_per_process_memory_fraction(before)

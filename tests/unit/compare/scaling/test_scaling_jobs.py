@@ -77,7 +77,7 @@ def test_jobs_rise_and_share_the_batch_where_scaling_is_strong() -> None:
         ({"nodes": 2, "endpoint": "host"}, "--endpoint"),
         ({"nodes": 2, "endpoint": "host:99999"}, "--endpoint"),
         ({"node_rank": 1}, "--node-rank"),
-        ({"timeout_s": 0.0}, "--timeout"),
+        ({"timeout_s": 0.0}, "--timeout-s"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_option(changes, named) -> None:
@@ -340,9 +340,8 @@ def test_an_interruption_ends_what_was_started(tmp_path: Path) -> None:
 def test_a_worker_ends_when_who_started_its_torchrun_was_killed(reaped: bool) -> None:
     """It would keep its GPU busy until its work is done, and nobody would read the result."""
     launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
-    program = (
-        "import time; from convoy.compare import scaling_worker as w; w._end_with_parents(); print(1); time.sleep(90)"
-    )
+    module = "from convoy.compare.scaling import scaling_worker as w"
+    program = f"import time; {module}; w._end_with_parents(); print(1); time.sleep(90)"
     worker = subprocess.Popen(
         [sys.executable, "-uc", program],
         env={**scaling_launch._environment(), scaling_launch.LAUNCHER: str(launcher.pid)},
@@ -569,7 +568,7 @@ def test_two_processes_train_by_gloo_and_resume(tmp_path: Path) -> None:
         "--device",
         "cpu",
     ]
-    words += ["--providers", "torch.ddp", "--timeout", "120", "--seconds", "0.01", "-o", str(out)]
+    words += ["--providers", "torch.ddp", "--timeout-s", "120", "--round-s", "0.01", "-o", str(out)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     (row,) = read(out).rows

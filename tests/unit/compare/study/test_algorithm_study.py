@@ -440,7 +440,7 @@ def in_process(monkeypatch):
 
 def test_the_command_measures_says_and_keeps(tmp_path: Path, in_process) -> None:
     out, db = tmp_path / "run.json", tmp_path / "perf.db"
-    command = ["study", "--sweep", "kernel", "--base", "c=4,k=4,h=6,w=6", "--engines", "gemm", "-o", str(out)]
+    command = ["study", "--sweep", "kernel", "--base", "c=4,k=4,h=6,w=6", "--only-engines", "gemm", "-o", str(out)]
     command += ["--db", str(db), "--device", "cpu", "--report", str(tmp_path / "page.html")]
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 0, first.output
@@ -474,7 +474,7 @@ def test_a_study_ends_in_time_and_says_what_is_left(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-SMALL = ["study", "--base", "c=4,k=4,h=6,w=6", "--engines", "gemm", "--device", "cpu", "--no-criteria"]
+SMALL = ["study", "--base", "c=4,k=4,h=6,w=6", "--only-engines", "gemm", "--device", "cpu", "--no-criteria"]
 
 
 def test_a_file_of_another_kind_or_request_is_refused_and_left_as_it_is(
@@ -549,7 +549,7 @@ def net():
         (["--direction", "back"], "--direction"),
         (["--direction", ""], "--direction"),
         (["--base", "c"], "--base"),
-        (["--engines", "nobody"], "only_engines"),
+        (["--only-engines", "nobody"], "only_engines"),
         (["--layers", "absent.csv"], "--layers"),
         (["--output", "/nowhere/run.json"], "--output"),
         (["--energy", "--sweep", "kernel"], "--energy"),

@@ -196,9 +196,11 @@ def test_contexts_that_are_expected_are_no_growth(device: Device) -> None:
 def test_a_limit_without_room_for_the_measuring_process_is_refused(device: Device) -> None:
     least = MIN_ISOLATED_BYTES
     assert MemorySplit.of(least, isolate=True).measuring == MIN_TENSOR_BYTES
-    with pytest.raises(InputError, match=r"tuning_memory: got '799 MiB', expected at least 800 MiB.*isolate=False"):
+    with pytest.raises(
+        InputError, match=r"tuning_memory_bytes: got '799 MiB', expected at least 800 MiB.*isolate=False"
+    ):
         MemorySplit.of(least - MIB, isolate=True)
-    with pytest.raises(InputError, match="tuning_memory"), memory_limited("cuda", least - 1, isolate=True):
+    with pytest.raises(InputError, match="tuning_memory_bytes"), memory_limited("cuda", least - 1, isolate=True):
         pass
     assert device.most == 70_000
 
@@ -207,7 +209,9 @@ def test_a_limit_without_room_for_the_measuring_process_is_refused(device: Devic
     "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory\nmore")]
 )
 def test_a_limit_under_which_nothing_can_run_is_refused_in_its_own_name(device: Device, error: Exception) -> None:
-    expected = r"tuning_memory: got '200 MiB', expected as much as the net takes while it runs \(CUDA .*out of memory.?\). Allow"
+    expected = (
+        r"tuning_memory_bytes: got '200 MiB', expected as much .* while it runs \(CUDA .*out of memory.?\). Allow"
+    )
     with pytest.raises(InputError, match=expected), memory_limited("cuda", 200 * MIB, isolate=False):
         raise error
     assert device.most == 70_000

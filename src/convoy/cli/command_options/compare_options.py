@@ -1,0 +1,97 @@
+"""Options of `convoy compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from convoy.cli.command import MEASURING, MODEL, OUTPUT, SUBJECT, TUNING
+
+ALL = "torch,inductor,jax,tensorflow,onnxruntime,openvino,convoy"
+
+Batch = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.", rich_help_panel=MODEL)]
+Train = Annotated[
+    bool,
+    typer.Option("--train", help="Time training steps: forward, backward, SGD update.", rich_help_panel=SUBJECT),
+]
+Frameworks = Annotated[
+    str | None,
+    typer.Option("--frameworks", help=f"Names separated by commas, by default {ALL}.", rich_help_panel=SUBJECT),
+]
+OptionNames = Annotated[
+    str | None,
+    typer.Option(
+        "--options",
+        help="Measure options of PyTorch, alone and together: all, or their names.",
+        rich_help_panel=SUBJECT,
+    ),
+]
+Effort = Annotated[
+    str,
+    typer.Option("--effort", help="How much Convoy may tune: none, quick or full.", rich_help_panel=TUNING),
+]
+TuneS = Annotated[
+    float,
+    typer.Option(
+        "--tune-s",
+        help="Seconds that Convoy may measure for each case; it predicts the rest. 0: no limit.",
+        rich_help_panel=TUNING,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", help="CPU threads of each framework; by default PyTorch's own number.", rich_help_panel=MEASURING
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option("--rounds", help="Interleaved rounds; slow calls get fewer.", rich_help_panel=MEASURING),
+]
+TimeoutS = Annotated[
+    float,
+    typer.Option(
+        "--timeout-s",
+        help="Seconds that a framework may take to start, to build one configuration, or for a round.",
+        rich_help_panel=MEASURING,
+    ),
+]
+Seconds = Annotated[
+    float,
+    typer.Option(
+        "--seconds",
+        help="Begin nothing new after this time; the same command continues. 0: no limit.",
+        rich_help_panel=MEASURING,
+    ),
+]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        help="Frameworks built at the same time; by default 1 on a CPU, several on a GPU.",
+        rich_help_panel=MEASURING,
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit", metavar="SIZE", help="Most memory of a framework's process, such as 8GiB.",
+        rich_help_panel=MEASURING,
+    ),
+]  # fmt: skip
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="The run file (JSON); by default compare-MODEL.json or options-MODEL.json.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+RunFile = Annotated[Path | None, typer.Option("--run", help="Another name of --output.", rich_help_panel=OUTPUT)]
+Again = Annotated[
+    bool,
+    typer.Option("--again", help="Measure again what the run file already has.", rich_help_panel=OUTPUT),
+]

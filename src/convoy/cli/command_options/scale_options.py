@@ -1,0 +1,77 @@
+"""Options of `convoy scale`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from convoy.cli.command import MEASURING, MODEL, OUTPUT, PROCESSES, SUBJECT, TUNING
+
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch", help="Images of a GPU and step; with --strong, of all GPUs together.", rich_help_panel=MODEL
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="fp32; or fp16 or bf16: autocast with fp32 parameters.", rich_help_panel=MODEL)
+]
+Providers = Annotated[
+    str,
+    typer.Option("--providers", help="Who trains, separated by commas: torch.ddp, convoy.", rich_help_panel=SUBJECT),
+]
+Weak = Annotated[
+    bool, typer.Option("--weak", help="Each GPU keeps its batch; this is the default.", rich_help_panel=SUBJECT)
+]
+Strong = Annotated[
+    bool, typer.Option("--strong", help="All GPUs share one batch; with --weak, both.", rich_help_panel=SUBJECT)
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        help="Numbers of GPUs (on a CPU: processes) of a host, separated by commas: 1,2,4,8.",
+        rich_help_panel=PROCESSES,
+    ),
+]
+Nodes = Annotated[
+    int, typer.Option("--nodes", help="Hosts; the same command is run on each.", rich_help_panel=PROCESSES)
+]
+NodeRank = Annotated[int, typer.Option("--node-rank", help="Number of this host, from 0.", rich_help_panel=PROCESSES)]
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        "--endpoint", help="HOST:PORT of the first host, where there is more than one.", rich_help_panel=PROCESSES
+    ),
+]
+Effort = Annotated[
+    str,
+    typer.Option("--effort", help="How much Convoy's step tunes: none, quick or full.", rich_help_panel=TUNING),
+]
+TimeoutS = Annotated[
+    float,
+    typer.Option(
+        "--timeout-s",
+        help="Seconds that one number of GPUs and provider may take.",
+        rich_help_panel=MEASURING,
+    ),
+]
+RoundS = Annotated[
+    float,
+    typer.Option("--round-s", help="Least seconds of each of the 7 timed rounds.", rich_help_panel=MEASURING),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="The run file (JSON); by default scale-MODEL.json. The first host writes it.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Again = Annotated[
+    bool,
+    typer.Option("--again", help="Measure again what the run file already has.", rich_help_panel=OUTPUT),
+]

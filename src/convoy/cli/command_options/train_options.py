@@ -1,0 +1,67 @@
+"""Options of `convoy train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from convoy.cli.command import CHECKPOINTS, MODEL, TRAINING
+
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="A folder of class folders, cifar10, cifar10:PATH, a file, or synthetic.",
+        rich_help_panel=MODEL,
+    ),
+]
+Images = Annotated[
+    int | None, typer.Option("--images", help="Train on no more images than this.", rich_help_panel=MODEL)
+]
+Batch = Annotated[int, typer.Option("--batch", help="Images in a step of one process.", rich_help_panel=MODEL)]
+Epochs = Annotated[int, typer.Option("--epochs", help="Passes over the images.", rich_help_panel=TRAINING)]
+Lr = Annotated[
+    float,
+    typer.Option("--lr", help="Learning rate of the first step; it falls to 0.", rich_help_panel=TRAINING),
+]
+Momentum = Annotated[float, typer.Option("--momentum", help="Momentum of the optimizer.", rich_help_panel=TRAINING)]
+WeightDecay = Annotated[
+    float, typer.Option("--weight-decay", help="Weight decay of the optimizer.", rich_help_panel=TRAINING)
+]
+Amp = Annotated[str | None, typer.Option("--amp", help="bf16: run under autocast.", rich_help_panel=TRAINING)]
+ClipGradNorm = Annotated[
+    float | None,
+    typer.Option("--clip-grad-norm", help="Largest joint L2 norm of the gradients.", rich_help_panel=TRAINING),
+]
+Accumulate = Annotated[int, typer.Option("--accumulate", help="Batches to an update.", rich_help_panel=TRAINING)]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of order, augmentation and dropout.", rich_help_panel=TRAINING)]
+Stock = Annotated[
+    bool,
+    typer.Option("--stock", help="Train with PyTorch's own step, for comparison.", rich_help_panel=TRAINING),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", help="Write the state to this file after each epoch.", rich_help_panel=CHECKPOINTS),
+]
+CheckpointEvery = Annotated[
+    int,
+    typer.Option(
+        "--checkpoint-every",
+        help="Write it after this many steps too; 0: only after each epoch.",
+        rich_help_panel=CHECKPOINTS,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue from the checkpoint if it exists.", rich_help_panel=CHECKPOINTS),
+]
+Plan = Annotated[
+    Path | None,
+    typer.Option("--plan", help="Replay this plan; measure nothing.", rich_help_panel=CHECKPOINTS),
+]
+SavePlan = Annotated[
+    Path | None,
+    typer.Option("--save-plan", help="Write the plan to this file.", rich_help_panel=CHECKPOINTS),
+]

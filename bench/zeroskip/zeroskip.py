@@ -46,7 +46,7 @@ import torch
 from convoy.engines.activations import finish, pool2d
 from convoy.engines.base import Buffers, Executable
 from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.engines.triton.pool_pass import ReduceWindows, window_support
+from convoy.engines.triton.pooling.pool_pass import ReduceWindows, window_support
 from convoy.errors import ConvoyError
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import Data, with_zeros

@@ -7,19 +7,19 @@ of a tensor in another memory format become reshapes, so results do not depend o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
-from convoy.engines.torch_operators import DEVICE, SYMBOLS, resolve, returns_many
+from convoy.engines.interpreter_calls import Slots, binary, has_refs, mentions_device, unary, widened
+from convoy.engines.torch_operators import SYMBOLS, resolve, returns_many
 from convoy.errors import InputError
 from convoy.graph.ir import GRADIENTS, Arg, Graph, Node, Ref, Symbol
 from convoy.graph.layers import gradient_problem
 from convoy.graph.text import print_arg
 from convoy.graph.verify import verify
 
-Slots = list[Any]
 _Sizes = tuple[int, int, list[None]]
 _Step = Callable[[Slots], None]
 
@@ -103,7 +103,7 @@ class _Compiler:
         if _is_channel_affine(self.graph, node):
             return self._multiply_add()
         function = linear if node.op == "linear" else resolve(node.op)
-        if any(_mentions_device(arg) for arg in (*node.args, *(arg for _, arg in node.kwargs))):
+        if any(mentions_device(arg) for arg in (*node.args, *(arg for _, arg in node.kwargs))):
             call = self._call_on_device(function)
         else:
             call = self._call(function)
@@ -172,15 +172,15 @@ class _Compiler:
 
     def _call(self, function: Callable[..., Any]) -> Callable[[Slots], Any]:
         """The call of a function with everything but the slots bound."""
-        kwargs = {name: self._constant(arg) for name, arg in self.node.kwargs if not _has_refs(arg)}
-        late = [(name, self._loader(arg)) for name, arg in self.node.kwargs if _has_refs(arg)]
+        kwargs = {name: self._constant(arg) for name, arg in self.node.kwargs if not has_refs(arg)}
+        late = [(name, self._loader(arg)) for name, arg in self.node.kwargs if has_refs(arg)]
         args = self.node.args
         refs = [isinstance(arg, Ref) for arg in args]
-        rest = [self._constant(arg) for arg in args[1:]] if not any(_has_refs(arg) for arg in args[1:]) else None
+        rest = [self._constant(arg) for arg in args[1:]] if not any(has_refs(arg) for arg in args[1:]) else None
         if not late and args and refs[0] and rest is not None:
-            return _unary(function, self._slot(args[0]), rest, kwargs)
+            return unary(function, self._slot(args[0]), rest, kwargs)
         if not late and not kwargs and len(args) == 2 and all(refs):
-            return _binary(function, self._slot(args[0]), self._slot(args[1]))
+            return binary(function, self._slot(args[0]), self._slot(args[1]))
         loaders = [self._loader(arg) for arg in args]
 
         def call(slots: Slots) -> Any:
@@ -195,15 +195,15 @@ class _Compiler:
         plain = Node(
             node.name,
             node.op,
-            tuple(None if _mentions_device(arg) else arg for arg in node.args),
-            tuple((name, arg) for name, arg in node.kwargs if not _mentions_device(arg)),
+            tuple(None if mentions_device(arg) else arg for arg in node.args),
+            tuple((name, arg) for name, arg in node.kwargs if not mentions_device(arg)),
             node.outputs,
         )
         call_without = _Compiler(self.graph, plain, self.slots, self.double)
         loaders = [call_without._loader(arg) for arg in plain.args]
         named = [(name, call_without._loader(arg)) for name, arg in plain.kwargs]
-        positions = [index for index, arg in enumerate(node.args) if _mentions_device(arg)]
-        keywords = [name for name, arg in node.kwargs if _mentions_device(arg)]
+        positions = [index for index, arg in enumerate(node.args) if mentions_device(arg)]
+        keywords = [name for name, arg in node.kwargs if mentions_device(arg)]
 
         def call(slots: Slots) -> Any:
             device = next((s.device for s in slots if isinstance(s, torch.Tensor)), None)
@@ -218,7 +218,7 @@ class _Compiler:
     def _store(self, call: Callable[[Slots], Any]) -> _Step:
         outputs = self.node.outputs
         if self.double:  # what makes numbers of its own, such as `eye`, makes them in PyTorch's default dtype
-            call = _widened(call)
+            call = widened(call)
         if len(outputs) == 1 and not returns_many(self.node.op):
             only = self.slots[outputs[0]]
 
@@ -243,7 +243,7 @@ class _Compiler:
         if isinstance(arg, Ref):
             slot = self.slots[arg.name]
             return lambda slots: slots[slot]
-        if isinstance(arg, tuple) and _has_refs(arg):
+        if isinstance(arg, tuple) and has_refs(arg):
             if all(isinstance(item, Ref) for item in arg):
                 places = [self._slot(item) for item in arg]
                 return lambda slots: [slots[slot] for slot in places]
@@ -272,36 +272,3 @@ def _is_channel_affine(graph: Graph, node: Node) -> bool:
     shift, x, scale = (graph.values[name].spec for name in node.refs())
     sides = x.shape
     return len(sides) == 4 and shift == scale and shift.dtype == x.dtype and shift.shape == (1, sides[1], 1, 1)
-
-
-def _unary(function: Callable[..., Any], slot: int, rest: list[Any], kwargs: dict[str, Any]) -> Callable[[Slots], Any]:
-    if not rest and not kwargs:
-        return lambda slots: function(slots[slot])
-    if not kwargs:
-        return lambda slots: function(slots[slot], *rest)
-    return lambda slots: function(slots[slot], *rest, **kwargs)
-
-
-def _binary(function: Callable[..., Any], first: int, second: int) -> Callable[[Slots], Any]:
-    return lambda slots: function(slots[first], slots[second])
-
-
-def _widened(call: Callable[[Slots], Any]) -> Callable[[Slots], Any]:
-    """The call with floating-point results in float64."""
-
-    def wide(value: Any) -> Any:
-        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    def widened(slots: Slots) -> Any:
-        made = call(slots)
-        return [wide(part) for part in cast("Sequence[Any]", made)] if isinstance(made, (tuple, list)) else wide(made)
-
-    return widened
-
-
-def _has_refs(arg: Arg) -> bool:
-    return isinstance(arg, Ref) or (isinstance(arg, tuple) and any(map(_has_refs, arg)))
-
-
-def _mentions_device(arg: Arg) -> bool:
-    return isinstance(arg, Symbol) and arg.text == DEVICE

@@ -5,7 +5,7 @@ import torch
 
 from convoy.engines.base import Buffers
 from convoy.engines.library.aten import ENGINE as BASELINE
-from convoy.engines.triton.pool_backward import ENGINE
+from convoy.engines.triton.pooling.pool_backward import ENGINE
 from convoy.measurement.accuracy import judge, make_data
 from convoy.measurement.data import Data
 from convoy.measurement.device.detect import detect_target

@@ -24,7 +24,7 @@ from convoy.engines.hopper.hopper_support_checks import hopper_alone
 from convoy.engines.hopper.nvrtc_kernel import Function, compile_cubin, pointer
 from convoy.engines.hopper.nvrtc_source import first_source, options
 from convoy.engines.tiled_kernel import TiledKernelEngine
-from convoy.engines.triton.pooled import unpooled
+from convoy.engines.triton.pooling.pool_windows import unpooled
 from convoy.engines.triton.triton_build import TORCH_DTYPE
 from convoy.errors import InputError
 from convoy.problem import ConvProblem, Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -13,6 +13,7 @@ from convoy.engines.base import Buffers, Executable, Packed
 from convoy.engines.gpu.device_tensors import checked, round_tf32, vector
 from convoy.engines.gpu.gpu_support_checks import conv_support, is_strict
 from convoy.engines.scratch import Scratch
+from convoy.engines.sparse_activations.zeroskip_tile_geometry import TileGeometry, power_of_two
 from convoy.engines.triton.igemm_swap_ab_launch import ReduceSplits
 from convoy.engines.triton.triton_build import KernelBuild, TritonKernel
 from convoy.errors import LaunchError
@@ -70,72 +71,6 @@ def tile_support(problem: Problem, target: Target, dtypes: Sequence[str]) -> Sup
     return Support.yes()
 
 
-def way_of_pooling(problem: ConvProblem) -> str:
-    """How a tile pools: `none`, `pairs` (2x2 windows in registers) or `windows` (any, through memory of the block's own)."""
-    pool = problem.epilogue.pool
-    if pool is None:
-        return "none"
-    square = (pool.window_h, pool.window_w, pool.stride_h, pool.stride_w) == (2, 2, 2, 2)
-    whole = not pool.ceil_mode or (problem.p % 2 == 0 and problem.q % 2 == 0)
-    return "pairs" if square and not (pool.pad_h or pool.pad_w) and whole else "windows"
-
-
-@dataclass(frozen=True, slots=True)
-class TileGeometry:
-    """How a problem falls into tiles.
-
-    Attributes:
-        way: see `way_of_pooling`.
-        result_h: rows of results of a tile.
-        result_w: columns.
-        region_h: rows of the convolution that they need.
-        region_w: columns; of a tile in memory a row is `pitch` long.
-        pitch: a power of two.
-        block_p: rows of the product.
-        block_r: results, up to a power of two.
-    """
-
-    way: str
-    result_h: int
-    result_w: int
-    region_h: int
-    region_w: int
-    pitch: int
-    block_p: int
-    block_r: int
-
-    @staticmethod
-    def of(problem: ConvProblem, knobs: Knobs) -> TileGeometry:
-        """The knobs `tile_h` and `tile_w` are powers of two: the pixels of the convolution that a tile computes."""
-        tile_h, tile_w = knobs.integer("tile_h"), knobs.integer("tile_w")
-        pool, way = problem.epilogue.pool, way_of_pooling(problem)
-        if pool is None:
-            return TileGeometry(way, tile_h, tile_w, tile_h, tile_w, tile_w, tile_h * tile_w, tile_h * tile_w)
-        if way == "pairs":
-            return TileGeometry(
-                way, tile_h // 2, tile_w // 2, tile_h, tile_w, tile_w, tile_h * tile_w, tile_h * tile_w // 4
-            )
-        tile_h, tile_w = max(tile_h, _power(pool.window_h)), max(tile_w, _power(pool.window_w))
-        result_h, result_w = (
-            (tile_h - pool.window_h) // pool.stride_h + 1,
-            (tile_w - pool.window_w) // pool.stride_w + 1,
-        )
-        region_h = (result_h - 1) * pool.stride_h + pool.window_h
-        region_w = (result_w - 1) * pool.stride_w + pool.window_w
-        return TileGeometry(
-            way, result_h, result_w, region_h, region_w, tile_w, tile_h * tile_w, _power(result_h * result_w)
-        )
-
-    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
-        """Tiles down and across an image."""
-        _, _, y_h, y_w = problem.y_spec.shape
-        return -(-y_h // self.result_h), -(-y_w // self.result_w)
-
-
-def _power(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()
-
-
 class TileExecutable(Executable):
     """A first pass that finds what is alive; the tiles; the sum of the parts of a split reduction."""
 
@@ -166,8 +101,8 @@ class TileExecutable(Executable):
             _LOOK_SIZES, "i32"
         )
         patch_h, patch_w = self._patch()
-        block_c = max(self.granule, min(LOOK_C, _power(self.problem.c)))
-        block_x = min(_power(patch_h * patch_w), LOOK_VALUES // block_c)
+        block_c = max(self.granule, min(LOOK_C, power_of_two(self.problem.c)))
+        block_x = min(power_of_two(patch_h * patch_w), LOOK_VALUES // block_c)
         constants: dict[str, Any] = {
             "GRANULE": self.granule, "BLOCK_C": block_c, "BLOCK_X": block_x, "VECTOR_C": self.vector_c,
         }  # fmt: skip

@@ -12,15 +12,8 @@ from convoy.engines.gpu.gpu_support_checks import first_layer_support
 from convoy.engines.hopper.nvrtc_kernel import absence
 from convoy.engines.hopper.stem import MOST_CHANNELS, ImageCopy, Windows
 from convoy.engines.triton.triton_tiles import ConvView, conv_view
-from convoy.engines.triton.triton_wgrad import (
-    Share,
-    WgradExecutable,
-    asked,
-    estimate_us,
-    partial_bytes,
-    shares,
-    wgrad_view,
-)
+from convoy.engines.triton.triton_wgrad import WgradExecutable, asked
+from convoy.engines.triton.triton_wgrad_tile import WgradTile, estimate_us, partial_bytes, wgrad_tiles, wgrad_view
 from convoy.problem import ConvProblem, Knobs, Problem
 from convoy.problem.spec import DTYPE_BYTES
 from convoy.support import Support
@@ -34,7 +27,7 @@ _COPY_BYTES_US = 2.5e6
 class StemWgradExecutable(Executable):
     """One share for one problem: a copy of the image, the gradient of filters over windows, its values put in their places."""
 
-    def __init__(self, engine: str, problem: ConvProblem, share: Share, target: Target) -> None:
+    def __init__(self, engine: str, problem: ConvProblem, share: WgradTile, target: Target) -> None:
         self.problem, self.windows = problem, Windows(problem)
         self.copy = ImageCopy(engine, self.windows, target)
         each = DTYPE_BYTES[problem.x_dtype]
@@ -77,14 +70,14 @@ def _sizes(problem: ConvProblem) -> tuple[int, int]:
 
 
 def _parts(problem: ConvProblem, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The workspace as the copy, the gradient over windows, and the shares' sums."""
+    """The workspace as the copy, the gradient over windows, and the split sums."""
     image, made = _sizes(problem)
     exact = Windows(problem).left.weight_spec.size_bytes
     return room[:image], room[image : image + exact], room[image + made :]
 
 
-def workspace_bytes(problem: ConvProblem, share: Share) -> int:
-    """The copy, the gradient over windows, and the shares' sums."""
+def workspace_bytes(problem: ConvProblem, share: WgradTile) -> int:
+    """The copy, the gradient over windows, and the split sums."""
     return sum(_sizes(problem)) + partial_bytes(windows_view(Windows(problem)), share) if problem.n else 0
 
 
@@ -115,25 +108,25 @@ class StemWgradEngine(Engine):
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Shares by guessed time."""
         assert isinstance(problem, ConvProblem)
-        return [share.knobs for share in shares(windows_view(Windows(problem)), target.units)]
+        return [share.knobs for share in wgrad_tiles(windows_view(Windows(problem)), target.units)]
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """See `workspace_bytes`."""
         assert isinstance(problem, ConvProblem)
-        return workspace_bytes(problem, Share.of(knobs))
+        return workspace_bytes(problem, WgradTile.of(knobs))
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
-        """The shares' cost model, and the copies."""
+        """The cost model of `triton.wgrad`, and the copies."""
         assert isinstance(problem, ConvProblem)
         windows = Windows(problem)
         copied = _COPY_US + (windows.bytes + problem.x_spec.size_bytes) / _COPY_BYTES_US
         scattered = _SCATTER_US * min(problem.stride_h, problem.r)
-        return estimate_us(windows_view(windows), Share.of(knobs), target.units) + copied + scattered
+        return estimate_us(windows_view(windows), WgradTile.of(knobs), target.units) + copied + scattered
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:
         """Compile one share."""
         assert isinstance(problem, ConvProblem)
-        return StemWgradExecutable(self.id, problem, Share.of(knobs), target)
+        return StemWgradExecutable(self.id, problem, WgradTile.of(knobs), target)
 
 
 ENGINE = StemWgradEngine()

@@ -17,7 +17,7 @@ from triton.runtime.interpreter import interpreter_builder
 from convoy.engines.base import Buffers
 from convoy.engines.manifest import load_engine
 from convoy.engines.triton import split_planes
-from convoy.engines.triton.pooled import unpooled
+from convoy.engines.triton.pooling.pool_windows import unpooled
 from convoy.measurement.data import Data, make_data
 from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem

@@ -14,8 +14,10 @@ pytest.importorskip("triton")
 
 from convoy.engines.activation_sparsity import with_sparsity
 from convoy.engines.manifest import load_engine
-from convoy.engines.sparse_activations.zeroskip_tiles import TileGeometry, tile_space
-from convoy.engines.triton.pooled import way_of, window_box
+from convoy.engines.sparse_activations.zeroskip_tile_geometry import TileGeometry
+from convoy.engines.sparse_activations.zeroskip_tiles import tile_space
+from convoy.engines.triton.pooling.pool_windows import window_box
+from convoy.engines.triton.pooling.pooled import way_of
 from convoy.engines.triton.triton_build import assembler_log
 from convoy.engines.triton.triton_tiles import conv_view
 from convoy.measurement.device.detect import detect_target

@@ -14,8 +14,8 @@ import torch
 from convoy.engines.base import Buffers
 from convoy.engines.compilers import device_binaries, host_compiler
 from convoy.engines.sparse_weights import generated_tile, generated_tile_space, pruned_cuda
-from convoy.engines.sparse_weights.codegen import emit_cuda, link_cubins
-from convoy.engines.sparse_weights.codegen.emit_cuda import along
+from convoy.engines.sparse_weights.codegen import cuda_writer, emit_cuda, link_cubins
+from convoy.engines.sparse_weights.codegen.cuda_copies import along
 from convoy.engines.sparse_weights.generated_tile import GeneratedTile, block_bytes
 from convoy.engines.sparse_weights.generated_tile_cost import estimate_us
 from convoy.engines.sparse_weights.generated_tile_space import form_of, forms
@@ -213,7 +213,7 @@ def test_the_cases_have_what_they_are_there_for():
 def test_fours_that_cross_into_an_image_would_be_noticed(tmp_path, monkeypatch):
     """The rule that refuses them is needed."""
     problem, form, _ = CASES["no fours where rows are close"]
-    monkeypatch.setattr(emit_cuda, "fours", lambda layout, tile: 3)
+    monkeypatch.setattr(cuda_writer, "fours", lambda layout, tile: 3)
     data = make_data(problem, 3, "integer")
     written = write(problem, form)
     weight = torch.cat([data.constants[0].ravel(), torch.zeros(1)])

@@ -10,7 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.engines.triton.pool_backward import ENGINE
+from convoy.engines.triton.pooling.pool_backward import ENGINE
 from convoy.measurement.data import make_data
 from convoy.measurement.oracle import oracle
 from convoy.target import Target

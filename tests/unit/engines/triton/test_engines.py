@@ -12,7 +12,7 @@ from convoy.engines.manifest import MANIFEST
 from convoy.engines.triton import stem_wgrad, triton_build
 from convoy.engines.triton.persistent import PersistentTile
 from convoy.engines.triton.triton_tiles import TritonTile, conv_view
-from convoy.engines.triton.triton_wgrad import Share
+from convoy.engines.triton.triton_wgrad_tile import WgradTile
 from convoy.problem import ConvProblem, Epilogue, LinearProblem, Pool
 from convoy.target import Target
 
@@ -125,7 +125,7 @@ def test_gradients_of_first_layers_say_what_they_do_not_take(monkeypatch, change
     assert engine.supports(stem, GPU)
     space = list(engine.space(stem, GPU))
     assert 0 < len(space) == len(set(space)) <= 24
-    assert not Share.of(space[0]).by_registers
+    assert not WgradTile.of(space[0]).by_registers
     assert reason in engine.supports(replace(stem, **change), GPU).reason
 
 
@@ -216,7 +216,7 @@ def test_no_setting_sums_over_fewer_channels_than_a_dot_takes(c, stride):
 
 def test_weight_gradients_sum_over_pixels_and_take_boxes_of_eight_channels():
     few = replace(TF32, c=8, stride_h=2, stride_w=2, direction="wgrad")
-    assert not Share.of(load_engine("triton.wgrad").space(few, GPU)[0]).images
+    assert not WgradTile.of(load_engine("triton.wgrad").space(few, GPU)[0]).images
 
 
 def test_a_tile_survives_its_knobs():
@@ -227,8 +227,8 @@ def test_a_tile_survives_its_knobs():
 def test_forms_and_shares_survive_their_knobs():
     form = PersistentTile(TritonTile(128, 2, 8, 8, 64, stages=3, warps=8, pdl=True), 2, 1, True)
     assert PersistentTile.of(form.knobs) == form
-    share = Share(128, 64, 32, 1, 1, 4, 8, 7, True)
-    assert Share.of(share.knobs) == share
+    share = WgradTile(128, 64, 32, 1, 1, 4, 8, 7, True)
+    assert WgradTile.of(share.knobs) == share
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 32])
@@ -236,7 +236,7 @@ def test_forms_and_shares_survive_their_knobs():
 def test_the_first_share_is_none_that_ptxas_may_serialise(n, sizes):
     c, h, w = sizes
     first = next(iter(load_engine("triton.wgrad").space(replace(WGRAD, n=n, c=c, h=h, w=w), GPU)))
-    assert not Share.of(first).by_registers
+    assert not WgradTile.of(first).by_registers
 
 
 def test_splits_leave_no_share_empty():

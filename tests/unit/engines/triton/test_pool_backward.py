@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from convoy.engines.base import Buffers
-from convoy.engines.triton.pool_backward import ENGINE, windows_of
+from convoy.engines.triton.pooling.pool_backward import ENGINE, windows_of
 from convoy.errors import LaunchError
 from convoy.measurement.data import make_data
 from convoy.target import Target

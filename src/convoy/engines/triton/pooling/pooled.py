@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 
-from convoy.engines.base import Buffers, Engine, Executable, Packed
-from convoy.engines.gpu.device_tensors import checked, descriptor, scratch
+from convoy.engines.base import Engine, Executable
+from convoy.engines.gpu.device_tensors import descriptor
 from convoy.engines.gpu.gpu_support_checks import is_strict
-from convoy.engines.scratch import Scratch
 from convoy.engines.triton import persistent, triton_igemm_swap_ab, triton_implicit_gemm, triton_split_fp32, triton_stem
 from convoy.engines.triton.igemm_swap_ab_launch import TritonSwapABExecutable, box_type
 from convoy.engines.triton.marking_executables import UNMARKED
 from convoy.engines.triton.persistent import PersistentExecutable, PersistentTile
-from convoy.engines.triton.pool_pass import ReduceWindows, window_support
-from convoy.engines.triton.triton_build import TORCH_DTYPE, KernelBuild
+from convoy.engines.triton.pooling.conv_then_pool import ConvThenPool, conv_then_pool_scratch
+from convoy.engines.triton.pooling.pool_pass import ReduceWindows, window_support
+from convoy.engines.triton.pooling.pool_windows import fits, tiles_windows, unpooled, window_box
+from convoy.engines.triton.triton_build import KernelBuild
 from convoy.engines.triton.triton_split_fp32 import TritonSplitFp32Executable
 from convoy.engines.triton.triton_stem import TritonStemExecutable
 from convoy.engines.triton.triton_tiles import ConvView, TritonTile, conv_view
-from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, Problem
+from convoy.problem import ConvProblem, Knobs, Pool, Problem
 from convoy.support import Support
 from convoy.target import Target
 
@@ -45,38 +46,6 @@ _FORMS = 12
 
 _PASS_US, _PASS_BYTES_US = 1.2, 2.2e6
 """A pass over memory: its launch, and bytes a microsecond."""
-
-
-def unpooled(problem: ConvProblem) -> ConvProblem:
-    """The convolution alone."""
-    return replace(problem, epilogue=replace(problem.epilogue, pool=None))
-
-
-def tiles_windows(pool: Pool, p: int, q: int) -> bool:
-    """Whether windows cover the image without overlap, gap or edge, and their sides are powers of two: a box can be reduced."""
-    sides = (pool.window_h, pool.window_w)
-    if sides != (pool.stride_h, pool.stride_w) or pool.pad_h or pool.pad_w or any(s & (s - 1) for s in sides):
-        return False
-    return not pool.ceil_mode or (p % sides[0] == 0 and q % sides[1] == 0)
-
-
-def fits(tile: TritonTile, pool: Pool) -> bool:
-    """Whether a tile's box holds whole windows."""
-    return tile.block_h % pool.window_h == 0 and tile.block_w % pool.window_w == 0
-
-
-def window_box(view: ConvView, pixels: int, pool: Pool) -> tuple[int, int, int] | None:
-    """The box of so many pixels, made of whole windows, that covers the output with the fewest tiles; of equals the squarest."""
-    found: list[tuple[int, int, tuple[int, int, int]]] = []
-    for bits_h in range(pixels.bit_length()):
-        for bits_w in range(pixels.bit_length() - bits_h):
-            b_h, b_w = 1 << bits_h, 1 << bits_w
-            b_n = pixels // (b_h * b_w)
-            if b_h % pool.window_h or b_w % pool.window_w or (b_n > 1 and b_n > view.n):
-                continue
-            tiles = -(-view.n // b_n) * -(-view.p // b_h) * -(-view.q // b_w)
-            found.append((tiles, (b_h + 2) * (b_w + 2) * b_n, (b_n, b_h, b_w)))
-    return min(found)[2] if found else None
 
 
 class _PoolingPass(TritonSwapABExecutable):
@@ -159,44 +128,6 @@ class _PooledPersistent(_PoolingPass, PersistentExecutable):
 class _PooledStem(_PoolingPass, TritonStemExecutable):
     def __init__(self, engine: str, problem: ConvProblem, tile: TritonTile, target: Target) -> None:
         TritonStemExecutable.__init__(self, engine, problem, tile, target)
-
-
-class ConvThenPool(Executable):
-    """The dense kernel, and one pass over its result."""
-
-    def __init__(self, engine: str, problem: ConvProblem, dense: Executable, target: Target) -> None:
-        self.dense, self.problem = dense, problem
-        self.room = _room(problem, dense.workspace_bytes)
-        self.workspace_bytes = self.room.size_bytes
-        spec = problem.conv_spec
-        if spec.elements:
-            alone = Epilogue(pool=problem.epilogue.pool)
-            dtypes = (problem.y_dtype, problem.y_dtype)
-            n, k, p, q = spec.shape
-            self.pooling = ReduceWindows(engine, (n, k, p, q), 1, dtypes, alone, target)
-
-    def pack(self, constants: Sequence[torch.Tensor]) -> Packed:
-        """As the convolution wants it."""
-        return self.dense.pack(constants)
-
-    def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
-        """Both."""
-        if self.problem.conv_spec.elements == 0:
-            return
-        _, y, _ = checked(buffers, self.problem.epilogue.residual)
-        made, inner = self.room.views(scratch(workspace, self.workspace_bytes))
-        n, k, p, q = self.problem.conv_spec.shape
-        made = made.view(n, p, q, k).permute(0, 3, 1, 2)
-        self.dense.launch(Buffers(buffers.args, [made], buffers.constants), inner if inner.numel() else None)
-        self.pooling.launch(made, y, None, None)
-
-
-def _room(problem: ConvProblem, dense_bytes: int) -> Scratch:
-    """The convolution's result, and what its engine needs."""
-    room = Scratch()
-    room.add((problem.conv_spec.elements,), TORCH_DTYPE[problem.y_dtype])
-    room.add((dense_bytes,), torch.uint8)
-    return room
 
 
 def dense_engines(problem: ConvProblem, target: Target) -> list[Engine]:
@@ -303,7 +234,7 @@ class PooledEngine(Engine):
         """What the dense kernel needs, and the convolution's result where it is pooled in a pass of its own."""
         assert isinstance(problem, ConvProblem)
         needed = _named(problem, knobs).workspace_bytes(unpooled(problem), knobs)
-        return _room(problem, needed).size_bytes if way_of(problem, knobs) == "pass" else needed
+        return conv_then_pool_scratch(problem, needed).size_bytes if way_of(problem, knobs) == "pass" else needed
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float:
         """The dense kernel's model, and a pass over memory where there is one."""

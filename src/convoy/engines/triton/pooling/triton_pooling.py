@@ -9,7 +9,7 @@ import torch
 from convoy.engines.base import Buffers, Engine, Executable
 from convoy.engines.gpu.device_tensors import checked
 from convoy.engines.subgraph import pooling_of, torch_support
-from convoy.engines.triton.pool_pass import ReduceWindows, window_support
+from convoy.engines.triton.pooling.pool_pass import ReduceWindows, window_support
 from convoy.engines.triton.triton_build import TORCH_DTYPE, device_support
 from convoy.problem import Epilogue, Knobs, Pool, Problem, SubgraphProblem, TensorSpec
 from convoy.support import Support

@@ -1,7 +1,7 @@
 """Split products on tensor cores, where one tensor holds magnitudes that lie far apart.
 
 x has one power of two as its scale, so a value's digits depend on its ratio to the tensor's largest: all of them down to 2^-28
-(docs/kernels/split_fp32.md).
+(docs/kernels/strict-fp32.md).
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""cuda.depthwise: one filter a channel; threads go down the image, sums in registers (docs/kernels/cuda_depthwise.md)."""
+"""cuda.depthwise: one filter a channel; threads go down the image, sums in registers (docs/kernels/depthwise.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.depthwise_tile: depthwise convolution in halves from a tile in shared memory (docs/kernels/cuda_depthwise.md)."""
+"""cuda.depthwise_tile: depthwise convolution in halves from a tile in shared memory (docs/kernels/depthwise.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.first_layer: the first layer and the pooling behind it in one launch (docs/kernels/cuda_first_layer.md)."""
+"""cuda.first_layer: the first layer and the pooling behind it in one launch (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 

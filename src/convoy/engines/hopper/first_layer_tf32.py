@@ -1,4 +1,4 @@
-"""cuda.first_layer_tf32: cuda.first_layer where PyTorch would take TF32 products (docs/kernels/cuda_first_layer.md)."""
+"""cuda.first_layer_tf32: cuda.first_layer where PyTorch would take TF32 products (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the first layer's kernel is cut, what that takes, and how long it may take (docs/kernels/cuda_first_layer.md)."""
+"""How the first layer's kernel is cut, what that takes, and how long it may take (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.implicit_gemm: convolution on Hopper's tensor cores with copies in im2col mode (docs/kernels/cuda_implicit_gemm.md)."""
+"""cuda.implicit_gemm: convolution on Hopper's tensor cores with copies in im2col mode (docs/kernels/hopper.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.dgrad: gradients of x with a stride of 1, as convolutions by `swapped.cu` (docs/kernels/cuda_swapped.md)."""
+"""cuda.dgrad: gradients of x with a stride of 1, as convolutions by `swapped.cu` (docs/kernels/hopper.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.fresh: `swapped.cu` on weights as they lie, for training (docs/kernels/cuda_swapped.md)."""
+"""cuda.fresh: `swapped.cu` on weights as they lie, for training (docs/kernels/hopper.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.split_fp32: strict fp32 convolution by products of halves, with `swapped.cu` (docs/kernels/split_fp32.md)."""
+"""cuda.split_fp32: strict fp32 convolution by products of halves, with `swapped.cu` (docs/kernels/strict-fp32.md)."""
 
 from __future__ import annotations
 

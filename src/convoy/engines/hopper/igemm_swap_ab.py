@@ -1,4 +1,4 @@
-"""cuda.swapped: convolution with filters as the rows of its products, as `swapped.cu` does it (docs/kernels/cuda_swapped.md).
+"""cuda.swapped: convolution with filters as the rows of its products, as `swapped.cu` does it (docs/kernels/hopper.md).
 
 y = activation(conv(x, weight) + bias + residual)
 """

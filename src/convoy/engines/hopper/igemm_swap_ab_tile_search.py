@@ -1,4 +1,4 @@
-"""Which forms of `swapped.cu` are worth a try, by a model of their time (docs/kernels/cuda_swapped.md, sparse24.md)."""
+"""Which forms of `swapped.cu` are worth a try, by a model of their time (docs/kernels/hopper.md, sparse24.md)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ best of them, commit 3fce82f).
 
 Results through shared memory and their latency are guesses: half of what loads get. The start is 2870 of the second version, less
 a guess at what goes on side by side now. The room is 0.9 to 1.8 us of four layers, once the clock counted a graph's launches by
-their own time (docs/kernels/sparse24.md, launches a graph): the fit is to times in which the graph's start hid it.
+their own time (docs/kernels/sparse-weights.md, launches a graph): the fit is to times in which the graph's start hid it.
 """
 
 _DENSE: Final = Rates(
@@ -93,7 +93,7 @@ _DENSE: Final = Rates(
     sharp=False,
 )  # fmt: skip
 """Fitted to 1067 times of dense products on an H100 (27 layers, fp16, batches 1 and 32): root of the mean squared relative error
-9 percent, 11 of layers that were left out; with the sparse products' numbers 18 (docs/kernels/cuda_swapped.md).
+9 percent, 11 of layers that were left out; with the sparse products' numbers 18 (docs/kernels/hopper.md).
 
 Rates are those of a part alone, which none ever is: where two parts take as long, the time is 1.4 of either's. What a tile, its
 way through shared memory and a split's meeting cost beside their bytes made the fit no better. A cluster of four is a guess.

@@ -1,4 +1,4 @@
-"""cuda.wgrad: gradients of a weight, both operands as they lie, by `wgrad.cu` (docs/kernels/gradients.md)."""
+"""cuda.wgrad: gradients of a weight, both operands as they lie, by `wgrad.cu` (docs/kernels/training.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which forms of `wgrad.cu` are worth a try, by a model of their time (docs/kernels/gradients.md)."""
+"""Which forms of `wgrad.cu` are worth a try, by a model of their time (docs/kernels/training.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuda.stem: the first layer, few channels and a wide filter, as an implicit GEMM over windows (docs/kernels/cuda_stem.md)."""
+"""cuda.stem: the first layer, few channels and a wide filter, as an implicit GEMM over windows (docs/kernels/first-layers.md)."""
 
 from __future__ import annotations
 

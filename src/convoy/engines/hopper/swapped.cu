@@ -127,7 +127,7 @@ DEVICE void iterate(Sums& sums, Metadata& metadata, Read& at, const Room& room, 
 
 #if PLANES == 2
 // A tensor core cuts what it adds, toward zero: so its sums stay short, and each is added to the total as fp32 adds
-// (docs/kernels/split_fp32.md).
+// (docs/kernels/strict-fp32.md).
 DEVICE void add_body(Sums& sums) {
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {

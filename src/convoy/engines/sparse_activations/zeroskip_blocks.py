@@ -1,4 +1,6 @@
-"""zeroskip.blocks: an implicit GEMM on tensor cores that leaves out blocks of channels which are zero (docs/kernels/zeroskip.md).
+"""zeroskip.blocks: an implicit GEMM on tensor cores that leaves out blocks of channels which are zero.
+
+See docs/kernels/sparse-activations.md.
 
 fp16, bf16, and fp32 where TF32 is allowed. A first pass lists, for every tile of output pixels, the blocks of `block_c` channels
 that hold anything but zeros in the pixels that the tile reads; the second goes over this list with every tap. What a dense input

@@ -1,7 +1,7 @@
 """zeroskip.channels: strict fp32 by split products on tensor cores, over the channels of an image that are alive.
 
 What `triton.split_fp32` does, with its first two launches also finding and moving the channels that are not zero all over an
-image: the product then neither multiplies the others nor reads their weights (docs/kernels/zeroskip.md).
+image: the product then neither multiplies the others nor reads their weights (docs/kernels/sparse-activations.md).
 """
 
 from __future__ import annotations

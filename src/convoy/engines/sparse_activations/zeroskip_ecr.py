@@ -1,4 +1,4 @@
-"""zeroskip.ecr: ECR and PECR as published, for whole layers: the point of reference (docs/kernels/zeroskip.md)."""
+"""zeroskip.ecr: ECR and PECR as published, for whole layers: the point of reference (docs/kernels/sparse-activations.md)."""
 
 from __future__ import annotations
 

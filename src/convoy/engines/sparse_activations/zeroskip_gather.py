@@ -1,4 +1,4 @@
-"""zeroskip.gather: strict fp32 over the channels that are alive in a tile of pixels (docs/kernels/zeroskip.md).
+"""zeroskip.gather: strict fp32 over the channels that are alive in a tile of pixels (docs/kernels/sparse-activations.md).
 
 A first pass lists, for every tile of output pixels, the channels that hold anything but zeros in the pixels that the tile
 reads. The second multiplies over these alone: values and weight rows are gathered by the list, by plain fp32 multiply-adds

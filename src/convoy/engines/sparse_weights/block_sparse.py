@@ -1,4 +1,4 @@
-"""pruned.blocks: convolutions whose weights have blocks of zeros, on tensor cores (docs/kernels/blocks.md).
+"""pruned.blocks: convolutions whose weights have blocks of zeros, on tensor cores (docs/kernels/sparse-weights.md).
 
     y = activation(conv(x, weight) + bias + residual)    -->    an implicit GEMM over the pieces in which filters have values
 

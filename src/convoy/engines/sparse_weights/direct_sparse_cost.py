@@ -1,7 +1,7 @@
 """A model of the time that a form of `pruned.direct` takes, and the forms to try by it. No torch here.
 
 It counts what a block does (words from shared memory, entries, bytes that it copies and sends) and prices it with the constants
-below. What it says of layers is in docs/kernels/pruned_direct.md.
+below. What it says of layers is in docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CLOCKS_US: Final = 1755.0
 
 START_CLOCKS: Final = 1650.0
 """A launch in a graph, the lists' way, the last store's. This and what follows without another source: fitted to 810 rows of the
-tuner on an H200, which lie 8 % about the model then (docs/kernels/pruned_direct.md)."""
+tuner on an H200, which lie 8 % about the model then (docs/kernels/sparse-weights.md)."""
 
 BLOCK_CLOCKS: Final = 2270.0
 """More for a block that is not a multiprocessor's first."""

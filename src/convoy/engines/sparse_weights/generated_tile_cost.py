@@ -1,7 +1,7 @@
 """A model of the time that a form of `pruned.cuda` takes, from the mask alone: in which order forms are tried. No torch here.
 
 It counts what a block's code does (instructions, bytes that it copies, bytes of itself) and prices it with the constants below.
-What they say of ten operators is in docs/kernels/pruned_cuda.md.
+What they say of ten operators is in docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 As `pruned.c`: zeros of the mask are not read, values may change under one mask, a value where the mask has none is refused.
 Building needs no GPU; binaries are kept in the user's cache. What is known of it is in docs/kernels/sparse-weights.md and
-docs/kernels/pruned_cuda.md.
+docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 After Park et al. ("Faster CNNs with Direct Sparse Convolutions and Guided Pruning", ICLR 2017, arXiv 1608.01409) and Escoin
 (Chen, arXiv 1802.10280). Beside `pruned.cuda`, whose code a multiprocessor must fetch: here code is the same for every mask of a
 shape, and compiled in less than a second. As there: zeros of the mask are not read, values may change under one mask, a value
-where the mask has none is refused. What is known of it is in docs/kernels/pruned_direct.md.
+where the mask has none is refused. What is known of it is in docs/kernels/sparse-weights.md.
 """
 
 from __future__ import annotations

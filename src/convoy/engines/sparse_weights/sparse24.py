@@ -1,4 +1,4 @@
-"""pruned.sparse24: convolutions whose weights are 2:4 sparse, on Hopper's sparse tensor cores (docs/kernels/sparse24.md).
+"""pruned.sparse24: convolutions whose weights are 2:4 sparse, on Hopper's sparse tensor cores (docs/kernels/sparse-weights.md).
 
     y = activation(conv(x, weight) + bias + residual)    -->    half the products, 0.56 of the weight's bytes
 

@@ -1,4 +1,4 @@
-"""triton.batch_norm: batch norms of a training step, with ReLU, sum or mask, in two launches (docs/kernels/batch_norm.md)."""
+"""triton.batch_norm: batch norms of a training step, with ReLU, sum or mask, in two launches (docs/kernels/training.md)."""
 
 from __future__ import annotations
 

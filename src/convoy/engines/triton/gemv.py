@@ -1,4 +1,4 @@
-"""triton.gemv: linear layers and 1x1 convolutions on 1x1 maps at small batch, exact in fp32 (docs/kernels/gemv.md)."""
+"""triton.gemv: linear layers and 1x1 convolutions on 1x1 maps at small batch, exact in fp32 (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 

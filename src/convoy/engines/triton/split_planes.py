@@ -1,4 +1,4 @@
-"""fp32 tensors as two planes of halves: x · s = high + low / 2048, s a power of two (docs/kernels/split_fp32.md)."""
+"""fp32 tensors as two planes of halves: x · s = high + low / 2048, s a power of two (docs/kernels/strict-fp32.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""triton.stem_wgrad: the first layer's weight gradient, over windows of a rearranged image (docs/kernels/gradients.md)."""
+"""triton.stem_wgrad: the first layer's weight gradient, over windows of a rearranged image (docs/kernels/training.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """triton.dgrad: the data gradient as convolutions of dy with some of the taps, one for each parity of the stride.
 
-How the kernel works: `kernels/gradient_kernels.py` and docs/kernels/gradients.md.
+How the kernel works: `kernels/gradient_kernels.py` and docs/kernels/training.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""triton.swapped: convolution on Hopper's tensor cores with swapped operands, both brought by TMA (docs/kernels/swapped.md)."""
+"""triton.swapped: convolution on Hopper's tensor cores with swapped operands, both brought by TMA (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 

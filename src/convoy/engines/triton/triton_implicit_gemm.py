@@ -1,6 +1,6 @@
 """triton.implicit_gemm: convolution by gathered loads, for every stride, padding, dilation and group.
 
-What it was built for and what it takes: docs/kernels/implicit_gemm.md.
+What it was built for and what it takes: docs/kernels/triton.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""triton.split_fp32: strict fp32 convolution on tensor cores by products of split operands (docs/kernels/split_fp32.md)."""
+"""triton.split_fp32: strict fp32 convolution on tensor cores by products of split operands (docs/kernels/strict-fp32.md)."""
 
 from __future__ import annotations
 

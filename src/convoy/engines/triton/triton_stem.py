@@ -1,4 +1,4 @@
-"""triton.stem: the first layer, few channels and a wide filter, on the swapped kernel (docs/kernels/stem.md).
+"""triton.stem: the first layer, few channels and a wide filter, on the swapped kernel (docs/kernels/first-layers.md).
 
 A row of filter taps over a few channels is one contiguous window of the image: with channels padded to a vector of 16 bytes (or
 to a part of it that the stride makes whole), the windows of neighbouring outputs are a TMA descriptor with overlapping rows, and

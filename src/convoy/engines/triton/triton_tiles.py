@@ -2,7 +2,7 @@
 
 The guess counts, for one multiprocessor, tensor-core cycles, bytes from L2 and how many are in flight, and for the whole device
 the bytes from memory and the fixed costs of launches. Its constants were fitted to 3,130
-timings of this kernel on an H100, fp16 and TF32, batch 1 and 32 (docs/kernels/swapped.md): 12 % root mean square error; on
+timings of this kernel on an H100, fp16 and TF32, batch 1 and 32 (docs/kernels/triton.md): 12 % root mean square error; on
 average the first guess is 3 % behind the best candidate of its problem, and the best of the first four 1 %.
 """
 
@@ -266,7 +266,7 @@ def _staged(
 
 
 def _warps(area: int, row_bytes: int, planes: int) -> tuple[int, ...]:
-    """Warps that a tile may have: of the rest ptxas spills registers or serialises wgmma (C7515, docs/kernels/swapped.md)."""
+    """Warps that a tile may have: of the rest ptxas spills registers or serialises wgmma (C7515, docs/kernels/triton.md)."""
     if planes > 1:
         return (4,) if area < 64 * 128 else (4, 8) if area == 64 * 128 else (8,) if area == 128 * 128 else ()
     if area > 128 * 128:

@@ -1,6 +1,6 @@
 """triton.wgrad: the weight gradient, one matrix product over pixels for each filter tap; partial sums are added in a fixed order.
 
-How the kernel works: `kernels/gradient_kernels.py` and docs/kernels/gradients.md.
+How the kernel works: `kernels/gradient_kernels.py` and docs/kernels/training.md.
 """
 
 from __future__ import annotations

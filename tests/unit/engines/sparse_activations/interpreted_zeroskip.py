@@ -227,7 +227,7 @@ def error(engine_id, problem, knobs, kind, corrupt=False):
 def not_finite(engine_id, problem, knobs):
     """Whether NaN and infinities come out where float64 has them; with an infinite weight too.
 
-    Split products may make NaN of an infinity (docs/kernels/split_fp32.md): there the two count as one.
+    Split products may make NaN of an infinity (docs/kernels/strict-fp32.md): there the two count as one.
     """
     seen = torch.isfinite if engine_id == "channels" else torch.isnan
     data = make_data(problem, 6, "normal")

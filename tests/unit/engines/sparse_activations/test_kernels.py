@@ -245,7 +245,7 @@ def test_a_convolution_is_no_pooling():
 
 # ---- what they expect to take
 
-MEASURED = [  # c, k, side, zeros, gather, ecr: microseconds on an H100 (docs/kernels/zeroskip.md)
+MEASURED = [  # c, k, side, zeros, gather, ecr: microseconds on an H100 (docs/kernels/sparse-activations.md)
     (3, 64, 224, 55, 41.6, 129.2),
     (64, 64, 224, 41, 112.6, 655.5),
     (64, 128, 112, 24, 63.0, 334.2),
@@ -268,7 +268,7 @@ def test_cost_models_are_near_what_was_measured(c, k, side, zeros, gather, ecr):
 
 @pytest.mark.parametrize(("side", "measured"), [(28, {0: 34.2, 95: 15.9}), (14, {0: 17.9, 95: 11.8})])
 def test_time_over_live_channels_falls_from_the_dense_kernels(side, measured):
-    """Microseconds on an H100 (docs/kernels/zeroskip.md)."""
+    """Microseconds on an H100 (docs/kernels/sparse-activations.md)."""
     problem, channels = conv(1, 512, side, side, 512, 3, 3, 1, 1), engine("channels")
     space = channels.space(problem, TARGET)
     guesses = {

@@ -241,7 +241,7 @@ def tile_conv(
     thread block alone, and every window is read back from there: through the first-level cache). GRANULE is that
     of `find_live`: with 1 the channels of the list are gathered, BLOCK_C at a time, unless they are `dense_from` or
     more; then, and with BLOCK_C, blocks are read as they lie. With CHUNKED the products of one block are summed apart (tensor
-    cores cut what they add: docs/kernels/split_fp32.md). With SPLITS over 1, y is fp32 [splits, pixels, k] and takes bare sums.
+    cores cut what they add: docs/kernels/strict-fp32.md). With SPLITS over 1, y is fp32 [splits, pixels, k] and takes bare sums.
     """
     c *= VECTOR_C
     k *= VECTOR_K

@@ -1,4 +1,4 @@
-"""triton.pool_backward: backward passes of maximum and average poolings, NHWC, by gathering (docs/kernels/pool_backward.md)."""
+"""triton.pool_backward: backward passes of maximum and average poolings, NHWC, by gathering (docs/kernels/training.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""triton.pooled: convolution, bias, residual, activation and pooling at the speed of the dense kernels (docs/kernels/pooled.md).
+"""triton.pooled: convolution, bias, residual, activation and pooling at the speed of the dense kernels (docs/kernels/triton.md).
 
 The dense kernels of `triton.split_fp32` (strict fp32), `triton.swapped`, `triton.persistent` (half types, TF32) and `triton.stem`
 (few channels), with the pooling where their sums are:

@@ -1,4 +1,4 @@
-"""triton.pooling: a pooling by itself, NHWC, 16 bytes of neighbouring channels a thread (docs/kernels/pooled.md)."""
+"""triton.pooling: a pooling by itself, NHWC, 16 bytes of neighbouring channels a thread (docs/kernels/triton.md)."""
 
 from __future__ import annotations
 

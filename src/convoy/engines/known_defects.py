@@ -17,8 +17,10 @@ from typing import Final
 import torch
 
 from convoy.engines.compilers.instruction_sets import onednn_in_force
+from convoy.engines.group_norm_backward import without_input_gradient
 from convoy.engines.support_checks import effective_dilation
 from convoy.engines.torch_flags import onednn_conv_flags
+from convoy.graph.ir import Graph
 from convoy.problem import ConvProblem
 from convoy.target import Target
 
@@ -73,7 +75,7 @@ class KnownDefect:
         return f"{_NAMES[self.library]} {self.effect}"
 
 
-_NAMES: Final = {"onednn": "oneDNN"}
+_NAMES: Final = {"onednn": "oneDNN", "torch": "PyTorch"}
 
 _FLOATS: Final = ("fp32", "fp16", "bf16", "fp64")
 
@@ -93,6 +95,12 @@ def _has_columns_in_padding(problem: ConvProblem) -> bool:
     firsts = range(-problem.pad_w, problem.q * problem.stride_w - problem.pad_w, problem.stride_w)
     columns = range(0, problem.s * problem.dilation_w, problem.dilation_w)
     return any(all(not 0 <= first + column < problem.w for first in firsts) for column in columns)
+
+
+def _is_no_convolution(problem: ConvProblem) -> bool:
+    """Of a defect in another operator, which `stock_is_wrong` finds in the graph."""
+    del problem
+    return False
 
 
 def _has_one_padded_output_column(problem: ConvProblem) -> bool:
@@ -146,6 +154,18 @@ KNOWN_DEFECTS: Final = (
         "2 channels of 2x7, 1 filter of 4x7, padding 3, stride (1, 2), dilation (1, 2): 3 of 5 values",
         instruction_sets=("avx512_core_amx", "avx512_core_amx_fp16"),
     ),
+    KnownDefect(
+        name="torch-group-norm-backward-channels-last",
+        library="torch",
+        seen_in=("2.13",),
+        device="cpu",
+        directions=(),
+        dtypes=(),
+        condition=_is_no_convolution,
+        effect="crashes in the backward pass of a GroupNorm whose channels_last input needs no gradient",
+        source="fuzz of modules with PyTorch 2.13, every size and floating-point dtype, channels_last_3d too: "
+        "x = torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last); torch.nn.GroupNorm(2, 4)(x).sum().backward()",
+    ),
 )
 
 
@@ -159,12 +179,13 @@ def defects_here(target: Target) -> tuple[KnownDefect, ...]:
     return tuple(defect for defect in KNOWN_DEFECTS if defect.is_here(target))
 
 
-def stock_is_wrong(problems: Iterable[ConvProblem], target: Target) -> list[str]:
+def stock_is_wrong(problems: Iterable[ConvProblem], target: Target, channels_last: Graph | None = None) -> list[str]:
     """Notes for a plan: where stock PyTorch may be wrong in a net, a line for each defect.
 
     Args:
         problems: of the net's convolutions.
         target: the device.
+        channels_last: the net as PyTorch runs it, where some of its inputs lie in channels_last.
     """
     met: dict[str, list[ConvProblem]] = {}
     words: dict[str, str] = {}
@@ -172,7 +193,13 @@ def stock_is_wrong(problems: Iterable[ConvProblem], target: Target) -> list[str]
         if defect := defect_of(problem, target):
             met.setdefault(defect.name, []).append(problem)
             words[defect.name] = defect.words
-    return [
+    norms = 0 if channels_last is None else without_input_gradient(channels_last)
+    others = [
+        f"stock PyTorch may fail in {norms} group norm{'s' if norms > 1 else ''}: {defect.words} (known defect {defect.name})"
+        for defect in KNOWN_DEFECTS
+        if norms and defect.library == "torch" and defect.is_here(target)
+    ]
+    return others + [
         f"stock PyTorch may be wrong in {len(found)} convolution{'s' if len(found) > 1 else ''}: {words[name]} "
         f"(known defect {name}), first in {found[0].key}"
         for name, found in met.items()

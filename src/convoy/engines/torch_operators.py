@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from convoy.engines.group_norm_backward import GROUP_NORM_BACKWARD, group_norm_gradients
 from convoy.errors import InputError
 from convoy.graph.ir import AVG_POOL_BACKWARD, LAYERS
 
@@ -74,7 +75,10 @@ def _average_gradient(
     return torch.ops.aten.avg_pool2d_backward.default(dy, x, kernel, stride, padding, *rest)
 
 
-_MENDED: Final[Mapping[str, Callable[..., Any]]] = {AVG_POOL_BACKWARD: _average_gradient}
+_MENDED: Final[Mapping[str, Callable[..., Any]]] = {
+    AVG_POOL_BACKWARD: _average_gradient,
+    GROUP_NORM_BACKWARD: group_norm_gradients,
+}
 """Operators that some PyTorch gets wrong, and what is run instead."""
 
 _FILES: Final = frozenset({"from_file", "save"})

@@ -15,7 +15,6 @@ from torch import nn
 from convoy import plan as plans
 from convoy.capture.user_hooks import user_hook
 from convoy.engines.competition import competing_engines
-from convoy.engines.known_defects import stock_is_wrong
 from convoy.engines.torch_operators import DTYPES
 from convoy.errors import CaptureError, PlanError
 from convoy.measurement import Peaks
@@ -42,7 +41,7 @@ from convoy.pipeline.net import (
 from convoy.pipeline.net_check import NetCheck
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult, stock_result
 from convoy.pipeline.schedules import build_fastest
-from convoy.pipeline.select import convolutions_of, make_plan, select
+from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.separate_layers import optimize_layers
 from convoy.pipeline.summarize import summarize
 from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
@@ -190,7 +189,7 @@ class _Job:
         net, settings = self.net, self.settings
         plan, program, outcome = built.plan, built.program, built.outcome
         slow = end_to_end.why_slow("the whole net", outcome.optimized, outcome.baseline)
-        stock_wrong = bool(self.check.wrong or stock_is_wrong(convolutions_of(net.regions), net.target))
+        stock_wrong = bool(self.check.wrong or stock_defects(net))
         falls_back, note = end_to_end.falls_back(
             slow, built.wrong, net.captured.as_pytorch, net.target.device, settings, stock_wrong
         )

@@ -127,6 +127,12 @@ def convolutions_of(regions: Sequence[Region]) -> list[ConvProblem]:
     return [problem for problem in alone if isinstance(problem, ConvProblem)]
 
 
+def stock_defects(net: Net) -> list[str]:
+    """Notes: where stock PyTorch may be wrong in a net, or crash, by a known defect."""
+    graph = net.captured.as_pytorch if "nhwc" in net.border.values() else None
+    return stock_is_wrong(convolutions_of(net.regions), net.target, graph)
+
+
 def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str] = ()) -> Plan:
     """The choice in an order that can be run, as data."""
     steps = serial_steps(choice.problem, choice.selection)
@@ -144,6 +150,6 @@ def make_plan(net: Net, choice: Choice, settings: Settings, notes: Sequence[str]
         bound_us=choice.selection.bound_us,
         workspace_bytes=max((step.workspace_bytes for step in steps), default=0),
         activation_bytes=arena.size_bytes,
-        notes=(*net.captured.notes, *stock_is_wrong(convolutions_of(net.regions), net.target), *choice.notes, *notes),
+        notes=(*net.captured.notes, *stock_defects(net), *choice.notes, *notes),
         border=net.border,
     )

@@ -14,7 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from convoy.capture import Captured, capture_traced, captured_function, to_double
-from convoy.engines.known_defects import stock_is_wrong
+from convoy.engines.group_norm_backward import GroupNormGuard
 from convoy.engines.torch_flags import convolutions
 from convoy.errors import SelectionError
 from convoy.graph.randomness import draws_random
@@ -37,7 +37,7 @@ from convoy.pipeline.net import (
 from convoy.pipeline.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.pipeline.schedules import build_fastest
-from convoy.pipeline.select import convolutions_of, make_plan, select
+from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.verify_predicted import rebuild_until_verified
 from convoy.plan import Plan
 from convoy.program import CudaGraphProgram
@@ -77,6 +77,8 @@ class TracedGraph:
     def __init__(self, module: fx.GraphModule, settings: Settings, name: str, visible: int = 0) -> None:
         self._module, self._settings, self._name = module, settings, name
         self._visible = visible
+        targets = {node.target for node in module.graph.nodes if node.op == "call_function"}
+        self._has_group_norm = torch.ops.aten.native_group_norm_backward.default in targets
         self._lock = threading.Lock()
         self._run: Callable[[Sequence[Any]], Any] | None = None
         self.plan: Plan | None = None
@@ -94,7 +96,10 @@ class TracedGraph:
             return self._run(args)
 
     def _stock(self, args: Sequence[Any]) -> Any:
-        return self._module(*args)
+        if not self._has_group_norm:
+            return self._module(*args)
+        with GroupNormGuard():
+            return self._module(*args)
 
     def _tune(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
         try:
@@ -139,7 +144,7 @@ class TracedGraph:
             built, _ = rebuild_until_verified(build, net, found, self._settings, database, ignore_progress)
         best, slow = self._fastest(built.ways, args)
         slow = "" if built.wrong else slow
-        stock_wrong = bool(stock_is_wrong(convolutions_of(net.regions), net.target))
+        stock_wrong = bool(stock_defects(net))
         falls_back, note = end_to_end.falls_back(
             slow, built.wrong, captured.as_pytorch, device, self._settings, stock_wrong
         )

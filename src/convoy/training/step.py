@@ -16,6 +16,7 @@ from convoy.capture.batch import FlatBatch, flatten_batch
 from convoy.capture.joint import python_reads_of
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
+from convoy.engines.group_norm_backward import guarded
 from convoy.errors import InputError
 from convoy.plan.plan import Plan
 from convoy.program import calls
@@ -231,7 +232,9 @@ class TrainingStep:
                 parameter.grad = None
         with torch.enable_grad():
             made = self._stock(*self.options.given(batch))
-            (made[0] / self.options.accumulate).backward()
+            graph = self.program.capture.captured.as_pytorch if self.program.capture else None
+            with guarded(graph, made[0].device.type):
+                (made[0] / self.options.accumulate).backward()
         if update:
             with torch.no_grad():
                 self._update(learning)

@@ -15,6 +15,7 @@ from convoy.capture.copies import separate_copy
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import LIFTED, StepTensors
 from convoy.capture.tensor_substitution import TensorSubstitution
+from convoy.engines.group_norm_backward import guarded
 from convoy.engines.torch_flags import convolutions
 from convoy.engines.torch_operators import DTYPES
 from convoy.measurement.failure import is_out_of_memory
@@ -73,7 +74,9 @@ class StockStep:
         learned = [learning[name] for name in (self._capture.learned if self._capture else learning)]
         with torch.enable_grad(), TensorSubstitution(self._stand_ins) if self._stand_ins else nullcontext():
             made = self._module(*self._batch)
-        return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
+        graph = self._capture.captured.as_pytorch if self._capture else None
+        with guarded(graph, made[0].device.type):
+            return [made[-1].detach(), *torch.autograd.grad(made[0], learned)]
 
     def exact(self) -> list[torch.Tensor]:
         """The same in float64, without autocast; in nchw, for PyTorch has kernels for channels_last that are wrong.

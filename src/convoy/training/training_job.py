@@ -17,7 +17,6 @@ from convoy.capture import TrainingCapture, capture_training
 from convoy.capture.batch import flatten_batch
 from convoy.capture.loss_module import LossModule
 from convoy.capture.step_tensors import StepTensors
-from convoy.engines.known_defects import stock_is_wrong
 from convoy.errors import CaptureError, PlanError
 from convoy.graph.text import digest
 from convoy.measurement import Peaks, protocol_for
@@ -43,7 +42,7 @@ from convoy.pipeline.net import (
     warn_of_changes,
 )
 from convoy.pipeline.schedules import build_fastest
-from convoy.pipeline.select import convolutions_of, make_plan, select
+from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import summarize
 from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
@@ -211,7 +210,7 @@ class TrainingJob:
         plan, program, outcome = built.plan, built.program, built.outcome
         graph, device = self.capture.captured.as_pytorch, self.target.device
         slow = end_to_end.why_slow("loss and gradients", outcome.optimized, outcome.baseline)
-        stock_wrong = built.stock_wrong or bool(stock_is_wrong(convolutions_of(self.net.regions), self.target))
+        stock_wrong = built.stock_wrong or bool(stock_defects(self.net))
         falls_back, reason = end_to_end.falls_back(slow, built.wrong, graph, device, self.settings, stock_wrong)
         plan = dataclasses.replace(plan, notes=(*plan.notes, reason) if reason else plan.notes)
         if falls_back:

@@ -23,7 +23,7 @@ import torch
 import convoy
 from convoy.measurement import detect_target
 from convoy.program.cuda_graph import CudaGraphProgram
-from convoy.program.module import OptimizedModule
+from convoy.program.optimized_module import OptimizedModule
 from convoy.program.program_cache import ProgramCache
 from convoy.zoo import input_size, load_model
 
@@ -65,7 +65,7 @@ def measured(net: str, batch: int, device: torch.device) -> list[tuple[str, str,
     side = input_size(net)
     x = torch.randn(batch, 3, side, side, device=device)
     fast = convoy.optimize(model, (x,), settings=convoy.Settings(effort="none"))
-    found = [("convoy.check", "check_us", timed(fast._serving.why_stale, device, waits=False))]
+    found = [("convoy.check", "check_us", timed(fast.program_cache.why_stale, device, waits=False))]
     if fast.plan.baseline:
         return found
     with torch.no_grad():

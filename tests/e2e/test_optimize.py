@@ -146,10 +146,10 @@ class AsOnAGpu(CudaGraphProgram):
 
 def test_on_a_gpu_the_weights_are_looked_at_behind_the_launch(net, x, settings, tmp_path, monkeypatch) -> None:
     fast = run_plan(net, x, settings, tmp_path / "p.json")
-    program, seen, state = fast.programs[0], [], fast._serving.state
+    program, seen, state = fast.programs[0], [], fast.program_cache.state
     looked = state.change
     right = fast(x)
-    program.runnable = AsOnAGpu(program.runnable, seen)
+    object.__setattr__(program, "runnable", AsOnAGpu(program.runnable, seen))
     monkeypatch.setattr(state, "change", lambda: seen.append("checked") or looked())
     assert torch.equal(fast(x), right)
     assert seen == ["launched", "checked"]

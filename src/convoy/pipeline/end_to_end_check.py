@@ -16,7 +16,7 @@ from convoy.pipeline.end_to_end import Latency, OutputErrors, interleave
 from convoy.pipeline.summarize import CheckOutcome
 from convoy.plan import Plan
 from convoy.program import Program
-from convoy.program.module import eager_of
+from convoy.program.runnable_program import eager_of
 from convoy.program.step_timeline import measure_timeline
 from convoy.schedule.timeline import Span
 
@@ -116,21 +116,20 @@ def build_and_check(
     return program.plan, program, CheckOutcome(theirs, mine, errors, their_errors)
 
 
-def with_timeline(plan: Plan, program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Plan, list[Span]]:
-    """When each step of a plan runs, and the plan: with a note where a GPU has no room for another run.
+def with_timeline(program: Program, inputs: Sequence[torch.Tensor]) -> tuple[Program, list[Span]]:
+    """The timeline of a program, and the program; its plan has a note if another run does not fit in the GPU's memory.
 
     Args:
-        plan: with its notes so far.
-        program: of it; a baseline's has no steps, and no timeline.
-        inputs: of the plan's specs.
+        program: the program. One whose plan is the baseline has no steps and no timeline.
+        inputs: tensors of the plan's specs.
     """
     if program.runnable is None:
-        return plan, []
+        return program, []
     try:
-        return plan, measure_timeline(eager_of(program.runnable), inputs)
+        return program, measure_timeline(eager_of(program.runnable), inputs)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     torch.cuda.empty_cache()
-    program.plan = dataclasses.replace(plan, notes=(*plan.notes, NO_TIMELINE))
-    return program.plan, []
+    plan = program.plan
+    return program.with_plan(dataclasses.replace(plan, notes=(*plan.notes, NO_TIMELINE))), []

@@ -195,14 +195,15 @@ class _Job:
         )
         if note:
             plan = dataclasses.replace(plan, notes=(*plan.notes, note))
-            program.plan = plan
+            program = program.with_plan(plan)
         if falls_back:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, net.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        module = OptimizedModule(self.model, program, *self.given, _Tuner(net.name, settings), settings.check)
         inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
-        plan, timeline = with_timeline(plan, program, inputs)
+        program, timeline = with_timeline(program, inputs)
+        plan = program.plan
+        module = OptimizedModule(self.model, program, *self.given, _Tuner(net.name, settings), settings.check)
         summary = summarize(
             net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,
             ceilings=self.ceilings,

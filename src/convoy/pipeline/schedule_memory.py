@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from convoy.plan import Step
-from convoy.program.bind import BoundPlan
+from convoy.program.bound_plan import BoundPlan
 from convoy.program.lifetimes import stream_pools
 from convoy.schedule import MAX_ORDERS
 

@@ -16,10 +16,11 @@ from convoy.pipeline.net import Net
 from convoy.pipeline.schedule_memory import ScheduleMaker, fit_in_memory
 from convoy.plan import Plan, Step
 from convoy.program import CudaGraphProgram, PackedSteps, Program, build_program
-from convoy.program.bind import BoundPlan, bind
+from convoy.program.bind import bind
+from convoy.program.bound_plan import BoundPlan
 from convoy.program.lifetimes import peak_bytes
-from convoy.program.module import eager_of
 from convoy.program.occupancy import device_shares
+from convoy.program.runnable_program import eager_of
 from convoy.schedule import (
     MAX_ORDERS,
     Collective,

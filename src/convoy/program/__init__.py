@@ -1,13 +1,16 @@
-"""What runs: a plan with its executables, eagerly on a CPU or as one captured CUDA graph on a GPU."""
+"""Programs: a plan with its executables, launched one by one on a CPU or captured as one CUDA graph on a GPU."""
 
 from __future__ import annotations
 
-from convoy.program.bind import BoundStep, PackedSteps, bind
+from convoy.program.bind import PackedSteps, bind
+from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.cuda_graph import CudaGraphProgram
 from convoy.program.eager import EagerProgram
-from convoy.program.module import OptimizedModule, Program, build_program
+from convoy.program.optimized_module import OptimizedModule
+from convoy.program.runnable_program import Program, build_program
 
 __all__ = [
+    "BoundPlan",
     "BoundStep",
     "CudaGraphProgram",
     "EagerProgram",

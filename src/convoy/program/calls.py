@@ -1,4 +1,4 @@
-"""Calls: which arguments a program serves, in which form they were given, and where torch's modes keep it from running."""
+"""Calls of a module: their signature and strides, and torch's modes under which a program must not run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 Signature = tuple[Any, ...]
-"""What a call's arguments must equal for a program to serve it: shapes, dtypes, devices, and the values of the rest."""
+"""Shapes, dtypes and devices of a call's tensors, and the values of its other arguments. A program is for one signature."""
 
 Strides = tuple[tuple[int, ...], ...]
 """Strides of a call's tensors, in order."""
@@ -22,14 +22,14 @@ PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _VALUES: Final = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
 
 
-class _Same:
+class _ByIdentity:
     """An argument that is compared by identity."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+        return isinstance(other, _ByIdentity) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -43,17 +43,17 @@ def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
 def _sign(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if not is_plain(value):
-            return ("other tensor", _Same(value))
+            return ("other tensor", _ByIdentity(value))
         return ("tensor", tuple(value.shape), value.dtype, value.device)
     if isinstance(value, (tuple, list)):
         return (type(value), *map(_sign, value))
     if isinstance(value, dict):
         return (type(value), *((key, _sign(item)) for key, item in value.items()))
-    return ("value", type(value), value if isinstance(value, _VALUES) else _Same(value))
+    return ("value", type(value), value if isinstance(value, _VALUES) else _ByIdentity(value))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense memory that a kernel may read by its address, as no FakeTensor, sparse or nested tensor is."""
+    """Whether a kernel can read a tensor by its address: it is not fake, sparse, nested, or lazily negated or conjugated."""
     return (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
@@ -74,7 +74,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Nested tuples, lists and dicts with each tensor replaced."""
+    """Nested tuples, lists and dicts with each tensor replaced by the function's result."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (tuple, list)):
@@ -87,7 +87,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
 
 
 def has_internal_overlap(tensor: torch.Tensor) -> bool:
-    """Whether elements of a tensor share memory, as those of an expanded one do."""
+    """Whether elements of a tensor share memory, as in an expanded tensor."""
     sides = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     reach = 0
     for stride, size in sides:
@@ -98,7 +98,7 @@ def has_internal_overlap(tensor: torch.Tensor) -> bool:
 
 
 def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides, in dimensions with more than one element: the others' mean nothing."""
+    """Whether a tensor has these strides. Strides of dimensions with one element mean nothing and are not compared."""
     found = tensor.stride()
     return found == strides or all(
         size < 2 or have == want for size, have, want in zip(tensor.shape, found, strides, strict=True)
@@ -106,7 +106,7 @@ def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def in_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor itself where it has these strides, a copy where it has not."""
+    """The tensor itself if it has these strides, else a copy that has."""
     if tensor.stride() == strides:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -118,8 +118,8 @@ class CallExample:
 
     Attributes:
         args: positional arguments; tensors are on the meta device.
-        kwargs: keyword arguments likewise.
-        devices: of the tensors, in order.
+        kwargs: keyword arguments, likewise.
+        devices: devices of the tensors, in order.
     """
 
     args: tuple[Any, ...]
@@ -151,7 +151,7 @@ class CallExample:
         return map_tensors(zero, self.args), map_tensors(zero, self.kwargs)
 
     def arranged(self, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments by name, in this example's form: the same ones by position and by keyword."""
+        """Arguments by name → by position and by keyword as in this example."""
         names = list(bound)[: len(self.args)]
         return tuple(bound[name] for name in names), {name: bound[name] for name in self.kwargs}
 
@@ -172,7 +172,7 @@ class ForwardSignature:
     def __init__(self, forward: Callable[..., Any]) -> None:
         try:
             self._signature: inspect.Signature | None = inspect.signature(forward)
-        except (TypeError, ValueError):  # such as a function in C without one
+        except (TypeError, ValueError):  # some functions in C have no signature
             self._signature = None
             return
         kinds = {parameter.kind for parameter in self._signature.parameters.values()}
@@ -180,7 +180,7 @@ class ForwardSignature:
             self._signature = None
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Arguments by parameter name in order, defaults included; None where they do not fit, or where it is not known."""
+        """Arguments by parameter name, in order, defaults included; None if they do not fit, or if the signature is unknown."""
         if self._signature is None:
             return None
         try:
@@ -200,7 +200,7 @@ _DEVICES: Final = ("cpu", "cuda")
 
 
 def autocast_state() -> Autocast:
-    """Where autocast is on at this moment."""
+    """Device types for which autocast is on now."""
     if not torch._C._is_any_autocast_enabled():
         return ()
     return tuple((d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d))
@@ -208,7 +208,7 @@ def autocast_state() -> Autocast:
 
 @contextlib.contextmanager
 def autocast_as(state: Autocast) -> Iterator[None]:
-    """Autocast on where a state has it on, and off elsewhere."""
+    """Switch autocast on for the device types of a state, and off for others."""
     wanted = dict(state)
     with contextlib.ExitStack() as stack:
         for device in _DEVICES:
@@ -219,10 +219,10 @@ def autocast_as(state: Autocast) -> Iterator[None]:
 
 
 def why_modes_forbid(autocast: Autocast | None = None) -> str | None:
-    """Why torch's modes keep a program from running; None where they do not.
+    """Why a program must not run under torch's present modes; None if it may.
 
     Args:
-        autocast: the state under which the program was made; None where autocast does not matter.
+        autocast: the state under which the program was made; None if autocast does not matter.
     """
     now = autocast_state()
     if autocast is not None and now != autocast:
@@ -237,7 +237,7 @@ def why_modes_forbid(autocast: Autocast | None = None) -> str | None:
 
 
 def why_not_plain(tensors: Sequence[torch.Tensor]) -> str | None:
-    """Why a kernel cannot read these tensors; None where it can."""
+    """Why a kernel cannot read these tensors; None if it can."""
     for tensor in tensors:
         if not is_plain(tensor):
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""ContentsCheck: sums over all values of a module's tensors, which show what version counters do not."""
+"""ContentsCheck: checksums of a module's tensors, which detect changes that version counters miss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from convoy.program.module_state import has_pointer
 
 _COLUMNS: Final = 1024
 _CHUNK: Final = {"cuda": 1 << 26, "cpu": 1 << 20}
-"""Words that are summed at once; small tensors are put together, large ones are read where they lie."""
+"""Words that are summed at once. Small tensors are concatenated, large ones are read in place."""
 
 _ODD: Final = 0x1E3779B97F4A7C15
 """An odd factor that spreads weights over 64 bits."""
@@ -22,14 +22,14 @@ CHANGED: Final = "the contents of a parameter or buffer were changed"
 
 
 class ContentsCheck:
-    """Compares sums of all values with those at the start.
+    """Compares checksums of all values with those at the start.
 
-    The values' bits are added as integers, weighted by row and by column: a changed value always shows, and values that changed
-    places do but for a chance of 2^-64. On a GPU nothing waits for the sums: a call starts them, and a later call, when they
-    are there, reads the result. One sum is under way at a time.
+    The values' bits are summed as integers, weighted by row and by column. A changed value always changes a sum; exchanged values
+    do so with a probability of 1 - 2^-64. On a GPU a call starts the sums without waiting, and a later call reads the result when
+    it is ready. One check is in flight at a time.
 
     Args:
-        tensors: what to sum, on one device.
+        tensors: tensors to sum, on one device.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -41,7 +41,7 @@ class ContentsCheck:
         self._answer = torch.zeros((), dtype=torch.bool, pin_memory=self._device.type == "cuda")
 
     def change(self, *, wait: bool = False) -> str | None:
-        """What was changed; None if nothing was, or if it is not known yet.
+        """What was changed; None if nothing was, or if the result is not ready.
 
         Args:
             wait: whether to wait for the device.
@@ -72,14 +72,14 @@ class ContentsCheck:
 
 
 def contents_checks(tensors: Sequence[torch.Tensor]) -> list[ContentsCheck]:
-    """A check for each device on which plain tensors with values lie."""
+    """A check for each device that holds plain tensors with values."""
     plain = [tensor for tensor in tensors if has_pointer(tensor) and tensor.numel() and not tensor.is_meta]
     devices = dict.fromkeys(tensor.device for tensor in plain)
     return [ContentsCheck([tensor for tensor in plain if tensor.device == device]) for device in devices]
 
 
 def sums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weighted sums of tensors' bits, of one device: int64, two for each chunk."""
+    """Weighted sums of the bits of tensors on one device: int64, two for each chunk."""
     with torch.no_grad():
         found = [_sum(chunk) for chunk in _chunks(tensors)]
         return torch.stack(found)
@@ -121,6 +121,6 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The values as words, in the order in which they lie where that needs no copy."""
+    """The values as words, in memory order if that needs no copy."""
     order = sorted(range(tensor.dim()), key=lambda side: (-tensor.stride(side), -tensor.shape[side]))
     return tensor.permute(order).reshape(-1).view(_WORDS[tensor.element_size()])

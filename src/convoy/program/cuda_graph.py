@@ -1,4 +1,4 @@
-"""GraphProgram: a bound plan captured once as a CUDA graph and replayed. One launch for the whole net, where that can be."""
+"""CudaGraphProgram: a bound plan that is captured once as a CUDA graph and replayed with one launch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.program.bind import BoundPlan
+from convoy.program.bound_plan import BoundPlan
 from convoy.program.eager import EagerProgram, empty
 from convoy.program.multi_stream import MultiStreamProgram
 from convoy.program.recording import CAPTURE_FAILURES, distinct_stream, first_line, recording
 
 _WARMUP_CALLS = 2
-"""Runs before capture: the first compiles and lets cuDNN measure, the second shows that nothing is left to initialise."""
+"""Runs before the capture. The first compiles and lets cuDNN measure; the second initializes nothing more."""
 
 
 class CudaGraphProgram:
     """A bound plan as one CUDA graph with static buffers.
 
-    Safe with other streams, several threads and several programs at once: a lock orders the calls on the host, an event
-    orders them on the device, and each program has its own memory pool. A call costs a copy of each input into the static
-    buffers, one graph launch, and a copy of each output, unless `static_outputs`.
+    Safe with other streams, several threads and several programs at once: a lock orders the calls on the host, an event orders
+        them on the device, and each program has a memory pool of its own. A call copies each input to a static buffer, launches
+    the graph, and copies each output (unless `static_outputs`).
 
-    What cannot be captured is launched one by one in every call, under the same lock and event.
+    If the capture fails, every call launches the kernels one by one, under the same lock and event.
 
     Args:
         bound: the plan with its executables.
@@ -31,12 +31,12 @@ class CudaGraphProgram:
         static_outputs: return the graph's own output buffers, which the next call overwrites.
 
     Attributes:
-        eager: the same launches one by one: what was captured, and what another graph may capture.
-        inputs: the static buffers that it reads.
-        refused: why the launches could not be captured, in the words of what refused; empty where they were.
+        eager: the program that launches the kernels one by one. Other CUDA graphs may capture it.
+        inputs: the static input buffers.
+        refused: the error of the capture; empty if it succeeded.
 
     Raises:
-        OutOfMemoryError: there is no room for it.
+        OutOfMemoryError: the graph does not fit in the GPU's memory.
     """
 
     def __init__(self, bound: BoundPlan, device: torch.device, *, static_outputs: bool = False) -> None:
@@ -58,7 +58,7 @@ class CudaGraphProgram:
             for _ in range(_WARMUP_CALLS):
                 self.eager(self.inputs)
         stream.synchronize()
-        # Only what recording adds is caught: launches that fail by themselves have failed above.
+        # Only errors of the capture are caught: launches that fail outside of a capture have failed above.
         try:
             with recording(self._graph, stream):
                 self._outputs = self.eager(self.inputs)
@@ -67,7 +67,7 @@ class CudaGraphProgram:
         except CAPTURE_FAILURES as error:
             self.refused = first_line(error)
             self.eager.recordable = False
-        self._keeps = self.eager.workspace()  # the thread that captured may end before the graph does
+        self._keeps = self.eager.workspace()  # it would be freed with the thread that captured the graph
         self._done = torch.cuda.Event()
         self._done.record(torch.cuda.current_stream(device))
 
@@ -77,13 +77,13 @@ class CudaGraphProgram:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._done)
             made = self._launched(inputs) if self.refused else self._replayed(inputs)
-            # Launched one by one, outputs may come from a side stream's memory, or be inputs: they are copied as well.
+            # Without a CUDA graph, outputs may be inputs, or memory of a side stream, so they are copied too.
             outputs = made if self.static_outputs else [_copy(tensor) for tensor in made]
             self._done.record(stream)
             return list(outputs)
 
     def replay(self) -> None:
-        """Launch the graph alone, or what could not be captured, on whatever the static inputs hold: the net's own time."""
+        """Launch the graph, or the kernels one by one, on the present static inputs, without copies: for timing."""
         with self._lock, torch.cuda.device(self.device):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._done)

@@ -1,25 +1,21 @@
-"""Lifetimes of values: after which launch each slot's memory may go back, and what a run holds at most."""
+"""Lifetimes of values: after which launch each slot's memory can be freed, and how much memory a run holds at most."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from convoy.problem import TensorSpec
+from convoy.program.bound_plan import BoundPlan, BoundStep, ChannelSlice
 from convoy.schedule import finished_before
 
-if TYPE_CHECKING:
-    from convoy.program.bind import BoundPlan, BoundStep
-    from convoy.program.concat_in_place import ChannelSlice
 
+def with_frees(steps: Sequence[BoundStep], outputs: Sequence[int]) -> tuple[BoundStep, ...]:
+    """The steps with the slots that are freed after each: on one stream right after the last use.
 
-def with_frees(steps: list[BoundStep], outputs: list[int]) -> None:
-    """Note after which step each slot's memory may go back: at once on one stream.
-
-    With several, memory goes back to the stream of the step that made it. That is safe right before a later step of that
-    stream that starts only when every reader has finished; a value without such a step stays to the end. One that is made in
-    pieces, by steps of several streams, is stream 0's, and noted beside it is after which step it must be there.
+    With several streams, freed memory returns to the pool of the stream that allocated it. A slot is freed right before a later
+    step of that stream that starts only when every reader has finished; a value without such a step stays until the end. A value
+    that steps of several streams write in slices belongs to stream 0; `opens` says before which step it is allocated.
     """
     order = [(bound.step.stream, bound.step.waits) for bound in steps]
     streams = 1 + max((stream for stream, _ in order), default=0)
@@ -28,17 +24,19 @@ def with_frees(steps: list[BoundStep], outputs: list[int]) -> None:
     owner = {slot: bound.step.stream for bound in steps for slot in bound.results}
     frees: list[list[int]] = [[] for _ in steps]
     opens: list[list[ChannelSlice]] = [[] for _ in steps]
-    wholes = {place.slot: place for bound in steps for place in bound.places if place is not None}
+    wholes = {part.slot: part for bound in steps for part in bound.slices if part is not None}
     if streams > 1:
-        for slot, place in wholes.items():
+        for slot, part in wholes.items():
             owner[slot] = 0
-            opens[_opening(order, known, used[slot])].append(place)
+            opens[_opening(order, known, used[slot])].append(part)
     for slot in sorted(used.keys() - set(outputs)):
         at = _first_safe(order, known, used[slot], owner.get(slot, 0))
         if at is not None:
             frees[at - 1].append(slot)
-    for bound, slots, places in zip(steps, frees, opens, strict=True):
-        bound.frees, bound.opens = tuple(slots), tuple(places)
+    return tuple(
+        replace(bound, frees=tuple(slots), opens=tuple(parts))
+        for bound, slots, parts in zip(steps, frees, opens, strict=True)
+    )
 
 
 def slot_users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
@@ -52,11 +50,11 @@ def slot_users(steps: Sequence[BoundStep]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class StreamPool:
-    """A stream's memory at its fullest.
+    """A stream's memory at the moment when it holds most.
 
     Attributes:
-        size_bytes: what its values take then.
-        makers: the steps that made them, by position.
+        size_bytes: bytes of the values that it holds.
+        makers: indices of the steps that made them.
     """
 
     size_bytes: int
@@ -64,7 +62,7 @@ class StreamPool:
 
 
 def stream_pools(bound: BoundPlan) -> dict[int, StreamPool]:
-    """Each stream's memory at its fullest in one run, workspaces left out; inputs are the caller's and not counted."""
+    """Each stream's memory when it holds most in a run, without workspaces. Inputs belong to the caller and are not counted."""
     owner: dict[int, tuple[int, int, int]] = {}
     held: dict[int, int] = {}
     found: dict[int, StreamPool] = {}
@@ -79,12 +77,12 @@ def stream_pools(bound: BoundPlan) -> dict[int, StreamPool]:
             found[stream] = StreamPool(held.get(stream, 0), tuple(made))
 
     for at, step in enumerate(bound.steps):
-        for place in step.opens:
-            add(place.slot, 0, place.spec, at)
+        for part in step.opens:
+            add(part.slot, 0, part.spec, at)
             look(0)
-        places = step.places or (None,) * len(step.results)
-        for slot, spec, place in zip(step.results, step.specs, places, strict=True):
-            slot, spec = (slot, spec) if place is None else (place.slot, place.spec)
+        slices = step.slices or (None,) * len(step.results)
+        for slot, spec, part in zip(step.results, step.specs, slices, strict=True):
+            slot, spec = (slot, spec) if part is None else (part.slot, part.spec)
             if slot not in owner:
                 add(slot, step.step.stream, spec, at)
         look(step.step.stream)
@@ -96,9 +94,9 @@ def stream_pools(bound: BoundPlan) -> dict[int, StreamPool]:
 
 
 def peak_bytes(bound: BoundPlan) -> int:
-    """Memory that the values of one run hold at most, and the workspaces: each stream has a pool of its own.
+    """Bytes that the values of one run hold at most, plus the workspaces.
 
-    What a stream gives back serves that stream alone, so the pools' peaks add up.
+    Each stream has a memory pool of its own, and memory freed on a stream serves that stream only, so the pools' peaks add up.
     """
     scratch: dict[int, int] = {}
     for step in bound.steps:
@@ -108,10 +106,10 @@ def peak_bytes(bound: BoundPlan) -> int:
 
 
 def _opening(order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int]) -> int:
-    """The last step before which a value of stream 0 may be allocated that steps of other streams write to.
+    """The last step before which stream 0 may allocate a value that steps of other streams write.
 
-    What it gets may be memory that went back before some step of stream 0 that has begun by then. So every user must start
-    after the last of those.
+    The allocator may give it memory that was freed before a step of stream 0 that has already begun. So every user must start
+    after the last such step.
     """
     for at in range(users[0], 0, -1):
         last = max((before for before in range(at) if order[before][0] == 0), default=-1)
@@ -123,7 +121,7 @@ def _opening(order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequenc
 def _first_safe(
     order: Sequence[tuple[int, Sequence[int]]], known: Sequence[Sequence[int]], users: Sequence[int], owner: int
 ) -> int | None:
-    """The first step of a stream before which all users have finished; the end where there is but one stream."""
+    """The first step of the owning stream before which all users have finished; with one stream possibly the end of the run."""
     for at in range(users[-1] + 1, len(order)):
         if order[at][0] == owner and all(user <= known[at][order[user][0]] for user in users):
             return at

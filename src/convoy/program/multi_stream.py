@@ -1,4 +1,4 @@
-"""StreamedProgram: runs bound steps on several CUDA streams, with the events that the plan names. What a graph captures."""
+"""MultiStreamProgram: launches bound steps on several CUDA streams that wait for each other. A CUDA graph captures it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Sequence
 import torch
 
 from convoy.engines.base import Buffers
-from convoy.program.bind import BoundPlan
-from convoy.program.concat_in_place import ChannelSlice
+from convoy.program.bound_plan import BoundPlan, ChannelSlice
 from convoy.program.eager import EagerProgram, LaunchObserver, in_layout, result_slice
 from convoy.program.recording import distinct_stream
 
 
 class MultiStreamProgram(EagerProgram):
-    """A bound plan whose steps name streams and waits. Stream 0 is the caller's; the others begin and end with it.
+    """A bound plan whose steps name streams and waits. Stream 0 is the caller's; the side streams start and end with it.
 
-    Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it, one that several steps
-    write to on stream 0, and given back only when every reader has certainly finished before that stream's next step
-    (`lifetimes.with_frees`), so that the allocator never hands out memory that another stream still reads.
+    Each stream has a workspace of its own. A value is allocated on the stream of the step that makes it; one that several steps
+    write in slices, on stream 0. It is freed only when every reader has finished before the next step of that stream
+    (`lifetimes.with_frees`), so the allocator never hands out memory that another stream still reads.
 
     Args:
         bound: the plan with its executables.
@@ -48,7 +47,7 @@ class MultiStreamProgram(EagerProgram):
         """The scratch memory of all streams."""
         return self._workspaces
 
-    def __call__(self, inputs: Sequence[torch.Tensor], follower: LaunchObserver | None = None) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[torch.Tensor], observer: LaunchObserver | None = None) -> list[torch.Tensor]:
         """Run on inputs of the plan's specs; returns the graph's outputs in order, ready on the caller's stream."""
         main = torch.cuda.current_stream(self.device)
         slots: list[torch.Tensor | None] = [
@@ -73,18 +72,18 @@ class MultiStreamProgram(EagerProgram):
                     events[index] = stream.record_event()
                 for slot, result in zip(step.results, buffers.results, strict=True):
                     slots[slot] = result
-                if follower is not None:
-                    follower.after(index, slots)
+                if observer is not None:
+                    observer.after(index, slots)
             self._open(opens[index + 1], slots)
             for slot in step.frees:
                 slots[slot] = None
         for stream in self._side.values():
             main.wait_event(stream.record_event())
-        if follower is not None:
-            follower.end()
+        if observer is not None:
+            observer.end()
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
 
-    def _open(self, places: Sequence[ChannelSlice], slots: list[torch.Tensor | None]) -> None:
-        """Bring values into being that steps of several streams write to."""
-        for place in places:
-            result_slice(slots, place, "nhwc", self.device)
+    def _open(self, parts: Sequence[ChannelSlice], slots: list[torch.Tensor | None]) -> None:
+        """Allocate values that steps of several streams write in slices."""
+        for part in parts:
+            result_slice(slots, part, "nhwc", self.device)

@@ -1,8 +1,8 @@
-"""ChainedProgram: on a CPU, launches that need no Python go in chains, each one call (chain.c).
+"""ChainedProgram: on a CPU, consecutive launches that need no Python run as one native chain, in one call (chain.c).
 
-Between two launches Python costs little in a benchmark's loop, and much in a net: the layers' weights and activations have thrown
-its code and objects out of the caches. Values that only a chain's own launches see lie in one buffer a thread, where they share
-memory as their lifetimes allow; what goes in and out are tensors, as everywhere.
+In a benchmark's loop, Python between two launches costs little. In a net it costs much, because the layers' weights and
+activations have evicted its code and objects from the caches. Values that only the launches of a chain use lie in one buffer
+per thread, in which values with disjoint lifetimes share memory. The inputs and outputs of a chain are tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convoy.engines.compilers.host_compiler import library
 from convoy.engines.cpu.native_launch import Native, NativeExecutable, address
 from convoy.errors import CompileError
 from convoy.problem import TensorSpec
-from convoy.program.bind import BoundPlan, BoundStep
+from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.eager import EagerProgram, LaunchObserver, Slots, empty, in_layout, run_step
 from convoy.program.lifetimes import slot_users
 from convoy.schedule import plan_memory
@@ -30,10 +30,10 @@ SOURCE: Final = Path(__file__).with_name("chain.c")
 FLAGS: Final = ("-std=gnu11", "-O2")
 
 MOST_TENSORS: Final = 64
-"""Of a launch, as in chain.c."""
+"""Most tensors of a launch, as in chain.c."""
 
 LEAST: Final = 2
-"""Launches of a chain: one alone gains nothing."""
+"""Fewest launches of a chain: a single one gains nothing."""
 
 
 class _Operand(ctypes.Structure):
@@ -59,7 +59,7 @@ def _driver() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What `plan_memory` asks of a launch."""
+    """Names of the values that a launch reads and makes, for `plan_memory`."""
 
     args: tuple[str, ...]
     results: tuple[str, ...]
@@ -67,18 +67,20 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class NativeChain:
-    """Launches that follow each other, ready to be called.
+    """Consecutive launches, ready to be called.
+
+    Values are numbered: each has an index into the array of pointers that chain.c reads. The last index is the workspace's.
 
     Attributes:
-        launches: what chain.c reads.
-        count: of them.
-        args: (place, slot) of the values that come from outside.
-        results: (place, slot, spec, memory format) of those that go out.
-        inner: (place, offset) of those that stay, in the buffer.
-        places: of `slots` in chain.c; the last is the workspace's.
-        arena_bytes: of the buffer that inner values take.
-        frees: slots from outside whose last use this is.
-        keeps: what the launches point to.
+        launches: array of launches that chain.c reads.
+        count: number of launches.
+        args: (index, slot) of the values that come from outside.
+        results: (index, slot, spec, memory format) of the values that are used outside.
+        inner: (index, offset in the buffer) of the values that only the chain uses.
+        pointers: number of pointers, the workspace's included.
+        arena_bytes: bytes of the buffer for inner values.
+        frees: slots from outside that no later step uses.
+        keeps: objects that the launches point to.
     """
 
     launches: ctypes.Array[_Launch]
@@ -86,7 +88,7 @@ class NativeChain:
     args: tuple[tuple[int, int], ...]
     results: tuple[tuple[int, int, TensorSpec, str], ...]
     inner: tuple[tuple[int, int], ...]
-    places: int
+    pointers: int
     arena_bytes: int
     frees: tuple[int, ...]
     keeps: list[object] = field(default_factory=list[object])
@@ -97,12 +99,12 @@ class NativeChain:
 
         Args:
             steps: bound steps with their native launches, in order.
-            seen_outside: slots that others read or write, and the program's outputs.
+            seen_outside: slots that other steps read or write, and the program's outputs.
         """
         made = [slot for step, _ in steps for slot in step.results]
         inner = [slot for slot in made if slot not in seen_outside]
         outer = dict.fromkeys(slot for step, _ in steps for slot in step.args if slot not in made)
-        at = {slot: place for place, slot in enumerate((*outer, *made))}
+        at = {slot: index for index, slot in enumerate((*outer, *made))}
         arena = _arena([step for step, _ in steps], set(inner))
         keeps: list[object] = []
         launches = (_Launch * len(steps))(*(_launch(step, native, at, keeps) for step, native in steps))
@@ -118,7 +120,7 @@ class NativeChain:
                 if slot in seen_outside
             ),
             inner=tuple((at[slot], arena.offsets[str(slot)]) for slot in inner),
-            places=len(at) + 1,
+            pointers=len(at) + 1,
             arena_bytes=arena.size_bytes,
             frees=tuple(slot for slot in freed if slot not in inner),
             keeps=keeps,
@@ -126,7 +128,7 @@ class NativeChain:
 
 
 def _arena(steps: Sequence[BoundStep], inner: set[int]) -> Any:
-    """Places for the values that stay."""
+    """Offsets in the buffer for the values that only the chain uses."""
     names = [
         _Names(tuple(str(s) for s in step.args if s in inner), tuple(str(s) for s in step.results if s in inner))
         for step in steps
@@ -136,7 +138,7 @@ def _arena(steps: Sequence[BoundStep], inner: set[int]) -> Any:
 
 
 def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[object]) -> _Launch:
-    """What chain.c reads of a launch; `keeps` holds what that points to."""
+    """A launch as chain.c reads it; the objects that it points to are added to `keeps`."""
     operands = (_Operand * len(native.tensors))()
     for operand, source in zip(operands, native.tensors, strict=True):
         operand.slot = -1
@@ -153,7 +155,7 @@ def _launch(step: BoundStep, native: Native, at: dict[int, int], keeps: list[obj
 
 
 def chains_of(bound: BoundPlan) -> list[BoundStep | NativeChain]:
-    """A plan's steps, with chains in the place of launches that follow each other and need no Python."""
+    """A plan's steps, with consecutive launches that need no Python joined to chains."""
     used, found = slot_users(bound.steps), list[BoundStep | NativeChain]()
     natives = [_native(step) for step in bound.steps]
     outputs = set(bound.outputs)
@@ -171,23 +173,23 @@ def chains_of(bound: BoundPlan) -> list[BoundStep | NativeChain]:
 
 
 def _native(step: BoundStep) -> Native | None:
-    """A step's launch without Python; None where it has none, or its results lie in larger values."""
-    if not isinstance(step.executable, NativeExecutable) or step.places:
+    """A step's launch without Python; None if it has none, or if its results are written in slices."""
+    if not isinstance(step.executable, NativeExecutable) or step.slices:
         return None
     native = step.executable.native(step.constants)
     return native if native is not None and len(native.tensors) <= MOST_TENSORS else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """A thread's buffer, and for each chain the pointers that it fills."""
+class ThreadMemory:
+    """A thread's buffer, and the pointers of each chain."""
 
     buffer: torch.Tensor
     pointers: list[ctypes.Array[ctypes.c_void_p]]
 
 
 class ChainedProgram(EagerProgram):
-    """A bound plan on a CPU. Safe to call from several threads at once, each with a buffer of its own, kept from call to call.
+    """A bound plan on a CPU. Safe to call from several threads at once. Each thread has a buffer, kept from call to call.
 
     Args:
         bound: the plan with its executables.
@@ -202,7 +204,7 @@ class ChainedProgram(EagerProgram):
         if self._chains:
             try:
                 _driver()
-            except CompileError:  # a compiler that no longer works: the launches run one by one
+            except CompileError:  # without a working compiler the launches run one by one
                 self._chains = []
 
     @property
@@ -210,16 +212,16 @@ class ChainedProgram(EagerProgram):
         """The chains, in order."""
         return self._chains
 
-    def __call__(self, inputs: Sequence[torch.Tensor], follower: LaunchObserver | None = None) -> list[torch.Tensor]:
-        """Run on inputs of the plan's specs; returns the graph's outputs in order. For a follower every launch is by itself."""
-        if follower is not None or not self._chains:
-            return super().__call__(inputs, follower)
+    def __call__(self, inputs: Sequence[torch.Tensor], observer: LaunchObserver | None = None) -> list[torch.Tensor]:
+        """Run on inputs of the plan's specs; returns the graph's outputs in order. With an observer, steps run one by one."""
+        if observer is not None or not self._chains:
+            return super().__call__(inputs, observer)
         slots: Slots = [
             in_layout(tensor, layout) for tensor, (_, layout) in zip(inputs, self.bound.inputs, strict=True)
         ]
         slots.extend(self._blank)
-        workspace, room = self._workspace(), self._room()
-        pointers = iter(room.pointers)
+        workspace, memory = self._workspace(), self.thread_memory()
+        pointers = iter(memory.pointers)
         for item in self._items:
             if isinstance(item, NativeChain):
                 self._run_chain(item, next(pointers), slots)
@@ -230,30 +232,30 @@ class ChainedProgram(EagerProgram):
         return [slots[slot] for slot in self.bound.outputs]  # type: ignore[misc]
 
     def _run_chain(self, chain: NativeChain, pointers: ctypes.Array[ctypes.c_void_p], slots: Slots) -> None:
-        for place, slot in chain.args:
-            pointers[place] = address(slots[slot])  # type: ignore[arg-type]
-        for place, slot, spec, layout in chain.results:
+        for index, slot in chain.args:
+            pointers[index] = address(slots[slot])  # type: ignore[arg-type]
+        for index, slot, spec, layout in chain.results:
             made = slots[slot] = empty(spec, layout, self.device)
-            pointers[place] = address(made)
+            pointers[index] = address(made)
         _driver()(chain.launches, chain.count, pointers)
         for slot in chain.frees:
             slots[slot] = None
 
-    def _room(self) -> _Room:
-        """This thread's buffer: first what chains keep, one at a time, then the workspace of their launches."""
-        room: _Room | None = getattr(self._local, "room", None)
-        if room is None:
+    def thread_memory(self) -> ThreadMemory:
+        """This thread's buffer: first the inner values of one chain at a time, then the workspace of the launches."""
+        memory: ThreadMemory | None = getattr(self._local, "memory", None)
+        if memory is None:
             arena = max(chain.arena_bytes for chain in self._chains)
             buffer = torch.empty(arena + self.bound.workspace_bytes, dtype=torch.uint8, device=self.device)
             start = address(buffer)
-            room = _Room(buffer, list(self._pointers(start, start + arena)))
-            self._local.room = room
-        return room
+            memory = ThreadMemory(buffer, list(self._pointers(start, start + arena)))
+            self._local.memory = memory
+        return memory
 
     def _pointers(self, arena: int, workspace: int) -> Iterator[ctypes.Array[ctypes.c_void_p]]:
         for chain in self._chains:
-            pointers = (ctypes.c_void_p * chain.places)()
-            for place, offset in chain.inner:
-                pointers[place] = arena + offset
-            pointers[chain.places - 1] = workspace
+            pointers = (ctypes.c_void_p * chain.pointers)()
+            for index, offset in chain.inner:
+                pointers[index] = arena + offset
+            pointers[chain.pointers - 1] = workspace
             yield pointers

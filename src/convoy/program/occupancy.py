@@ -1,7 +1,7 @@
-"""What each step of a program takes of the GPU: its kernels' grids, registers and shared memory, by PyTorch's profiler.
+"""Occupancy of each step of a program: its kernels' grids, registers and shared memory, from PyTorch's profiler.
 
-Libraries and compilers choose their kernels by themselves, so the launches are looked at as they happen: every step runs alone,
-between two marks, and the kernels that the profiler saw between them are its own.
+Libraries and compilers choose their own kernels, so the launches are profiled: every step runs alone between two profiler
+marks, and the kernels between the marks are those of the step.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from convoy.program.step_timeline import with_step_marks
 from convoy.schedule import DeviceResources, KernelResources, share_of
 
 MARK: Final = "convoy.step."
-"""How a step's mark begins; its index follows."""
+"""Prefix of a step's mark; the step's index follows."""
 
 
 def device_shares(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> tuple[float, ...]:
-    """The share of the GPU that each step's kernels take, 0..1; nothing where the profiler sees no kernels.
+    """The share of the GPU that each step's kernels occupy, 0..1; empty if the profiler sees no kernels.
 
     Args:
-        program: on one stream.
-        inputs: of the plan's specs.
+        program: a program on one stream.
+        inputs: tensors of the plan's specs.
     """
     count = len(program.bound.steps)
     found = kernels_of_steps(_events(program, inputs), count)
@@ -39,7 +39,7 @@ def device_shares(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> tupl
 
 
 def capacity(device: torch.device) -> DeviceResources:
-    """What a GPU has; what its driver does not say is as on compute capability 9.0."""
+    """Resources of a GPU. Values that the driver does not report are those of compute capability 9.0."""
     properties = torch.cuda.get_device_properties(device)
     book = DeviceResources(sms=properties.multi_processor_count)
     return DeviceResources(
@@ -86,7 +86,7 @@ def _kernel(event: Mapping[str, Any]) -> KernelResources:
 
 
 def _events(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """One run under the profiler, each step alone; nothing where the machine lets nobody look."""
+    """Events of one run under the profiler, each step alone; empty if profiling is not permitted."""
     marks: dict[int, record_function] = {}
 
     def mark(step: int, side: int) -> None:
@@ -104,7 +104,7 @@ def _events(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[dict[
         try:
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
                 marked(inputs)
-        except RuntimeError:  # no right to trace, or another tracer is there
+        except RuntimeError:  # no permission to profile, or another profiler is active
             return []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

@@ -1,7 +1,7 @@
-"""Two comparisons that PyTorch's own C++ code does faster than Python: whether dicts were written to, and where tensors lie.
+"""Two comparisons in PyTorch's C++ code: whether dicts were written to, and whether tensors still have their addresses.
 
-Dynamo's guards and CUDA graph trees use them. Both functions are private to PyTorch, so each has a fallback: without it the
-caller compares in Python, which costs three to ten times as much and gives the same answer.
+Dynamo's guards and CUDA graph trees use them. Both functions are private to PyTorch, so each has a fallback in Python, which
+takes three to ten times as long and gives the same answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def _dict_version() -> Callable[[dict[Any, Any]], int] | None:
-    """Dynamo's counter of a dict's writes, where this PyTorch has one that works on this Python."""
+    """Dynamo's counter of writes to a dict; None if this PyTorch has none that works with this Python."""
     try:
         from torch._C._dynamo.guards import dict_version
 
@@ -22,15 +22,15 @@ def _dict_version() -> Callable[[dict[Any, Any]], int] | None:
         same = dict_version(probe) == before
         probe["a"] = 2
         return dict_version if same and dict_version(probe) != before else None
-    except Exception:  # a private function may be gone, or refuse
+    except Exception:  # a private function may be missing, or raise
         return None
 
 
 class DictVersions:
-    """Remembers how often dicts were written to; without PyTorch's counter it always says that they may have been.
+    """Detects writes to dicts. Without PyTorch's counter every dict counts as written.
 
     Args:
-        dicts: the dicts.
+        dicts: dicts to watch.
     """
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
@@ -43,13 +43,13 @@ class DictVersions:
         self._versions = list(map(self._count, self._dicts)) if self._count is not None else None
 
     def unwritten(self) -> bool:
-        """Whether no dict was written to since; false where that is not known."""
+        """Whether no dict was written to since `renew`; false if that is unknown."""
         count = self._count
         return count is not None and list(map(count, self._dicts)) == self._versions
 
 
 class Addresses:
-    """Remembers where tensors' values begin.
+    """Remembers the addresses of tensors.
 
     Args:
         tensors: dense tensors.
@@ -64,7 +64,7 @@ class Addresses:
         return iter(self._pointers)
 
     def unmoved(self) -> bool:
-        """Whether every tensor's values still begin there."""
+        """Whether every tensor still has its address."""
         if _SAME_POINTERS is not None:
             return bool(_SAME_POINTERS(self._tensors, self._pointers, self._every))
         return list(map(torch.Tensor.data_ptr, self._tensors)) == self._pointers
@@ -72,4 +72,4 @@ class Addresses:
 
 _COUNT: Final = _dict_version()
 _SAME_POINTERS: Final = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-"""Only builds for GPUs have it."""
+"""Only builds with CUDA have this function."""

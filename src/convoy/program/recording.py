@@ -1,4 +1,4 @@
-"""Recording launches as a CUDA graph: what every capture here needs besides `torch.cuda.graph`."""
+"""Capture of launches as a CUDA graph: `torch.cuda.graph` with private streams, and recovery from failed captures."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from convoy.measurement.device.memory_limit import reserve_capture_memory
 __all__ = ["CAPTURE_FAILURES", "distinct_stream", "first_line", "forget_library_workspaces", "recording"]
 
 CAPTURE_FAILURES: Final = (RuntimeError, LaunchError)
-"""What is raised where launches cannot be recorded: PyTorch's and the driver's errors, or an engine's own."""
+"""Errors that a failed capture raises: PyTorch's and the driver's, or an engine's own."""
 
 
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """Record what is launched inside, on a private stream; other threads may go on using the device meanwhile.
+    """Capture the launches of the `with` block on a private stream. Other threads may use the device meanwhile.
 
-    The stream waits for the caller's first, and the caller's for it afterwards. Where the recording fails, torch's current
-    stream is the caller's again and its random numbers can be drawn, so that the same work can be launched instead.
+    The stream first waits for the caller's stream, which waits for it afterwards. If the capture fails, torch's current stream
+    and its random generator work again, so that the same work can be launched without a graph.
 
     Args:
         graph: an empty graph.
-        stream: no other work may be given to it meanwhile.
+        stream: a stream to which nobody else gives work meanwhile.
         pool: memory pool to share with graphs that are never replayed at the same time as this one.
 
     Raises:
-        RuntimeError, LaunchError: a launch cannot be recorded (`FAILURES`), in the words of the launch that was refused.
-        torch.OutOfMemoryError: there is no room to begin.
+        RuntimeError, LaunchError: a launch cannot be captured (`CAPTURE_FAILURES`), with the message of the failed launch.
+        torch.OutOfMemoryError: the capture does not fit in the GPU's memory.
     """
     device = stream.device
     caller = torch.cuda.current_stream(device)
@@ -41,9 +41,9 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
     reserve_capture_memory(stream)
     shared = pool is not None
     pool = pool if shared else torch.cuda.graph_pool_handle()
-    way = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+    capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
     try:
-        with torch.cuda.device(device), recover_failed_capture(way, graph, device, pool, shared=shared):
+        with torch.cuda.device(device), recover_failed_capture(capture, graph, device, pool, shared=shared):
             yield
     finally:
         forget_library_workspaces()
@@ -51,16 +51,16 @@ def recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's words, or its kind where it has none."""
+    """The first line of an error's message; its class name if the message is empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def forget_library_workspaces() -> None:
-    """Have cuBLAS allocate its workspaces anew, before a capture and after it.
+    """Free cuBLAS's workspaces, so that it allocates new ones; to be called before and after a capture.
 
-    PyTorch keeps one workspace for each stream, and its own CUDA-graph compiler frees them all when it captures: a graph
-    that holds the address of one from before would then write to memory that is not its own. One that was allocated during a
-    capture is the graph's: other work on that stream, while the graph is replayed, would write to it too.
+    PyTorch keeps one workspace for each stream, and frees all of them when its own CUDA graph code captures. A graph that holds
+    the address of an older workspace would then write to freed memory. A workspace that was allocated during a capture belongs
+    to the graph: other work on that stream would write to it while the graph is replayed.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:

@@ -1,4 +1,4 @@
-"""When each step of a bound plan really runs: every launch between two marks of the device's clock, or of the host's."""
+"""Timeline of a bound plan: when each launch starts and ends, by the clock of the device or of the host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from convoy.program.recording import distinct_stream, recording
 from convoy.schedule.timeline import Span, spans
 
 ROUNDS: Final = 5
-"""Runs whose median counts, after two that do not."""
+"""Runs of which the median is taken, after two warm-up runs."""
 
 Marks = list[tuple[float, float]]
-"""Begin and end of each launch, microseconds."""
+"""Start and end of each launch, microseconds."""
 
 
-class _Clocked(Executable):
-    """An executable that marks when it begins and ends."""
+class _MarkedExecutable(Executable):
+    """An executable that calls a function before and after each launch."""
 
     def __init__(self, inner: Executable, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._inner, self._begin, self._end = inner, begin, end
@@ -37,13 +37,13 @@ class _Clocked(Executable):
 
 
 def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> list[Span]:
-    """The timeline of a program, the median over several runs of when each step begins and how long it takes.
+    """The timeline of a program: start and duration of each step, medians over several runs.
 
-    On a GPU the launches with their marks are captured as one graph, as the program itself is, where it can be.
+    On a GPU the launches and marks are captured as one CUDA graph, if the program itself could be.
 
     Args:
-        program: the program; it is left as it is.
-        inputs: of the plan's specs.
+        program: the program; it is not changed.
+        inputs: tensors of the plan's specs.
     """
     rounds = _on_gpu(program, inputs) if program.device.type == "cuda" else _on_cpu(program, inputs)
     starts = [statistics.median(marks[i][0] for marks in rounds) for i in range(len(program.bound.steps))]
@@ -52,11 +52,11 @@ def measure_timeline(program: EagerProgram, inputs: Sequence[torch.Tensor]) -> l
 
 
 def with_step_marks(program: EagerProgram, mark: Callable[[int, int], None]) -> EagerProgram:
-    """The same program with marks: `mark(step, 0)` before and `mark(step, 1)` behind each launch."""
+    """The same program with marks: `mark(step, 0)` is called before and `mark(step, 1)` after each launch."""
     steps = [
         dataclasses.replace(
             bound,
-            executable=_Clocked(bound.executable, lambda i=index: mark(i, 0), lambda i=index: mark(i, 1)),
+            executable=_MarkedExecutable(bound.executable, lambda i=index: mark(i, 0), lambda i=index: mark(i, 1)),
         )
         for index, bound in enumerate(program.bound.steps)
     ]

@@ -1,7 +1,8 @@
-"""Proves that a plan computes its graph: every step's inputs, memory formats, problem, engine, knobs and order.
+"""Verifies that a plan computes its graph: inputs, memory formats, problem, engine, knobs and order of every step.
 
-A plan may come from a file, so nothing in it is believed. What each step reads and makes is derived again from the graph's
-regions and compared. A step whose engine or knobs do not hold here runs on the baseline; anything else is a PlanError.
+A plan may come from a file, so nothing in it is trusted. The arguments and results of each step are derived again from the
+graph's regions and compared. A step whose engine or knobs cannot be used here runs on the baseline; any other difference is a
+PlanError.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from convoy.settings import MAX_STREAMS
 from convoy.target import Target
 
 Regions = Mapping[tuple[str, tuple[str, ...]], Region]
-"""A graph's regions by pattern and nodes covered: how a plan's step names one."""
+"""A graph's regions by pattern and nodes, as a plan's step names them."""
 
 FORMATS = ("nchw", "nhwc")
-"""Memory formats of torch's tensors: what a plan's 4-D values may have."""
+"""Memory formats that a plan's 4-D values may have."""
 
-_AGAIN = "Tune the model anew."
+_AGAIN = "Tune the model again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Verified:
     """A plan that computes its graph.
 
     Attributes:
-        plan: as given, with the baseline where an engine or its knobs do not hold, and a note for each.
-        problems: what each step computes.
+        plan: the plan, with the baseline in steps whose engine or knobs cannot be used here, and a note for each.
+        problems: the problem of each step.
         regions: the region of each step; None for a copy.
     """
 
@@ -57,19 +58,19 @@ def verify_plan(
     """Check every step of a plan against the graph that it is for.
 
     Args:
-        plan: what is to run, for this very graph (the caller has compared digests).
+        plan: a plan of this graph (the caller has compared digests).
         graph: the captured graph.
         regions: the graph's regions.
-        target: the device that it will run on.
+        target: the device to run on.
         extra_engines: extra engines as `id=module:Class`.
-        ask_engines: whether to ask each engine if it offers what the plan has of it: a layer of a GPU takes up to 50 ms.
+        ask_engines: whether to ask each engine if it offers the step's knobs, which takes up to 50 ms for a layer on a GPU.
 
     Raises:
-        PlanError: a step that is no region of the graph, or reads, makes, copies or waits for something else than its region
-            does; an output that is not made; a step that not even the baseline can do.
+        PlanError: a step is no region of the graph, or reads, makes, copies or waits for other values than its region does; an
+            output is not made; or the baseline cannot compute a step whose config cannot be used.
     """
     _check_border(plan, graph)
-    values = _Values(plan, graph)
+    values = _AvailableValues(plan, graph)
     problems: list[Problem] = []
     found: list[Region | None] = []
     for index, step in enumerate(plan.steps):
@@ -86,21 +87,20 @@ def verify_plan(
         reason = why_not(step.config, problem, target, extra_engines) if ask_engines else ""
         steps.append(on_baseline(index, step, problem, target, reason) if reason else step)
         if reason:
-            notes.append(f"{title(step)} runs as PyTorch runs it, {step.config.engine} does not: {reason}")
+            notes.append(f"PyTorch runs {title(step)}, because {step.config.engine} cannot: {reason}")
     notes = [note for note in dict.fromkeys(notes) if note not in plan.notes]
-    proven = (
+    verified = (
         replace(plan, steps=tuple(steps), notes=(*plan.notes, *notes)) if notes or steps != list(plan.steps) else plan
     )
-    return Verified(proven, tuple(problems), tuple(found))
+    return Verified(verified, tuple(problems), tuple(found))
 
 
 def why_not(config: EngineConfig, problem: Problem, target: Target, extra_engines: tuple[str, ...] = ()) -> str:
-    """Why a config cannot be used for a problem here; empty where it can.
+    """Why a config cannot be used for a problem here; empty if it can.
 
-    The knobs must be a setting that the engine offers for this problem on this target: whatever builds is then what the tuner
-    could have measured.
+    The engine must offer these knobs for the problem on this target, so that only configs that tuning could measure are built.
     """
-    # By the knobs' text: 1 and true are equal to Python, and are different settings.
+    # The cache's key has the knobs' text: 1 and true are equal in Python, but different knobs.
     return _why_not(config.engine, config.version, str(config.knobs), problem, target, extra_engines)
 
 
@@ -111,22 +111,26 @@ def _why_not(
     try:
         engine = load_engine(engine_id, extra_engines)
     except InputError as error:
-        return f"it is not an engine of this Convoy ({error})"
+        return f"this version of Convoy has no such engine ({error})"
     except ImportError as error:
-        return f"it cannot be imported ({error})"
+        return f"the engine cannot be imported ({error})"
     if version != engine.version:
-        return f"the plan is for version {version} of it, here it is version {engine.version}"
+        return f"the plan is for version {version} of the engine, which has version {engine.version} here"
     try:
         support = engine.accepts(problem, target)
         if not support:
             return support.reason
-        return "" if engine.has_knobs(problem, Knobs.parse(knobs), target) else f"it offers no knobs {knobs} here"
-    except Exception as error:  # an engine, the user's own too, may fail in any way when asked
-        return f"it raised {type(error).__name__} when asked: {error}"
+        return (
+            ""
+            if engine.has_knobs(problem, Knobs.parse(knobs), target)
+            else f"the engine does not offer the knobs {knobs} here"
+        )
+    except Exception as error:  # an engine, for example a user's, may raise anything
+        return f"the engine raised {type(error).__name__} when it was asked: {error}"
 
 
 def on_baseline(index: int, step: Step, problem: Problem, target: Target, reason: str) -> Step:
-    """The same step as PyTorch runs it."""
+    """The same step, run by the baseline."""
     engine = load_engine(BASELINE)
     support = engine.accepts(problem, target)
     if not support:
@@ -135,7 +139,7 @@ def on_baseline(index: int, step: Step, problem: Problem, target: Target, reason
 
 
 def region_of(index: int, step: Step, regions: Regions) -> Region:
-    """The region that a step names; raises PlanError where the graph has none such."""
+    """The region that a step names; raises PlanError if the graph does not have it."""
     region = regions.get((step.pattern, step.nodes))
     if region is None:
         raise PlanError(f"steps[{index}]", title(step), "a region of the model's graph", _AGAIN)
@@ -143,12 +147,12 @@ def region_of(index: int, step: Step, regions: Regions) -> Region:
 
 
 def is_image(graph: Graph, value: str) -> bool:
-    """Whether a value has a memory format: it is 4-D."""
+    """Whether a value is 4-D, and so has a memory format."""
     return len(graph.values[value].spec.shape) == 4
 
 
 def _check_border(plan: Plan, graph: Graph) -> None:
-    """Memory formats are for 4-D inputs and outputs alone."""
+    """Only 4-D inputs and outputs have memory formats."""
     known = {*graph.inputs, *graph.outputs}
     for name, layout in plan.border.items():
         if name not in known or not is_image(graph, name) or layout not in FORMATS:
@@ -157,8 +161,8 @@ def _check_border(plan: Plan, graph: Graph) -> None:
 
 
 @dataclass(slots=True)
-class _Values:
-    """The values that are there after each step: `NAME` as it was made, `NAME@LAYOUT` as a copy."""
+class _AvailableValues:
+    """Values that exist after the steps so far: `NAME` as its step made it, `NAME@LAYOUT` a copy in another layout."""
 
     plan: Plan
     graph: Graph
@@ -167,11 +171,11 @@ class _Values:
 
     def __post_init__(self) -> None:
         for name in self.graph.inputs:
-            silent = FORMATS[0] if is_image(self.graph, name) else ANY_LAYOUT
-            self.formats[name] = self.plan.border.get(name, silent)
+            default = FORMATS[0] if is_image(self.graph, name) else ANY_LAYOUT
+            self.formats[name] = self.plan.border.get(name, default)
 
     def compute(self, index: int, step: Step, region: Region) -> Problem:
-        """Take in a step that computes a region; returns its problem."""
+        """Add the results of a step that computes a region; returns its problem."""
         where = f"steps[{index}]"
         if step.kind != "region":
             raise PlanError(f"{where}.kind", step.kind, "region or convert", _AGAIN)
@@ -186,16 +190,16 @@ class _Values:
         self.covered.update(region.nodes)
         expected = tuple(self._name_in(value, problem.layout) for value in region.args)
         if step.args != expected:
-            raise PlanError(f"{where}.args", step.args, f"what the region reads, {expected}", _AGAIN)
+            raise PlanError(f"{where}.args", step.args, f"the region's arguments, {expected}", _AGAIN)
         self._check_there(where, step)
         if step.results != region.results:
-            raise PlanError(f"{where}.results", step.results, f"what the region makes, {region.results}", _AGAIN)
+            raise PlanError(f"{where}.results", step.results, f"the region's results, {region.results}", _AGAIN)
         for name in region.results:
             self._make(where, name, problem.layout if is_image(self.graph, name) else ANY_LAYOUT)
         return problem
 
     def copy(self, index: int, step: Step) -> LayoutProblem:
-        """Take in a step that copies a value into another memory format; returns its problem."""
+        """Add the result of a step that copies a value into another memory format; returns its problem."""
         where = f"steps[{index}]"
         if step.pattern or step.nodes or len(step.args) != 1 or step.layout not in FORMATS:
             raise PlanError(where, title(step) if step.args else step.layout, "a copy of one value", _AGAIN)
@@ -216,14 +220,14 @@ class _Values:
         return problem
 
     def check_output(self, name: str) -> None:
-        """Refuse a plan that does not make an output in the memory format that the caller gets."""
+        """Raise PlanError if an output is not made in the memory format that the caller gets."""
         wanted = self.plan.border.get(name)
         there = [slot for slot in (name, f"{name}@{wanted}") if slot in self.formats]
         if not any(wanted in (None, self.formats[slot]) for slot in there):
             raise PlanError("steps", name, f"a step that makes this output{f' in {wanted}' if wanted else ''}", _AGAIN)
 
     def _name_in(self, value: str, layout: str) -> str:
-        """What a value is called in the memory format that a step of `layout` reads it in."""
+        """Name of a value in the memory format that a step of this layout reads."""
         if not is_image(self.graph, value) or layout == ANY_LAYOUT or self.formats.get(value) == layout:
             return value
         return f"{value}@{layout}"
@@ -235,15 +239,15 @@ class _Values:
 
     def _make(self, where: str, name: str, layout: str) -> None:
         if name in self.formats:
-            raise PlanError(f"{where}.results", name, "a value that is not there yet", _AGAIN)
+            raise PlanError(f"{where}.results", name, "a value that no earlier step makes", _AGAIN)
         self.formats[name] = layout
 
 
 def check_order(steps: Sequence[Step]) -> None:
-    """Refuse steps that could read a value before it is there.
+    """Check that no step can read a value before it is made.
 
     Raises:
-        PlanError: naming the step.
+        PlanError: with the name of the step that can.
     """
     known = _finished(steps)
     made: dict[str, int] = {}
@@ -255,7 +259,7 @@ def check_order(steps: Sequence[Step]) -> None:
 
 
 def _finished(steps: Sequence[Step]) -> list[list[int]]:
-    """For each step, by stream, the last step that has finished when it starts."""
+    """For each step and stream, the last step of the stream that has finished when the step starts."""
     for at, step in enumerate(steps):
         if not 0 <= step.stream < MAX_STREAMS:
             raise PlanError(f"steps[{at}].stream", step.stream, f"streams under {MAX_STREAMS}")
@@ -265,7 +269,7 @@ def _finished(steps: Sequence[Step]) -> list[list[int]]:
 
 
 def _check_draws(steps: Sequence[Step], graph: Graph) -> None:
-    """Random numbers are drawn in the graph's order: another order gives other numbers for the same seed."""
+    """Check that random numbers are drawn in the graph's order: another order gives other numbers for the same seed."""
     position = {node.name: at for at, node in enumerate(graph.nodes)}
     known = _finished(steps)
     last = -1

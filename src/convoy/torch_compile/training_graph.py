@@ -41,8 +41,8 @@ from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.verify_predicted import rebuild_until_verified
 from convoy.plan import Plan
 from convoy.program import CudaGraphProgram
-from convoy.program.module import Runnable, eager_of
 from convoy.program.recording import first_line
+from convoy.program.runnable_program import Runnable, eager_of
 from convoy.settings import Settings
 from convoy.torch_compile.dispatch_modes import without_modes
 from convoy.torch_compile.result_layout import ResultLayout, layout_of

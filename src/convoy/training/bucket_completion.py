@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from convoy.program.bind import BoundPlan
+from convoy.program.bound_plan import BoundPlan
 
 
 class BucketCompletion:

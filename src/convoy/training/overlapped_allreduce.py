@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from convoy.program.bind import BoundPlan
+from convoy.program.bound_plan import BoundPlan
 from convoy.schedule import allreduce_buckets
 from convoy.training.bucket_completion import BucketCompletion, slot_writers
 from convoy.training.gradient_allreduce import GradientAllReduce

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from convoy.program.bind import BoundPlan
+from convoy.program.bound_plan import BoundPlan
 from convoy.program.lifetimes import slot_users
 from convoy.program.recording import distinct_stream
 from convoy.schedule import buckets

@@ -50,7 +50,7 @@ from convoy.plan import Plan
 from convoy.problem import subgraph_texts
 from convoy.program import Program, build_program
 from convoy.program.calls import CallExample
-from convoy.program.module import eager_of
+from convoy.program.runnable_program import eager_of
 from convoy.report.summary import Summary
 from convoy.schedule import Collective, cast_groups, collectives
 from convoy.settings import Settings
@@ -217,7 +217,8 @@ class TrainingJob:
             plan = dataclasses.replace(plan, baseline=True, steps=())
             program = Program(plan, self.capture.captured, None)
             outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
-        plan, timeline = with_timeline(plan, program, self.inputs())
+        program, timeline = with_timeline(program.with_plan(plan), self.inputs())
+        plan = program.plan
         summary = summarize(
             self.net, found, built.choice, plan, program, outcome, self.settings, built.tuned_s, timeline,
             ceilings=ceilings,

@@ -15,7 +15,7 @@ from convoy.measurement.data import Data, with_zeros
 from convoy.measurement.device.detect import detect_target
 from convoy.plan.plan import Step
 from convoy.problem import ConvProblem, Epilogue, Pool, TensorSpec
-from convoy.program.bind import BoundPlan, BoundStep
+from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.eager import EagerProgram
 from convoy.program.lifetimes import with_frees
 from convoy.program.zero_marks import with_zero_marks
@@ -231,9 +231,11 @@ def chain(engine, n, size, target):
 
 
 def program_of(steps, names, spec):
-    with_frees(steps, [len(steps)])
+    outputs = [len(steps)]
     size = max(step.executable.workspace_bytes for step in steps)
-    return EagerProgram(BoundPlan(steps, names, [(spec, "nhwc")], [len(steps)], size, 0), torch.device("cuda"))
+    return EagerProgram(
+        BoundPlan(with_frees(steps, outputs), names, [(spec, "nhwc")], outputs, size, 0), torch.device("cuda")
+    )
 
 
 @pytest.mark.parametrize("name", ["zeroskip.channels", "triton.split_fp32"])
@@ -245,9 +247,10 @@ def test_what_producers_mark_replaces_the_look_of_readers(n, size, name, target)
     names = [f"v{index}" for index in range(5)]
     x = torch.randn(n, 64, size, size, device="cuda").contiguous(memory_format=torch.channels_last)
     spec = TensorSpec(tuple(x.shape), "fp32")
-    looking = program_of([replace(step) for step in steps], list(names), spec)
-    assert with_zero_marks(steps, names) == 3
-    told = program_of(steps, names, spec)
+    looking = program_of(steps, names, spec)
+    marked, names = with_zero_marks(steps, names)
+    assert len(names) == 5 + 3
+    told = program_of(marked, names, spec)
     given = x.clone(memory_format=torch.preserve_format)
     told([given])
     torch.cuda.synchronize()

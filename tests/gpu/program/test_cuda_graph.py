@@ -41,7 +41,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 def test_right_and_one_graph(tuned) -> None:
     model, x, result = tuned
     assert not result.plan.baseline
-    assert type(result.program.programs[0].runnable).__name__ == "GraphProgram"
+    assert type(result.program.programs[0].runnable).__name__ == "CudaGraphProgram"
     with torch.no_grad():
         for seed in range(5):
             given = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)

@@ -11,7 +11,7 @@ from convoy.engines.base import Buffers  # noqa: E402
 from convoy.plan import Step  # noqa: E402
 from convoy.problem import EngineConfig, Knobs, TensorSpec  # noqa: E402
 from convoy.program import CudaGraphProgram  # noqa: E402
-from convoy.program.bind import BoundPlan, BoundStep  # noqa: E402
+from convoy.program.bound_plan import BoundPlan, BoundStep  # noqa: E402
 from convoy.program.step_timeline import measure_timeline  # noqa: E402
 
 SPEC = TensorSpec((1 << 16,), "fp32")

@@ -104,6 +104,16 @@ def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
         Crowded(room=2).both(Program(None))  # type: ignore[arg-type]
 
 
+class Noting(SimpleNamespace):
+    """As much of a program as a timeline needs."""
+
+    def __init__(self, plan: Any, runnable: Any) -> None:
+        super().__init__(plan=plan, runnable=runnable)
+
+    def with_plan(self, plan: Any) -> Any:
+        return Noting(plan, self.runnable)
+
+
 @pytest.mark.parametrize(
     ("error", "raised"), [(torch.OutOfMemoryError("CUDA out of memory"), False), (KeyError("x"), True)]
 )
@@ -116,16 +126,16 @@ def test_without_room_for_another_run_there_is_no_timeline(
     monkeypatch.setattr(checks, "eager_of", lambda runnable: runnable)
     monkeypatch.setattr(checks, "measure_timeline", run)
     plan = Plan(notes=("first",))
-    program = SimpleNamespace(runnable=object(), plan=plan)
+    program = Noting(plan, object())
     if raised:
         with pytest.raises(KeyError):
-            with_timeline(plan, program, [])  # type: ignore[arg-type]
+            with_timeline(program, [])  # type: ignore[arg-type]
         return
-    noted, spans = with_timeline(plan, program, [])  # type: ignore[arg-type]
-    assert (noted.notes, spans) == (("first", NO_TIMELINE), [])
-    assert program.plan is noted
+    noted, spans = with_timeline(program, [])  # type: ignore[arg-type]
+    assert (noted.plan.notes, spans) == (("first", NO_TIMELINE), [])
+    assert program.plan is plan
 
 
 def test_a_baseline_has_no_timeline() -> None:
-    plan = Plan(notes=())
-    assert with_timeline(plan, SimpleNamespace(runnable=None), []) == (plan, [])  # type: ignore[arg-type]
+    program = Noting(Plan(notes=()), None)
+    assert with_timeline(program, []) == (program, [])  # type: ignore[arg-type]

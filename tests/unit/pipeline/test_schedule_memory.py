@@ -14,9 +14,10 @@ from convoy.pipeline.schedule_memory import fit_in_memory
 from convoy.pipeline.schedules import ScheduleSearch
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import BoundPlan, BoundStep, check_order
+from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.eager import EagerProgram
 from convoy.program.lifetimes import peak_bytes, stream_pools, with_frees
+from convoy.program.verify_plan import check_order
 from convoy.schedule import CapacityModel, parallel_steps
 
 
@@ -54,8 +55,7 @@ def bound_of(steps: Sequence[Step]) -> BoundPlan:
         )
         for one in steps
     ]
-    with_frees(made, [slot["v20"]])
-    return BoundPlan(made, names, [], [slot["v20"]], 0, 0)
+    return BoundPlan(with_frees(made, [slot["v20"]]), names, [], [slot["v20"]], 0, 0)
 
 
 SERIAL = peak_bytes(bound_of(NET))

@@ -9,8 +9,9 @@ import pytest
 from convoy.errors import PlanError
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import BoundPlan, BoundStep, check_order
+from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.program.lifetimes import peak_bytes, with_frees
+from convoy.program.verify_plan import check_order
 from convoy.schedule import finished_before, parallel_steps
 
 
@@ -44,7 +45,7 @@ def test_memory_goes_back_only_when_every_reader_has_finished(seed, streams):
     check_order(steps)
     found = bound(steps)
     outputs = [len(found)]
-    with_frees(found, outputs)
+    found = with_frees(found, outputs)
     freed = [slot for b in found for slot in b.frees]
     assert len(set(freed)) == len(freed)
     assert not set(freed) & set(outputs)
@@ -79,7 +80,7 @@ def held(steps, sizes, outputs, scratch=0):
         )
         for s in steps
     ]
-    with_frees(made, [slot[o] for o in outputs])
+    made = with_frees(made, [slot[o] for o in outputs])
     return peak_bytes(BoundPlan(made, names, [], [], 0, 0))
 
 

@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import convoy
-from convoy.program.module import OptimizedModule, Program
+from convoy.program.optimized_module import OptimizedModule
+from convoy.program.runnable_program import Program
 from tests.unit.program.fast_net import X, always_kept, classifier
 
 SCALE = torch.rand(4, 1, 1, generator=torch.Generator().manual_seed(2))

@@ -45,9 +45,9 @@ def test_a_kernel_that_no_longer_compiles(tmp_path: Path, monkeypatch: pytest.Mo
         raise CompileError("gemm", "the C compiler refused the source", "error: \N{GREEK SMALL LETTER ALPHA}")
 
     monkeypatch.setattr(Gemm, "build", refuse)
-    with pytest.warns(UserWarning, match=r"convoy: 2 steps run as PyTorch runs them, for gemm could not") as caught:
+    with pytest.warns(UserWarning, match=r"convoy: PyTorch runs 2 steps, because gemm could not") as caught:
         fast = convoy.load(net, path, (X,))
     assert caught[0].filename == __file__
-    assert any("gemm does not: the C compiler refused" in note for note in fast.plan.notes)
+    assert any("gemm cannot: the C compiler refused" in note for note in fast.plan.notes)
     with torch.no_grad():
         assert torch.equal(fast(X), net(X))

@@ -12,9 +12,11 @@ from convoy.engines.interpret import compile_graph
 from convoy.graph.text import digest, parse_graph
 from convoy.plan.plan import Plan, Step
 from convoy.problem import EngineConfig
-from convoy.program.bind import bind, with_frees
-from convoy.program.concat_in_place import ChannelSlice, InPlaceConcat
+from convoy.program.bind import bind
+from convoy.program.bound_plan import ChannelSlice
+from convoy.program.concat_in_place import InPlaceConcat
 from convoy.program.eager import EagerProgram
+from convoy.program.lifetimes import with_frees
 from convoy.regions import propose
 from convoy.schedule import parallel_steps
 from convoy.target import Target
@@ -62,7 +64,7 @@ def check(text, engines=None, layout="nhwc"):
             assert torch.equal(made, right)
             assert made.is_contiguous(memory_format=torch.channels_last)
     gathered = [b.executable for b in bound.steps if isinstance(b.executable, InPlaceConcat)]
-    return [len(g._copied) for g in gathered]
+    return [one.copied_count for one in gathered]
 
 
 LINES = {
@@ -126,35 +128,42 @@ def test_the_whole_is_freed_after_its_last_reader_and_not_before():
     bound, _ = program(net("a b ab z", "z"))
     slot = bound.slot_names.index("c")
     assert [slot in b.frees for b in bound.steps] == [False, False, False, True]
-    assert [bool(b.places) for b in bound.steps] == [True, True, True, False]
+    assert [bool(b.slices) for b in bound.steps] == [True, True, True, False]
 
 
 def spread(bound, order):
-    for b, (stream, waits) in zip(bound.steps, order, strict=True):
-        b.step = replace(b.step, stream=stream, waits=waits)
-    with_frees(bound.steps, bound.outputs)
-    return bound.slot_names.index("c"), [[place.slot for place in b.opens] for b in bound.steps]
+    """The slot of the concatenation, and the steps on these streams."""
+    steps = [
+        replace(b, step=replace(b.step, stream=stream, waits=waits))
+        for b, (stream, waits) in zip(bound.steps, order, strict=True)
+    ]
+    return bound.slot_names.index("c"), with_frees(steps, bound.outputs)
+
+
+def opened(steps):
+    """The slots that are opened before each step."""
+    return [[part.slot for part in b.opens] for b in steps]
 
 
 def test_with_several_streams_the_whole_is_freed_before_a_later_step_of_the_first():
     bound, _ = program(net("a b ab z", "z"))
-    slot, opens = spread(bound, [(0, ()), (1, ()), (0, (1,)), (0, ())])
-    assert opens == [[slot], [], [], []]  # the other stream begins with the first: there is nothing to wait for
-    assert not any(slot in b.frees for b in bound.steps)  # no step of stream 0 follows its reader
+    slot, steps = spread(bound, [(0, ()), (1, ()), (0, (1,)), (0, ())])
+    assert opened(steps) == [[slot], [], [], []]  # the other stream begins with the first: there is nothing to wait for
+    assert not any(slot in b.frees for b in steps)  # no step of stream 0 follows its reader
     bound, _ = program(net("a b ab z y", "y"))
-    slot, _ = spread(bound, [(0, ()), (1, ()), (0, (1,)), (0, ()), (0, ())])
-    assert [slot in b.frees for b in bound.steps] == [False, False, False, True, False]
+    slot, steps = spread(bound, [(0, ()), (1, ()), (0, (1,)), (0, ()), (0, ())])
+    assert [slot in b.frees for b in steps] == [False, False, False, True, False]
 
 
 def test_the_whole_is_there_only_once_all_its_writers_come_after_what_stream_0_has_begun():
     """Its memory may be what stream 0 was about to use: a writer that does not wait for that would spoil it."""
     bound, _ = program(net("d a b ab", "c", "d"))
-    slot, opens = spread(bound, [(0, ()), (0, ()), (1, (0,)), (0, (2,))])
-    assert opens == [[], [slot], [], []]
-    slot, opens = spread(bound, [(0, ()), (0, ()), (1, ()), (0, (2,))])
-    assert opens == [[slot], [], [], []]
-    slot, opens = spread(bound, [(0, ()), (1, (0,)), (1, ()), (0, (2,))])
-    assert opens == [[], [slot], [], []]
+    slot, steps = spread(bound, [(0, ()), (0, ()), (1, (0,)), (0, (2,))])
+    assert opened(steps) == [[], [slot], [], []]
+    slot, steps = spread(bound, [(0, ()), (0, ()), (1, ()), (0, (2,))])
+    assert opened(steps) == [[slot], [], [], []]
+    slot, steps = spread(bound, [(0, ()), (1, (0,)), (1, ()), (0, (2,))])
+    assert opened(steps) == [[], [slot], [], []]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -164,18 +173,15 @@ def test_on_any_streams_a_whole_is_opened_in_time_and_where_its_memory_is_free(s
     bound, _ = program(text, engines)
     made = {b.step.results: b for b in bound.steps}
     placed = parallel_steps([replace(b.step, median_us=1.0 + index % 3) for index, b in enumerate(bound.steps)], 3)
-    for one in placed:
-        made[one.results].step = one
-    steps = [made[one.results] for one in placed]
-    with_frees(steps, bound.outputs)
+    steps = with_frees([replace(made[one.results], step=one) for one in placed], bound.outputs)
     ended: list[set[int]] = []  # what has certainly ended when a step starts
     for at, b in enumerate(steps):
         before = [*b.step.waits, *(i for i in range(at) if steps[i].step.stream == b.step.stream)]
         ended.append(set(before).union(*(ended[i] for i in before)))
-    opened = {place.slot: at for at, b in enumerate(steps) for place in b.opens}
+    first_use = {part.slot: at for at, b in enumerate(steps) for part in b.opens}
     several = any(b.step.stream for b in steps)
-    assert opened.keys() == ({p.slot for b in steps for p in b.places if p is not None} if several else set())
-    for slot, at in opened.items():
+    assert first_use.keys() == ({p.slot for b in steps for p in b.slices if p is not None} if several else set())
+    for slot, at in first_use.items():
         users = [i for i, b in enumerate(steps) if slot in b.touched()]
         assert at <= users[0]
         first = {i for i in range(at) if steps[i].step.stream == 0}

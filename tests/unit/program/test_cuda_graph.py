@@ -23,9 +23,9 @@ from convoy.pipeline.isolation import isolate
 from convoy.pipeline.net_check import NetCheck
 from convoy.plan import Plan, Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program import CudaGraphProgram, Program, build_program, module, recording, step_timeline
-from convoy.program.bind import BoundPlan, BoundStep
-from convoy.program.module import eager_of
+from convoy.program import CudaGraphProgram, Program, build_program, recording, runnable_program, step_timeline
+from convoy.program.bound_plan import BoundPlan, BoundStep
+from convoy.program.runnable_program import eager_of
 from convoy.training import training_job
 from tests.unit.program.fake_cuda import CPU, ENDED, REFUSED, FakeCuda, install
 
@@ -206,7 +206,7 @@ def saved(settings: convoy.Settings, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """A machine whose target is a GPU, on which the last launch of a net cannot be captured: the CPU's engines, told so."""
-    detected, bind = optimize.target_for, module.bind
+    detected, bind = optimize.target_for, runnable_program.bind
 
     def on_cpu(plan: Plan, captured: Any, regions: Any, target: Any, *others: Any, **words: Any) -> BoundPlan:
         made = bind(plan, captured, regions, detected("cpu"), *others, **words)
@@ -220,8 +220,8 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         refuses = SimpleNamespace(
             launch=launch, workspace_bytes=inner.workspace_bytes, allocates_results=inner.allocates_results
         )
-        made.steps[-1] = dataclasses.replace(made.steps[-1], executable=refuses)  # type: ignore[arg-type]
-        return made
+        last = dataclasses.replace(made.steps[-1], executable=refuses)  # type: ignore[arg-type]
+        return dataclasses.replace(made, steps=(*made.steps[:-1], last))
 
     class OnCpu(CudaGraphProgram):
         def __init__(self, bound: BoundPlan, device: torch.device, **words: Any) -> None:
@@ -231,8 +231,8 @@ def refusing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     def as_gpu(device: str) -> Any:
         return dataclasses.replace(detected(device), device="cuda")
 
-    monkeypatch.setattr(module, "bind", on_cpu)
-    monkeypatch.setattr(module, "CudaGraphProgram", OnCpu)
+    monkeypatch.setattr(runnable_program, "bind", on_cpu)
+    monkeypatch.setattr(runnable_program, "CudaGraphProgram", OnCpu)
     monkeypatch.setattr(optimize, "target_for", as_gpu)
     monkeypatch.setattr(optimize, "check_target", lambda plan, target: None)
     return cuda

@@ -20,8 +20,8 @@ from convoy.pipeline.net import capture_net, measure
 from convoy.pipeline.select import make_plan, select
 from convoy.program import native_chains
 from convoy.program.eager import EagerProgram
-from convoy.program.module import build_program
 from convoy.program.native_chains import ChainedProgram
+from convoy.program.runnable_program import build_program
 
 pytestmark = pytest.mark.skipif(not host_compiler.compiler_support(), reason="needs a C compiler")
 
@@ -161,17 +161,17 @@ def test_a_follower_is_told_of_every_launch(program: ChainedProgram) -> None:
 def test_values_that_live_together_do_not_overlap(program: ChainedProgram) -> None:
     """With all inner values at one place the result is another: the check above can fail."""
     (chain,) = program.chains
-    room = program._room()
-    places = [room.pointers[0][place] for place, _ in chain.inner]
+    memory = program.thread_memory()
+    places = [memory.pointers[0][place] for place, _ in chain.inner]
     assert len(set(places)) == len(places)
     expected = [tensor.clone() for tensor in program(inputs(0))]
     for place, _ in chain.inner:
-        room.pointers[0][place] = room.buffer.data_ptr()
+        memory.pointers[0][place] = memory.buffer.data_ptr()
     try:
         assert not all(torch.equal(a, b) for a, b in zip(expected, program(inputs(0)), strict=True))
     finally:
         for (place, _), pointer in zip(chain.inner, places, strict=True):
-            room.pointers[0][place] = pointer
+            memory.pointers[0][place] = pointer
 
 
 def test_native_engines_are_those_whose_executables_are(program: ChainedProgram) -> None:

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import convoy
 from convoy.errors import InputError, PlanError
-from convoy.program.module import OptimizedModule
+from convoy.program.optimized_module import OptimizedModule
 from convoy.training.step import TrainingStep
 from tests.unit.program.fast_net import Classifier, X, Y, always_kept, classifier, sgd
 

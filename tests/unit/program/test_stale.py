@@ -23,7 +23,7 @@ from torch.nn.utils import parametrizations, prune
 import convoy
 from convoy.pipeline import end_to_end
 from convoy.program.contents import contents_checks
-from convoy.program.module import OptimizedModule
+from convoy.program.optimized_module import OptimizedModule
 from convoy.training.step import TrainingStep
 from convoy.training.step_program import StepOptions, StepProgram
 
@@ -308,7 +308,7 @@ UNCOUNTED = {
 def test_writes_that_nothing_counts_are_seen_by_their_contents(name: str, tuned: OptimizedModule):
     fast = copy.deepcopy(tuned)
     model = net()
-    careful = OptimizedModule(model, tuned.programs[0], (X,), {}, tuned._serving.tuner, "contents")
+    careful = OptimizedModule(model, tuned.programs[0], (X,), {}, tuned.program_cache.tuner, "contents")
     with torch.no_grad():
         before = fast(X)
         assert torch.equal(careful(X), before)
@@ -440,7 +440,7 @@ def test_a_global_hook_fires(fast: OptimizedModule):
 def test_a_module_tuned_in_training_mode_falls_back_in_evaluation(tuned: OptimizedModule):
     model = net().train()
     model.norm.eval()
-    fast = OptimizedModule(model, tuned.programs[0], (X,), {}, tuned._serving.tuner)
+    fast = OptimizedModule(model, tuned.programs[0], (X,), {}, tuned.program_cache.tuner)
     other, mean = torch.cat([X, X]), model.norm.running_mean.clone()
     with torch.no_grad():
         wanted = net()(other)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from convoy.plan import Step
 from convoy.problem import EngineConfig, Knobs, TensorSpec
-from convoy.program.bind import BoundPlan, BoundStep
+from convoy.program.bound_plan import BoundPlan, BoundStep
 from convoy.schedule import CapacityModel, collectives, parallel_steps
 from convoy.schedule.collectives import buckets
 from convoy.schedule.timeline import planned

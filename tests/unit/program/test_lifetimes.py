@@ -6,8 +6,9 @@ import torch
 
 from convoy.plan.plan import Step
 from convoy.problem import EngineConfig, TensorSpec
-from convoy.program.bind import BoundStep, with_frees
+from convoy.program.bound_plan import BoundStep
 from convoy.program.calls import CallExample, signature_of
+from convoy.program.lifetimes import with_frees
 
 
 def test_signatures_tell_shapes_dtypes_structure_and_values_apart() -> None:
@@ -39,5 +40,5 @@ def bound(args: tuple[int, ...], results: tuple[int, ...]) -> BoundStep:
 
 def test_each_slot_is_freed_after_its_last_use_and_outputs_never() -> None:
     steps = [bound((0,), (1,)), bound((1, 0), (2,)), bound((1,), (3,)), bound((3,), (4,)), bound((3,), (5,))]
-    with_frees(steps, outputs=[2, 5])
+    steps = with_frees(steps, outputs=[2, 5])
     assert [step.frees for step in steps] == [(), (0,), (1,), (4,), (3,)]

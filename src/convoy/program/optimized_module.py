@@ -1,0 +1,243 @@
+"""OptimizedModule: a drop-in for the user's module, with a program for each input shape that was tuned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from convoy import plan as plans
+from convoy.plan.plan import Plan
+from convoy.program import calls
+from convoy.program.cuda_graph import CudaGraphProgram
+from convoy.program.program_cache import CachedProgram, ProgramCache, Tuner, stock_names
+from convoy.program.runnable_program import Program
+from convoy.program.serialization import SavedProgram, restored_cache, saved_programs
+from convoy.user_warning import warn_user
+
+_RESTORED: Final = frozenset({"program_cache", "_modules"})
+"""Attributes that a pickle holds in another form."""
+
+_OTHER_STRIDES: Final = (
+    "no program fits the strides of the inputs: the stock module runs; call .contiguous() on the inputs, or .tune(args)"
+)
+
+
+class OptimizedModule(nn.Module):
+    """Runs the program that fits a call. If none does, the stock module runs, and one warning gives the reason.
+
+    Programs compute inference results: outputs carry no gradient. The stock module runs if an input requires a gradient, in
+    training mode, if the program is stale (`refresh` packs new values), inside autocast or a transform of `torch.func`, and for
+    shapes without a plan (`tune` makes one). `docs/concepts/stale-weights.md` lists the changes that are detected. While tracing
+    (`torch.compile`, `torch.export`, `torch.jit`) the stock module is traced.
+
+    The stock module then runs in evaluation mode, as the program does, although it may have been in training mode when it was
+    tuned. Training mode that is switched on later has effect: by `train()` here, or on the stock module or a part of it.
+
+    Args:
+        model: the stock module; its parameters stay its own.
+        program: the first program.
+        args: the arguments that the program was made for.
+        kwargs: its keyword arguments.
+        tuner: makes a program for further arguments.
+        check: how changes of the stock module are detected (`Settings.check`).
+
+    Attributes:
+        model: the stock module.
+        program_cache: the programs, and the module's state when they were made.
+    """
+
+    model: nn.Module
+    program_cache: ProgramCache
+
+    def __init__(
+        self,
+        model: nn.Module,
+        program: Program,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tuner: Tuner,
+        check: str = "identity",
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.program_cache = ProgramCache(model, tuner, check)
+        self.program_cache.add(args, kwargs, program)
+        self.training = False
+
+    @property
+    def plan(self) -> Plan:
+        """The first plan."""
+        return self.programs[0].plan
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All plans, one for each tuned shape."""
+        return [program.plan for program in self.programs]
+
+    @property
+    def programs(self) -> list[Program]:
+        """All programs, one for each tuned shape."""
+        return self.program_cache.programs
+
+    def explain(self, layer: str | None = None) -> str:
+        """The plan in words: engine, layout and time of every step, or all that is known of one layer."""
+        return plans.explain(self.plan, layer)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the plan; with several shapes, one file each (`net.plan.json`, `net.plan.1.json`, ...)."""
+        first = Path(path)
+        written: list[Path] = []
+        for index, plan in enumerate(self.plans):
+            target = first if index == 0 else first.with_suffix(f".{index}{first.suffix}")
+            plans.save(plan, target)
+            written.append(target)
+        return written
+
+    def tune(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Plan:
+        """Make a plan for arguments of other shapes; later calls with such arguments use it."""
+        program = self.program_cache.tuner(self.model, args, kwargs or {}, None)
+        self.program_cache.add(args, kwargs or {}, program)
+        return program.plan
+
+    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], program: Program) -> None:
+        """Use a program for calls with arguments like these."""
+        self.program_cache.add(args, kwargs, program)
+
+    def refresh(self) -> None:
+        """Make the programs fit the stock module's present state.
+
+        The present values of the parameters are packed under the existing plans. A shape for which the module now computes
+        something else, because a layer was replaced or a dtype changed, is tuned again.
+        """
+        self.program_cache.refresh(self.model)
+
+    def renew(self) -> None:
+        """Take the stock module's present state for the one that the programs were made from."""
+        self.program_cache.renew(self.model)
+
+    def stale(self) -> str | None:
+        """What was changed since the programs were made, such as "0.weight was changed in place"; None if nothing was."""
+        return self.program_cache.change(wait=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The stock module's forward, by the program that fits."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.model(*args, **kwargs)
+        cache = self.program_cache
+        tensors = tuple(calls.tensors_of((args, kwargs)))
+        found = cache.find(args, kwargs)
+        cached = None if found is None else found[0]
+        reason = self._why_stock(cached, tensors)
+        if reason is not None or found is None or cached is None:
+            return self._run_stock(args, kwargs, reason or "")
+        given = cache.arranged(cached, args, kwargs) if found[1] else (args, kwargs)
+        strides = tuple([tensor.stride() for tensor in calls.tensors_of(given)])
+        wanted = cached.outputs(strides)
+        if wanted == "stock":
+            return self._run_stock(args, kwargs, _OTHER_STRIDES)
+        # A GPU gets its work before the module's state is checked, which takes tens of microseconds (ResNet-50 has 320 tensors).
+        # If the state has changed, the result is thrown away.
+        with torch.no_grad():
+            ahead = isinstance(cached.program.runnable, CudaGraphProgram) and wanted != "unknown"
+            made = cached.program(*given, wanted) if ahead else None
+            reason = cache.why_stale()
+            if reason is None and wanted != "unknown":
+                return made if ahead else cached.program(*given, wanted)
+        made = self._run_stock(args, kwargs, reason or "", kind="stale")
+        if reason is None:
+            cached.learn(strides, made)
+        return made
+
+    # --- a drop-in for the stock module -------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """The stock module's attributes and methods, such as `num_classes`, besides its own."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("__"):
+                raise
+            return getattr(model, name)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The stock module's state dict, under its own names."""
+        return self.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the stock module's state dict; names may begin with `model.`, as a wrapper adds it. Call `refresh` afterwards."""
+        return self.model.load_state_dict(stock_names(state_dict, self.model), strict=strict, assign=assign)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As a part of a larger module that loads its state dict: rename the entries as `model` expects them."""
+        part = {key.removeprefix(prefix): state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+        found = stock_names(part, self.model)
+        state_dict.update((f"{prefix}model.{key}", value) for key, value in found.items())
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
+        """An independent module around a copy of the stock module. The programs are shared."""
+        made = self.__class__.__new__(self.__class__)
+        memo[id(self)] = made
+        nn.Module.__init__(made)
+        model = copy.deepcopy(self.model, memo)
+        memo[id(self.program_cache)] = self.program_cache.copied(model)
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """A pickle holds the stock module and the plans; see `convoy.program.serialization`."""
+        cache = self.program_cache
+        attributes = {name: value for name, value in self.__dict__.items() if name not in _RESTORED}
+        saved = saved_programs(cache.tuned.values())
+        return restore_module, (type(self), self.model, saved, cache.tuner, cache.check, attributes)
+
+    # --- program or stock module --------------------------------------------------------------------------------------------
+
+    def _why_stock(self, cached: CachedProgram | None, tensors: Sequence[torch.Tensor]) -> str | None:
+        """Why the stock module must run; empty if the user need not be told; None if the program may run."""
+        if cached is not None and cached.program.runnable is None:
+            return ""
+        reason = calls.why_not_plain(tensors)
+        if reason is not None:
+            return f"{reason}: the stock module runs"
+        if cached is None:
+            return "no plan for these input shapes or dtypes: the stock module runs; call .tune(args) to make one"
+        if self.training:
+            return "the module is in training mode: the stock module runs; call .eval()"
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return "an input requires a gradient: the stock module runs"
+        reason = calls.why_modes_forbid(cached.program.autocast)
+        return None if reason is None else f"{reason}: the stock module runs"
+
+    def _run_stock(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, kind: str = "") -> Any:
+        if reason:
+            self.program_cache.warn(kind or reason, reason)
+        if self.training:
+            return self.model(*args, **kwargs)
+        with self.program_cache.evaluating(self.model):
+            return self.model(*args, **kwargs)
+
+
+def restore_module(
+    kind: type[OptimizedModule],
+    model: nn.Module,
+    saved: Sequence[SavedProgram],
+    tuner: Tuner,
+    check: str,
+    attributes: Mapping[str, Any],
+) -> OptimizedModule:
+    """The module of a pickle. If a plan cannot be bound here, the stock module runs in its place, with one warning."""
+    made = kind.__new__(kind)
+    nn.Module.__init__(made)
+    made.model = model
+    made.program_cache, refused = restored_cache(model, saved, tuner, check)
+    made.__dict__.update(attributes)
+    if refused:
+        warn_user(f"a loaded plan cannot be bound here: the stock module runs; call .refresh() to tune it ({refused})")
+    return made

@@ -25,8 +25,8 @@ class ContentsCheck:
     """Compares checksums of all values with those at the start.
 
     The values' bits are summed as integers, weighted by row and by column. A changed value always changes a sum; exchanged values
-    do so with a probability of 1 - 2^-64. On a GPU a call starts the sums without waiting, and a later call reads the result when
-    it is ready. One check is in flight at a time.
+    do so with a probability of 1 - 2^-64. On a GPU a call starts the sums without waiting. The next call reads the result if it
+    is ready, and starts them anew: where the device has ended its work before the next, the second call after a write sees it.
 
     Args:
         tensors: tensors to sum, on one device.
@@ -36,6 +36,8 @@ class ContentsCheck:
         self._tensors = [tensor.detach() for tensor in tensors]
         self._device = self._tensors[0].device
         self._expected = sums(self._tensors)
+        if self._device.type == "cuda":  # a call may run on another stream
+            torch.cuda.current_stream(self._device).synchronize()
         self._changed = False
         self._event: torch.cuda.Event | None = None
         self._answer = torch.zeros((), dtype=torch.bool, pin_memory=self._device.type == "cuda")
@@ -54,21 +56,26 @@ class ContentsCheck:
         return CHANGED if self._changed else None
 
     def _poll(self, *, wait: bool) -> None:
-        if wait or self._event is None:
-            differs = (sums(self._tensors) != self._expected).any()
-            self._answer.copy_(differs, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        elif not self._event.query():
+        if self._event is not None:
+            if wait:
+                self._event.synchronize()
+            elif not self._event.query():
+                return
+            self._read()
+        if self._changed:
             return
-        else:
-            self._changed |= bool(self._answer)
-            self._event = None
-            return
+        differs = (sums(self._tensors) != self._expected).any()
+        self._answer.copy_(differs, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
         if wait:
             self._event.synchronize()
-            self._changed |= bool(self._answer)
-            self._event = None
+            self._read()
+
+    def _read(self) -> None:
+        """Take the answer, which is there."""
+        self._changed |= bool(self._answer)
+        self._event = None
 
 
 def contents_checks(tensors: Sequence[torch.Tensor]) -> list[ContentsCheck]:

@@ -183,7 +183,10 @@ def test_doctor_names_packages_and_engines(convoy_command: Command) -> None:
     out = convoy_command.works("doctor")
     for word in ("torch", "C++ compiler", "oneDNN", detect_target("cpu").name.split()[0]):
         assert word in out
-    assert "things missing" in out or "everything is there" in out
+    assert "missing: " in out or "nothing is missing" in out
+    assert "engines that work here" in out
+    assert "engine aten" not in out
+    assert "engine aten" in convoy_command.works("doctor", "--all")
 
 
 def test_version(convoy_command: Command) -> None:

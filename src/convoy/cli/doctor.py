@@ -1,8 +1,10 @@
-"""convoy doctor: what is installed, what was found, and what is missing for which engine."""
+"""convoy doctor: the devices, libraries and engines of this machine, and what is missing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from convoy.cli.output import say
 from convoy.errors import InputError
@@ -11,20 +13,22 @@ if TYPE_CHECKING:
     from convoy.measurement.device.doctor import Finding
 
 
-def doctor() -> None:
-    """Say what this machine has, and what is missing for which engine."""
-    from convoy.measurement.device.doctor import findings
+def doctor(
+    every: Annotated[bool, typer.Option("--all", help="List every engine, and why it does not work here.")] = False,
+) -> None:
+    """List what this machine has, how many engines work on it, and what is missing."""
+    from convoy.measurement.device.doctor import engine_findings, findings
     from convoy.report import print_table
     from convoy.settings import Settings
 
-    found = findings() + extra_engines(Settings().engines)
+    found = [*findings(), *engine_findings(every=every), *extra_engines(Settings().engines)]
     print_table(("what", "found", "means"), [(f.what, f.found, f.means) for f in found])
-    missing = [f for f in found if not f.ok]
-    say(f"{len(missing)} things missing" if missing else "everything is there")
+    missing = [f.what for f in found if not f.ok]
+    say(f"missing: {', '.join(missing)}" if missing else "nothing is missing")
 
 
 def extra_engines(entries: tuple[str, ...]) -> list[Finding]:
-    """Whether each engine of the user's own can be loaded."""
+    """Whether each engine that `CONVOY_ENGINES` names can be loaded."""
     from convoy.engines.manifest import load_engine
     from convoy.measurement.device.doctor import Finding
 

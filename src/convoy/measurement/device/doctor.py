@@ -1,20 +1,16 @@
-"""What is installed and found on this machine, and what is missing for which engine: plain data for `convoy doctor`."""
+"""The devices, packages, compilers and engines of this machine, and what is missing: plain data for `convoy doctor`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from convoy.engines.compilers.instruction_sets import onednn_in_force
 from convoy.engines.known_defects import KnownDefect, defects_here
-from convoy.engines.manifest import MANIFEST, load_engine
-from convoy.errors import InputError
 from convoy.measurement.device.detect import compiler_version, cuda_absence, detect_target, installed
-from convoy.measurement.engine_space import query_engine
-from convoy.problem import ConvProblem, Epilogue, LayoutProblem, LinearProblem, Problem, SubgraphProblem, TensorSpec
+from convoy.measurement.device.engine_availability import engine_availability, summary
 from convoy.target import Target
 
 PACKAGES: Final = (
@@ -29,7 +25,7 @@ PACKAGES: Final = (
 """Distribution, and what it is needed for."""
 
 _GPU_PACKAGES: Final = frozenset({"triton", "nvidia-cudnn-frontend"})
-"""Of no use without a GPU, and not missed there."""
+"""Needed with a GPU alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +46,39 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """Look at devices, packages, compilers and engines. Measures nothing and builds nothing."""
+    """Look at devices, packages and compilers. Measures nothing and builds nothing."""
     targets = [detect_target("cpu")]
     absence = cuda_absence()
     if not absence:
         targets.append(detect_target("cuda"))
     rows = [_device(target) for target in targets]
     if absence:
-        rows.append(Finding("GPU", f"none: {absence}", "engines for GPUs say no", ok=False))
+        rows.append(Finding("GPU", f"none: {absence}", "engines for GPUs do not work here", ok=False))
     rows += [_package(name, purpose, gpu=not absence) for name, purpose in PACKAGES]
     compiler = compiler_version()
     rows.append(Finding("C++ compiler", compiler or "none", "needed for Inductor on CPUs", ok=bool(compiler)))
     rows.append(_onednn(targets[0]))
     rows += [_defect(defect, target) for target in targets for defect in defects_here(target)]
-    return rows + [_engine(engine, targets) for engine in MANIFEST]
+    return rows
+
+
+def engine_findings(*, every: bool = False) -> list[Finding]:
+    """Which engines work here: three lines, or with `every` a line for each. Measures nothing and builds nothing."""
+    targets = [detect_target("cpu")]
+    if not cuda_absence():
+        targets.append(detect_target("cuda"))
+    engines = engine_availability(targets)
+    if not every:
+        return [Finding(what, found, means, ok=ok) for what, found, means, ok in summary(engines)]
+    return [
+        Finding(
+            f"engine {one.engine}",
+            "works on " + " and ".join(one.devices) if one.devices else "does not work here",
+            one.family if one.devices else one.reason,
+            ok=bool(one.devices),
+        )
+        for one in engines
+    ]
 
 
 def _device(target: Target) -> Finding:
@@ -93,52 +108,3 @@ def _defect(defect: KnownDefect, target: Target) -> Finding:
     found = f"{defect.library} {target.version(defect.library) or 'of unknown version'}: {defect.words}"
     means = f"stock PyTorch is wrong there, or crashes; Convoy's engines avoid it ({defect.source})"
     return Finding(f"known defect {defect.name}", found, means, ok=True)
-
-
-def _engine(engine: str, targets: Sequence[Target]) -> Finding:
-    """Which devices an engine works on; where it works on none, the reason that it gives for the last of them."""
-    try:
-        instance = load_engine(engine)
-    except (ImportError, AttributeError, InputError) as error:
-        return Finding(f"engine {engine}", "cannot be loaded", f"{type(error).__name__}: {error}", ok=False)
-    devices: list[str] = []
-    reason = ""
-    for target in targets:
-        answers = [query_engine(instance, problem, target)[0] for problem in sample_problems()]
-        if any(answers):
-            devices.append(target.device)
-        else:
-            reason = answers[0].reason
-    found = "works on " + " and ".join(devices) if devices else "works on nothing here"
-    return Finding(f"engine {engine}", found, instance.family if devices else reason, ok=bool(devices))
-
-
-def sample_problems() -> list[Problem]:
-    """Ordinary problems of every kind: an engine that is whole can do one of them."""
-    sizes = {
-        "3x3": ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, epilogue=Epilogue(bias=True)),
-        "1x1": ConvProblem(1, 64, 56, 56, 256, 1, 1),
-        "depthwise": ConvProblem(1, 64, 56, 56, 64, 3, 3, 1, 1, groups=64),
-        "first": ConvProblem(1, 3, 224, 224, 64, 7, 7, 3, 3, 2, 2),
-    }
-    convolutions: list[Problem] = [
-        _of(problem, layout, dtype, numerics)
-        for problem in sizes.values()
-        for layout in ("nchw", "nhwc")
-        for dtype, numerics in (("fp32", "strict"), ("fp32", "as_torch"), ("fp16", "half"))
-    ]
-    linear = [LinearProblem(1, 1024, 1024), LinearProblem(1, 1024, 1024, "fp16", "half")]
-    return [*convolutions, *linear, LayoutProblem(TensorSpec((1, 64, 56, 56), "fp32"), "nchw", "nhwc"), _pooling()]
-
-
-def _of(problem: ConvProblem, layout: str, dtype: str, numerics: str) -> ConvProblem:
-    return replace(problem, layout=layout, x_dtype=dtype, weight_dtype=dtype, y_dtype=dtype, numerics=numerics)
-
-
-def _pooling() -> SubgraphProblem:
-    text = (
-        "graph 1\ninput %x: fp32[1,64,56,56]\n"
-        "%y: fp32[1,64,28,28] = aten.max_pool2d.default(%x, (2, 2), (2, 2))\n"
-        "%z: fp32[1,64,28,28] = aten.relu.default(%y)\nreturn %z\n"
-    )
-    return SubgraphProblem(text, label="max_pool2d relu")

@@ -1,15 +1,28 @@
+import functools
+
 import pytest
 import torch
 
-from convoy.engines.manifest import MANIFEST
+from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
 from convoy.measurement.device import doctor
-from convoy.measurement.device.doctor import Finding, findings, sample_problems
+from convoy.measurement.device.doctor import Finding, engine_findings, findings
+from convoy.measurement.device.engine_availability import CAPABLE_GPU, EngineAvailability, engine_availability, summary
+from convoy.measurement.device.sample_problems import sample_problems
+from convoy.measurement.engine_space import query_engine
 from convoy.measurement.reference_data import ReferenceData
+
+ON_DEVICE_ALONE = {"cudnn"}
+"""Engines that ask their library for its plans, which needs the device itself."""
 
 
 def by_name():
     return {finding.what: finding for finding in findings()}
+
+
+@functools.cache
+def engines():
+    return {finding.what: finding for finding in engine_findings(every=True)}
 
 
 def test_devices_packages_and_every_engine_are_listed():
@@ -17,9 +30,9 @@ def test_devices_packages_and_every_engine_are_listed():
     assert found["CPU"].ok
     assert detect_target("cpu").digest in found["CPU"].means
     assert found["torch"] == Finding("torch", torch.__version__, "needed for everything", ok=True)
-    assert {name for name in found if name.startswith("engine ")} == {f"engine {engine}" for engine in MANIFEST}
-    assert "works on cpu" in found["engine aten"].found
-    assert all(finding.means and finding.found for finding in found.values())
+    assert list(engines()) == [f"engine {engine}" for engine in MANIFEST]
+    assert "works on cpu" in engines()["engine aten"].found
+    assert all(finding.means and finding.found for finding in (*found.values(), *engines().values()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -27,7 +40,7 @@ def test_without_a_gpu_its_engines_say_what_they_need():
     found = by_name()
     assert not found["GPU"].ok
     assert found["GPU"].found.startswith("none: torch ")
-    kernel = found["engine triton.implicit_gemm"]
+    kernel = engines()["engine triton.implicit_gemm"]
     assert not kernel.ok
     assert "CUDA" in kernel.means
 
@@ -44,12 +57,34 @@ def test_what_is_missing_is_missed_only_where_it_is_needed(monkeypatch):
 
 def test_an_engine_that_cannot_be_loaded_says_why(monkeypatch):
     monkeypatch.setitem(MANIFEST, "ghost", "convoy.engines.no_such_module")
-    ghost = by_name()["engine ghost"]
-    assert not ghost.ok
-    assert "ModuleNotFoundError" in ghost.means
+    (ghost,) = (one for one in engine_availability([detect_target("cpu")]) if one.engine == "ghost")
+    assert not ghost.devices
+    assert "ModuleNotFoundError" in ghost.reason
 
 
 def test_sample_problems_are_whole():
     problems = sample_problems()
     assert len({problem.key for problem in problems}) == len(problems)
     ReferenceData(problems[-1], detect_target("cpu")).fill()
+
+
+@pytest.mark.parametrize("engine", [name for name in MANIFEST if name not in ON_DEVICE_ALONE])
+def test_every_engine_is_asked_about_a_problem_that_it_supports(engine):
+    """On the machine at hand, or on a GPU that supports all engines for GPUs."""
+    instance = load_engine(engine)
+    targets = (detect_target("cpu"), CAPABLE_GPU)
+    assert any(query_engine(instance, problem, target)[0] for target in targets for problem in sample_problems())
+
+
+def test_three_lines_say_how_many_engines_work_and_what_the_others_lack():
+    found = [
+        EngineAvailability("a", "direct", ("cpu",)),
+        EngineAvailability("b", "direct", ("cpu", "cuda")),
+        EngineAvailability("c", "direct", (), "needs an NVIDIA GPU, got cpu"),
+        EngineAvailability("d", "direct", (), "needs a C compiler, got none"),
+    ]
+    works, gpu, lacking = summary(found)
+    assert works == ("engines that work here", "2 of 4", "2 on cpu, 1 on cuda", True)
+    assert gpu[1] == "1 of 4"
+    assert lacking[1:] == ("1 of 4", "d: needs a C compiler, got none", False)
+    assert len(engine_findings()) == 3

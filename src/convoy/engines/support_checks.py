@@ -20,14 +20,14 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), 
         pools: whether the engine does an epilogue's pooling.
     """
     if not isinstance(problem, ConvProblem):
-        return Support.no(f"does convolutions only, got {type(problem).__name__}")
+        return Support.no(f"computes convolutions only, got {type(problem).__name__}")
     if problem.layout == "blocked":
         return Support.no("takes nchw and nhwc tensors, got blocked")
     dtypes = {problem.x_dtype, problem.weight_dtype, problem.y_dtype}
     if len(dtypes) != 1:
         return Support.no(f"needs x, weight and y of one dtype, got {', '.join(sorted(dtypes))}")
     if problem.acc_dtype == "fp64" and problem.x_dtype != "fp64":
-        return Support.no("keeps sums in fp32, got acc_dtype fp64")
+        return Support.no("accumulates in fp32, got acc_dtype fp64")
     if not pools and not (unpooled := without_pooling(problem)):
         return unpooled
     if problem.direction not in directions:
@@ -42,7 +42,7 @@ def plain_convolution(problem: Problem, directions: Sequence[str] = ("fprop",), 
 def without_pooling(problem: ConvProblem) -> Support:
     """No, where the epilogue pools: for every engine that leaves the pooling to a kernel of its own."""
     pool = problem.epilogue.pool
-    return Support.yes() if pool is None else Support.no(f"has no pooling in its epilogue, got {pool}")
+    return Support.yes() if pool is None else Support.no(f"supports no pooling in the epilogue, got {pool}")
 
 
 def transforms_allowed(problem: ConvProblem) -> Support:
@@ -53,7 +53,7 @@ def transforms_allowed(problem: ConvProblem) -> Support:
     """
     if problem.numerics != "strict":
         return Support.yes()
-    return Support.no("rounds by the largest value of a tile, which numerics strict forbids")
+    return Support.no("rounds relative to the largest value of a tile, which numerics strict forbids")
 
 
 def compute_dtype(problem: ConvProblem | LinearProblem) -> torch.dtype:

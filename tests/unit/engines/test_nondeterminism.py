@@ -507,10 +507,10 @@ def test_the_steady_way_computes_the_same(case: Case, monkeypatch: pytest.Monkey
     results: list[torch.Tensor] = []
     for knobs in (Knobs(), DETERMINISTIC_KNOBS):
         built = aten.ENGINE.build(problem, knobs, CPU)
-        function = built._function
+        function = built.function
         monkeypatch.setattr(
             built,
-            "_function",
+            "function",
             lambda *args, function=function: (
                 seen.append(
                     (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)

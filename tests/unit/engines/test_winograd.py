@@ -122,7 +122,7 @@ def test_f2_offers_half_products_for_half_tensors_alone():
         (ConvProblem(1, 4, 5, 5, 4, 3, 3, direction="dgrad"), "computes fprop, got dgrad"),
         (
             ConvProblem(1, 4, 5, 5, 4, 3, 3, numerics="strict"),
-            "rounds by the largest value of a tile, which numerics strict forbids",
+            "rounds relative to the largest value of a tile, which numerics strict forbids",
         ),
     ],
 )

@@ -110,10 +110,10 @@ def test_of_five_four_are_merged():
         (("fp16", "fp32"), "needs 1x1 filters of stride 1 in fp16"),
         (
             ("return %p, %q", "return %p, %q, %a"),
-            "hands on each convolution's result and nothing else|the same activation",
+            "needs each convolution's result as an output, and no other output|the same activation",
         ),
         (("relu", "silu", 1), "the same activation"),
-        (("%w1, None", "%w0, None"), "weights of their own"),
+        (("%w1, None", "%w0, None"), "separate weights"),
     ],
 )
 def test_other_pieces_are_no_merge(change, reason):

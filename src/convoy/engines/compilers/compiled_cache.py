@@ -145,7 +145,7 @@ def compiled_folder() -> Path:
     if isinstance(found, Folder):
         return path
     private = Path(tempfile.mkdtemp(prefix="convoy-compiled-"))
-    atexit.register(_remove, private, os.getpid())
+    atexit.register(remove_private, private, os.getpid())
     warn_user(
         f"compiled code is not kept in {path}: {found}. This process compiles into a folder of its own, which takes longer. "
         "Make the folder yours alone (chmod 700), or name another cache folder in XDG_CACHE_HOME."
@@ -153,6 +153,7 @@ def compiled_folder() -> Path:
     return private
 
 
-def _remove(private: Path, process: int) -> None:
+def remove_private(private: Path, process: int) -> None:
+    """Remove the private cache folder of a process when it exits."""
     if os.getpid() == process:  # a forked child leaves it to its parent
         shutil.rmtree(private, ignore_errors=True)

@@ -198,7 +198,7 @@ def _make(found: str, units: Sequence[str], flags: Sequence[str], name: str, pat
             list(pool.map(compile_unit, units, objects))
         library = Path(folder) / "kernel.so"
         # The link is without -fopenmp: that would bring the compiler's own OpenMP library beside torch's.
-        threads = [_openmp()] if "-fopenmp" in flags else []
+        threads = [openmp_library()] if "-fopenmp" in flags else []
         _run([found, "-shared", *map(str, objects), *filter(None, threads), "-lm", "-o", str(library)], name, timeout_s)
         body = library.read_bytes()
         library.write_bytes(summed(body, mark=True))
@@ -242,7 +242,7 @@ def run_limited(command: Sequence[str], name: str, timeout_s: float) -> tuple[in
 
 
 @cache
-def _openmp() -> str:
+def openmp_library() -> str:
     """Path of the OpenMP library that torch has loaded; empty where it has none, and who wants one cannot be linked."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -264,7 +264,7 @@ def _identity(found: str) -> str:
     except OSError:
         lines = []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    return f"{found} {version.partition(chr(10))[0]} {platform.machine()} {features} {_openmp()}"
+    return f"{found} {version.partition(chr(10))[0]} {platform.machine()} {features} {openmp_library()}"
 
 
 def compiled_folder() -> Path:

@@ -91,7 +91,7 @@ def kernel_levels(flags: AbstractSet[str], limit: str) -> tuple[str, ...]:
 
 
 @cache
-def _limited() -> tuple[int, str] | None:
+def vector_limit() -> tuple[int, str] | None:
     """Floats of a register and the compiler's flag at the limit that the user set; None where it takes nothing away."""
     limit = max_cpu_isa_from_environment(os.environ)
     if not limit or platform.machine() not in ("x86_64", "AMD64"):
@@ -104,14 +104,14 @@ def _limited() -> tuple[int, str] | None:
 
 def march() -> str:
     """The compiler's flag for our C kernels: this processor, or the level that `CONVOY_MAX_CPU_ISA` names."""
-    limited = _limited()
+    limited = vector_limit()
     return limited[1] if limited else "-march=native"
 
 
 def vector_floats() -> int:
     """Floats of a vector register that our C kernels use: torch's choice, which `ATEN_CPU_CAPABILITY` limits, within ours."""
     chosen = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
-    limited = _limited()
+    limited = vector_limit()
     return min(chosen, limited[0]) if limited else chosen
 
 
@@ -121,7 +121,7 @@ def limits() -> dict[str, str]:
     Rows that were measured under one limit do not serve another.
     """
     found: dict[str, str] = {}
-    if limited := _limited():
+    if limited := vector_limit():
         found["max_cpu_isa"] = limited[1].removeprefix("-march=")
     in_force = onednn_in_force()
     if in_force and in_force != onednn_levels(cpu_flags(), ""):

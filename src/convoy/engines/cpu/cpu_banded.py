@@ -110,14 +110,14 @@ def plan_of(text: str) -> BandPlan | str:
     layers = [node for node in graph.nodes if node.op == "conv2d"]
     own = [chains(graph, node) for node in layers]
     if not 2 <= len(layers) <= MOST_STAGES or not all(own):
-        return f"does 2 to {MOST_STAGES} convolutions with constant weights that follow each other, got another piece"
+        return f"computes a chain of 2 to {MOST_STAGES} convolutions with constant weights, got another subgraph"
     regions = [conv_region(graph, found[-1], (LAYOUT,), "strict") for found in own]
     reads, adds = [region.args[0] for region in regions], [region.args[1:] for region in regions]
     follow = reads[1:] == [region.results[0] for region in regions[:-1]] and not any(adds[:-1])
     given = {reads[0], *adds[-1]} <= set(graph.inputs)
     whole = len(graph.nodes) == sum(len(region.nodes) for region in regions)
     if not (follow and given and whole and graph.outputs == regions[-1].results):
-        return "does convolutions each of which reads the one before and nothing else, got another piece"
+        return "needs convolutions that each read the result before them and nothing else, got another subgraph"
     names = [constant.name for constant in graph.constants()]
     stages = [
         Stage(problem, tuple(names.index(name) for name in region.constants))
@@ -222,7 +222,7 @@ class CpuBanded(CpuSubgraphEngine):
     devices = ("cpu",)
     native = True
     patterns = ("banded",)
-    does = "does convolutions that follow each other"
+    does = "computes chains of convolutions"
     layouts = (LAYOUT,)
 
     def refusal(self, problem: SubgraphProblem) -> str:
@@ -235,7 +235,9 @@ class CpuBanded(CpuSubgraphEngine):
             if not support:
                 return support.reason
             if stage.engine is DIRECT and DirectPartition.of(stage.problem, 1).slot_floats:
-                return f"needs weights that are used whole, got {stage.problem.c} channels to {stage.problem.k}"
+                return (
+                    f"needs weights of whole tiles, got {stage.problem.c} input and {stage.problem.k} output channels"
+                )
         return ""
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

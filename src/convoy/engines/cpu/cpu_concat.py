@@ -55,13 +55,13 @@ class ConcatCpu(CpuSubgraphEngine):
     id = "cpu.concat"
     devices = ("cpu",)
     native = True
-    does = "concatenates"
+    does = "computes concatenations"
     layouts = ("nhwc", "nchw")
 
     def refusal(self, problem: SubgraphProblem) -> str:
         """It concatenates 4-D values along channels."""
         if concatenation_of(problem) is None:
-            return "computes a concatenation along channels by itself, got another piece"
+            return "computes a single concatenation along channels, got another subgraph"
         return ""
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

@@ -77,7 +77,7 @@ class CpuDepthwise(Engine):
         """Forward convolutions with one filter a channel in fp32 and nhwc, with a residual and an activation."""
         support = taken(problem, target, depthwise=True)
         if support and isinstance(problem, ConvProblem) and problem.r * problem.s > MOST_TAPS:
-            return Support.no(f"has filters of at most {MOST_TAPS} values, got {problem.r} x {problem.s}")
+            return Support.no(f"needs filters of at most {MOST_TAPS} values, got {problem.r} x {problem.s}")
         return support
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:

@@ -73,14 +73,14 @@ class PoolingCpu(CpuSubgraphEngine):
     devices = ("cpu",)
     native = True
     patterns = ("pool",)
-    does = "pools"
+    does = "computes poolings"
     layouts = ("nhwc",)
 
     def refusal(self, problem: SubgraphProblem) -> str:
         """It pools fp32 values, and a block has room for a window's columns."""
         pooling = pooling_of(problem) or pooling_of(problem, flat=True)
         if pooling is None:
-            return "computes a pooling by itself, got another piece"
+            return "computes a single pooling, got another subgraph"
         pool, spec = pooling
         if spec.dtype != "fp32":
             return f"needs fp32, got {spec.dtype}"

@@ -147,7 +147,8 @@ class ScaleCpu(CpuSubgraphEngine):
         """It scales fp32 values."""
         scaling = Scaling.of(problem)
         if scaling is None:
-            return "scales channels, with a concatenation before it and an activation behind, got another piece"
+            allowed = "with a concatenation before or an activation after it"
+            return f"computes a scale and shift per channel, {allowed}, got another subgraph"
         if scaling.specs[0].dtype != "fp32":
             return f"needs fp32, got {scaling.specs[0].dtype}"
         return ""

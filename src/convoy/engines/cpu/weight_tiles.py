@@ -57,10 +57,10 @@ def taken(
             return Support.no(f"needs {name}, got {given}")
     if depthwise and not problem.c == problem.k == problem.groups:
         return Support.no(
-            f"needs one filter a channel, got {problem.c} channels, {problem.k} filters, {problem.groups} groups"
+            f"needs one filter per channel, got {problem.c} channels, {problem.k} filters, {problem.groups} groups"
         )
     if problem.epilogue.activation not in activations:
-        return Support.no(f"has the activations {', '.join(activations)}, got {problem.epilogue.activation}")
+        return Support.no(f"supports the activations {', '.join(activations)}, got {problem.epilogue.activation}")
     return compiler_support()
 
 

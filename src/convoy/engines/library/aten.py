@@ -138,13 +138,13 @@ class _AtenSubgraph(Executable):
     allocates_results = True
 
     def __init__(self, problem: SubgraphProblem, target: Target) -> None:
-        self._function = compile_graph(parse_subgraph(problem.text))
+        self.function = compile_graph(parse_subgraph(problem.text))
         self._results = SubgraphResults(problem)
         self.deterministic = not _unsteady(problem, target)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         del workspace
-        made = self._function(buffers.args, buffers.constants)
+        made = self.function(buffers.args, buffers.constants)
         self._results.store(made, (*buffers.args, *buffers.constants), buffers.results)
 
 

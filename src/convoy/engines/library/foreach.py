@@ -31,19 +31,21 @@ class Foreach(Engine):
         """Pieces that are casts alone, one for each argument."""
         del target
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"does pieces of the graph, got {type(problem).__name__}")
+            return Support.no(f"computes subgraphs, got {type(problem).__name__}")
         support = torch_support(problem)
         if not support:
             return support
         graph = parse_subgraph(problem.text)
         if len(graph.nodes) < 2 or not all(map(is_cast, graph.nodes)):
-            return Support.no(f"does several changes of dtype, got {problem.label or problem.text}")
+            return Support.no(
+                f"computes several dtype casts, got {problem.label or ', '.join(node.op for node in graph.nodes)}"
+            )
         pairs = [(next(node.refs()), node.outputs[0]) for node in graph.nodes]
         if pairs != list(zip(graph.inputs, graph.outputs, strict=False)) or len(pairs) != len(graph.inputs):
             return Support.no("needs each argument cast once, and every result returned")
         dtypes = {(graph.values[a].spec.dtype, graph.values[b].spec.dtype) for a, b in pairs}
         if len(dtypes) > 1:
-            return Support.no("needs one dtype before and one after")
+            return Support.no("needs one input dtype and one output dtype")
         return Support.yes()
 
     def build(self, problem: Problem, knobs: Knobs, target: Target) -> Executable:

@@ -82,7 +82,7 @@ class InductorEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Pieces of several operators or of one that is worth it, without convolutions, where there is a compiler."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"compiles pieces of the graph, got {type(problem).__name__}")
+            return Support.no(f"compiles subgraphs, got {type(problem).__name__}")
         support = torch_support(problem)
         if not support:
             return support
@@ -123,23 +123,23 @@ def _worthwhile(graph: Graph, target: Target) -> Support:
     """Whether compiling can gain anything: time, or the same bits in every run where ATen has other ones."""
     layers = [node.op for node in graph.nodes if node.op in LAYERS]
     if layers:
-        return Support.no(f"compiles what lies between the layers, got {layers[0]}")
+        return Support.no(f"compiles subgraphs without convolutions and linear layers, got {layers[0]}")
     if all(map(is_cast, graph.nodes)):
-        return Support.no("gains nothing over one multi-tensor copy, got casts alone")
+        return Support.no("is no faster than one multi-tensor copy for a subgraph of casts")
     first = next((node.op for node in graph.nodes), "nothing")
     halves = [node.op for node in graph.nodes if target.device == "cpu" and _halves_statistics(graph, node)]
     if halves:
         return Support.no(f"saves a batch norm's statistics in the input's precision, PyTorch in fp32: {halves[0]}")
     random = [node.op for node in graph.nodes if draws_random(node)]
     if random:
-        return Support.no(f"draws other random numbers than PyTorch for one seed, got {random[0]}")
+        return Support.no(f"draws different random numbers than PyTorch for the same seed, got {random[0]}")
     if any(value.spec.elements == 0 for value in graph.values.values()):
         return Support.no("needs tensors with elements, got an empty one")
     if len(graph.nodes) > 1 or any(part in first for part in _WORTHWHILE_ALONE):
         return Support.yes()
     if nondeterminism.in_aten(graph, target.device) and not nondeterminism.in_inductor(graph, target.device):
         return Support.yes()
-    return Support.no(f"gains nothing over ATen by a lone {first}")
+    return Support.no(f"is no faster than ATen for a single {first}")
 
 
 def _halves_statistics(graph: Graph, node: Node) -> bool:
@@ -184,13 +184,13 @@ def _compile(problem: SubgraphProblem, target: Target) -> Callable[..., Any]:
     # were taken from the cache (batch 32, H200).
     options = {"cpp.threads": target.units} if target.device == "cpu" else {"compile_threads": 1}
     if target.device == "cuda":
-        _keep_triton_cache()
+        keep_triton_cache()
     patch: Callable[..., AbstractContextManager[object]] = cast("Any", settings).patch
     with _LOCK, torch.no_grad(), patch({**_FOR_WHOLE_NETS, **options}):
         return standalone_compile(traced, [*examples], dynamic_shapes="from_graph")
 
 
-def _keep_triton_cache() -> None:
+def keep_triton_cache() -> None:
     """Hold Triton's cache where it is.
 
     Inductor's first kernel would move it for the whole process (`torch._inductor.runtime.triton_heuristics`), and every

@@ -174,7 +174,7 @@ class Onednn(Engine):
         if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
             return Support.no("needs a PyTorch with oneDNN built in and torch.backends.mkldnn.enabled")
         if not isinstance(problem, (ConvProblem, LinearProblem)):
-            return Support.no(f"does convolutions and linear layers, got {type(problem).__name__}")
+            return Support.no(f"computes convolutions and linear layers, got {type(problem).__name__}")
         if problem.n == 0:
             return Support.no("needs a batch of at least 1, got 0")
         if isinstance(problem, ConvProblem):
@@ -219,7 +219,7 @@ def _has_dtype(dtype: str) -> Support:
         return Support.yes()
     if dtype == "fp16" and torch.ops.mkldnn._is_mkldnn_fp16_supported():
         return Support.yes()
-    return Support.no(f"has no {dtype} on this CPU")
+    return Support.no(f"does not support {dtype} on this CPU")
 
 
 ENGINE = Onednn()

@@ -226,7 +226,7 @@ class ChannelsEngine(Engine):
             return found
         assert isinstance(problem, ConvProblem)
         if problem.c > MOST_CHANNELS:
-            return Support.no(f"orders at most {MOST_CHANNELS} channels, got {problem.c}")
+            return Support.no(f"needs at most {MOST_CHANNELS} channels, got {problem.c}")
         if problem.n == 0:
             return Support.no("needs a batch of at least 1, got 0")
         return tensor_support(plane_view(problem))

@@ -163,7 +163,7 @@ class EcrEngine(Engine):
             return found
         size = layout(problem).size_bytes
         if size > MOST_BYTES or math.prod((problem.n, problem.p, problem.q, problem.reduction_length)) >= 2**31:
-            return Support.no(f"holds at most {MOST_BYTES} bytes of compressed windows, would need {size}")
+            return Support.no(f"needs at most {MOST_BYTES} bytes of compressed windows, got {size}")
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

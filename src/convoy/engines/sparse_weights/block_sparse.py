@@ -229,10 +229,12 @@ class BlockSparseEngine(TiledKernelEngine[BlockSparseTile]):
         assert isinstance(problem, ConvProblem)
         assert problem.mask is not None
         if not fits(problem):
-            return Support.no("needs filters under 256 pixels and at most 32768 channels")
+            return Support.no(
+                f"needs a filter that spans at most 255 pixels and at most 32768 channels, got c = {problem.c}"
+            )
         if (share := live_share(problem.mask, 64)) > MOST_LIVE:
-            zeros = "needs zeros that lie together: eight channels at a tap, in 64 filters"
-            return Support.no(f"{zeros}; here {share:.0%} of such pieces hold a value")
+            zeros = "needs zeros in whole blocks of 8 channels at one filter tap in 64 filters"
+            return Support.no(f"{zeros}; {share:.0%} of such blocks are not zero")
         return Support.no(absence()) if absence() else Support.yes()
 
     def tile_configs(self, problem: ConvProblem, units: int) -> Sequence[BlockSparseTile]:

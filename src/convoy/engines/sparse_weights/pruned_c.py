@@ -110,7 +110,7 @@ class PrunedCExecutable(Executable):
 
 
 def _library(units: Sequence[str]) -> Path:
-    threads = ("-fopenmp",) if host_compiler._openmp() else ()
+    threads = ("-fopenmp",) if host_compiler.openmp_library() else ()
     return host_compiler.compile_shared(units, (*FLAGS, *threads), PrunedC.id)
 
 

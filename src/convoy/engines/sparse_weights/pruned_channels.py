@@ -168,7 +168,11 @@ class PrunedChannels(Engine):
         if saved < LEAST_SAVED:
             dead = f"would leave {small.k} of {problem.k} filters and {small.c} of {problem.c} channels"
             return Support.no(f"needs whole filters or channels of zeros: {dead}")
-        return Support.yes() if self.space(problem, target) else Support.no("no library convolves what is left")
+        return (
+            Support.yes()
+            if self.space(problem, target)
+            else Support.no("no library computes the convolution of the remaining channels")
+        )
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """`inner`: the engine of the smaller convolution."""

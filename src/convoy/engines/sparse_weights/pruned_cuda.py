@@ -169,7 +169,7 @@ class PrunedCuda(Engine):
         if nonzeros > UNLINKED_NONZEROS and unlinked():
             return Support.no(f"{unlinked()}, for {nonzeros} non-zero weights")
         if not forms(problem, target):
-            return Support.no("needs two pieces of one input channel in shared memory")
+            return Support.no("needs shared memory for two stages of one input channel")
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

@@ -57,7 +57,7 @@ class DirectConvolution(Executable):
             as_tensor(a) for a in (entries.words, entries.begins, entries.values, entries.places)
         )
         cubin, self.log = _compiled(self.geometry, target)
-        self._function = Function(
+        self.function = Function(
             PrunedDirect.id, cubin, "direct", self.geometry.asked(entries.most, block_bytes(target))
         )
         self._dependent = target.capability >= 90
@@ -84,7 +84,7 @@ class DirectConvolution(Executable):
             pointer(x), pointer(words), pointer(begins), pointer(bias[0] if self._epilogue.bias else None),
             pointer(buffers.args[1] if self._epilogue.residual else None), pointer(y),
         ]  # fmt: skip
-        self._function.launch(
+        self.function.launch(
             x.device.index or 0,
             self.geometry.grid,
             form.threads,
@@ -121,7 +121,7 @@ class PrunedDirect(Engine):
             return Support.no(f"indexes tensors of fewer than 2^30 elements, got {largest}")
         most = max(map(len, starts_of_phases(problem)))
         if most > MOST_PHASES or max(problem.stride_h, problem.stride_w) > MOST_STRIDE:
-            return Support.no(f"knows at most {MOST_PHASES} rows and columns that a filter begins at, got {most}")
+            return Support.no(f"needs at most {MOST_PHASES} phases of the stride, got {most}")
         if absence():
             return Support.no(absence())
         if not fits(problem, target):

@@ -70,7 +70,7 @@ class Sparse24Engine(SwappedForms):
         if not (fits := im2col(problem)):
             return fits
         if found := _crowded(problem.mask):
-            return Support.no(f"needs at most two values in every four channels, got more in {found} fours")
+            return Support.no(f"needs at most two values in every four channels, got more in {found} groups of four")
         return hopper_alone(target)
 
     def build_tile(self, problem: ConvProblem, form: DenseForm, target: Target) -> Executable:

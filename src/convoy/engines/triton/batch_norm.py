@@ -207,20 +207,20 @@ class BatchNormEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """A piece that is one batch norm of a training step, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not (found := subgraph_support(problem, target, "does batch norms")):
+        if not (found := subgraph_support(problem, target, "computes batch norms")):
             return found
         assert isinstance(problem, SubgraphProblem)
         norm = norm_of(problem)
         if norm is None:
-            return Support.no("does a batch norm with batch statistics and what stands beside it, got another piece")
+            return Support.no(
+                "computes a batch norm with batch statistics and the operators fused with it, got another subgraph"
+            )
         if not (found := values_support(norm.dtype, norm.rows * max(norm.c, norm.whole_c))):
             return found
         if norm.rows < 2:
-            return Support.no("needs two values of a channel at least")
+            return Support.no("needs at least two values per channel")
         if norm.start * DTYPE_BYTES[norm.dtype] % 16:
-            return Support.no(
-                f"needs a part of a gradient that begins at a multiple of 16 bytes, got channel {norm.start}"
-            )
+            return Support.no(f"needs a gradient slice that begins at a multiple of 16 bytes, got channel {norm.start}")
         return Support.yes()
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:

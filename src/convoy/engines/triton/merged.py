@@ -74,16 +74,16 @@ def merge_of(text: str) -> Merge | str:
     except InputError as error:
         return str(error)
     if len(graph.nodes) != sum(1 + bool(word) for _, word in ends) or len({word for _, word in ends}) > 1:
-        return "takes convolutions with the same activation and nothing else"
+        return "needs convolutions with the same activation and no other operator"
     x, *fresh = graph.inputs
     names = [*(value.name for value in graph.constants()), *fresh]
     expected = [name for node in layers for name in list(node.refs())[1:]]
     biased = {node.args[2] is not None for node in layers}
     known = names == expected and (not fresh or len(fresh) == len(expected))
     if not known or len(biased) > 1 or {next(node.refs()) for node in layers} != {x}:
-        return "takes convolutions of one input with weights of their own, and biases all or none"
+        return "needs convolutions of one input with separate weights, and a bias in all or none"
     if sorted(graph.outputs) != sorted(name for name, _ in ends):
-        return "hands on each convolution's result and nothing else"
+        return "needs each convolution's result as an output, and no other output"
     for part in parts:
         plain = part.is_pointwise and part.stride_h == part.stride_w == part.groups == 1
         if not plain or part.x_dtype not in ("fp16", "bf16") or part.c % 8 or part.k % 8:
@@ -181,7 +181,7 @@ class MergedEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """Pieces of the graph that are such convolutions, in NHWC and half precision, on Hopper."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"merges convolutions of a piece of the graph, got {type(problem).__name__}")
+            return Support.no(f"merges the convolutions of a subgraph, got {type(problem).__name__}")
         if not (found := device_support(target, 90)):
             return found
         if problem.layout != LAYOUT:

@@ -13,7 +13,7 @@ from convoy.engines.triton.triton_build import KernelBuild, TritonKernel, interp
 from convoy.problem import TensorSpec
 from convoy.target import Target
 
-_MAXIMA: Final = 512
+MAXIMA: Final = 512
 _BLOCKS: Final = (1024, 2048, 4096)
 """Values that a thread block has on its way at once: large images are read in few steps, of small ones every block has some."""
 
@@ -60,7 +60,7 @@ class PlaneSplit:
 
         self.elements, self.target = elements, target
         dependent = not interpreting()
-        self.block = next((block for block in _BLOCKS if _MAXIMA * block >= elements), _BLOCKS[-1])
+        self.block = next((block for block in _BLOCKS if MAXIMA * block >= elements), _BLOCKS[-1])
         even = ["elements"] if elements % 16 == 0 else []
         self.maxima = TritonKernel(
             KernelBuild(
@@ -75,7 +75,7 @@ class PlaneSplit:
             KernelBuild(
                 engine, split_planes,
                 {"x": "*fp32", "maxima": "*fp32", "inverse": "*fp32", "planes": "*fp16", "elements": "i32"},
-                {"w_bytes": None, "weight_bytes": 0, "VALID": _MAXIMA, "COUNT": _MAXIMA, "BLOCK": self.block,
+                {"w_bytes": None, "weight_bytes": 0, "VALID": MAXIMA, "COUNT": MAXIMA, "BLOCK": self.block,
                  "WAIT": dependent},
                 ["x", "maxima", "inverse", "planes", *even], dependent=dependent,
             ),
@@ -94,7 +94,7 @@ class PlaneSplit:
             weight: what the launch behind reads: asked for in L2 meanwhile.
             room: `plane_bytes` bytes, which the results lie in.
         """
-        maxima = as_floats(room, _MAXIMA)
+        maxima = as_floats(room, MAXIMA)
         inverse = room[_HEADER_BYTES // 2 :][:4].view(torch.float32)
         planes = room[_HEADER_BYTES:][: 4 * self.elements].view(torch.float16)
         ahead = min(weight.numel() * weight.element_size(), AHEAD_BYTES)
@@ -103,7 +103,7 @@ class PlaneSplit:
             maxima = marks[0].view(torch.float32)
             self.told[maxima.numel()](grid, [x, maxima, inverse, planes, asked, self.elements, ahead])
         else:
-            self.maxima((_MAXIMA, 1, 1), [x, maxima, asked, self.elements, ahead])
+            self.maxima((MAXIMA, 1, 1), [x, maxima, asked, self.elements, ahead])
             self.planes(grid, [x, maxima, inverse, planes, self.elements])
         return planes, inverse
 

@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_trusted_is_replaced_by_one_of_the_process(
     for _ in range(2):
         assert device_binaries.cached("test", ("key",), lambda: made.append(1) or b"binary") == b"binary"
     assert made == [1], "it is a cache all the same"
-    compiled_cache._remove(found, os.getpid())
+    compiled_cache.remove_private(found, os.getpid())
     assert not found.exists()
 
 

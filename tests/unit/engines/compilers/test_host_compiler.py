@@ -60,7 +60,7 @@ def test_what_the_compiler_says_is_in_the_error(folder):
 
 
 @needs_compiler
-@pytest.mark.skipif(not host_compiler._openmp(), reason="this PyTorch has no OpenMP")
+@pytest.mark.skipif(not host_compiler.openmp_library(), reason="this PyTorch has no OpenMP")
 def test_kernels_run_on_the_threads_of_torch():
     library = load_shared(compile_shared(THREADS, ["-fopenmp"], "test.threads"))
     before = torch.get_num_threads()
@@ -72,7 +72,7 @@ def test_kernels_run_on_the_threads_of_torch():
         torch.set_num_threads(before)
     lines = Path("/proc/self/maps").read_text().splitlines()
     loaded = {os.path.realpath(line.split()[-1]) for line in lines if "libgomp" in line}
-    assert os.path.realpath(host_compiler._openmp()) in loaded
+    assert os.path.realpath(host_compiler.openmp_library()) in loaded
 
 
 def test_without_a_compiler_the_reason_says_so(monkeypatch):

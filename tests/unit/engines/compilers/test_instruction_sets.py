@@ -54,7 +54,7 @@ def test_limits_are_read_from_the_environment_by_name():
 @pytest.fixture
 def on_amx(monkeypatch):
     """As if this were an x86 CPU with AMX: the caches are emptied before and after."""
-    cached = (instruction_sets.onednn_in_force, instruction_sets._limited)
+    cached = (instruction_sets.onednn_in_force, instruction_sets.vector_limit)
     monkeypatch.setattr(instruction_sets, "cpu_flags", lambda: AMX)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for name in ("CONVOY_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):

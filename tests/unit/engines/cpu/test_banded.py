@@ -135,14 +135,17 @@ MANY = PART_BYTES // (4 * tile()) + 76
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (piece((1, 8, 9, 9), [Part(8)]), "does 2 to 4 convolutions"),
-        (piece((1, 8, 9, 9), [Part(8)] * 5), "does 2 to 4 convolutions"),
+        (piece((1, 8, 9, 9), [Part(8)]), "computes a chain of 2 to 4 convolutions"),
+        (piece((1, 8, 9, 9), [Part(8)] * 5), "computes a chain of 2 to 4 convolutions"),
         (SubgraphProblem(BASE.text, "nchw"), "needs layout nhwc"),
         (SubgraphProblem(BASE.text.replace("constant %w1", "input %w1"), "nhwc"), "with constant weights"),
-        (SubgraphProblem(BASE.text.replace("return %s", "return %s, %a0"), "nhwc"), "reads the one before"),
+        (SubgraphProblem(BASE.text.replace("return %s", "return %s, %a0"), "nhwc"), "that each read the result before"),
         (SubgraphProblem(BASE.text.replace("conv2d(%a0", "conv2d(%a0x", 1), "nhwc"), "a0x"),
         (piece((1, 8, 9, 9), inverted(8, 24, 8), dtype="fp16"), "needs fp32, got fp16"),
-        (piece((1, 8, 9, 9), [Part(MANY), Part(0, 3, pad=1), Part(16)]), f"used whole, got {MANY} channels to 16"),
+        (
+            piece((1, 8, 9, 9), [Part(MANY), Part(0, 3, pad=1), Part(16)]),
+            f"whole tiles, got {MANY} input and 16 output channels",
+        ),
         (piece((1, 8, 9, 9), [Part(16), Part(0, 9, pad=4)]), "at most 49 values"),
     ],
     ids=["one", "five", "layout", "fresh", "returned", "no graph", "dtype", "weights", "taps"],

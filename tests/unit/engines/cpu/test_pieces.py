@@ -187,12 +187,12 @@ def test_concatenations_keep_to_their_buffers(name: str) -> None:
     [
         ("cpu.pooling", pool_piece(TWO, "nchw"), "needs layout nhwc"),
         ("cpu.pooling", pool_piece(TWO, dtype="bf16"), "needs fp32"),
-        ("cpu.pooling", cat_piece("branches", "nhwc"), "another piece"),
+        ("cpu.pooling", cat_piece("branches", "nhwc"), "another subgraph"),
         ("cpu.pooling", WIDE, "at most 256 columns"),
-        ("cpu.pooling", OTHER_VIEW, "another piece"),
-        ("cpu.concat", pool_piece(TWO), "another piece"),
+        ("cpu.pooling", OTHER_VIEW, "another subgraph"),
+        ("cpu.concat", pool_piece(TWO), "another subgraph"),
         ("cpu.concat", cat_piece("branches", "blocked"), "needs layout"),
-        ("cpu.concat", piece([(1, 4, 2, 2)] * 2, "aten.cat.default((%x0, %x1), 2)", (1, 4, 4, 2), "nhwc"), "another piece"),
+        ("cpu.concat", piece([(1, 4, 2, 2)] * 2, "aten.cat.default((%x0, %x1), 2)", (1, 4, 4, 2), "nhwc"), "another subgraph"),
     ],
 )  # fmt: skip
 def test_what_they_do_not_do_they_refuse(engine: str, problem: SubgraphProblem, words: str) -> None:

@@ -185,7 +185,7 @@ def test_what_it_does_not_do_it_refuses(name: str) -> None:
         "blocked": "needs layout nhwc",
         "planes": "needs layout nhwc",
         "half": "needs fp32",
-    }.get(name, "another piece")
+    }.get(name, "another subgraph")
     found = ENGINE.supports(OTHERS[name], CPU)
     assert not found
     assert words in found.reason

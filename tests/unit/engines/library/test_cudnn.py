@@ -32,7 +32,7 @@ def typed(problem, dtype, **rest):
 
 def clear():
     library.absence.cache_clear()
-    cudnn._offered.cache_clear()
+    cudnn.offered_plans.cache_clear()
     plans.facts.cache_clear()
     plans.noted.cache_clear()
 
@@ -44,7 +44,7 @@ def install(monkeypatch):
     def put(*table):
         made = frontend(*table)
         monkeypatch.setattr(library, "load", lambda: made)
-        monkeypatch.setattr(library, "_HANDLES", library._Handles())
+        monkeypatch.setattr(library, "HANDLES", library.Handles())
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
@@ -185,7 +185,7 @@ def test_strict_numerics_build_no_transforms_either(install):
     for number in (2, 4):
         knobs = Knobs.of(plan=f"eng{number}", fused=False)
         assert ENGINE.build(PLAIN, knobs, exact_here) is not None
-        with pytest.raises(CompileError, match="rounds by the largest value of a tile"):
+        with pytest.raises(CompileError, match="rounds relative to the largest value of a tile"):
             ENGINE.build(replace(PLAIN, numerics="strict"), knobs, H100)
     assert ENGINE.build(replace(PLAIN, numerics="strict"), Knobs.of(plan="eng5", fused=False), H100).deterministic
 
@@ -299,7 +299,7 @@ def test_what_cudnn_says_of_a_failed_build_is_in_the_log(install):
     ("problem", "target", "says"),
     [
         (PLAIN, CPU, "needs an NVIDIA GPU, got cpu"),
-        (LinearProblem(1, 8, 8), H100, "does convolutions only"),
+        (LinearProblem(1, 8, 8), H100, "computes convolutions only"),
         (typed(PLAIN, "fp64", acc_dtype="fp64"), H100, "needs fp32, fp16 or bf16, got fp64"),
         (replace(PLAIN, y_dtype="fp16"), H100, "one dtype"),
         (replace(PLAIN, layout="blocked"), H100, "got blocked"),
@@ -359,10 +359,10 @@ def test_old_and_broken_installations_are_told_apart(install):
 def test_a_problem_without_plans_is_refused_in_one_line(install):
     fake = install()
     support = ENGINE.supports(PLAIN, H100)
-    assert support.reason == "cuDNN has no plan for it: No valid engine configs for ConvFwd_"
+    assert support.reason == "cuDNN has no plan for this problem: No valid engine configs for ConvFwd_"
     fake.table.append(plan(1, notes=("TENSOR_CORE",)))
     assert ENGINE.supports(PLAIN, H100)
-    assert "keeps to its numerics" in ENGINE.supports(replace(PLAIN, numerics="strict"), H100).reason
+    assert "keeps the numerics" in ENGINE.supports(replace(PLAIN, numerics="strict"), H100).reason
 
 
 def test_importing_the_engine_imports_no_frontend():
@@ -429,7 +429,7 @@ def bias_after_activation(monkeypatch):
 
 
 def no_activation(monkeypatch):
-    monkeypatch.setitem(graphs._ACTIVATIONS, "relu", ("relu", {"lower_clip": -1e30}))
+    monkeypatch.setitem(graphs.ACTIVATIONS, "relu", ("relu", {"lower_clip": -1e30}))
 
 
 @pytest.mark.parametrize("fault", [wrong_strides, bias_after_activation, no_activation])

@@ -22,17 +22,17 @@ def changed(*pairs):
 
 def test_casts_are_done():
     assert load_engine("foreach").supports(CASTS, CPU)
-    assert "casts alone" in load_engine("inductor").supports(CASTS, CPU).reason
+    assert "subgraph of casts" in load_engine("inductor").supports(CASTS, CPU).reason
 
 
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (POOL, "several changes of dtype"),
-        (ConvProblem(1, 3, 8, 8, 4, 3, 3), "pieces of the graph"),
+        (POOL, "several dtype casts"),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3), "subgraphs"),
         (changed(("aten._to_copy.default(%v1", "aten._to_copy.default(%v0"), ("bf16[4] ", "bf16[4,3,3,3] ")), "once"),
         (changed(("return %v3, %v4, %v5", "return %v4, %v3, %v5")), "once"),
-        (changed(("bf16[4] ", "fp16[4] "), ("%v1, dtype=dtype.bf16", "%v1, dtype=dtype.fp16")), "one dtype"),
+        (changed(("bf16[4] ", "fp16[4] "), ("%v1, dtype=dtype.bf16", "%v1, dtype=dtype.fp16")), "one input dtype"),
         (changed(("%v1, dtype=dtype.bf16)", "%v1, dtype=dtype.bf16, memory_format=memory_format.nhwc)")), "several"),
     ],
 )  # fmt: skip

@@ -65,7 +65,7 @@ def test_half_gradients_are_summed_in_fp32():
     [
         (ConvProblem(1, 4, 5, 5, 4, 3, 3, layout="blocked"), "takes nchw and nhwc tensors, got blocked"),
         (ConvProblem(1, 4, 5, 5, 4, 3, 3, x_dtype="fp16"), "needs x, weight and y of one dtype, got fp16, fp32"),
-        (ConvProblem(1, 4, 5, 5, 4, 3, 3, acc_dtype="fp64"), "keeps sums in fp32, got acc_dtype fp64"),
+        (ConvProblem(1, 4, 5, 5, 4, 3, 3, acc_dtype="fp64"), "accumulates in fp32, got acc_dtype fp64"),
         (
             ConvProblem(1, 4, 5, 5, 4, 3, 3, direction="dgrad", epilogue=Epilogue(bias=True)),
             "a data gradient has no epilogue, got bias",

@@ -23,7 +23,7 @@ from convoy.measurement.oracle import oracle
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool, SubgraphProblem
 from convoy.target import Target
 
-split_planes._MAXIMA = 4  # thread blocks that look for the largest value: here each costs milliseconds
+split_planes.MAXIMA = 4  # thread blocks that look for the largest value: here each costs milliseconds
 # A third of the interpreter's time, and it says nothing: what it finds is asserted on devices in debug mode alone.
 object.__setattr__(interpreter_builder.options, "sanitize_overflow", False)
 

@@ -160,7 +160,7 @@ def test_split_products_are_tensor_core_instructions():
         ("pooled", conv(1, 64, 14, 14, 64, 3, 3), "with a pooling, got none"),
         ("pooled", conv(1, 64, 14, 14, 64, 3, 3, pool=Pool("avg", 12, 12, 12, 12)), "at most 64, got 144"),
         ("pooled", replace(conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), layout="nchw"), "layout nhwc"),
-        ("channels", conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), "no pooling in its epilogue"),
+        ("channels", conv(1, 64, 14, 14, 64, 3, 3, pool=PAIRS), "no pooling in the epilogue"),
         ("channels", conv(1, 64, 14, 14, 64, 3, 3, numerics="as_torch"), "needs numerics strict, got as_torch"),
         ("channels", conv(1, 63, 14, 14, 64, 3, 3), "c and k as multiples of 8"),
         ("channels", conv(1, 4096, 14, 14, 64, 3, 3), "at most 2048 channels, got 4096"),
@@ -221,7 +221,7 @@ def test_a_pooling_by_itself_is_built_with_wide_loads():
     assert pooling.supports(problem, TARGET)
     assert 1.2 < pooling.estimate_us(problem, Knobs(), TARGET) < 1.3
     large = SubgraphProblem(POOLING.replace(",8,8]", ",224,224]").replace(",4,4]", ",112,112]"), "nhwc")
-    code = pooling.build(large, Knobs(), TARGET)._windows.kernel.compiled.asm["sass"]
+    code = pooling.build(large, Knobs(), TARGET).windows.kernel.compiled.asm["sass"]
     assert "LDG.E.128" in code
     assert "STG.E.128" in code
 
@@ -240,7 +240,7 @@ def test_pieces_that_are_no_small_pooling_are_refused(text, layout, reason):
 
 
 def test_a_convolution_is_no_pooling():
-    assert "pools, got ConvProblem" in load_engine("triton.pooling").supports(BUILDS[0][1], TARGET).reason
+    assert "computes poolings, got ConvProblem" in load_engine("triton.pooling").supports(BUILDS[0][1], TARGET).reason
 
 
 # ---- what they expect to take

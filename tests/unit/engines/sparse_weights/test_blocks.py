@@ -89,9 +89,9 @@ def test_shares_are_those_of_tiles():
         (blocky(ConvProblem(1, 64, 8, 8, 64, 3, 3, layout="nhwc")), H100, "fp16 or bf16"),
         (blocky(replace(PLAIN, groups=2)), H100, "groups = 1"),
         (blocky(replace(PLAIN, c=60)), H100, "multiples of 8"),
-        (blocky(replace(PLAIN, pad_h=130, dilation_h=128)), H100, "under 256 pixels"),
+        (blocky(replace(PLAIN, pad_h=130, dilation_h=128)), H100, "at most 255 pixels"),
         (replace(BLOCKY, n=1 << 16), H100, "2^31"),
-        (blocky(PLAIN, rows=1), H100, "100% of such pieces"),
+        (blocky(PLAIN, rows=1), H100, "100% of such blocks"),
     ],
 )
 def test_refusals_say_why(problem, target, words):

@@ -302,7 +302,7 @@ def test_launches(monkeypatch):
         aligned = room[-(room.data_ptr() // 4) % 4 :]
         x = aligned[: data.args[0].numel()].view(data.args[0].shape)
         executable.launch(Buffers((x, data.args[1]), [torch.empty(problem.y_spec.shape)], packed), None)
-        (arguments, how), *_ = executable._function.made
+        (arguments, how), *_ = executable.function.made
         assert arguments[1:3] == (executable.geometry.grid, form.threads)
         assert how == {"cluster": 2, "dependent": dependent}
         moved = aligned[1 : 1 + x.numel()].view(x.shape)

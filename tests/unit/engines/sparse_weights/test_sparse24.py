@@ -112,7 +112,7 @@ def crowd(problem):
         (sparse(replace(PLAIN, c=60)), H100, "multiples of 8"),
         (sparse(replace(PLAIN, pad_h=150)), H100, "padding and filter under 128"),
         (replace(SPARSE, n=1 << 16), H100, "2^31"),
-        (crowd(PLAIN), H100, "in 1 fours"),
+        (crowd(PLAIN), H100, "in 1 groups of four"),
     ],
 )
 def test_refusals_say_why(problem, target, words):

@@ -94,8 +94,8 @@ def test_parts_fill_the_device_and_no_more():
     ("change", "words"),
     [
         (lambda p: replace(p, layout="nchw"), "nhwc"),
-        (lambda p: replace(p, text=p.text.replace("True, 0.1", "False, 0.1")), "another piece"),
-        (lambda p: replace(p, text=p.text.replace("return ", "return %y, ")), "another piece"),
+        (lambda p: replace(p, text=p.text.replace("True, 0.1", "False, 0.1")), "another subgraph"),
+        (lambda p: replace(p, text=p.text.replace("return ", "return %y, ")), "another subgraph"),
         (
             lambda p: replace(
                 p, text=p.text.replace("(%x, %p0, %p1", "(%x, %p1, %p1").replace("input %p0: fp32[64]\n", "")
@@ -114,7 +114,7 @@ def test_refusals_name_what_is_wanted(change, words):
 
 def test_a_gradient_in_part_and_a_device_that_is_too_old_are_refused():
     part = replace(backward("relu"), text=backward("relu").text.replace("(True, True, True)", "(True, False, True)"))
-    assert "another piece" in ENGINE.supports(part, TARGET).reason
+    assert "another subgraph" in ENGINE.supports(part, TARGET).reason
     odd = backward("part")
     assert ENGINE.supports(odd, TARGET)
     odd = replace(odd, text=odd.text.replace("1, 16, 56)", "1, 17, 57)"))

@@ -59,15 +59,15 @@ class Cudnn(Engine):
         if not support or not isinstance(problem, ConvProblem):
             return support
         try:
-            found = _offered(problem, _is_exact(problem, target), torch.cuda.current_device())
+            found = offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
         except library.errors() as error:
-            return Support.no(f"cuDNN has no plan for it: {library.first_line(error)}")
-        return Support.yes() if found else Support.no("cuDNN has no plan for it that keeps to its numerics")
+            return Support.no(f"cuDNN has no plan for this problem: {library.first_line(error)}")
+        return Support.yes() if found else Support.no("cuDNN has no plan that keeps the numerics of this problem")
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
         """Fused and separate epilogues in turn, each in the order of the heuristics."""
         assert isinstance(problem, ConvProblem)
-        return _offered(problem, _is_exact(problem, target), torch.cuda.current_device())
+        return offered_plans(problem, _is_exact(problem, target), torch.cuda.current_device())
 
     def workspace_bytes(self, problem: Problem, knobs: Knobs) -> int:
         """What cuDNN says of the plan, before it is built."""
@@ -158,7 +158,7 @@ def _is_exact(problem: ConvProblem, target: Target) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _offered(problem: ConvProblem, exact: bool, device: int) -> tuple[Knobs, ...]:
+def offered_plans(problem: ConvProblem, exact: bool, device: int) -> tuple[Knobs, ...]:
     """The knobs worth trying, the most promising first; the same in every call of a process, and for one cuDNN in all."""
     del device  # the current one: part of the cache's key
     part = fused_part(problem.epilogue) if problem.direction == "fprop" else _NOTHING

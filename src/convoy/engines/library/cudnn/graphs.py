@@ -15,7 +15,7 @@ X, WEIGHT, Y, BIAS, RESIDUAL = 101, 102, 103, 104, 105
 
 _DTYPES: Final = {"fp32": "FLOAT", "fp16": "HALF", "bf16": "BFLOAT16"}
 
-_ACTIVATIONS: Final[dict[str, tuple[str, dict[str, float]]]] = {
+ACTIVATIONS: Final[dict[str, tuple[str, dict[str, float]]]] = {
     "relu": ("relu", {}),
     "relu6": ("relu", {"lower_clip": 0.0, "upper_clip": 6.0}),
     "silu": ("swish", {"swish_beta": 1.0}),
@@ -27,7 +27,7 @@ _ACTIVATIONS: Final[dict[str, tuple[str, dict[str, float]]]] = {
 
 def fused_part(epilogue: Epilogue) -> Epilogue:
     """As much of an epilogue as a graph can hold."""
-    activation = epilogue.activation if epilogue.activation in _ACTIVATIONS else "none"
+    activation = epilogue.activation if epilogue.activation in ACTIVATIONS else "none"
     return Epilogue(epilogue.bias, epilogue.residual, activation)
 
 
@@ -78,7 +78,7 @@ def operation_graph(problem: ConvProblem, epilogue: Epilogue) -> Any:
     if epilogue.bias:
         result = graph.bias(result, tensor("bias", BIAS, (1, problem.k, 1, 1)))
     if epilogue.activation != "none":
-        operation, attributes = _ACTIVATIONS[epilogue.activation]
+        operation, attributes = ACTIVATIONS[epilogue.activation]
         result = getattr(graph, operation)(result, **attributes)
     result.set_output(True).set_data_type(dtype).set_dim(list(shapes[uid]))
     result.set_stride(strides(shapes[uid], problem.layout)).set_uid(uid)

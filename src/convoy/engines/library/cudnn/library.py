@@ -63,12 +63,14 @@ def first_line(error: BaseException, most: int = 160) -> str:
     return (lines[0] if lines else type(error).__name__)[:most]
 
 
-class _Handles(threading.local):
+class Handles(threading.local):
+    """cuDNN handles of one thread, by device."""
+
     def __init__(self) -> None:
         self.by_device: dict[int, Any] = {}
 
 
-_HANDLES = _Handles()
+HANDLES = Handles()
 
 
 def handle() -> Any:
@@ -77,8 +79,8 @@ def handle() -> Any:
     cuDNN forbids that threads share a handle. Making one allocates: a thread's first launch must not be a captured one.
     """
     frontend, device = load(), torch.cuda.current_device()
-    found = _HANDLES.by_device.get(device)
+    found = HANDLES.by_device.get(device)
     if found is None:
-        found = _HANDLES.by_device[device] = frontend.create_handle()
+        found = HANDLES.by_device[device] = frontend.create_handle()
     frontend.set_stream(handle=found, stream=torch.cuda.current_stream().cuda_stream)
     return found

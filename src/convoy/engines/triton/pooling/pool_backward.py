@@ -196,12 +196,12 @@ class PoolBackwardEngine(Engine):
 
     def supports(self, problem: Problem, target: Target) -> Support:
         """A piece that is one backward pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
-        if not (found := subgraph_support(problem, target, "does backward poolings")):
+        if not (found := subgraph_support(problem, target, "computes pooling gradients")):
             return found
         assert isinstance(problem, SubgraphProblem)
         windows = windows_of(problem)
         if windows is None:
-            return Support.no("computes a backward pooling by itself, got another piece")
+            return Support.no("computes a single pooling gradient, got another subgraph")
         if not (found := values_support(windows.dtype, windows.elements)):
             return found
         if windows.dilation != (1, 1):

@@ -23,14 +23,14 @@ class _TritonPooling(Executable):
     def __init__(self, engine: str, pool: Pool, spec: TensorSpec, target: Target) -> None:
         n, c, h, w = spec.shape
         self._empty = spec.elements == 0
-        self._windows = ReduceWindows(engine, (n, c, h, w), 1, (spec.dtype, spec.dtype), Epilogue(pool=pool), target)
+        self.windows = ReduceWindows(engine, (n, c, h, w), 1, (spec.dtype, spec.dtype), Epilogue(pool=pool), target)
 
     def launch(self, buffers: Buffers, workspace: torch.Tensor | None) -> None:
         """One launch."""
         del workspace
         if not self._empty:
             x, y, _ = checked(buffers, residual=False)
-            self._windows.launch(x, y, None, None)
+            self.windows.launch(x, y, None, None)
 
 
 class PoolingEngine(Engine):
@@ -44,7 +44,7 @@ class PoolingEngine(Engine):
     def supports(self, problem: Problem, target: Target) -> Support:
         """A piece that is one pooling, in NHWC and fp16, bf16 or fp32, on capability 8.0 and newer."""
         if not isinstance(problem, SubgraphProblem):
-            return Support.no(f"pools, got {type(problem).__name__}")
+            return Support.no(f"computes poolings, got {type(problem).__name__}")
         if not (found := device_support(target, 80)):
             return found
         if problem.layout != "nhwc":
@@ -53,7 +53,7 @@ class PoolingEngine(Engine):
             return found
         pooling = pooling_of(problem)
         if pooling is None:
-            return Support.no("computes a pooling by itself, got another piece")
+            return Support.no("computes a single pooling, got another subgraph")
         pool, spec = pooling
         if spec.dtype not in TORCH_DTYPE:
             return Support.no(f"needs fp16, bf16 or fp32, got {spec.dtype}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from convoy.program.module_state import has_pointer
+from convoy.program.module_contents import has_pointer
 from convoy.training.capturable_optimizers import options
 
 

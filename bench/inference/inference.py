@@ -44,7 +44,7 @@ from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import Latency, errors_against, exact_outputs, interleave
-from convoy.pipeline.net import CUT
+from convoy.pipeline.measure_net import CUT
 from convoy.plan import Plan
 from convoy.schedule import parallel_steps
 from convoy.zoo import input_size, load_model

@@ -39,7 +39,7 @@ from convoy.engines.manifest import engine_ids, entry
 from convoy.measurement import detect_target, protocol_for
 from convoy.perfdb import Database
 from convoy.perfdb.row import Measurement
-from convoy.pipeline.net import make_runner
+from convoy.pipeline.measure_net import make_runner
 from convoy.problem import ConvProblem
 from convoy.prune import break_even
 from convoy.settings import Settings

@@ -36,7 +36,8 @@ from convoy.measurement import detect_target
 from convoy.perfdb import Database
 from convoy.pipeline import optimize_model
 from convoy.pipeline.end_to_end import errors_against, exact_outputs, interleave
-from convoy.pipeline.net import capture_net, make_runner
+from convoy.pipeline.measure_net import make_runner
+from convoy.pipeline.net import capture_net
 from convoy.pipeline.optimize import OptimizeResult
 from convoy.pipeline.search_pruning import subsumed_problems
 from convoy.problem import ConvProblem

@@ -43,7 +43,7 @@ from convoy import plan as plans
 from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline.end_to_end import Latency, interleave
-from convoy.pipeline.net import CUT
+from convoy.pipeline.measure_net import CUT
 from convoy.plan import Plan
 from convoy.program.recording import recording
 from convoy.schedule import parallel_steps

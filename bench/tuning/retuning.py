@@ -29,7 +29,8 @@ import convoy
 from convoy.measurement import detect_target
 from convoy.measurement.protocol import protocol_for
 from convoy.perfdb import Database, Measurement
-from convoy.pipeline.net import capture_net, measure
+from convoy.pipeline.measure_net import measure
+from convoy.pipeline.net import capture_net
 from convoy.pipeline.select import make_plan, select
 from convoy.target import Target
 from convoy.zoo import input_size, load_model

@@ -227,7 +227,7 @@ def test_a_model_that_cannot_be_exported_is_optimised_module_by_module(x, settin
     swapped = [type(module).__name__ for module in result.program.modules()].count("OptimizedModule")
     told = [str(warning.message) for warning in caught if "convoy" in str(warning.message)]
     if faster:
-        assert any("each layer was optimised by itself" in note for note in result.summary.notes)
+        assert any("each layer was optimized by itself" in note for note in result.summary.notes)
         assert (swapped, told) == (1, [])
     else:
         assert [one.startswith("convoy: the model cannot be exported") for one in told] == [True]

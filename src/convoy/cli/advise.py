@@ -48,7 +48,7 @@ def run(
     from convoy.engines.competition import competing_engines
     from convoy.measurement import detect_target
     from convoy.perfdb import Database
-    from convoy.pipeline.net import make_runner
+    from convoy.pipeline.measure_net import make_runner
 
     target = detect_target(where)
     with Bar() as bar, options.fitting(module, args), Database.open(settings.db) as database:

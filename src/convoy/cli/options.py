@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convoy.compare import Run
-    from convoy.pipeline.net import Observer
+    from convoy.pipeline.observer import Observer
     from convoy.target import Target
     from convoy.training import TrainingResult
     from convoy.zoo.image_size import ImageSize

@@ -42,7 +42,7 @@ class StudySession:
         from convoy.cli.progress import Bar
         from convoy.compare.study.algorithm_study import Study
         from convoy.engines.competition import competing_engines
-        from convoy.pipeline.net import make_runner
+        from convoy.pipeline.measure_net import make_runner
 
         self.target, self.settings, self.database, self.output = target, settings, database, output
         self.run = run

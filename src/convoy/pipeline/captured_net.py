@@ -31,8 +31,8 @@ def captured_net(name: str, isolated: IsolatedCopy, settings: Settings, target: 
         changed = _changed_in_every_call(isolated.another(), target.device)
         if changed:
             raise CaptureError(f"the model changes its attribute {changed} in every call, which a graph does not do")
-    net.captured = replace(net.captured, strides=_stock_strides(net.captured, isolated.another(), target.device))
-    return net
+    strides = _stock_strides(net.captured, isolated.another(), target.device)
+    return replace(net, captured=replace(net.captured, strides=strides))
 
 
 def _stock_strides(captured: Captured, isolated: IsolatedCopy, device: str) -> tuple[tuple[int, ...] | None, ...]:

@@ -1,4 +1,4 @@
-"""What is left for a model that cannot be captured: each Conv2d and Linear by itself, inside a copy of the stock module."""
+"""Tuning of a model that cannot be captured: each Conv2d and Linear by itself, inside a copy of the stock module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,19 +14,19 @@ from torch.utils import _pytree as pytree
 
 from convoy.capture import find_modules
 from convoy.capture.copies import copy_sharing_tensors
+from convoy.capture.find_layers import FoundModule
 from convoy.errors import CaptureError
 from convoy.pipeline import end_to_end
 from convoy.pipeline.isolation import IsolatedCopy, isolate, overrides_train
-from convoy.pipeline.net import Observer
+from convoy.pipeline.observer import Observer
 from convoy.pipeline.optimize_result import NO_GRAPH, OptimizeResult
 from convoy.pipeline.rounding import fixed_seed
 from convoy.pipeline.summarize import summarize_layers
+from convoy.pipeline.whole_model import tune_whole
 from convoy.plan.plan import Plan
 from convoy.program import OptimizedModule, Program
+from convoy.program.program_cache import Tuner
 from convoy.settings import Settings
-
-if TYPE_CHECKING:
-    from convoy.capture.find_layers import FoundModule
 
 
 def optimize_layers(
@@ -37,39 +37,49 @@ def optimize_layers(
     name: str,
     settings: Settings,
     observer: Observer,
+    tuner_of: Callable[[str, Settings], Tuner],
     reason: str,
 ) -> OptimizeResult:
-    """Tune every convolution and linear layer by itself and put it in the place of the stock one.
+    """Tune every convolution and linear layer by itself and replace the stock layers in a copy of the model.
 
-    The swapped module is a copy whose parameters and buffers are the stock module's own: what a call of the stock module changes
-    in a buffer or in its arguments, a call of the copy changes likewise, once. It is kept only where it is right, and faster end
-    to end.
+    The copy has the stock module's own parameters and buffers, so a call of it changes buffers and arguments as a call of the
+    stock module does. It is kept only if its results are right and it is faster end to end.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        name: the user's name for it.
+        settings: effort, limits and what is allowed.
+        observer: called with the progress.
+        tuner_of: (name, settings) → makes programs for further arguments of a layer.
+        reason: why the model cannot be captured.
 
     Raises:
-        CaptureError: no layer could be tuned, or nothing is won; with `reason`.
-        Exception: the model does not run with these arguments; whatever it raises.
+        CaptureError: no layer could be tuned, or the copy is not faster; with `reason`.
+        Exception: the model raises it when it is called with these arguments.
     """
     found = _layers(model, args, kwargs, reason)
-    swapped = _sharing_twin(model, reason)
-    results = _tuned_layers(swapped, found.layers, name, settings, observer)
+    optimized = _sharing_copy(model, reason)
+    results = _tuned_layers(optimized, found.layers, name, settings, observer, tuner_of)
     if all(result.plan.baseline for result in results.values()):
         raise CaptureError(reason)
 
     def copies() -> tuple[IsolatedCopy, IsolatedCopy]:
         stock, trial = isolate(model, args, kwargs), isolate(model, args, kwargs)
-        _put(trial.model, results)
+        _replace_layers(trial.model, results)
         return stock, trial
 
-    _put(swapped, results)
+    _replace_layers(optimized, results)
     errors = _differences(*copies(), reason)
     least = end_to_end.least_error(str(settings.numerics))
     if not errors.rel_l2_error <= least:
-        words = f"with its layers swapped one by one the outputs are off by {errors.rel_l2_error:.1e}"
+        words = f"with optimized layers the outputs have an error of {errors.rel_l2_error:.1e} (relative L2)"
         raise CaptureError(f"{reason}; {words}")
     stock, trial = copies()
     with torch.no_grad():
         timed = end_to_end.interleave(
-            {"torch.eager": _call(stock, fresh=found.overwrites), "convoy": _call(trial, fresh=found.overwrites)},
+            {"torch.eager": _call(stock, copy=found.overwrites), "convoy": _call(trial, copy=found.overwrites)},
             cuda=any(p.is_cuda for p in model.parameters()),
         )
     if not end_to_end.is_faster(timed["convoy"], timed["torch.eager"]):
@@ -78,22 +88,22 @@ def optimize_layers(
     summaries = {path: result.summary for path, result in results.items()}
     summary = summarize_layers(name, summaries, timed, errors, plan, faster=True)
     told = dict.fromkeys(line for result in results.values() for line in result.told)
-    return OptimizeResult(LayerwiseModule(swapped, plan), plan, summary, tuple(told))
+    return OptimizeResult(LayerwiseModule(optimized, plan), plan, summary, tuple(told))
 
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """Layers that one call ran, and whether it wrote to its arguments."""
+    """The layers that one call of a model ran, and whether the call wrote to its arguments."""
 
     layers: list[FoundModule]
     overwrites: bool
 
 
 def _layers(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> _Layers:
-    """Run a copy once that shares nothing, not even parameters, and see what it does.
+    """Run a copy once that shares no memory with the model, and record its layers.
 
     Raises:
-        CaptureError: it holds no layer that can be tuned, or it writes to its parameters, which further copies would share.
+        CaptureError: the model has no layer that can be tuned, or it writes to its parameters, which further copies share.
     """
     isolated = isolate(model, args, kwargs, share_parameters=False)
     before = [parameter.detach().clone() for parameter in isolated.model.parameters()]
@@ -102,21 +112,21 @@ def _layers(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rea
     if not layers:
         raise CaptureError(reason)
     if not all(map(_same, before, isolated.model.parameters())):
-        raise CaptureError(f"{reason}; and it writes to its parameters when it is called")
+        raise CaptureError(f"{reason}; and the model writes to its parameters when it is called")
     pairs = zip(pytree.tree_leaves((given, named)), pytree.tree_leaves((args, kwargs)), strict=True)
     tensors = [(one, other) for one, other in pairs if isinstance(one, torch.Tensor)]
     return _Layers(layers, not all(_same(one, other) for one, other in tensors))
 
 
-def _sharing_twin(model: nn.Module, reason: str) -> nn.Module:
+def _sharing_copy(model: nn.Module, reason: str) -> nn.Module:
     """A copy in evaluation mode, on the model's own parameters and buffers."""
-    swapped = copy_sharing_tensors(model)
-    if any(module.training for module in swapped.modules()):
-        if any(map(overrides_train, swapped.modules())):
-            raise CaptureError(f"{reason}; and it has a `train` of its own (call .eval() on the model first)")
+    copy = copy_sharing_tensors(model)
+    if any(module.training for module in copy.modules()):
+        if any(map(overrides_train, copy.modules())):
+            raise CaptureError(f"{reason}; and the model overrides `train` (call .eval() on the model first)")
         with suppress(NotImplementedError):  # the module of an ExportedProgram
-            swapped.eval()
-    return swapped
+            copy.eval()
+    return copy
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -124,45 +134,56 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _tuned_layers(
-    swapped: nn.Module, layers: list[FoundModule], name: str, settings: Settings, observer: Observer
+    model: nn.Module,
+    layers: list[FoundModule],
+    name: str,
+    settings: Settings,
+    observer: Observer,
+    tuner_of: Callable[[str, Settings], Tuner],
 ) -> dict[str, OptimizeResult]:
     """Results of the layers that can be captured, by qualified name."""
-    from convoy.pipeline.optimize import tune_whole
-
     results: dict[str, OptimizeResult] = {}
     for index, (path, _, example) in enumerate(layers):
         observer(f"tuning {path} by itself", index, len(layers))
-        layer = swapped.get_submodule(path)
+        layer, full_name = model.get_submodule(path), f"{name}.{path}"
         try:
-            results[path] = tune_whole(layer, example, {}, name=f"{name}.{path}", settings=settings, watch=observer)
-        except CaptureError:  # e.g. complex numbers: it stays as it is
+            results[path] = tune_whole(
+                layer,
+                example,
+                {},
+                name=full_name,
+                settings=settings,
+                watch=observer,
+                tuner=tuner_of(full_name, settings),
+            )
+        except CaptureError:  # for example complex numbers: the layer stays as it is
             continue
     return results
 
 
-def _put(model: nn.Module, results: dict[str, OptimizeResult]) -> None:
-    """Put programs in their layers' places, where they are faster."""
+def _replace_layers(model: nn.Module, results: dict[str, OptimizeResult]) -> None:
+    """Replace layers by their programs, if those are faster."""
     for path, result in results.items():
         if not result.plan.baseline:
             parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, result.program)
 
 
-def _call(isolated: IsolatedCopy, *, fresh: bool) -> Callable[[], object]:
-    """One call, with fresh copies of arguments that it overwrites."""
+def _call(isolated: IsolatedCopy, *, copy: bool) -> Callable[[], object]:
+    """A function that calls the model once, on new copies of its arguments if it overwrites them."""
 
     def run() -> object:
-        args, kwargs = isolated.arguments() if fresh else (isolated.args, isolated.kwargs)
+        args, kwargs = isolated.arguments() if copy else (isolated.args, isolated.kwargs)
         return isolated.model(*args, **kwargs)
 
     return run
 
 
 def _differences(stock: IsolatedCopy, trial: IsolatedCopy, reason: str) -> end_to_end.OutputErrors:
-    """How far the swapped module's outputs are from the stock module's, from the same state and random numbers.
+    """Errors of the optimized module's outputs against the stock module's, from the same state and random numbers.
 
     Raises:
-        CaptureError: they are not of the same number and shapes, as where rounding decides what is found in an image.
+        CaptureError: their number or shapes differ, for example because rounding changes which objects a detector finds.
     """
     outputs: list[list[torch.Tensor]] = []
     for isolated in (stock, trial):
@@ -170,24 +191,24 @@ def _differences(stock: IsolatedCopy, trial: IsolatedCopy, reason: str) -> end_t
             outputs.append(end_to_end.float_outputs(isolated.model(*isolated.args, **isolated.kwargs)))
     theirs, mine = outputs
     if [t.shape for t in theirs] != [t.shape for t in mine]:
-        raise CaptureError(f"{reason}; with its layers swapped one by one it gives outputs of other shapes")
+        raise CaptureError(f"{reason}; with optimized layers its outputs have other shapes")
     return end_to_end.errors_against(mine, [tensor.double() for tensor in theirs])
 
 
 class LayerwiseModule(OptimizedModule):
-    """A model whose layers were swapped one by one: it runs as it is, for any shape that its layers take."""
+    """A model whose layers were optimized one by one. It runs for any shape that its layers accept."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__(model, Program(plan, None, None), (), {}, _no_tuner)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model with its swapped layers."""
+        """The model with its optimized layers."""
         return self.model(*args, **kwargs)
 
 
 def _joint_plan(name: str, parts: list[Plan], reason: str) -> Plan:
-    """A plan for people to read: the layers' totals and notes. Its steps cannot be replayed on the whole model."""
-    note = "the model could not be captured, so each layer was optimised by itself: " + reason.splitlines()[0]
+    """A plan that shows the layers' totals and notes. It has no steps: they cannot be replayed on the whole model."""
+    note = "the model could not be captured, so each layer was optimized by itself: " + reason.splitlines()[0]
     return dataclasses.replace(
         parts[0],
         model=name,
@@ -203,4 +224,4 @@ def _joint_plan(name: str, parts: list[Plan], reason: str) -> Plan:
 
 def _no_tuner(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan | None) -> Program:
     del model, args, kwargs, plan
-    raise CaptureError("this model cannot be exported: its layers were optimised one by one for the shapes given")
+    raise CaptureError("this model cannot be exported: its layers were optimized one by one, for the given shapes")

@@ -15,7 +15,9 @@ from convoy.engines.manifest import BASELINE
 from convoy.measurement.protocol import protocol_for
 from convoy.measurement.runner import Request
 from convoy.perfdb import Database
-from convoy.pipeline.net import Net, Observer, make_runner
+from convoy.pipeline.measure_net import make_runner
+from convoy.pipeline.net import Net
+from convoy.pipeline.observer import Observer
 from convoy.pipeline.select import Choice
 from convoy.pipeline.selection_input import distinct_problems
 from convoy.pipeline.summarize import CheckOutcome

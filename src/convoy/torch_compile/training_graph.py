@@ -23,17 +23,10 @@ from convoy.measurement.failure import is_out_of_memory
 from convoy.perfdb import Database
 from convoy.pipeline import end_to_end
 from convoy.pipeline.isolation import preserve_global_state
-from convoy.pipeline.net import (
-    Net,
-    device_of,
-    ignore_progress,
-    input_formats,
-    make_net,
-    measure,
-    memory_format,
-    prediction_notes,
-    target_for,
-)
+from convoy.pipeline.measure_net import measure, prediction_notes
+from convoy.pipeline.net import Net, input_formats, make_net, memory_format
+from convoy.pipeline.observer import ignore_progress
+from convoy.pipeline.plan_target import device_of, target_for
 from convoy.pipeline.rounding import InputPerturbation, fixed_seed, unit_roundoff
 from convoy.pipeline.rounding_bound import allowed_baseline
 from convoy.pipeline.schedules import build_fastest

@@ -11,7 +11,7 @@ from torch import nn
 
 from convoy.capture.export import evaluation_mode
 from convoy.errors import InputError
-from convoy.pipeline.net import Observer, ignore_progress
+from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.prune.masks import masked
 from convoy.training.fit import fit
 from convoy.training.recipe import TrainingRecipe

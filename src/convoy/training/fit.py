@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from convoy.errors import ConvoyError, InputError
-from convoy.pipeline.net import Observer, ignore_progress
+from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.prune.accuracy import accuracy, class_scores
 from convoy.settings import Settings, checked_settings
 from convoy.training.checkpoint import (

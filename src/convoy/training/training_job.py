@@ -26,21 +26,10 @@ from convoy.pipeline import end_to_end
 from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
 from convoy.pipeline.end_to_end_check import build_and_check, with_timeline
 from convoy.pipeline.isolation import preserve_global_state
-from convoy.pipeline.net import (
-    Net,
-    Observer,
-    Stopwatch,
-    check_target,
-    device_of,
-    ignore_progress,
-    input_formats,
-    make_net,
-    measure,
-    memory_format,
-    prediction_notes,
-    target_for,
-    warn_of_changes,
-)
+from convoy.pipeline.measure_net import measure, prediction_notes
+from convoy.pipeline.net import Net, input_formats, make_net, memory_format
+from convoy.pipeline.observer import Observer, Stopwatch, ignore_progress
+from convoy.pipeline.plan_target import check_target, device_of, target_for, warn_of_changes
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select, stock_defects
 from convoy.pipeline.selection_input import distinct_problems
@@ -123,8 +112,7 @@ class TrainingJob:
         first = next((border[value] for value in images if value in border), "nchw")
         sent = [one.args for one in self._collectives()] if replayed is None else cast_groups(replayed.steps)
         net = make_net(name, capture.captured, border, first, self.settings, self.target, sent)
-        net.batch_input = images[0]
-        return net
+        return dataclasses.replace(net, batch_input=images[0])
 
     def inputs(self) -> list[torch.Tensor]:
         """Parameters, buffers and batch, in the graph's order."""

@@ -14,7 +14,7 @@ from torch import nn
 from convoy import plan as plans
 from convoy.errors import CaptureError, InputError, SelectionError
 from convoy.pipeline.isolation import preserve_global_state
-from convoy.pipeline.net import Observer, ignore_progress
+from convoy.pipeline.observer import Observer, ignore_progress
 from convoy.plan import Plan
 from convoy.program.recording import first_line
 from convoy.settings import Effort, Settings, checked_settings

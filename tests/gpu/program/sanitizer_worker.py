@@ -24,7 +24,10 @@ from torch.nn.functional import cross_entropy
 import convoy
 from convoy.capture import TrainingCapture, capture_training
 from convoy.perfdb import Database
-from convoy.pipeline.net import Net, ignore_progress, input_formats, make_net, measure, target_for
+from convoy.pipeline.measure_net import measure
+from convoy.pipeline.net import Net, input_formats, make_net
+from convoy.pipeline.observer import ignore_progress
+from convoy.pipeline.plan_target import target_for
 from convoy.pipeline.select import make_plan, select
 from convoy.plan import Plan
 from convoy.program import bind

@@ -11,7 +11,9 @@ from torch import nn
 
 import convoy
 from convoy.perfdb import Database
-from convoy.pipeline.net import capture_net, measure, target_for
+from convoy.pipeline.measure_net import measure
+from convoy.pipeline.net import capture_net
+from convoy.pipeline.plan_target import target_for
 from convoy.pipeline.schedules import build_fastest
 from convoy.pipeline.select import make_plan, select
 from convoy.program import build_program

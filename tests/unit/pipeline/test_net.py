@@ -13,8 +13,9 @@ from convoy.engines.competition import competing_engines
 from convoy.engines.manifest import MANIFEST, entry, load_engine
 from convoy.errors import InputError
 from convoy.measurement.device import memory_limit
-from convoy.pipeline.net import allowed_layouts, device_of, memory_format
+from convoy.pipeline.net import allowed_layouts, memory_format
 from convoy.pipeline.optimize import optimize_model
+from convoy.pipeline.plan_target import device_of
 from convoy.settings import LayoutChoice, Settings
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import convoy
 from convoy.pipeline.captured_net import captured_net
 from convoy.pipeline.isolation import isolate
-from convoy.pipeline.net import target_for
+from convoy.pipeline.plan_target import target_for
 from tests.unit.pipeline.untimed import keep_plans
 
 X = torch.randn(2, 6, 10, 5, generator=torch.Generator().manual_seed(1))

@@ -22,7 +22,7 @@ from convoy.tune import SearchResult
 
 
 def settings(path: Path, engine: str) -> Settings:
-    extra = (f"{engine}=unproven_engines:{engine.capitalize()}",)
+    extra = (f"{engine}=tests.unit.pipeline.unproven_engines:{engine.capitalize()}",)
     return Settings(db=path, isolate=False, effort="none", engines=extra, only_engines=(engine,), layout="nchw")
 
 
@@ -58,7 +58,7 @@ def image(scale: float = 1.0) -> torch.Tensor:
 def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    favour(monkeypatch, "convoy.pipeline.optimize", "wrong")
+    favour(monkeypatch, "convoy.pipeline.whole_model", "wrong")
     model, path, told = net(), tmp_path / "rows.db", []
     result = optimize_model(
         model, (image(),), name="net", settings=settings(path, "wrong"), observer=lambda words, *_: told.append(words)
@@ -68,7 +68,7 @@ def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
         rows = [row for row in database.rows() if row.config.engine == "wrong"]
     assert [row.status for row in rows] == [Status.WRONG_RESULT] * 2
     assert "wrong" not in {step.config.engine for step in result.plan.steps}
-    assert any("2 predicted choices made the whole wrong" in note for note in result.plan.notes)
+    assert any("2 predicted candidates gave wrong results" in note for note in result.plan.notes)
     assert not any("error of" in note for note in result.plan.notes)
     torch.testing.assert_close(result.program(image()), model(image()))
 
@@ -76,7 +76,7 @@ def test_a_predicted_kernel_that_is_wrong_is_found_and_replaced(
 def test_a_sum_that_is_wrong_though_its_parts_are_right_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    favour(monkeypatch, "convoy.pipeline.optimize", "shy")
+    favour(monkeypatch, "convoy.pipeline.whole_model", "shy")
     model, path = net(), tmp_path / "rows.db"
     result = optimize_model(model, (image(1000.0),), name="net", settings=settings(path, "shy"))
     with Database.open(path, shipped=False) as database:
@@ -88,7 +88,7 @@ def test_a_sum_that_is_wrong_though_its_parts_are_right_falls_back(
 
 def test_what_is_right_is_not_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Effort `none` promises to measure nothing."""
-    favour(monkeypatch, "convoy.pipeline.optimize", "shy")
+    favour(monkeypatch, "convoy.pipeline.whole_model", "shy")
     path = tmp_path / "rows.db"
     result = optimize_model(net(), (image(),), name="net", settings=settings(path, "shy"))
     with Database.open(path, shipped=False) as database:

@@ -57,14 +57,16 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.fixture(scope="module")
 def found(settings: Settings) -> OptimizeResult:
     """Chosen as if PyTorch took a hundred times as long: a busy machine's clock must not decide what is chosen."""
-    module = importlib.import_module("convoy.pipeline.optimize")
+    module = importlib.import_module("convoy.pipeline.whole_model")
     measure = module.measure
 
     def slowly(*args: Any) -> SearchResult:
         result = measure(*args)
-        for rows in result.rows.values():
-            rows[:] = [replace(r, median_us=100 * r.median_us) if r.config.engine == "aten" else r for r in rows]
-        return result
+        slow = {
+            key: [replace(r, median_us=100 * r.median_us) if r.config.engine == "aten" else r for r in rows]
+            for key, rows in result.rows.items()
+        }
+        return replace(result, rows=slow)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "measure", slowly)
@@ -106,9 +108,9 @@ def test_where_there_is_no_memory_to_count_zeros_the_plan_says_so(
     def full(*args: object) -> dict[str, SparsityShares]:
         raise torch.OutOfMemoryError("CUDA out of memory, planted")
 
-    monkeypatch.setattr("convoy.pipeline.net.zero_shares", full)
+    monkeypatch.setattr("convoy.pipeline.measure_net.zero_shares", full)
     result = optimize_model(Net().eval(), (inputs(),), name="net", settings=settings)
-    assert any("no memory to count zeros" in note for note in result.plan.notes)
+    assert any("zeros could not be counted for lack of memory" in note for note in result.plan.notes)
     for layer in result.summary.layers:
         assert layer.zeros is None
         ours = [c for c in layer.candidates if c.engine == "zeroskip.cpu" and c.status == "ok"]

@@ -16,7 +16,8 @@ from convoy.engines.cpu.native_launch import NativeExecutable
 from convoy.engines.manifest import MANIFEST, load_engine
 from convoy.measurement import detect_target
 from convoy.perfdb import Database
-from convoy.pipeline.net import capture_net, measure
+from convoy.pipeline.measure_net import measure
+from convoy.pipeline.net import capture_net
 from convoy.pipeline.select import make_plan, select
 from convoy.program import native_chains
 from convoy.program.eager import EagerProgram

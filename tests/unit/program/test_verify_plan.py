@@ -14,7 +14,8 @@ from convoy import plan as plans
 from convoy.engines.manifest import load_engine
 from convoy.engines.subgraph import MEMORY_FORMATS
 from convoy.errors import PlanError
-from convoy.pipeline.net import Net, capture_net, make_net, target_for
+from convoy.pipeline.net import Net, capture_net, make_net
+from convoy.pipeline.plan_target import target_for
 from convoy.plan import Plan
 from convoy.problem import ConvProblem, EngineConfig, Knobs
 from convoy.program import build_program

@@ -9,7 +9,7 @@ from convoy.measurement import ReplayRunner, detect_target, protocol_for
 from convoy.measurement.in_process import InProcessRunner
 from convoy.measurement.processes.child import ChildRunner
 from convoy.perfdb.row import Measurement, Status
-from convoy.pipeline.net import prediction_notes
+from convoy.pipeline.measure_net import prediction_notes
 from convoy.problem import (
     ConvProblem,
     EngineConfig,
@@ -369,7 +369,7 @@ def test_where_there_is_no_room_for_the_baseline_it_is_predicted(fakes, database
         assert rows["aten"].samples == 0
         assert rows["big"].ok is ("big" not in crowded)
         assert (found.predicted, found.baseline_out_of_memory) == (2, 2)
-        assert "no memory to measure PyTorch's own on 2 of them" in prediction_notes(found)[0]
+        assert "PyTorch ran out of memory on 2 of them" in prediction_notes(found)[0]
     else:
         assert rows["big"].status is Status.OUT_OF_MEMORY
         assert (found.predicted, found.baseline_out_of_memory) == (0, 0)

@@ -12,7 +12,9 @@ from typing import Any, Final
 from convoy.compare.runs.rows import Figure, Row
 from convoy.errors import SelectionError
 from convoy.perfdb import Database
-from convoy.pipeline.net import Net, Observer, measure, prediction_notes
+from convoy.pipeline.measure_net import measure, prediction_notes, with_counted_zeros
+from convoy.pipeline.net import Net
+from convoy.pipeline.observer import Observer
 from convoy.pipeline.select import offered_candidates
 from convoy.selection import Selection, SelectionProblem, solve
 from convoy.settings import Settings
@@ -25,6 +27,7 @@ layer; the optimum."""
 
 def strategies(net: Net, settings: Settings, database: Database, observer: Observer) -> tuple[list[Row], SearchResult]:
     """Measure a captured net and give each strategy its row, and what was measured for it; one not possible says why."""
+    net = with_counted_zeros(net, settings, observer)
     found = measure(net, settings, database, observer)
     problem = offered_candidates(net, found, settings)
     return strategy_rows(problem, _about(net, settings), found), found

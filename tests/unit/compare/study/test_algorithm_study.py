@@ -433,7 +433,7 @@ def test_strategies_say_what_is_predicted() -> None:
 @pytest.fixture
 def in_process(monkeypatch):
     monkeypatch.setattr(
-        "convoy.pipeline.net.make_runner",
+        "convoy.pipeline.measure_net.make_runner",
         lambda target, settings: InProcessRunner(target, extra_engines=settings.engines),
     )
 

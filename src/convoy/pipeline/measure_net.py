@@ -1,0 +1,114 @@
+"""Measuring a net: all candidates of its regions and layout changes, from the database or by the clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from convoy.engines.competition import competing_engines, load_competitor
+from convoy.measurement import ChildRunner, InProcessRunner, Runner, zero_shares
+from convoy.measurement.device.memory_limit import refresh_memory_limit
+from convoy.measurement.failure import is_out_of_memory
+from convoy.perfdb import Database
+from convoy.pipeline.net import Net
+from convoy.pipeline.observer import Observer
+from convoy.pipeline.search_pruning import nchw_to_skip, prefer_measured, share_of_problems, subsumed_problems
+from convoy.pipeline.selection_input import distinct_problems, zeros_by_problem
+from convoy.settings import Settings
+from convoy.target import Target
+from convoy.tune import SearchResult, search
+
+
+def make_runner(target: Target, settings: Settings) -> Runner:
+    """The runner for these settings. It starts no process before the first measurement."""
+    kind = ChildRunner if settings.isolate else InProcessRunner
+    return kind(
+        target,
+        extra_engines=settings.engines,
+        timeout_s=settings.timeout_s,
+        memory_bytes=settings.tuning_memory_bytes,
+    )
+
+
+def measure(
+    net: Net, settings: Settings, database: Database, observer: Observer, share: tuple[int, int] = (0, 1)
+) -> SearchResult:
+    """Find the times of all candidates of the net's regions and layout changes, in the database or by measuring.
+
+    Args:
+        net: the net, with its zeros counted (`with_counted_zeros`) if engines that skip zeros compete.
+        settings: engines that compete, effort and limits.
+        database: where rows are read and stored.
+        observer: called with the progress.
+        share: (index, count): the part of the problems that this process measures.
+    """
+    engines = competing_engines(settings)
+    loaded = [load_competitor(engine, settings.engines) for engine in engines]
+    runner = make_runner(net.target, settings)
+    try:
+        found = search(
+            share_of_problems(distinct_problems(net.regions, net.copies), *share),
+            engine_ids=engines,
+            target=net.target,
+            settings=settings,
+            database=database,
+            runner=runner,
+            baseline_only=subsumed_problems(net.regions) | nchw_to_skip(net.regions, loaded, settings, net.target),
+            zeros=zeros_by_problem(net.regions, net.zeros),
+            on_progress=lambda done, total, message: observer(message, done, total),
+        )
+    finally:
+        runner.close()
+    refresh_memory_limit()
+    found = replace(found, zeros_uncounted=net.zeros_uncounted)
+    return prefer_measured(net.regions, found) if found.predicted else found
+
+
+def with_counted_zeros(net: Net, settings: Settings, observer: Observer) -> Net:
+    """The net with the zeros in its values counted on its inputs, if an engine that skips zeros competes.
+
+    If the run that counts does not fit in memory, no zeros are known (`Net.zeros_uncounted`). Its memory is freed in any case:
+    the process that measures may need it.
+    """
+    engines = (load_competitor(engine, settings.engines) for engine in competing_engines(settings))
+    if not net.inputs or net.zeros or not any(engine.skips_zeros for engine in engines):
+        return net
+    observer("counting zeros", 0, 0)
+    try:
+        counted = replace(net, zeros=zero_shares(net.captured.graph, net.captured.constants, net.inputs))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        counted = replace(net, zeros_uncounted=True)
+    torch.cuda.empty_cache()
+    return counted
+
+
+CUT: Final = "measuring ended"
+"""Start of the note that a search ran out of time."""
+
+
+def prediction_notes(found: SearchResult) -> list[str]:
+    """Notes of a plan that was chosen from predicted times, or without counted zeros."""
+    notes: list[str] = []
+    if found.wrong_predictions:
+        notes.append(
+            f"{found.wrong_predictions} predicted candidates gave wrong results, in the whole net and alone, and were replaced"
+        )
+    if found.zeros_uncounted:
+        notes.append(
+            "zeros could not be counted for lack of memory, so engines that skip zeros are timed without zeros"
+        )
+    if not found.predicted:
+        return [f"{CUT} {found.cut}", *notes] if found.cut else notes
+    if found.cut:
+        why = f"{CUT} {found.cut}"
+    elif found.baseline_out_of_memory:
+        why = f"PyTorch ran out of memory on {found.baseline_out_of_memory} of them"
+    else:
+        why = "effort none measures nothing"
+    unmeasured = f"{found.predicted} of {len(found.rows)} problems were never measured on this target"
+    how = "their times are predicted from other problems on devices of the same name"
+    return [f"{unmeasured}, because {why}: {how}", *notes]

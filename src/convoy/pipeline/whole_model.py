@@ -1,0 +1,133 @@
+"""Tuning a model as one graph: capture, measure, select, build and check."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from convoy.measurement import Peaks
+from convoy.measurement.device.memory_limit import memory_limited
+from convoy.perfdb import Database
+from convoy.pipeline import end_to_end
+from convoy.pipeline.captured_net import captured_net
+from convoy.pipeline.ceilings import ceiling_notes, measure_ceilings
+from convoy.pipeline.end_to_end_check import build_and_check, with_timeline
+from convoy.pipeline.isolation import IsolatedCopy, isolate
+from convoy.pipeline.measure_net import measure, prediction_notes, with_counted_zeros
+from convoy.pipeline.net import Net
+from convoy.pipeline.net_check import NetCheck
+from convoy.pipeline.observer import Observer, Stopwatch
+from convoy.pipeline.optimize_result import OptimizeResult
+from convoy.pipeline.plan_target import device_of, target_for
+from convoy.pipeline.schedules import build_fastest
+from convoy.pipeline.select import make_plan, select, stock_defects
+from convoy.pipeline.summarize import summarize
+from convoy.pipeline.verify_predicted import BuiltPlan, rebuild_until_verified
+from convoy.program import OptimizedModule, Program, build_program
+from convoy.program.program_cache import Tuner
+from convoy.settings import Settings
+from convoy.tune import SearchResult
+
+
+def tune_whole(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str,
+    settings: Settings,
+    watch: Observer,
+    tuner: Tuner,
+) -> OptimizeResult:
+    """Tune a model as one graph. Only copies of the model are run.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        name: the user's name for it.
+        settings: effort, limits and what is allowed.
+        watch: called with the progress.
+        tuner: makes programs for further arguments of the module that is returned.
+
+    Raises:
+        CaptureError: the model cannot be copied, captured, or replaced by a graph.
+    """
+    target = target_for(device_of(model, args, kwargs))
+    with memory_limited(target.device, settings.tuning_memory_bytes, isolate=settings.isolate):
+        isolated = isolate(model, args, kwargs)
+        net = captured_net(name, isolated, settings, target)
+        with Database.open(settings.db) as database:
+            ceilings = measure_ceilings(target)
+            clock = Stopwatch()
+            net = with_counted_zeros(net, settings, watch)
+            found = measure(net, settings, database, watch)
+            check = NetCheck(net, isolated)
+            net = dataclasses.replace(net, original=None)  # the check has run it
+            job = _Job(model, (args, kwargs), isolated, net, found, settings, ceilings, check, tuner)
+            build = partial(job.build, database, clock, watch)
+            built, found = rebuild_until_verified(build, net, found, settings, database, watch)
+            return dataclasses.replace(job, found=found).conclude(built)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A measured net, to be built and checked."""
+
+    model: nn.Module
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    isolated: IsolatedCopy
+    net: Net
+    found: SearchResult
+    settings: Settings
+    ceilings: Peaks | None
+    check: NetCheck
+    tuner: Tuner
+
+    def build(self, database: Database, clock: Stopwatch, watch: Observer, found: SearchResult) -> BuiltPlan:
+        """Select, build, and check against float64 and the clock."""
+        net, settings = self.net, self.settings
+        choice = select(net, found, settings)
+        seen = [line for line in (self.check.wrong, self.check.note) if line]
+        notes = [*seen, *prediction_notes(found), *ceiling_notes(self.ceilings), *database.warnings]
+        planned = make_plan(net, choice, settings, notes)
+        tuned_s = clock.seconds
+        watch("checking the whole net", 0, 0)
+        plan, program, outcome = build_and_check(
+            self.check,
+            lambda: build_fastest(planned, net, settings, choice.problem),
+            lambda plan: build_program(plan, net.captured, net.regions_by_nodes, net.target, settings, tuned=True),
+        )
+        least = end_to_end.least_error(str(settings.numerics))
+        wrong = end_to_end.why_wrong("the outputs'", outcome.errors, outcome.baseline_errors, least)
+        return BuiltPlan(choice, plan, program, outcome, wrong, tuned_s)
+
+    def conclude(self, built: BuiltPlan) -> OptimizeResult:
+        """The result: the program, or the baseline if the program is not faster (`end_to_end.falls_back`)."""
+        net, settings = self.net, self.settings
+        plan, program, outcome = built.plan, built.program, built.outcome
+        slow = end_to_end.why_slow("the whole net", outcome.optimized, outcome.baseline)
+        stock_wrong = bool(self.check.wrong or stock_defects(net))
+        falls_back, note = end_to_end.falls_back(
+            slow, built.wrong, net.captured.as_pytorch, net.target.device, settings, stock_wrong
+        )
+        if note:
+            plan = dataclasses.replace(plan, notes=(*plan.notes, note))
+            program = program.with_plan(plan)
+        if falls_back:
+            plan = dataclasses.replace(plan, baseline=True, steps=())
+            program = Program(plan, net.captured, None)
+            outcome = dataclasses.replace(outcome, optimized=outcome.baseline, errors=outcome.baseline_errors)
+        inputs = net.captured.flatten_inputs(self.isolated.args, self.isolated.kwargs)
+        program, timeline = with_timeline(program, inputs)
+        plan = program.plan
+        module = OptimizedModule(self.model, program, *self.given, self.tuner, settings.check)
+        summary = summarize(
+            net, self.found, built.choice, plan, program, outcome, settings, built.tuned_s, timeline,
+            ceilings=self.ceilings,
+        )  # fmt: skip
+        return OptimizeResult(module, plan, summary, (self.check.wrong,) if self.check.wrong else ())

@@ -1,9 +1,9 @@
-"""What does an engine for pieces of the graph gain? Question `pieces`, metric kernel_us; what a net's pieces take.
+"""How much does an engine for regions of several operators gain? Question `pieces`, metric kernel_us.
 
-Every distinct piece of a net's training step, or with `--inference` of the net itself, that one of the engines named can do, and
-the copy of an nchw input to nhwc, by PyTorch's operators, by Inductor and by the engine at its first settings, all in one
-request, so in turn on the same data.
-Pieces of one kind are added up at the end.
+Takes every distinct region of a net's training step (with `--inference`: of the net itself) that one of the named engines
+supports, and the copy of an nchw input to nhwc. Each is timed with PyTorch's operators, with Inductor and with the engine's first
+settings, interleaved on the same data. Sums for each kind of region are printed at the end. The rows keep the question's former
+name, `pieces`.
 
     python bench/regions/regions.py [--nets resnet50,googlenet] [--batch 32] [--dtype bf16] [--engines triton.batch_norm ...]
                            [--device cpu --inference] [--keep 4] [--seconds N] [--folder DIR]
@@ -15,7 +15,8 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import convoy
@@ -26,11 +27,12 @@ from convoy.measurement import ChildRunner, Request, detect_target, protocol_for
 from convoy.perfdb.row import Measurement
 from convoy.pipeline.net import Net, capture_net, make_net
 from convoy.problem import LayoutProblem, SubgraphProblem
+from convoy.target import Target
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.shared.record import Recorder
-from bench.training.training import Case, loss_of
+from bench.training.training_case import Case, loss_of
 
 PEERS = ("aten", "inductor")
 ROUNDS = 7
@@ -47,11 +49,11 @@ def net_of(case: Case, engines: list[str], *, training: bool) -> Net:
     return make_net(case.net, capture.captured, {}, "nhwc", settings, target)
 
 
-Piece = SubgraphProblem | LayoutProblem
+Region = SubgraphProblem | LayoutProblem
 
 
-def offered(net: Net) -> Iterator[tuple[str, Piece]]:
-    """Its pieces and the copies of its inputs, with what to call them."""
+def offered(net: Net) -> Iterator[tuple[str, Region]]:
+    """The regions of several operators and the copies of its inputs, each with a name."""
     for region in net.regions:
         named = f"{region.pattern}({'+'.join(region.nodes)})"
         yield from ((named, problem) for problem in region.problems if isinstance(problem, SubgraphProblem))
@@ -61,11 +63,11 @@ def offered(net: Net) -> Iterator[tuple[str, Piece]]:
             yield f"{value} from nchw to nhwc", LayoutProblem(graph.values[value].spec, "nchw", "nhwc")
 
 
-def pieces(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple[str, Piece, int]]:
-    """By key: what the first piece that some engine can do is called, the piece, and how often it occurs."""
+def regions(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple[str, Region, int]]:
+    """Regions that some engine supports, by key: the name of the first, the region, and how often it occurs."""
     target = detect_target(case.device)
     known = [load_engine(engine) for engine in engines]
-    found: dict[str, tuple[str, Piece, int]] = {}
+    found: dict[str, tuple[str, Region, int]] = {}
     for named, problem in offered(net_of(case, engines, training=training)):
         if any(one.accepts(problem, target) for one in known):
             first, _, count = found.get(problem.key, (named, problem, 0))
@@ -73,14 +75,57 @@ def pieces(case: Case, engines: list[str], *, training: bool) -> dict[str, tuple
     return found
 
 
-def configs_of(engine: Engine, problem: Piece, target: convoy.Target, keep: int) -> list[object]:
-    """An engine's first settings; none where it says no."""
+def configs_of(engine: Engine, problem: Region, target: Target, keep: int) -> list[object]:
+    """The first settings of an engine; none if it does not support the problem."""
     space = engine.space(problem, target) if engine.accepts(problem, target) else ()
     return [engine.config(knobs) for knobs in space[:keep]]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The engines that are compared on one machine, and the rows and sums of their times."""
+
+    target: Target
+    engines: Sequence[Engine]
+    keep: int
+    recorder: Recorder
+    sums: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def requests(self, found: Iterable[tuple[str, Region, int]]) -> list[Request]:
+        """What the runner measures for each region."""
+        return [
+            Request(
+                problem,
+                tuple(c for one in self.engines for c in configs_of(one, problem, self.target, self.keep)),
+                ROUNDS,
+            )
+            for _, problem, _ in found
+        ]
+
+    def add(self, subject: str, problem: Region, count: int, rows: Iterable[Measurement], case: Case) -> str:
+        """Record the fastest row of each engine; a line for people."""
+        best: dict[str, Measurement] = {}
+        for row in rows:
+            name = row.config.engine
+            if row.ok and (name not in best or row.median_us < best[name].median_us):
+                best[name] = row
+        kind = " ".join(sorted(one.id for one in self.engines[len(PEERS) :] if one.accepts(problem, self.target)))
+        line = f"{subject} x{count}:"
+        for name, row in best.items():
+            took_us = row.median_us
+            self.recorder.add(
+                subject=subject, batch=case.batch, dtype=case.dtype, provider=f"convoy.{name}",
+                metric="kernel_us", unit="us", p50=took_us, p20=took_us - row.spread_us, p80=took_us + row.spread_us,
+                ok=True, note=f"times={count} {row.config.knobs}",
+            )  # fmt: skip
+            line += f"  {name} {took_us:.1f}"
+            self.sums[kind, name] = self.sums.get((kind, name), 0.0) + count * took_us
+        self.recorder.write()
+        return line
+
+
 def main() -> None:
-    """Measure, print a line a piece and the sums, write the CSV."""
+    """Measure, print a line for each region and the sums, write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="resnet50,googlenet")
     parser.add_argument("--batch", type=int, default=32)
@@ -94,56 +139,28 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     end = time.monotonic() + options.seconds
-    target = detect_target(options.device)
-    protocol = protocol_for(convoy.Effort.QUICK, options.device)
-    recorder = Recorder(
-        "pieces",
-        device=target.name,
-        versions=" ".join(f"{name}={version}" for name, version in target.versions),
-        protocol=protocol.id,
-        folder=options.folder,
-    )
-    runner = ChildRunner(target)
+    target, protocol = detect_target(options.device), protocol_for(convoy.Effort.QUICK, options.device)
+    versions = " ".join(f"{name}={version}" for name, version in target.versions)
+    recorder = Recorder("pieces", device=target.name, versions=versions, protocol=protocol.id, folder=options.folder)
     engines = [load_engine(name) for name in (*PEERS, *options.engines)]
-    sums: dict[tuple[str, str], float] = {}
+    comparison = Comparison(target, engines, options.keep, recorder)
+    runner = ChildRunner(target)
     try:
         for net in options.nets.split(","):
             case = Case(net, options.batch, options.dtype, options.device)
-            found = pieces(case, options.engines, training=not options.inference)
-            requests = [
-                Request(
-                    problem, tuple(c for one in engines for c in configs_of(one, problem, target, options.keep)), ROUNDS
-                )
-                for _, problem, _ in found.values()
-            ]
+            found = regions(case, options.engines, training=not options.inference)
+            requests = comparison.requests(found.values())
             runner.prepare(requests)
             for (named, problem, count), request in zip(found.values(), requests, strict=True):
                 if time.monotonic() > end:
                     print(f"out of time in {net}")
                     break
-                best: dict[str, Measurement] = {}
-                for row in runner.measure(request, protocol):
-                    name = row.config.engine
-                    if row.ok and (name not in best or row.median_us < best[name].median_us):
-                        best[name] = row
-                subject = f"{net} {named}"[:120]
-                line = f"{subject} x{count}:"
-                for name, row in best.items():
-                    took_us = row.median_us
-                    recorder.add(
-                        subject=subject, batch=options.batch, dtype=options.dtype, provider=f"convoy.{name}",
-                        metric="kernel_us", unit="us", p50=took_us, p20=took_us - row.spread_us, p80=took_us + row.spread_us,
-                        ok=True, note=f"times={count} {row.config.knobs}",
-                    )  # fmt: skip
-                    line += f"  {name} {took_us:.1f}"
-                    kind = " ".join(sorted(engine.id for engine in engines[2:] if engine.accepts(problem, target)))
-                    sums[kind, name] = sums.get((kind, name), 0.0) + count * took_us
-                print(line, flush=True)
-                recorder.write()
+                rows = runner.measure(request, protocol)
+                print(comparison.add(f"{net} {named}"[:120], problem, count, rows, case), flush=True)
     finally:
         runner.close()
-    for (kind, name), total in sorted(sums.items()):
-        print(f"pieces of {kind}: {name} {total / 1e3:.3f} ms in all")
+    for (kind, name), total in sorted(comparison.sums.items()):
+        print(f"regions of {kind}: {name} {total / 1e3:.3f} ms in all")
     print(recorder.path)
 
 

@@ -21,291 +21,51 @@ out, and said so; `--missing` takes those cases alone that the results lack.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-import convoy
-from convoy import plan as plans
 from convoy.engines.triton.merged import ENGINE as MERGED
 from convoy.measurement import detect_target
 from convoy.pipeline.end_to_end import Latency, interleave
-from convoy.pipeline.measure_net import CUT
 from convoy.plan import Plan
-from convoy.program.recording import recording
-from convoy.schedule import parallel_steps
-from convoy.training import train_model
-from convoy.training.step_program import StepOptions
-from convoy.zoo import input_size, load_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, which holds the package `bench`
 
 from bench.shared.record import Recorder
 from bench.shared.time_limit import COMPILE_S, within
+from bench.training.convoy_steps import LEAST_S, Run, replayed, stages, tuned
+from bench.training.training_case import (
+    CHECKED,
+    FAR,
+    NUDGES,
+    WARMUP,
+    Case,
+    Step,
+    eager,
+    exact_losses,
+    first_losses,
+    graph,
+    is_right,
+    offsets,
+)
 
 NETS = "alexnet,googlenet,inception_v3,resnet50,densenet121,mobilenet_v2"
-CHECKED = 5
-"""Steps of the check, from the same weights: losses of chaotic nets drift apart after more."""
-
-WARMUP = 3
-"""Steps that are made before a capture: the first loss that a captured step shows is that of the step after them."""
-
-FAR = {"fp32": 2e-2, "bf16": 5e-2}
-WORSE = 3.0
-NUDGES = 2
-"""A step is right if each of these losses is within this relative difference of strict fp32's, or `WORSE` times as far off as
-PyTorch's own were until then, or strict fp32's own in so many runs from weights and images that are one rounding off: nets with
-random weights magnify rounding (AlexNet's fifth loss at batch 128 is 6 % off in bf16). How far those runs were off stands in the
-row of `torch.eager`."""
-
-ROUNDING = {("fp32", "cuda"): 2.0**-11, ("fp32", "cpu"): 2.0**-24, ("bf16", "cuda"): 2.0**-9, ("bf16", "cpu"): 2.0**-9}
-"""The largest relative error of one rounding of a product's operands: fp32 on a GPU is TF32."""
 
 ROUND_S = 0.1
 """Seconds of a round: a training loop gives its steps to the device ahead, and waits for it once in many."""
 
-LR = 1e-3
 MODES = {"default": "inductor.default", "reduce-overhead": "inductor.reduce-overhead"}
+
 MODES |= {"max-autotune": "inductor.max-autotune"}
-
-Step = Callable[[], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One net, batch and precision."""
-
-    net: str
-    batch: int
-    dtype: str
-    device: str
-
-    @property
-    def amp(self) -> torch.dtype | None:
-        """The dtype of autocast."""
-        return torch.bfloat16 if self.dtype == "bf16" else None
-
-    def model(self) -> nn.Module:
-        """The model in training mode, dropout off: losses are compared."""
-        model = load_model(self.net).train().to(self.device, memory_format=torch.channels_last)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        return model
-
-    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A batch of random images and labels."""
-        size = input_size(self.net)
-        side = size if isinstance(size, int) else size[-1]
-        x = torch.randn(self.batch, 3, side, side, generator=torch.Generator().manual_seed(self.batch))
-        x = x.to(self.device, memory_format=torch.channels_last)
-        return x, (torch.arange(self.batch) % 10).to(self.device)
-
-
-def loss_of(output: object, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the first output."""
-    scores = output[0] if isinstance(output, tuple) else output
-    assert isinstance(scores, torch.Tensor)
-    return cross_entropy(scores, labels)
-
-
-def optimizer_of(model: nn.Module, device: str) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum, fused where PyTorch has that."""
-    return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, fused=device == "cuda")
-
-
-def nudged(tensor: torch.Tensor, most: float, seed: int) -> torch.Tensor:
-    """A tensor whose values are off by a relative error of so much at most, drawn evenly."""
-    generator = torch.Generator(tensor.device).manual_seed(seed)
-    drawn = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype)
-    return tensor * (1 + (2 * drawn - 1) * most)
-
-
-def exact_losses(case: Case, nudge: int = 0) -> list[float]:
-    """The losses of PyTorch's first steps in strict fp32: those of the check, and those that a captured step's come after.
-
-    Args:
-        case: the net, and the precision whose rounding a nudge is.
-        nudge: the seed of weights and images one rounding off; 0: as they are.
-    """
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        off = ROUNDING[case.dtype, case.device] if nudge else 0.0
-        return first_losses(eager(dataclasses.replace(case, dtype="fp32"), nudge=(off, nudge)), CHECKED + WARMUP)
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def offsets(losses: Sequence[float], exact: Sequence[float]) -> list[float]:
-    """Relative differences of losses."""
-    return [abs(one / other - 1) for one, other in zip(losses, exact, strict=False)]
-
-
-def is_right(
-    losses: Sequence[float], rounded: Sequence[Sequence[float]], exact: Sequence[float], least: float, ahead: int = 0
-) -> bool:
-    """Whether losses are as near strict fp32's as rounding lets them be.
-
-    Args:
-        losses: of a provider, the first after `ahead` steps.
-        rounded: PyTorch's own and nudged ones, from the first step on: how far any was off until a step is the measure there.
-        exact: strict fp32's.
-        least: a relative difference that is always allowed.
-        ahead: steps that were made before.
-    """
-    farthest = (max(steps) for steps in zip(*(offsets(run, exact) for run in rounded), strict=True))
-    until = list(accumulate(farthest, max))[ahead:]
-    off = offsets(losses, exact[ahead:])
-    return all(one <= max(least, WORSE * bound) for one, bound in zip(off, until, strict=False))
-
-
-def eager(case: Case, mode: str = "", nudge: tuple[float, int] = (0.0, 0)) -> Step:
-    """PyTorch's step, compiled in a mode where one is given; `nudge`: how far filters and images are off, and a seed."""
-    model, (x, y) = case.model(), case.data()
-    if nudge[0]:
-        x = nudged(x, *nudge)
-        with torch.no_grad():
-            for place, weight in enumerate(w for w in model.parameters() if w.dim() > 1):
-                weight.copy_(nudged(weight, nudge[0], nudge[1] + 1000 * place))
-    optimizer = optimizer_of(model, case.device)
-    if mode:
-        torch._dynamo.reset()
-    run = torch.compile(model, mode=mode) if mode else model
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(case.device, case.amp, enabled=case.amp is not None):
-            loss = loss_of(run(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def graph(case: Case) -> Step:
-    """PyTorch's step captured as one CUDA graph on one stream, with a workspace of cuBLAS's that nobody else's capture frees."""
-    step = eager(case)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARMUP):
-            step()
-    captured = torch.cuda.CUDAGraph()
-    with recording(captured, stream):
-        loss = step()
-
-    def replay(reads: Step = step) -> torch.Tensor:
-        del reads  # held: the graph reads its model and its batch
-        captured.replay()
-        return loss
-
-    return replay
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How a run is made.
-
-    Attributes:
-        peers: words of the peers that are wanted.
-        effort: of Convoy's tuning.
-        db: Convoy's database; None: the user's.
-        end: when to be done, by `time.monotonic`.
-        ablation: whether to time Convoy's plan in its stages too.
-        streams: most streams.
-        tune_s: what measuring candidates may take.
-    """
-
-    peers: tuple[str, ...]
-    effort: str
-    db: Path | None
-    end: float
-    ablation: bool
-    streams: int
-    tune_s: float
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self.end - time.monotonic()
-
-    def settings(self, **changes: Any) -> convoy.Settings:
-        """Of Convoy."""
-        return convoy.Settings(effort=convoy.Effort(self.effort), streams=self.streams, db=self.db, **changes)
-
-
-LEAST_S = 45.0
-"""Seconds that capturing, checking and timing want; a peer that compiles is not begun with less."""
-
-
-def tuned(case: Case, run: Run, **changes: Any) -> tuple[Step, Plan, str]:
-    """Convoy's step, its plan, and what tuning cost; where time is up, from what was measured until then."""
-    model, (x, y) = case.model(), case.data()
-    start = time.perf_counter()
-
-    optimizer, options = optimizer_of(model, case.device), StepOptions(amp=case.amp)
-    settings = run.settings(tune_s=max(1.0, min(run.tune_s, run.left_s - LEAST_S)), **changes)
-    result = train_model(model, loss_of, optimizer, (x, y), options=options, settings=settings, name=case.net)
-    step = result.step
-    cut = " cut" if any(CUT in line for line in step.notes) else ""
-    note = f"tuning_s={time.perf_counter() - start:.0f}{cut}"
-    note += " baseline" if step.plan.baseline else f" streams={streams_of(step.plan)}"
-    for line in step.notes:
-        if line.startswith(("streams:", "the step")) or "baseline" in line or CUT in line:
-            print(f"    {line}", flush=True)
-    return lambda: step(x, y), step.plan, note
-
-
-def replayed(case: Case, run: Run, plan: Plan) -> Step:
-    """Convoy's step by a plan that is there, with one update at its end."""
-    model, (x, y) = case.model(), case.data()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.json"
-        plans.save(plan, path)
-        step = train_model(
-            model,
-            loss_of,
-            optimizer_of(model, case.device),
-            (x, y),
-            options=StepOptions(amp=case.amp, early_updates=False),
-            plan=path,
-            settings=run.settings(),
-        ).step
-    return lambda: step(x, y)
-
-
-def streams_of(plan: Plan) -> int:
-    """Streams that a plan runs on."""
-    return 1 + max((step.stream for step in plan.steps), default=0)
-
-
-def stages(plan: Plan) -> dict[str, Plan]:
-    """The same choice on one stream, and spread as if launches did not slow one another."""
-    found = {"convoy.serial": dataclasses.replace(plan, steps=parallel_steps(plan.steps, 1))}
-    if streams_of(plan) > 1:
-        spread = parallel_steps(found["convoy.serial"].steps, streams_of(plan))
-        found["convoy.streams"] = dataclasses.replace(plan, steps=spread)
-    return found
-
-
-def first_losses(step: Step, count: int = CHECKED) -> list[float]:
-    """The losses of the first steps, from the net's own weights."""
-    return [float(step()) for _ in range(count)]
 
 
 @dataclass(slots=True)

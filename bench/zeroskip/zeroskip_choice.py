@@ -39,8 +39,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.layers.layer_timing import device_facts
 from bench.shared.record import Recorder
-from bench.zeroskip import zeroskip
-from bench.zeroskip.zeroskip import Case, Timed, best, candidates, case_of, laid, right_and_timed
+from bench.zeroskip import zeroskip_cases, zeroskip_contest
+from bench.zeroskip.zeroskip_cases import Case, case_of, laid
+from bench.zeroskip.zeroskip_contest import Timed, best, candidates, right_and_timed
 
 HELD_OUT = (("channels", 0), ("channels", 4), ("channels", 14), ("channels", 27), ("channels", 55), ("channels", 97),
             ("random", 45), ("random", 93), ("patches", 75))  # fmt: skip
@@ -127,7 +128,7 @@ def in_turn(first: Timed, second: Timed, rounds: int = 15) -> tuple[float, float
 
 def layers(count: int, batch: int) -> list[ConvProblem]:
     """So many distinct convolutions of the nets, spread evenly over their products, with enough channels to skip some."""
-    every = [p for name in NETS for p in zeroskip.net_layers(name) if p.c >= 32]
+    every = [p for name in NETS for p in zeroskip_cases.net_layers(name) if p.c >= 32]
     problems = sorted(dict.fromkeys(laid(p, batch, "fp32", "strict") for p in every), key=lambda p: (-p.flops, p.key))
     return problems[:: max(1, len(problems) // count)][:count]
 
@@ -139,11 +140,11 @@ def real(folder: Path, name: str, batch: int, device: str) -> Iterator[tuple[Spa
     data = load_dataset(f"cifar10:{folder}", "test", preprocessing=preprocessing(name))
     model = load_model(name, weights=str(folder / f"{name}.safetensors")).eval()
     batches = [x for (x, _), _ in zip(data.batches(batch), range(HELD_OUT_IMAGE + 1), strict=False)]
-    known, other = (zeroskip.layer_inputs(model, batches[i]) for i in (0, HELD_OUT_IMAGE))
+    known, other = (zeroskip_cases.layer_inputs(model, batches[i]) for i in (0, HELD_OUT_IMAGE))
     for (layer, problem, x, _), (_, _, y, constants) in zip(known, other, strict=True):
         wanted = laid(problem, batch, "fp32", "strict")
         if wanted.groups == 1 and wanted.c >= 16:
-            yield shares_of(x), zeroskip.real_case(wanted, f"real {name} {layer}", y, constants, device)
+            yield shares_of(x), zeroskip_cases.real_case(wanted, f"real {name} {layer}", y, constants, device)
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[SparsityShares, Callable[[], Case]]]:
@@ -173,11 +174,13 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     target = device_facts()[0] if options.device == "cuda" else detect_target("cpu")
-    skipping = [e for e in zeroskip.engines(skipping=True) if options.all or load_engine(e).offered_by_default]
-    tuner = Tuner(target, options.keep, skipping, zeroskip.engines(skipping=False))
+    skipping = [e for e in zeroskip_contest.engines(skipping=True) if options.all or load_engine(e).offered_by_default]
+    tuner = Tuner(target, options.keep, skipping, zeroskip_contest.engines(skipping=False))
     if not options.data:
         problems = layers(options.layers, options.batch)
-        building = zeroskip.precompile(problems, target, options.keep, [] if options.all else unoffered_providers())
+        building = zeroskip_contest.precompile(
+            problems, target, options.keep, [] if options.all else unoffered_providers()
+        )
         for futures in building.values():
             for future in futures:
                 future.result()

@@ -26,12 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.layers.layer_timing import captured, device_facts, replay_us
 from bench.shared.record import Recorder
-from bench.zeroskip import zeroskip
+from bench.zeroskip import zeroskip_cases, zeroskip_contest
 
 ROUNDS = 15
 
 
-def launcher(executable: Executable, case: zeroskip.Case, args: tuple[torch.Tensor, ...], marks: list[torch.Tensor]):
+def launcher(
+    executable: Executable, case: zeroskip_cases.Case, args: tuple[torch.Tensor, ...], marks: list[torch.Tensor]
+):
     """A launch on cold weights, as in a net."""
     data, spec = case.data, case.problem.y_spec
     size = executable.workspace_bytes
@@ -58,10 +60,10 @@ def in_turn(launches: dict[str, Callable[[int], object]]) -> dict[str, float]:
 
 def measure(problem: ConvProblem, dead: int, target: Target, keep: int, recorder: Recorder) -> None:
     """One layer that reads what a layer like it has made."""
-    case = zeroskip.case_of(problem, dead, "channels", "cuda")
+    case = zeroskip_cases.case_of(problem, dead, "channels", "cuda")
     x = case.data.args[0]
-    reader = zeroskip.best(case, target, zeroskip.candidates(case, target, ["zeroskip.channels"], keep))
-    maker = zeroskip.best(case, target, zeroskip.candidates(case, target, ["triton.split_fp32"], keep))
+    reader = zeroskip_contest.best(case, target, zeroskip_contest.candidates(case, target, ["zeroskip.channels"], keep))
+    maker = zeroskip_contest.best(case, target, zeroskip_contest.candidates(case, target, ["triton.split_fp32"], keep))
     assert reader is not None
     assert maker is not None
     spec = maker[1].marks_written()
@@ -103,7 +105,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     target = device_facts()[0]
-    problems = [zeroskip.laid(ConvProblem(1, c, h, h, k, 3, 3, 1, 1), 1, "fp32", "strict") for c, k, h in zeroskip.DEEP]
+    problems = [
+        zeroskip_cases.laid(ConvProblem(1, c, h, h, k, 3, 3, 1, 1), 1, "fp32", "strict")
+        for c, k, h in zeroskip_cases.DEEP
+    ]
     assert all(load_engine("zeroskip.channels").supports(problem, target) for problem in problems)
     recorder = Recorder(
         "zeroskip", device=target.name, versions=" ".join(f"{name}={value}" for name, value in target.versions),

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from bench.shared.record import Recorder
-from bench.zeroskip import zeroskip, zeroskip_choice, zeroskip_nets, zeroskip_slopes, zeroskip_tables
+from bench.zeroskip import (
+    zeroskip,
+    zeroskip_cases,
+    zeroskip_choice,
+    zeroskip_contest,
+    zeroskip_nets,
+    zeroskip_slopes,
+    zeroskip_tables,
+)
 
 from convoy.engines.activation_sparsity import SparsityShares
 from convoy.engines.compilers import host_compiler
@@ -16,29 +24,29 @@ from convoy.pipeline.end_to_end import Latency
 from convoy.problem import ConvProblem, Epilogue, Knobs, Pool
 
 CPU = detect_target("cpu")
-OPTIONS = Namespace(dtype="fp32", numerics="strict", device="cpu", shares=zeroskip.SHARES)
+OPTIONS = Namespace(dtype="fp32", numerics="strict", device="cpu", shares=zeroskip_cases.SHARES)
 SMALL = ConvProblem(1, 16, 6, 6, 8, 3, 3, 1, 1, epilogue=Epilogue(pool=Pool("max", 2, 2, 2, 2)))
 
 
 def test_runs_have_the_cases_that_they_are_for():
     counts = {
-        run: len(list(zeroskip.plans(run, OPTIONS, 1)))
+        run: len(list(zeroskip_cases.plans(run, OPTIONS, 1)))
         for run in ("curve", "deep", "vgg19", "pairs", "pools", "replica")
     }
     assert counts == {"curve": 120, "deep": 48, "vgg19": 16, "pairs": 5, "pools": 9, "replica": 16}
-    problems = [problem for problem, _ in zeroskip.plans("pairs", OPTIONS, 8)]
+    problems = [problem for problem, _ in zeroskip_cases.plans("pairs", OPTIONS, 8)]
     assert [(p.c, p.h) for p in problems] == [(64, 224), (128, 112), (256, 56), (512, 28), (512, 14)]
     assert {(p.n, str(p.epilogue)) for p in problems} == {(8, "bias+relu+max2x2s2x2p0x0")}
 
 
 def test_a_run_may_say_its_dtype_and_batch():
-    assert zeroskip.run_of("pairs") == ("pairs", None, None)
-    assert zeroskip.run_of("pairs:fp16:32") == ("pairs", "fp16", 32)
+    assert zeroskip_cases.run_of("pairs") == ("pairs", None, None)
+    assert zeroskip_cases.run_of("pairs:fp16:32") == ("pairs", "fp16", 32)
     for wrong in ("pear", "pairs:fp17", "pairs:fp16:x"):
         with pytest.raises(ArgumentTypeError, match="none of"):
-            zeroskip.run_of(wrong)
+            zeroskip_cases.run_of(wrong)
     halves = Namespace(**{**vars(OPTIONS), "dtype": "fp16"})
-    assert {p.numerics for p, _ in zeroskip.plans("pairs", halves, 32)} == {"half"}
+    assert {p.numerics for p, _ in zeroskip_cases.plans("pairs", halves, 32)} == {"half"}
 
 
 def test_means_are_of_each_of_ours_over_each_peer():
@@ -55,8 +63,8 @@ def test_means_are_of_each_of_ours_over_each_peer():
 
 @pytest.mark.parametrize("kind", ["random", "channels", "equal planes"])
 def test_inputs_have_their_zeros(kind):
-    problem = zeroskip.laid(SMALL, 4, "fp32", "strict")
-    case = zeroskip.case_of(problem, 50, kind, "cpu")
+    problem = zeroskip_cases.laid(SMALL, 4, "fp32", "strict")
+    case = zeroskip_cases.case_of(problem, 50, kind, "cpu")
     x = case.data.args[0]
     assert float((x == 0).double().mean()) == pytest.approx(0.5, abs=0.06)
     if kind == "channels":
@@ -67,24 +75,26 @@ def test_inputs_have_their_zeros(kind):
 
 @pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")
 def test_providers_compete_and_are_recorded(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(zeroskip, "ROUNDS", 2)
-    monkeypatch.setattr(zeroskip, "engines", lambda *, skipping: ["zeroskip.cpu"] if skipping else ["onednn"])
-    case = zeroskip.case_of(zeroskip.laid(SMALL, 1, "fp32", "strict"), 75, "random", "cpu")
+    monkeypatch.setattr(zeroskip_contest, "ROUNDS", 2)
+    monkeypatch.setattr(zeroskip_contest, "engines", lambda *, skipping: ["zeroskip.cpu"] if skipping else ["onednn"])
+    case = zeroskip_cases.case_of(zeroskip_cases.laid(SMALL, 1, "fp32", "strict"), 75, "random", "cpu")
     recorder = Recorder("zeroskip", device="test", folder=tmp_path)
-    found = zeroskip.measure(case, CPU, 2, recorder)
+    found = zeroskip_contest.measure(case, CPU, 2, recorder)
     assert set(found) >= {"convoy.zeroskip.cpu", "torch", "convoy.dense+pool", "sparse"}
     assert "WRONG" not in capsys.readouterr().out
     assert all("zeros 75 % random" in row["note"] for row in recorder.rows)
     assert zeroskip.summary("pairs", [found]).count("over") >= 2
-    assert zeroskip.region_us(ENGINE.build(case.problem, Knobs(), CPU), case, "cpu") > 0
+    assert zeroskip_contest.region_us(ENGINE.build(case.problem, Knobs(), CPU), case, "cpu") > 0
 
 
 def test_a_wrong_result_is_not_timed(capsys):
-    case = zeroskip.case_of(zeroskip.laid(replace(SMALL, epilogue=Epilogue()), 1, "fp32", "strict"), 0, "random", "cpu")
+    case = zeroskip_cases.case_of(
+        zeroskip_cases.laid(replace(SMALL, epilogue=Epilogue()), 1, "fp32", "strict"), 0, "random", "cpu"
+    )
     executable = ENGINE.build(case.problem, Knobs(), CPU)
-    assert zeroskip.right_and_timed("right", executable, case, CPU) is not None
+    assert zeroskip_contest.right_and_timed("right", executable, case, CPU) is not None
     case.exact[0][0, 1, 2, 3] += 1
-    assert zeroskip.right_and_timed("planted", executable, case, CPU) is None
+    assert zeroskip_contest.right_and_timed("planted", executable, case, CPU) is None
     assert "WRONG planted" in capsys.readouterr().out
 
 
@@ -138,7 +148,7 @@ def test_an_engine_that_skips_is_chosen_where_it_was_clearly_faster_at_the_level
 
 @pytest.mark.skipif(not host_compiler.compiler(), reason="no C compiler")
 def test_wrong_choices_are_counted(monkeypatch, capsys):
-    problem = zeroskip.laid(replace(SMALL, epilogue=Epilogue()), 1, "fp32", "strict")
+    problem = zeroskip_cases.laid(replace(SMALL, epilogue=Epilogue()), 1, "fp32", "strict")
     tuner = zeroskip_choice.Tuner(CPU, 1, ["zeroskip.cpu"], ["onednn"])
     monkeypatch.setattr(zeroskip_choice, "MARGIN", -99.0)  # skipping, however slow
     counted = {"cases": 0, "skipping": 0, "wrong": 0, "worst": 1.0, "gain": []}
@@ -152,7 +162,7 @@ def test_wrong_choices_are_counted(monkeypatch, capsys):
 
 
 def test_held_out_inputs_have_shares_between_the_levels():
-    problem = zeroskip.laid(ConvProblem(1, 64, 24, 24, 8, 1, 1), 2, "fp32", "strict")
+    problem = zeroskip_cases.laid(ConvProblem(1, 64, 24, 24, 8, 1, 1), 2, "fp32", "strict")
     found = [
         (case.kind, zeroskip_choice.shares_of(case.data.args[0])) for case in zeroskip_choice.held_out(problem, "cpu")
     ]
@@ -226,8 +236,8 @@ def row(subject, provider, us, note, metric="kernel_us", batch=1):
 
 
 def test_a_page_says_what_the_rows_are_about():
-    problem = zeroskip.laid(ConvProblem(1, 512, 14, 14, 512, 3, 3, 1, 1), 1, "fp32", "strict")
-    key, pooled = problem.key, replace(problem, epilogue=replace(problem.epilogue, pool=zeroskip.POOL)).key
+    problem = zeroskip_cases.laid(ConvProblem(1, 512, 14, 14, 512, 3, 3, 1, 1), 1, "fp32", "strict")
+    key, pooled = problem.key, replace(problem, epilogue=replace(problem.epilogue, pool=zeroskip_cases.POOL)).key
     net = {"latency_ms": (0.5, 0.4, 0.2), "accuracy": (0.8, 0.8, 0.8)}
     rows = [
         *(row(f"conv:fprop:n1c{c}h{side}w{side}k{k}r3s3:", provider, us, f"zeros {zeros} % random a")

@@ -1,9 +1,9 @@
-"""Convolution by FFT over torch.fft: what the engines for whole images and for tiles share.
+"""Convolution by FFT with torch.fft: shared by the engines for whole images and for tiles.
 
-The circular convolution theorem, on tiles of the padded image that overlap by the filter's size less one (overlap-save;
-Mathieu, Henaff and LeCun, arXiv 1312.5851): the spectrum of y is, at each frequency, the matrix product of x's spectra
-[tiles, c] and the conjugate of the weight's [c, k]. Wrapped-around outputs are cut off. A stride computes all outputs and keeps
-some; a dilated filter is as large as it spans.
+The method is the circular convolution theorem on overlapping tiles of the padded image (overlap-save; Mathieu, Henaff and
+LeCun, arXiv 1312.5851). At each frequency the spectrum of y is the matrix product of x's spectra [tiles, c] and the conjugate
+of the weight's [c, k]. Outputs that wrap around are cut off. With a stride all outputs are computed and some are kept; a
+dilated filter is transformed at its dilated size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from convoy.support import Support
 from convoy.target import Target
 
 PACK_BYTES: Final = 64 << 20
-"""Filters are transformed in float64 so many bytes at a time."""
+"""Bytes of filters that are transformed in float64 at a time."""
 
 SPECTRUM_SHARE: Final = 32
 """The weight's spectrum may take this part of the device's memory: 2.5 GiB of 80, 0.5 of 16."""
@@ -43,8 +43,8 @@ _irfft2: Final[Callable[..., torch.Tensor]] = cast("Any", torch.fft).irfft2
 class SpectralConvolution(TorchExecutable):
     """fprop of one problem in tiles of `side_h` x `side_w` pixels, `images` at a time.
 
-    The workspace holds the padded images, the spectra and their products. torch.fft's own plans and temporaries come on top:
-    it has no form that takes scratch.
+    The workspace holds the padded images, the spectra and their products. The plans and temporaries of torch.fft come on top,
+    because torch.fft accepts no workspace.
     """
 
     def __init__(self, problem: ConvProblem, side_h: int, side_w: int, images: int) -> None:
@@ -60,7 +60,7 @@ class SpectralConvolution(TorchExecutable):
         self.workspace_bytes = self._layouts[self._images].size_bytes
 
     def _layout(self, images: int) -> Scratch:
-        """The workspace for so many images; the pieces are named where `_run` takes them."""
+        """The workspace for `images` images, in the order in which `_run` names its tensors."""
         problem, rows, columns = self._problem, self._rows, self._columns
         tiles, frequencies = images * rows * columns, self._frequencies
         height, width = (rows - 1) * self._step_h + self._side_h, (columns - 1) * self._step_w + self._side_w
@@ -170,7 +170,7 @@ def fast_length(least: int) -> int:
 
 
 def spectrum_fits(problem: ConvProblem, side_h: int, side_w: int, target: Target) -> Support:
-    """Whether the weight's spectrum takes a fair share of the memory at most."""
+    """Whether the weight's spectrum takes at most 1 / `SPECTRUM_SHARE` of the memory."""
     size = side_h * (side_w // 2 + 1) * problem.c // problem.groups * problem.k * 2 * compute_dtype(problem).itemsize
     limit = (target.memory_bytes or UNKNOWN_MEMORY_BYTES) // SPECTRUM_SHARE
     if size > limit:

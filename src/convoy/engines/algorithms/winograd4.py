@@ -1,7 +1,7 @@
 """winograd4: Winograd's F(4x4,3x3): four times fewer multiplications than the direct sum, ten to thirty times its error.
 
-Its transforms amplify the rounding of what they transform, so that products of half or TF32 operands would leave one or two
-right digits: products are fp32 whatever the tensors' dtype and torch's flags.
+The transforms amplify the rounding of their operands: products of half or TF32 operands would leave one or two correct
+digits. Products are therefore fp32, whatever the tensors' dtype and PyTorch's flags.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Winograd convolution over torch's operations: what the engines of the two tile sizes share.
+"""Winograd convolution with PyTorch's operations: shared by the engines of the two tile sizes.
 
-Summed over channels, the product in the middle of a tile's formula is one matrix product for each of the (m + 2)^2
-positions: 9 m^2 / (m + 2)^2 times fewer multiplications than the direct sum, 2.25 for m = 2 and 4 for m = 4.
+Summed over channels, the middle of a tile's formula is one matrix product for each of the (m + 2)^2 positions: 9 m^2 / (m +
+2)^2 times fewer multiplications than the direct sum, 2.25 for m = 2 and 4 for m = 4.
 
-Channels are innermost everywhere, so that each step of a transform adds whole rows of channels: the padded image
-[n, height, width, c] is transformed along its height, then along its width, into [(m + 2)^2, tiles, c].
+Channels are innermost everywhere, so that each step of a transform adds whole rows of channels: the padded image [n, height,
+width, c] is transformed along its height, then along its width, into [(m + 2)^2, tiles, c].
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CHUNK_BYTES: Final = 8 << 20
 
 
 class WinogradConvolution(TorchExecutable):
-    """fprop of one problem, `images` and, of one image, `rows` of tiles at a time.
+    """fprop of one problem, `images` at a time, and `rows` of tiles at a time if `images` is 1.
 
-    Transforms are computed in fp32 (fp64 for fp64 tensors); `product_dtype` is what the operands of the products are
-    rounded to. `exact` keeps fp32 products from being TF32.
+    Transforms are computed in fp32 (fp64 for fp64 tensors). The operands of the products are rounded to `product_dtype`.
+    `exact` keeps fp32 products from using TF32.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WinogradConvolution(TorchExecutable):
         self.workspace_bytes = max((layout.size_bytes for layout in self._layouts.values()), default=0)
 
     def _layout(self, images: int, rows: int) -> Scratch:
-        """The workspace for so many images and rows; the pieces are named where `_run` takes them."""
+        """The workspace for `images` images and `rows` rows of tiles, in the order in which `_run` names its tensors."""
         tile, columns, c, k = self._tile, self._columns, self._problem.c, self._problem.k
         m, side = tile.m, tile.side
         width, grid = columns * m + 2, (images, rows, columns)
@@ -136,7 +136,7 @@ class WinogradConvolution(TorchExecutable):
             y.copy_(whole[:, : y.shape[2], : problem.q].permute(0, 3, 1, 2))
 
     def _pad(self, x: torch.Tensor, top: int, padded: torch.Tensor) -> None:
-        """Copy the pixels below row `top` of the image, which may lie outside, into a zero-padded piece."""
+        """Copy the image's rows from `top` on into a zero-padded tensor; rows outside the image stay zero."""
         padded.zero_()
         first, last = max(top, 0), min(top + padded.shape[1], self._problem.h)
         if first < last:
@@ -151,7 +151,7 @@ class WinogradConvolution(TorchExecutable):
 
 
 def _divide(room: torch.Tensor, count: int, shape: Sequence[int]) -> list[torch.Tensor]:
-    """The first tensors of a shape that lie in a flat piece of workspace."""
+    """The first tensors of a shape in a flat part of the workspace."""
     size = prod(shape)
     return [room[i * size : (i + 1) * size].view(*shape) for i in range(count)]
 

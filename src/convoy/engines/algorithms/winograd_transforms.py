@@ -17,15 +17,15 @@ Slices = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WinogradTile:
-    """One F(m x m, 3x3).
+    """The transforms of one F(m x m, 3x3).
 
     Attributes:
         m: outputs of a tile, along each side.
         weight: G, (m + 2) x 3.
-        read: B^T: reads m + 2 slices, writes m + 2, given room for some more.
-        write: A^T: reads m + 2 slices, writes m, given room for some more.
-        read_rooms: slices of room that `read` wants.
-        write_rooms: slices of room that `write` wants.
+        read: B^T: reads m + 2 slices and writes m + 2, with scratch slices.
+        write: A^T: reads m + 2 slices and writes m, with scratch slices.
+        read_rooms: scratch slices that `read` needs.
+        write_rooms: scratch slices that `write` needs.
         accesses: times that an element is read or written, by the transforms along one side and the products.
         calls: torch operations of the transforms along both sides.
     """

@@ -1,9 +1,9 @@
-"""The folder of compiled code: nobody else can put code into it, and each file is checked before it is loaded.
+"""The folder of compiled code: only the user can write to it, and each file is checked before it is loaded.
 
-What is loaded runs with the user's rights. The folder must be the user's own, no symbolic link, and closed to everybody else;
-a file in it must be a regular one of the user's or root's that nobody else can write to, and end with the SHA-256 of what
-stands before it. The folder is opened once, and files are found from what was opened: a folder that another process puts in
-its place later is not looked at.
+Loaded code runs with the user's rights. The folder must belong to the user, be no symbolic link, and be closed to everyone
+else. A file in it must be a regular file that only the user or root can write to, and must end with the SHA-256 of the bytes
+before it. The folder is opened once and files are opened relative to it, so that a folder which another process puts in its
+place later is never read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convoy.perfdb.location import cache_folder
 from convoy.user_warning import warn_user
 
 MARK: Final = b"\nconvoy-sha256:"
-"""Before the sum of a library, whose loader does not read what follows its own end."""
+"""Marks the checksum behind a library; the loader does not read past the library's own end."""
 
 DIGEST_BYTES: Final = 32
 
@@ -70,7 +70,7 @@ class Folder:
 
 
 def whole(content: bytes) -> bytes | None:
-    """What stands before the sum at the end of a file; None where the sum does not fit."""
+    """The bytes before the checksum at the end of a file; None if the checksum is wrong."""
     body, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
     if not body or len(content) > MOST_BYTES:
         return None
@@ -107,7 +107,7 @@ def why_not_folder(found: os.stat_result) -> str:
 def open_folder(path: Path) -> Folder | str:
     """Open a folder, made where it is not there, and close it to other users; or why it cannot be used."""
     try:
-        with suppress(FileExistsError):  # what is there is looked at below
+        with suppress(FileExistsError):  # an existing folder is checked below
             path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         reason = why_not_folder(path.lstat())
         if reason:
@@ -116,7 +116,7 @@ def open_folder(path: Path) -> Folder | str:
     except OSError as error:
         return f"it cannot be opened ({error.strerror})"
     try:
-        reason = why_not_folder(os.fstat(descriptor))  # of what was opened: another may have taken its place
+        reason = why_not_folder(os.fstat(descriptor))  # checks the opened folder: another may have taken its place
         if not reason:
             os.fchmod(descriptor, _PRIVATE)
             with tempfile.TemporaryFile(dir=path):

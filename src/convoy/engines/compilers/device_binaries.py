@@ -12,12 +12,12 @@ from convoy.engines.compilers.compiled_cache import folder_at, summed
 
 
 def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
-    """What `make` gives, or gave before for this key.
+    """The result of `make`, or a cached result of the same key.
 
     Args:
-        engine: its id, the beginning of the file's name.
-        key: everything that decides what is made: source, architecture, compiler and its version, options.
-        make: makes it; what it raises passes through.
+        engine: the engine's id, the beginning of the file's name.
+        key: everything that decides the result: source, architecture, compiler and its version, options.
+        make: makes the binary; its exceptions pass through.
     """
     name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:24]
     path = host_compiler.compiled_folder() / f"{engine}-{name}.cubin"
@@ -30,7 +30,7 @@ def cached(engine: str, key: Sequence[str], make: Callable[[], bytes]) -> bytes:
 
 
 def _write(path: Path, body: bytes) -> None:
-    """What appears is whole; a cache that cannot be written is no fault of the binary's."""
+    """Write the file atomically; a cache that cannot be written is ignored."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
             file.write(summed(body, mark=False))

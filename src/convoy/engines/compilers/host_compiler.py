@@ -1,11 +1,11 @@
-"""C sources to shared libraries by the host's own compiler, kept in a cache whose files are checked before they are used.
+"""Compiles C sources to shared libraries with the host's compiler and keeps them in a checked cache.
 
-A library's file ends with the SHA-256 of all that stands before it, which loaders do not read: a file that was cut short,
-changed, or that another user could have written is compiled again (`compiled_cache`).
-Its name holds a digest of everything that decides what it is: the source, the flags, the compiler and the processor.
+A library's file ends with the SHA-256 of the bytes before it, which loaders do not read. A file that was truncated or
+changed, or that another user could have written, is compiled again (`compiled_cache`). The file's name holds a digest of
+everything that decides its contents: the source, the flags, the compiler and the processor.
 
-Threads: `-fopenmp` among the flags links the OpenMP library that torch has loaded, so that a kernel runs on torch's own
-threads (`torch.set_num_threads` holds for it) and no second pool spins on the same cores.
+Threads: `-fopenmp` among the flags links the OpenMP library that PyTorch has loaded, so that a kernel runs on PyTorch's
+threads (`torch.set_num_threads` applies) and no second thread pool competes for the cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PROBE: Final = "int convoy_probe(int a) { return a + 41; }\n"
 PROBE_TIMEOUT_S: Final = 20.0
 """A compiler that takes longer for one line does not work."""
 _MOST_LOG: Final = 20_000
-"""Characters of a compiler's words that are kept."""
+"""Characters of the compiler's output that are kept."""
 
 
 def compiler_support() -> Support:
@@ -78,19 +78,19 @@ def compiler() -> str:
 
 
 def compile_shared(source: str | Sequence[str], flags: Sequence[str], name: str) -> Path:
-    """Compile a C source, or take what was compiled before.
+    """Compile a C source, or return the library that was compiled before.
 
     Args:
-        source: one translation unit, or several that are compiled side by side and linked.
-        flags: what the compiler is given besides `-shared -fPIC`; `-march=native` is allowed, for the processor is part of
-            the cache's key; `CONVOY_MAX_CPU_ISA` puts an older processor in its place.
-        name: the engine's id: beginning of the file's name, and what errors are said of.
+        source: one translation unit, or several that are compiled in parallel and linked.
+        flags: compiler flags besides `-shared -fPIC`. `-march=native` is allowed, because the processor is part of the
+            cache's key; `CONVOY_MAX_CPU_ISA` replaces it by an older processor.
+        name: the engine's id, for the file's name and for errors.
 
     Returns:
         The library's path; `load_shared` opens it.
 
     Raises:
-        CompileError: there is no compiler, it refused the source, or the cache has no room; the words of it are in the log.
+        CompileError: there is no compiler, it refused the source, or the cache is full; the log holds the compiler's output.
     """
     support = compiler_support()
     if not support:
@@ -115,12 +115,12 @@ def threads_flag() -> tuple[str, ...]:
 
 @cache
 def library(source: Path | tuple[Path, ...], flags: tuple[str, ...], engine: str) -> ctypes.CDLL:
-    """A source of this package, compiled to run on torch's threads and opened; raises CompileError where it cannot be had.
+    """Compile a source of this package for PyTorch's threads and open it; raises CompileError if that fails.
 
     Args:
-        source: a file, or several that are one text.
-        flags: what the compiler is given.
-        engine: who asks.
+        source: a file, or several that are concatenated.
+        flags: compiler flags.
+        engine: the engine's id, for errors.
     """
     parts = (source,) if isinstance(source, Path) else source
     text = "".join(part.read_text(encoding="utf-8") for part in parts)
@@ -151,10 +151,10 @@ class Library(ctypes.CDLL):
 
 @cache
 def load_shared(path: Path) -> Library:
-    """Open a library that `compile_shared` made; functions called through it release Python's lock.
+    """Open a library of `compile_shared`; calls of its functions release Python's GIL.
 
     Raises:
-        CompileError: it cannot be opened, or (when it is asked for) lacks a function.
+        CompileError: the library cannot be opened, or a function that is looked up is missing.
     """
     folder = folder_at(path.parent)
     try:
@@ -172,13 +172,13 @@ def _unusable(path: Path, why: str) -> CompileError:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a library is there, is what was written, and nobody else can have written it."""
+    """Whether a library exists, is unchanged, and could only have been written by the user."""
     folder = folder_at(path.parent)
     return folder is not None and folder.read(path.name) is not None
 
 
 def _compile(found: str, units: Sequence[str], flags: Sequence[str], name: str, path: Path, timeout_s: float) -> None:
-    """Objects, then library, in a folder of its own; what appears in the cache is whole."""
+    """Compile the objects, then link the library in a temporary folder; the cache only ever holds complete files."""
     try:
         _make(found, units, flags, name, path, timeout_s)
     except OSError as error:
@@ -197,7 +197,7 @@ def _make(found: str, units: Sequence[str], flags: Sequence[str], name: str, pat
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(compile_unit, units, objects))
         library = Path(folder) / "kernel.so"
-        # The link is without -fopenmp: that would bring the compiler's own OpenMP library beside torch's.
+        # Linking without -fopenmp: that flag would link the compiler's own OpenMP library besides PyTorch's.
         threads = [openmp_library()] if "-fopenmp" in flags else []
         _run([found, "-shared", *map(str, objects), *filter(None, threads), "-lm", "-o", str(library)], name, timeout_s)
         body = library.read_bytes()
@@ -213,16 +213,16 @@ def _run(command: Sequence[str], name: str, timeout_s: float) -> None:
 
 
 def run_limited(command: Sequence[str], name: str, timeout_s: float) -> tuple[int, str]:
-    """Run a compiler with a time limit; its exit code and the beginning of its words, whatever bytes they are.
+    """Run a compiler with a time limit; returns its exit code and the beginning of its output, decoded leniently.
 
-    A compiler starts others (cc1, as, ld): all of them are ended together.
+    A compiler starts other processes (cc1, as, ld): all of them are ended together.
 
     Raises:
-        CompileError: it could not be started, or did not end in time.
+        CompileError: the compiler could not be started, or did not end in time.
     """
     with tempfile.TemporaryFile() as said:
         try:
-            # A session of its own: its process group is what is killed, and a Ctrl-C of the terminal ends us first.
+            # A session of its own: its process group can be killed, and the terminal's Ctrl-C reaches this process first.
             process = subprocess.Popen(  # noqa: S603
                 command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
             )
@@ -243,7 +243,7 @@ def run_limited(command: Sequence[str], name: str, timeout_s: float) -> tuple[in
 
 @cache
 def openmp_library() -> str:
-    """Path of the OpenMP library that torch has loaded; empty where it has none, and who wants one cannot be linked."""
+    """Path of the OpenMP library that PyTorch has loaded; empty if it has none: kernels that need OpenMP cannot be linked."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -257,7 +257,7 @@ def openmp_library() -> str:
 
 @cache
 def _identity(found: str) -> str:
-    """The compiler and the processor in words."""
+    """The compiler and the processor, for the cache's key."""
     _, version = run_limited([found, "--version"], "compiler", PROBE_TIMEOUT_S)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,7 +1,7 @@
-"""Which instruction sets oneDNN and our own C kernels use on this CPU: what the CPU has, within the limits that the user set.
+"""Which instruction sets oneDNN and Convoy's C kernels use on this CPU: the CPU's own, within the limits that the user set.
 
-oneDNN compiles its kernels while it runs, for the newest instruction set that the CPU has, up to `ONEDNN_MAX_CPU_ISA`. It
-reads that variable once, at its first use; so does this module. Our C kernels are compiled for the CPU at hand, up to
+oneDNN compiles its kernels at run time for the newest instruction set of the CPU, up to `ONEDNN_MAX_CPU_ISA`. It reads that
+variable once, at its first use; so does this module. Convoy's C kernels are compiled for this CPU, up to
 `CONVOY_MAX_CPU_ISA`.
 """
 

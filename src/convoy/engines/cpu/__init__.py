@@ -1,1 +1,1 @@
-"""Engines for what stands between convolutions on a CPU: C that the host's compiler builds once."""
+"""CPU engines in C, which the host's compiler builds once: convolutions, poolings, concatenations, layout copies, scales."""

@@ -43,7 +43,7 @@ MOST_POINTERS: Final = 16
 """As in banded.c."""
 
 SLOT_BYTES: Final = (384 << 10, 192 << 10, 768 << 10)
-"""What a thread's rows may take, the default first: a second cache of 1 MB has weights to hold too."""
+"""KiB of intermediate rows that a thread may hold, the default first: an L2 cache of 1 MB must hold weights too."""
 
 ROWS: Final = (16, 8, 4, 2, 1)
 """Rows of a band."""
@@ -51,11 +51,11 @@ ROWS: Final = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One convolution of a piece.
+    """One convolution of a chain.
 
     Attributes:
-        problem: by itself, with its epilogue.
-        constants: which of the piece's constants are its own.
+        problem: the convolution alone, with its epilogue.
+        constants: indices of its constants among the subgraph's.
     """
 
     problem: ConvProblem
@@ -69,12 +69,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class BandPlan:
-    """What a piece does.
+    """A chain of convolutions.
 
     Attributes:
-        stages: its convolutions, in order.
-        x: which input the first one reads.
-        residual: which input the last one adds; -1 for none.
+        stages: the convolutions, in order.
+        x: index of the input that the first one reads.
+        residual: index of the input that the last one adds; -1 if none.
     """
 
     stages: tuple[Stage, ...]
@@ -82,7 +82,7 @@ class BandPlan:
     residual: int
 
     def windows(self, rows: int) -> list[int]:
-        """How many rows of each inner result are there at a time, for a band of so many rows of the last one."""
+        """Rows of each intermediate result that are held at a time, for a band of `rows` rows of the last result."""
         found: list[int] = []
         for before, stage in reversed(list(pairwise(stage.problem for stage in self.stages))):
             rows = min(before.p, (rows - 1) * stage.stride_h + (stage.r - 1) * stage.dilation_h + 1)
@@ -90,7 +90,7 @@ class BandPlan:
         return found
 
     def slot_floats(self, rows: int) -> list[int]:
-        """Where each inner result begins in a slot, and at last what a slot has: floats, each beginning a line of the cache."""
+        """Offset of each intermediate result in a thread's buffer, then the buffer's size: floats, in whole cache lines."""
         inner = [stage.problem for stage in self.stages[:-1]]
         sizes = (
             -(-count * problem.q * problem.k // 16) * 16
@@ -101,7 +101,7 @@ class BandPlan:
 
 @lru_cache(maxsize=256)
 def plan_of(text: str) -> BandPlan | str:
-    """What a piece's text does, or why it is nothing for this engine.
+    """The chain of convolutions that a subgraph computes, or the reason why it is none.
 
     Raises:
         InputError: text that is no graph.
@@ -226,7 +226,7 @@ class CpuBanded(CpuSubgraphEngine):
     layouts = (LAYOUT,)
 
     def refusal(self, problem: SubgraphProblem) -> str:
-        """It does what its kernels do, whose weights a thread's second cache holds."""
+        """Refuses what the convolutions' own engines refuse, and weights too large for one thread's L2 cache."""
         plan = plan_of(problem.text)
         if isinstance(plan, str):
             return plan
@@ -262,7 +262,7 @@ class CpuBanded(CpuSubgraphEngine):
 
 
 _CPU: Final = Target("cpu", "", "", 1, 0, 0)
-"""Any: what the kernels refuse depends on the problem alone."""
+"""Any CPU: the kernels' refusals depend on the problem alone."""
 
 
 def _plan(problem: Problem) -> BandPlan:

@@ -22,7 +22,7 @@ FLAGS: Final = ("-std=gnu11", "-O3", "-march=native")
 
 
 def concatenation_of(problem: SubgraphProblem) -> tuple[list[TensorSpec], list[int]] | None:
-    """What a piece concatenates along channels, and which arg each of these is; None for any other piece."""
+    """The values that a subgraph concatenates along channels, and the argument that holds each; None for any other subgraph."""
     graph = parse_subgraph(problem.text)
     if len(graph.nodes) != 1 or graph.constants() or len(graph.outputs) != 1:
         return None

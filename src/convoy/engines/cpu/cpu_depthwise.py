@@ -1,4 +1,4 @@
-"""cpu.depthwise: a convolution with one filter a channel, its epilogue behind it, in NHWC, fp32, in C (docs/kernels/cpu.md)."""
+"""cpu.depthwise: depthwise convolution with a fused epilogue in NHWC, fp32, in C (docs/kernels/cpu.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from convoy.target import Target
 SOURCE: Final = Path(__file__).with_name("depthwise.c")
 
 MOST_TAPS: Final = 49
-"""Weights that a register of channels has room for beside it, as in depthwise.c."""
+"""Filter taps whose weights fit in registers beside the sums, as in depthwise.c."""
 
 _CONVOLUTION: Final = (
     "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q",

@@ -39,14 +39,14 @@ PIXELS: Final = 6
 MOST_LANES: Final = 16
 
 PART_BYTES: Final = 128 << 10
-"""Of a tile's weights that are in use at a time: an eighth of a second cache of 1 MB, for the part that follows is fetched
-meanwhile, and inputs and sums want room too."""
+"""Bytes of one tile's weights in use at a time: an eighth of an L2 cache of 1 MB, because the next part is prefetched meanwhile,
+and inputs and sums need space too."""
 
 BAND_BLOCKS: Final = 14
-"""A band of so many blocks reads its weights seldom enough, and its inputs stay in the second cache from tile to tile."""
+"""Blocks of a band: enough that weights are read seldom, few enough that the inputs stay in the L2 cache from tile to tile."""
 
 UNITS_A_THREAD: Final = 2
-"""With fewer bands than so many for each thread, threads share the tiles instead: each weight is then read once."""
+"""With fewer bands than this for each thread, threads share the tiles instead, so that each weight is read once."""
 
 _CONVOLUTION: Final = (
     "n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "p", "q",

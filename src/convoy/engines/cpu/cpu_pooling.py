@@ -1,7 +1,7 @@
-"""cpu.pooling: a pooling by itself in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/kernels/cpu.md).
+"""cpu.pooling: a single pooling in NHWC, fp32, rows first and then columns, in C (pooling.c; docs/kernels/cpu.md).
 
 %p = aten.max_pool2d.default(%x, (3, 3), (2, 2))       or another pooling
-%f = aten.view.default(%p, (1, 9216))                  or nothing
+%f = aten.view.default(%p, (1, 9216))                  optional
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE: Final = 16
 """Floats of a cache line: a block of channels has no fewer, unless the tensor has."""
 
 WIDEST: Final = BLOCK_FLOATS // LINE
-"""Columns of a window that the block has room for."""
+"""Columns of the largest window that the kernel's block supports."""
 
 _SIZES: Final = ("n", "c", "h", "w", "y_h", "y_w")
 _WINDOW: Final = ("average", "window_h", "window_w", "stride_h", "stride_w", "pad_h", "pad_w", "count_include_pad")
@@ -44,7 +44,7 @@ class _PoolingSizes(ctypes.Structure):
 
 
 def channels_of_block(c: int, w: int) -> int:
-    """Channels of a unit: as many as a reduced row has room for, in whole cache lines, so that each row is read once."""
+    """Channels of a work item: as many as fit a reduced row, in whole cache lines, so that each row is read once."""
     return max(LINE, min(-(-c // LINE), BLOCK_FLOATS // (LINE * max(1, min(w, WIDEST)))) * LINE)
 
 
@@ -67,7 +67,7 @@ class _CpuPooling(NativeExecutable):
 
 
 class PoolingCpu(CpuSubgraphEngine):
-    """Maximum and average, any stride and padding, in fp32, with the view behind it that makes images rows."""
+    """Maximum and average, any stride and padding, in fp32, optionally with the view that flattens each image."""
 
     id = "cpu.pooling"
     devices = ("cpu",)
@@ -77,7 +77,7 @@ class PoolingCpu(CpuSubgraphEngine):
     layouts = ("nhwc",)
 
     def refusal(self, problem: SubgraphProblem) -> str:
-        """It pools fp32 values, and a block has room for a window's columns."""
+        """Refuses other dtypes than fp32 and windows too wide for a block."""
         pooling = pooling_of(problem) or pooling_of(problem, flat=True)
         if pooling is None:
             return "computes a single pooling, got another subgraph"

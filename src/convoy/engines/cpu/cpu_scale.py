@@ -1,12 +1,12 @@
-"""cpu.scale: channels scaled and shifted in NHWC, fp32, with a concatenation before it and an activation behind, in C (scale.c).
+"""cpu.scale: scale and shift per channel in NHWC, fp32, after a concatenation and before an activation, in C (scale.c).
 
-A batch norm as it is at inference, one scale and shift a channel:
+It computes a batch norm at inference, one scale and shift per channel:
 
     %x = aten.cat.default((%a, %b), 1)                or any 4-D value
     %n = aten.addcmul.default(%shift, %x, %scale)
     %y = aten.relu.default(%n)                        or another activation, or nothing
 
-and what squeeze-and-excitation does to each image (Hu, Shen, Sun, CVPR 2018):
+and the scaling of squeeze-and-excitation (Hu, Shen, Sun, CVPR 2018):
 
     %y = aten.mul.Tensor(%x, %gate)                   gate: [n, c, 1, 1]
 """
@@ -38,12 +38,12 @@ SOURCE: Final = Path(__file__).with_name("scale.c")
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What a piece of the graph does.
+    """The computation of a subgraph.
 
     Attributes:
-        specs: what is concatenated, one value or several.
-        args: which input each of these is.
-        gate: which input the scales are, a set for each image; -1 where scale and shift are the piece's two constants.
+        specs: the concatenated values; one if nothing is concatenated.
+        args: index of the input that holds each of them.
+        gate: index of the input that holds the scales of each image; -1 if scale and shift are the subgraph's two constants.
         activation: of `ACTIVATIONS`.
     """
 
@@ -54,7 +54,7 @@ class Scaling:
 
     @staticmethod
     def of(problem: SubgraphProblem) -> Scaling | None:
-        """A piece that is one such computation; None for any other."""
+        """The computation of a subgraph; None if it is not such a scale."""
         graph = parse_subgraph(problem.text)
         nodes = list(graph.nodes)
         names = concat_inputs(graph, nodes[0]) if nodes else ()
@@ -101,7 +101,7 @@ def _of_gate(graph: Graph, node: Node) -> tuple[str, str] | None:
 
 
 def _activation(node: Node, rest: Sequence[Node]) -> str:
-    """What follows a node and nothing else; empty where that is no activation."""
+    """The activation that is a node's only user; empty if there is none."""
     if not rest:
         return "none"
     return activation_of(rest[0]) if tuple(rest[0].refs()) == node.outputs else ""

@@ -1,4 +1,4 @@
-"""What engines share that do a piece of the graph on a CPU, in C: the piece is one operator on 4-D values."""
+"""CpuSubgraphEngine: base of the CPU engines in C that compute a subgraph of one operator on 4-D values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from convoy.target import Target
 
 
 class CpuSubgraphEngine(Engine):
-    """One pass over memory, compiled once for all problems.
+    """One pass over memory by C code that is compiled once for all problems.
 
     Attributes:
-        does: what it does, as a verb.
-        layouts: memory formats that it takes.
+        does: a phrase such as `computes poolings`, for reasons.
+        layouts: memory formats that the engine accepts.
     """
 
     does: ClassVar[str]
@@ -28,7 +28,7 @@ class CpuSubgraphEngine(Engine):
     trusted = False
 
     def supports(self, problem: Problem, target: Target) -> Support:
-        """A piece of its own kind and in a memory format of its own, on a CPU with a C compiler."""
+        """Accepts the engine's kind of subgraph, in one of its memory formats, on a CPU with a C compiler."""
         if not isinstance(problem, SubgraphProblem):
             return Support.no(f"{self.does}, got {type(problem).__name__}")
         if target.device != "cpu":
@@ -43,7 +43,7 @@ class CpuSubgraphEngine(Engine):
 
     @abstractmethod
     def refusal(self, problem: SubgraphProblem) -> str:
-        """Why it cannot do this piece; empty where it can."""
+        """Why the engine cannot compute a subgraph; empty if it can."""
 
     def estimate_us(self, problem: Problem, knobs: Knobs, target: Target) -> float | None:
         """A pass over memory."""

@@ -41,8 +41,8 @@ BAND_KIB: Final = (384, 4096)
 that the weights, many times as large as the inputs in a net's last layers, are read once or twice."""
 
 UNITS_A_THREAD: Final = 2
-"""With fewer bands than so many for each thread, threads share the output channels instead: a thread then reads its share of the
-weights, and all of them transform every input."""
+"""With fewer bands than this for each thread, threads share the output channels instead: a thread then reads its part of the
+weights, and every thread transforms every input."""
 
 _CONVOLUTION: Final = ("n", "c", "h", "w", "k", "pad_h", "pad_w", "p", "q")
 _REST: Final = (
@@ -67,16 +67,16 @@ class _WinogradSizes(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class WinogradPartition:
-    """How a problem is cut.
+    """How a problem is partitioned among threads.
 
     Attributes:
-        rows: of tiles that cover an image.
-        columns: of them.
-        bands: of the tiles of all images.
-        groups: of the output channels.
-        row_floats: a tile's input channels at one position, and room between them and the next tile's: a power of two apart they
-            would throw each other out of the first cache.
-        slot_floats: of a band's transformed inputs and products.
+        rows: rows of tiles that cover an image.
+        columns: columns of tiles.
+        bands: bands of the tiles of all images.
+        groups: groups of output channels.
+        row_floats: floats of a tile's input channels at one position, padded: tiles a power of two apart would evict each
+            other from the L1 cache.
+        slot_floats: floats of a band's transformed inputs and products.
     """
 
     rows: int
@@ -152,7 +152,7 @@ class CpuWinograd(Engine):
         return support and winograd_support(problem)
 
     def space(self, problem: Problem, target: Target) -> Sequence[Knobs]:
-        """`m`, the results of a tile along each side, and `band_kib`, what a band may take, where that makes a difference."""
+        """`m`: results of a tile along each side. `band_kib`: KiB of a band, where it makes a difference."""
         assert isinstance(problem, ConvProblem)
         every = [Knobs.of(m=m, band_kib=kib) for kib in BAND_KIB for m in TILES]
         threads = torch.get_num_threads()

@@ -1,9 +1,9 @@
-"""Launches that need no Python: a C function that is told its settings and where its tensors lie.
+"""Launches without Python: a C function that gets its settings and its tensors' addresses.
 
     void call(const void *settings, void *const *tensors)
 
-All kernels in C of this package have that form, so that a program on a CPU can go through a chain of them in one call
-(`convoy.program.native_chains`). A launch through Python by itself makes the same call.
+All C kernels of this package have this signature, so that a program on a CPU can run a chain of them in one call
+(`convoy.program.native_chains`). A launch from Python makes the same call.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Operand = tuple[Literal["arg", "result", "workspace"], int] | torch.Tensor | Non
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """One launch, but for its buffers.
+    """One launch without its buffers.
 
     Attributes:
-        settings: what the function is given first.
-        tensors: where its pointers come from, in order.
+        settings: the function's first argument.
+        tensors: the source of each pointer, in order.
     """
 
     settings: ctypes.Structure | ctypes.Array[ctypes.c_int64]
@@ -40,7 +40,7 @@ class NativeExecutable(Executable):
     """An executable that is one such function."""
 
     call: Callable[..., object]
-    """The function; `bound_call` gives it its form."""
+    """The C function, from `bound_call`."""
 
     @abstractmethod
     def native(self, constants: Packed) -> Native | None:
@@ -58,10 +58,10 @@ class NativeExecutable(Executable):
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's values lie, for code that reads or writes there.
+    """The address of a tensor's values.
 
     Raises:
-        LaunchError: it has no memory of its own, as a FakeTensor or one on the meta device: the process would be killed.
+        LaunchError: the tensor has no memory, as a FakeTensor or a meta tensor: reading it would kill the process.
     """
     found = tensor.data_ptr() if type(tensor) in _PLAIN else 0
     if not found and tensor.numel():
@@ -73,7 +73,7 @@ _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def bound_call(library: ctypes.CDLL, name: str) -> Callable[..., object]:
-    """A function of a library, in that form."""
+    """A function of a library with the signature of this module."""
     function = library[name]
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None

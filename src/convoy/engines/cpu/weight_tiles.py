@@ -1,4 +1,4 @@
-"""What convolutions in C share: sources, the problems that they take, and weights in tiles of output channels side by side."""
+"""Shared by the convolutions in C: source files, support checks, and weights packed in tiles of output channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convoy.target import Target
 FLAGS: Final = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 
 VECTORS_H: Final = Path(__file__).with_name("activated.h")
-"""What stands before a source that works with vectors."""
+"""The header of every source that works on vectors."""
 
 ACTIVATIONS: Final = ("none", "relu", "relu6", "silu", "hardswish", "hardsigmoid", "sigmoid")
 """Numbered as in the sources."""

@@ -1,1 +1,1 @@
-"""What GPU kernels share, whichever language they are written in."""
+"""Shared by all GPU kernels, in Triton and in CUDA C."""

@@ -87,11 +87,11 @@ def vector(size: int) -> int:
 
 
 def round_tf32(weight: torch.Tensor) -> torch.Tensor:
-    """An fp32 weight rounded to TF32's ten bits; other dtypes as they are.
+    """An fp32 weight rounded to TF32's ten bits; other dtypes are unchanged.
 
-    The tensor core cuts the low bits off, so that every product is a little too small: rounding one operand beforehand,
-    half away from zero, halves that bias (measured on an H100: relative error 7.7e-4 before, 4.6e-4 after). The other
-    operand is rounded by the TMA unit where it comes through one (`KernelBuild.rounded`).
+    The tensor core truncates operands, so that every product is a little too small. Rounding one operand beforehand, half
+    away from zero, halves that bias (measured on an H100: relative error 7.7e-4 before, 4.6e-4 after). The TMA unit rounds
+    the other operand if it is loaded by TMA (`KernelBuild.rounded`).
     """
     if weight.dtype != torch.float32:
         return weight

@@ -1,4 +1,4 @@
-"""What every kernel here asks of a problem and a target, each "no" with its reason."""
+"""Support checks that all GPU kernels share; each refusal has a reason."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def product_support(problem: Problem, target: Target, direction: str = "fprop", 
 def first_layer_support(
     problem: Problem, target: Target, most: int, direction: str = "fprop", *, empty: bool
 ) -> Support:
-    """The same for kernels that read windows: at most so many channels, no dilation."""
+    """The same for kernels that read windows: at most `most` channels, no dilation."""
     if not (found := product_support(problem, target, direction, empty=empty)):
         return found
     assert isinstance(problem, ConvProblem)
@@ -70,7 +70,7 @@ def first_layer_support(
 
 
 def subgraph_support(problem: Problem, target: Target, does: str) -> Support:
-    """A piece of the graph in NHWC that torch can run, on capability 8.0 and newer."""
+    """A subgraph in NHWC that PyTorch can run, on capability 8.0 and newer."""
     if not isinstance(problem, SubgraphProblem):
         return Support.no(f"{does}, got {type(problem).__name__}")
     if not (found := device_support(target, 80)):
